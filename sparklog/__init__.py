@@ -1,0 +1,1 @@
+"""sparklog: a partitioned, replicated log that runs as a Spark application."""

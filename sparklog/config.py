@@ -1,0 +1,180 @@
+"""Settings: one declarative table each for topics and brokers, checked once, frozen afterwards.
+
+Keys are Kafka's where the meaning is Kafka's. Every setting has a unit in its Python name and a range in its table
+entry; what is out of range is refused with the allowed range, what is unknown with the nearest name.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+
+from sparklog.errors import ConfigError
+
+_MAX = 2**63 - 1
+MIB = 1024 * 1024
+
+
+class Setting(NamedTuple):
+    """One row of a settings table. For numbers ``low`` and ``high`` are the inclusive bounds."""
+
+    field: str
+    default: Any
+    doc: str
+    low: int = 0
+    high: int = _MAX
+    choices: tuple[str, ...] = ()
+
+
+TOPIC_SETTINGS: dict[str, Setting] = {
+    "cleanup.policy": Setting(
+        "cleanup_policy",
+        "delete",
+        "what becomes of old segments",
+        choices=("delete", "compact", "compact,delete"),
+    ),
+    "retention.ms": Setting("retention_ms", 7 * 86_400_000, "age at which a sealed segment is deleted; -1: never", -1),
+    "retention.bytes": Setting("retention_bytes", -1, "size above which the oldest segments go; -1: no limit", -1),
+    "segment.bytes": Setting("segment_bytes", 1024 * MIB, "size at which the leader rolls a segment", 1024, 2**31 - 1),
+    "segment.ms": Setting("segment_ms", 7 * 86_400_000, "age at which the leader rolls a segment", 1),
+    "max.message.bytes": Setting("max_message_bytes", 16 * MIB, "largest batch, uncompressed", 1024, 1024 * MIB),
+    "min.insync.replicas": Setting(
+        "min_insync_replicas", 2, "in-sync replicas needed to commit; at most the replication factor counts", 1, 32
+    ),
+    "unclean.leader.election.enable": Setting(
+        "unclean_leader_election", False, "elect an out-of-sync replica rather than wait: may lose records"
+    ),
+    "replica.lag.time.max.ms": Setting(
+        "replica_lag_time_max_ms", 10_000, "a follower not caught up for so long leaves the ISR", 100
+    ),
+    "replica.lag.max.messages": Setting(
+        "replica_lag_max_messages", 0, "records a follower may lag before it leaves the ISR; 0: no limit"
+    ),
+    "message.timestamp.type": Setting(
+        "timestamp_type", "CreateTime", "whose clock", choices=("CreateTime", "LogAppendTime")
+    ),
+    "flush.messages": Setting("flush_messages", 0, "records after which the log is fsynced; 0: left to the OS"),
+    "flush.ms": Setting("flush_ms", 0, "milliseconds after which the log is fsynced; 0: left to the OS"),
+}
+
+BROKER_SETTINGS: dict[str, Setting] = {
+    "default.replication.factor": Setting("default_replication_factor", 3, "for topics created without one", 1, 32),
+    "num.partitions": Setting("num_partitions", 1, "for topics created without a number", 1, 100_000),
+    "zookeeper.session.timeout.ms": Setting("session_timeout_ms", 6000, "a silent broker is dead after", 500, 600_000),
+    "zookeeper.connection.timeout.ms": Setting("zk_connection_timeout_ms", 15_000, "first connection", 100, 600_000),
+    "replica.fetch.wait.max.ms": Setting("replica_fetch_wait_max_ms", 500, "a follower's long poll", 1, 60_000),
+    "replica.fetch.max.bytes": Setting("replica_fetch_max_bytes", 8 * MIB, "per partition and answer", 1024, 512 * MIB),
+    "replica.fetch.response.max.bytes": Setting(
+        "replica_fetch_response_max_bytes", 32 * MIB, "per answer", 1024, 1024 * MIB
+    ),
+    "socket.request.max.bytes": Setting("max_frame_bytes", 128 * MIB, "largest frame", 4096, 2**31 - 1),
+    "max.in.flight.requests.per.connection": Setting("max_in_flight", 64, "per connection, then not read", 1, 10_000),
+    "queued.max.bytes": Setting("queued_max_bytes", 256 * MIB, "request bytes in flight per broker", MIB, 2**40),
+    "controlled.stop.timeout.ms": Setting("controlled_stop_timeout_ms", 8000, "wait for a successor", 0, 600_000),
+    "log.checkpoint.interval.ms": Setting("checkpoint_interval_ms", 5000, "high watermark checkpoints", 100, 600_000),
+    "log.retention.check.interval.ms": Setting("retention_check_interval_ms", 30_000, "", 100, 86_400_000),
+    "producer.id.expiration.ms": Setting(
+        "producer_id_expiration_ms", 86_400_000, "idle producer ids expire", 1000
+    ),
+    "broker.orphan.timeout.ms": Setting("orphan_timeout_ms", 60_000, "without supervisor: ask to be relieved", 1000),
+    "broker.orphan.max.ms": Setting("orphan_max_ms", -1, "without supervisor and controller; -1: serve on", -1),
+    "fetch.session.slots": Setting("fetch_session_slots", 1000, "incremental fetch sessions kept", 1, 1_000_000),
+    "hot.batches.bytes": Setting("hot_batches_bytes", 64 * MIB, "newest batches kept in memory, per broker", 0, 2**40),
+}
+
+
+class TopicConfig(msgspec.Struct, frozen=True):
+    """Effective settings of one topic; see TOPIC_SETTINGS for units and bounds."""
+
+    cleanup_policy: str
+    retention_ms: int
+    retention_bytes: int
+    segment_bytes: int
+    segment_ms: int
+    max_message_bytes: int
+    min_insync_replicas: int
+    unclean_leader_election: bool
+    replica_lag_time_max_ms: int
+    replica_lag_max_messages: int
+    timestamp_type: str
+    flush_messages: int
+    flush_ms: int
+
+
+class BrokerConfig(msgspec.Struct, frozen=True):
+    """Effective settings of one broker; see BROKER_SETTINGS. ``topic_defaults`` apply below a topic's own."""
+
+    default_replication_factor: int
+    num_partitions: int
+    session_timeout_ms: int
+    zk_connection_timeout_ms: int
+    replica_fetch_wait_max_ms: int
+    replica_fetch_max_bytes: int
+    replica_fetch_response_max_bytes: int
+    max_frame_bytes: int
+    max_in_flight: int
+    queued_max_bytes: int
+    controlled_stop_timeout_ms: int
+    checkpoint_interval_ms: int
+    retention_check_interval_ms: int
+    producer_id_expiration_ms: int
+    orphan_timeout_ms: int
+    orphan_max_ms: int
+    fetch_session_slots: int
+    hot_batches_bytes: int
+    topic_defaults: dict[str, str]
+
+
+def topic_config(overrides: Mapping[str, str], defaults: Mapping[str, str] | None = None) -> TopicConfig:
+    """Check and merge a topic's own settings over ``defaults`` (the broker's) over the built-in ones.
+
+    Raises:
+        ConfigError: unknown key (names the nearest), a value of the wrong kind or out of range (names the range).
+    """
+    return TopicConfig(**_resolve(TOPIC_SETTINGS, {**(defaults or {}), **overrides}))
+
+
+def broker_config(overrides: Mapping[str, str]) -> BrokerConfig:
+    """Check broker settings; topic keys among them become the cluster's topic defaults.
+
+    Raises:
+        ConfigError: as ``topic_config``.
+    """
+    topic_defaults = {key: value for key, value in overrides.items() if key in TOPIC_SETTINGS}
+    topic_config(topic_defaults)
+    own = {key: value for key, value in overrides.items() if key not in topic_defaults}
+    return BrokerConfig(**_resolve(BROKER_SETTINGS, own), topic_defaults=topic_defaults)
+
+
+def _resolve(table: Mapping[str, Setting], overrides: Mapping[str, str]) -> dict[str, Any]:
+    for key in overrides:
+        if key not in table:
+            near = difflib.get_close_matches(key, table, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise ConfigError(f"unknown setting {key!r}{hint}")
+    return {
+        setting.field: _parse(key, setting, overrides[key]) if key in overrides else setting.default
+        for key, setting in table.items()
+    }
+
+
+def _parse(key: str, setting: Setting, text: str) -> Any:
+    value = str(text).strip()
+    if isinstance(setting.default, bool):
+        if value.lower() not in {"true", "false"}:
+            raise ConfigError(f"{key}={value!r}: expected true or false")
+        return value.lower() == "true"
+    if setting.choices:
+        if value not in setting.choices:
+            raise ConfigError(f"{key}={value!r}: expected one of {', '.join(setting.choices)}")
+        return value
+    try:
+        number = int(value)
+    except ValueError:
+        raise ConfigError(f"{key}={value!r}: expected a whole number") from None
+    if not setting.low <= number <= setting.high:
+        raise ConfigError(f"{key}={number}: expected {setting.low} to {setting.high}")
+    return number

@@ -1,0 +1,180 @@
+"""Every error sparklog knows: one table for the wire, one exception tree for Python.
+
+The names and, where Kafka has the error, the codes are Kafka's (Source: Kafka protocol guide, "Error codes"), so that
+a search for one finds its literature. Codes from 1000 on are sparklog's own.
+This module prints and logs nothing; it holds no state.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import NamedTuple
+
+
+class ErrorCode(IntEnum):
+    """Wire code of a broker's answer; ``NONE`` is success."""
+
+    UNKNOWN_SERVER_ERROR = -1
+    NONE = 0
+    OFFSET_OUT_OF_RANGE = 1
+    CORRUPT_MESSAGE = 2
+    UNKNOWN_TOPIC_OR_PARTITION = 3
+    LEADER_NOT_AVAILABLE = 5
+    NOT_LEADER_OR_FOLLOWER = 6
+    REQUEST_TIMED_OUT = 7
+    BROKER_NOT_AVAILABLE = 8
+    REPLICA_NOT_AVAILABLE = 9
+    MESSAGE_TOO_LARGE = 10
+    STALE_CONTROLLER_EPOCH = 11
+    NETWORK_EXCEPTION = 13
+    COORDINATOR_NOT_AVAILABLE = 15
+    INVALID_TOPIC_EXCEPTION = 17
+    NOT_ENOUGH_REPLICAS = 19
+    NOT_ENOUGH_REPLICAS_AFTER_APPEND = 20
+    INVALID_REQUIRED_ACKS = 21
+    UNSUPPORTED_VERSION = 35
+    TOPIC_ALREADY_EXISTS = 36
+    INVALID_PARTITIONS = 37
+    INVALID_REPLICATION_FACTOR = 38
+    INVALID_REPLICA_ASSIGNMENT = 39
+    INVALID_CONFIG = 40
+    NOT_CONTROLLER = 41
+    INVALID_REQUEST = 42
+    OUT_OF_ORDER_SEQUENCE_NUMBER = 45
+    DUPLICATE_SEQUENCE_NUMBER = 46
+    INVALID_PRODUCER_EPOCH = 47
+    KAFKA_STORAGE_ERROR = 56
+    UNKNOWN_PRODUCER_ID = 59
+    FETCH_SESSION_ID_NOT_FOUND = 70
+    INVALID_FETCH_SESSION_EPOCH = 71
+    FENCED_LEADER_EPOCH = 74
+    UNKNOWN_LEADER_EPOCH = 75
+    STALE_BROKER_EPOCH = 77
+    OFFSET_NOT_AVAILABLE = 78
+    INVALID_RECORD = 87
+    THROTTLING_QUOTA_EXCEEDED = 89
+    UNKNOWN_TOPIC_ID = 100
+    INCONSISTENT_TOPIC_ID = 103
+    SCHEMA_OUTDATED = 1000
+    SCHEMA_MISMATCH = 1001
+    FRAME_TOO_LARGE = 1002
+    MALFORMED_FRAME = 1003
+    UNKNOWN_API = 1004
+    BROKER_STOPPING = 1005
+
+
+class ErrorTrait(NamedTuple):
+    """What a client may do about an error."""
+
+    #: The same request may succeed later without being changed.
+    retriable: bool
+    #: The client's picture of leaders is old: ask for metadata before retrying.
+    refresh_metadata: bool
+    sentence: str
+
+
+_T = ErrorTrait
+TRAITS: dict[ErrorCode, ErrorTrait] = {
+    ErrorCode.UNKNOWN_SERVER_ERROR: _T(False, False, "the broker failed in a way it did not foresee"),
+    ErrorCode.NONE: _T(False, False, "success"),
+    ErrorCode.OFFSET_OUT_OF_RANGE: _T(False, False, "the offset lies outside the log"),
+    ErrorCode.CORRUPT_MESSAGE: _T(False, False, "the batch failed a checksum or structure check"),
+    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: _T(True, True, "this broker knows no such topic or partition"),
+    ErrorCode.LEADER_NOT_AVAILABLE: _T(True, True, "the partition has no leader at the moment"),
+    ErrorCode.NOT_LEADER_OR_FOLLOWER: _T(True, True, "this broker does not lead the partition"),
+    ErrorCode.REQUEST_TIMED_OUT: _T(True, False, "the request was not completed within its time-out"),
+    ErrorCode.BROKER_NOT_AVAILABLE: _T(True, True, "the broker is not available"),
+    ErrorCode.REPLICA_NOT_AVAILABLE: _T(True, True, "the replica is not available"),
+    ErrorCode.MESSAGE_TOO_LARGE: _T(False, False, "the batch is larger than the topic allows"),
+    ErrorCode.STALE_CONTROLLER_EPOCH: _T(False, False, "the controller's epoch is behind the newest one seen"),
+    ErrorCode.NETWORK_EXCEPTION: _T(True, True, "the connection ended before the answer came"),
+    ErrorCode.COORDINATOR_NOT_AVAILABLE: _T(True, True, "the coordinator is not available"),
+    ErrorCode.INVALID_TOPIC_EXCEPTION: _T(False, False, "the topic name is not allowed"),
+    ErrorCode.NOT_ENOUGH_REPLICAS: _T(True, False, "fewer in-sync replicas than min.insync.replicas"),
+    ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND: _T(
+        True, False, "the batch was appended, then the in-sync set shrank below min.insync.replicas"
+    ),
+    ErrorCode.INVALID_REQUIRED_ACKS: _T(False, False, "acks must be 0, 1 or all"),
+    ErrorCode.UNSUPPORTED_VERSION: _T(False, False, "the two sides share no protocol version"),
+    ErrorCode.TOPIC_ALREADY_EXISTS: _T(False, False, "a topic of this name exists"),
+    ErrorCode.INVALID_PARTITIONS: _T(False, False, "the number of partitions is not allowed"),
+    ErrorCode.INVALID_REPLICATION_FACTOR: _T(False, False, "the replication factor is not possible"),
+    ErrorCode.INVALID_REPLICA_ASSIGNMENT: _T(False, False, "the replica assignment is not possible"),
+    ErrorCode.INVALID_CONFIG: _T(False, False, "a configuration value is not allowed"),
+    ErrorCode.NOT_CONTROLLER: _T(True, True, "there is no active controller to carry this out"),
+    ErrorCode.INVALID_REQUEST: _T(False, False, "the request contradicts itself"),
+    ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER: _T(False, False, "the producer's sequence has a gap"),
+    ErrorCode.DUPLICATE_SEQUENCE_NUMBER: _T(False, False, "the batch is an old duplicate"),
+    ErrorCode.INVALID_PRODUCER_EPOCH: _T(False, False, "a newer epoch of this producer id was seen"),
+    ErrorCode.KAFKA_STORAGE_ERROR: _T(True, True, "the log directory of the replica is offline"),
+    ErrorCode.UNKNOWN_PRODUCER_ID: _T(False, False, "nothing is known of this producer id"),
+    ErrorCode.FETCH_SESSION_ID_NOT_FOUND: _T(True, False, "the fetch session is not known"),
+    ErrorCode.INVALID_FETCH_SESSION_EPOCH: _T(True, False, "the fetch session epoch is not the expected one"),
+    ErrorCode.FENCED_LEADER_EPOCH: _T(True, True, "the leader epoch in the request is older than the broker's"),
+    ErrorCode.UNKNOWN_LEADER_EPOCH: _T(True, True, "the leader epoch in the request is newer than the broker's"),
+    ErrorCode.STALE_BROKER_EPOCH: _T(False, False, "the broker's incarnation is not the current one"),
+    ErrorCode.OFFSET_NOT_AVAILABLE: _T(True, False, "the offset exists but is not yet known to be committed"),
+    ErrorCode.INVALID_RECORD: _T(False, False, "the records do not satisfy the topic's rules"),
+    ErrorCode.THROTTLING_QUOTA_EXCEEDED: _T(True, False, "a quota is exhausted"),
+    ErrorCode.UNKNOWN_TOPIC_ID: _T(True, True, "no topic has this id"),
+    ErrorCode.INCONSISTENT_TOPIC_ID: _T(True, True, "the topic was deleted and created again"),
+    ErrorCode.SCHEMA_OUTDATED: _T(True, True, "the topic has a newer schema; encode with that one"),
+    ErrorCode.SCHEMA_MISMATCH: _T(False, False, "the columns do not fit the topic's schema"),
+    ErrorCode.FRAME_TOO_LARGE: _T(False, False, "the frame is larger than this side accepts"),
+    ErrorCode.MALFORMED_FRAME: _T(False, False, "the bytes are not a frame of this protocol"),
+    ErrorCode.UNKNOWN_API: _T(False, False, "the request's type is not known"),
+    ErrorCode.BROKER_STOPPING: _T(True, True, "the broker is stopping and takes no new writes"),
+}
+
+
+class SparklogError(Exception):
+    """Root of everything sparklog raises on purpose. Survives pickling."""
+
+
+class BrokerError(SparklogError):
+    """A broker's typed answer: ``code`` names the error, ``detail`` gives found and expected values."""
+
+    def __init__(self, code: ErrorCode | int, detail: str = "") -> None:
+        self.code = ErrorCode(code)
+        self.detail = detail
+        super().__init__(code, detail)
+
+    def __str__(self) -> str:
+        trait = TRAITS[self.code]
+        return f"{self.code.name}: {self.detail or trait.sentence}"
+
+    @property
+    def retriable(self) -> bool:
+        return TRAITS[self.code].retriable
+
+    @property
+    def refresh_metadata(self) -> bool:
+        return TRAITS[self.code].refresh_metadata
+
+
+class ProtocolError(SparklogError):
+    """Bytes on a connection are not what the protocol allows.
+
+    ``fatal`` is true when framing itself is lost and the connection has to be closed.
+    """
+
+    def __init__(self, code: ErrorCode, detail: str, fatal: bool = False) -> None:
+        self.code = code
+        self.detail = detail
+        self.fatal = fatal
+        super().__init__(code, detail, fatal)
+
+    def __str__(self) -> str:
+        return f"{self.code.name}: {self.detail}"
+
+
+class StorageError(SparklogError):
+    """A log directory cannot be used: full, read-only, of another cluster, of a newer format, broken."""
+
+
+class ConfigError(SparklogError):
+    """A setting is unknown or out of its range."""
+
+
+class ClusterError(SparklogError):
+    """The cluster cannot be started, adopted or stopped as asked."""

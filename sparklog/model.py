@@ -1,0 +1,111 @@
+"""The nouns of the log: what topics, partitions, brokers and leadership decisions are.
+
+Values only: frozen, comparable, picklable, without I/O and without clocks. Times are microseconds since the epoch
+(``_us``) in records and milliseconds (``_ms``) in settings. Ranges are half-open.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+import msgspec
+
+#: Topic names Kafka accepts. Source: org.apache.kafka.common.internals.Topic (legal characters, 249 bytes).
+TOPIC_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}\Z")
+
+NO_LEADER = -1
+NO_EPOCH = -1
+NO_PRODUCER = -1
+
+
+class TopicPartition(NamedTuple):
+    """One partition of one topic; the key of nearly every table."""
+
+    topic: str
+    partition: int
+
+    def __str__(self) -> str:
+        return f"{self.topic}-{self.partition}"
+
+
+class OffsetRange(NamedTuple):
+    """Offsets ``[start, end)`` of one partition."""
+
+    start: int
+    end: int
+
+
+class EpochEnd(NamedTuple):
+    """Where a leader epoch ends in a log: the largest epoch <= the asked one and its exclusive end offset."""
+
+    epoch: int
+    end_offset: int
+
+
+class BrokerEndpoint(msgspec.Struct, frozen=True, array_like=True):
+    """Where a live broker listens. ``incarnation`` is the version of its persistent incarnation node in ZooKeeper."""
+
+    broker_id: int
+    host: str
+    port: int
+    incarnation: int
+    rack: str | None = None
+
+
+class LeaderAndIsr(msgspec.Struct, frozen=True, array_like=True):
+    """The replicated decision about one partition, as stored in ZooKeeper.
+
+    ``isr`` is the committed in-sync set in assignment order of insertion; the leader is in it unless ``leader`` is
+    ``NO_LEADER``: then it is the set of the last leader, which keeps its claim.
+    """
+
+    leader: int
+    leader_epoch: int
+    isr: tuple[int, ...]
+    controller_epoch: int
+
+
+class VersionedState(msgspec.Struct, frozen=True, array_like=True):
+    """A ``LeaderAndIsr`` with the version of the ZooKeeper node it was read at or written as."""
+
+    state: LeaderAndIsr
+    version: int
+
+
+class TopicSchema(msgspec.Struct, frozen=True, array_like=True):
+    """One schema of a topic. ``message`` is the encapsulated Arrow IPC Schema message, stored and sent verbatim."""
+
+    schema_id: int
+    message: bytes
+
+
+class TopicRecord(msgspec.Struct, frozen=True):
+    """What is fixed about a topic, as stored under ``/brokers/topics/<name>``.
+
+    ``assignment[p]`` are the replicas of partition p, preferred leader first. ``schemas`` grow, never shrink; only
+    the last is accepted from producers. ``config`` holds only what was set for this topic.
+    """
+
+    name: str
+    topic_id: str
+    assignment: tuple[tuple[int, ...], ...]
+    schemas: tuple[TopicSchema, ...]
+    key_columns: tuple[str, ...] = ()
+    event_time: str | None = None
+    config: dict[str, str] = {}
+
+    @property
+    def latest_schema(self) -> TopicSchema:
+        return self.schemas[-1]
+
+    @property
+    def replication_factor(self) -> int:
+        return len(self.assignment[0]) if self.assignment else 0
+
+
+def check_topic_name(name: str) -> str | None:
+    """Return why ``name`` is not a topic name, or None."""
+    if name in {".", ".."} or not TOPIC_NAME.match(name):
+        return f"topic name {name[:60]!r} ({len(name)} characters) must match [a-zA-Z0-9._-]{{1,249}}, not '.' or '..'"
+    return None

@@ -1,0 +1,391 @@
+"""Every message of the wire, as typed structs in MessagePack.
+
+A message is the header of a frame; batches travel in the frame's body and are described here only by counts and
+lengths, so that nothing on the way parses them. Structs are array-like and may grow at the end with defaults: an old
+peer ignores what it does not know.
+
+Body of Produce and FetchReply: for each partition in order, ``batch_count`` batch headers (96 bytes each), then their
+bodies back to back (``body_bytes`` in all, each body padded to 8 as stored).
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from sparklog.model import BrokerEndpoint, LeaderAndIsr, TopicSchema
+
+PROTOCOL_MIN_VERSION = 1
+PROTOCOL_MAX_VERSION = 1
+
+#: ``ListOffsetsPartition.timestamp_us`` for the ends of the log. Source: Kafka ListOffsets (-1 latest, -2 earliest).
+LATEST = -1
+EARLIEST = -2
+
+CONSUMER = -1  #: ``Fetch.replica_id`` of a client
+ACKS_ALL = -1
+
+
+class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Base: ``cid`` correlates a reply with its request on one connection."""
+
+    cid: int
+
+
+# --- connection -------------------------------------------------------------------------------------------------
+
+
+class Hello(Message, frozen=True, tag="hello"):
+    """First message of a connection. ``cluster_id`` empty: the client takes any cluster."""
+
+    min_version: int
+    max_version: int
+    client_id: str
+    cluster_id: str = ""
+
+
+class HelloReply(Message, frozen=True, tag="hello_reply"):
+    version: int
+    broker_id: int
+    incarnation: int
+    cluster_id: str
+    max_frame_bytes: int
+
+
+class ErrorReply(Message, frozen=True, tag="error_reply"):
+    """The whole request failed. ``cid`` is -1 when the request could not be decoded far enough to know it."""
+
+    code: int
+    detail: str
+
+
+# --- metadata ---------------------------------------------------------------------------------------------------
+
+
+class Metadata(Message, frozen=True, tag="metadata"):
+    """``topics`` None asks for all. Without ``schemas`` the topics' schema bytes are left out."""
+
+    topics: tuple[str, ...] | None = None
+    schemas: bool = True
+
+
+class PartitionMetadata(msgspec.Struct, frozen=True, array_like=True):
+    partition: int
+    leader: int
+    leader_epoch: int
+    replicas: tuple[int, ...]
+    isr: tuple[int, ...]
+
+
+class TopicMetadata(msgspec.Struct, frozen=True, array_like=True):
+    """``code`` not 0: the topic is unknown or its name is bad, and only ``name`` and ``detail`` mean anything."""
+
+    code: int
+    name: str
+    topic_id: str = ""
+    partitions: tuple[PartitionMetadata, ...] = ()
+    schemas: tuple[TopicSchema, ...] = ()
+    key_columns: tuple[str, ...] = ()
+    event_time: str | None = None
+    config: dict[str, str] = {}
+    detail: str = ""
+
+
+class MetadataReply(Message, frozen=True, tag="metadata_reply"):
+    """``controller_epoch`` orders replies of different brokers only roughly; leader epochs decide per partition."""
+
+    cluster_id: str
+    controller_epoch: int
+    brokers: tuple[BrokerEndpoint, ...]
+    topics: tuple[TopicMetadata, ...]
+
+
+# --- data plane -------------------------------------------------------------------------------------------------
+
+
+class ProducePartition(msgspec.Struct, frozen=True, array_like=True):
+    """``topic_id`` empty: not checked."""
+
+    topic: str
+    partition: int
+    topic_id: str
+    batch_count: int
+    body_bytes: int
+
+
+class Produce(Message, frozen=True, tag="produce"):
+    """``acks``: 0, 1 or ACKS_ALL. With 0 there is no reply, not even for an error."""
+
+    acks: int
+    timeout_ms: int
+    partitions: tuple[ProducePartition, ...]
+
+
+class ProduceResult(msgspec.Struct, frozen=True, array_like=True):
+    """``base_offset`` is the first batch's; the others follow without gaps. -1 on error."""
+
+    code: int
+    base_offset: int
+    append_time_us: int
+    log_start_offset: int
+    detail: str = ""
+
+
+class ProduceReply(Message, frozen=True, tag="produce_reply"):
+    """Results in the order of the request's partitions."""
+
+    results: tuple[ProduceResult, ...]
+
+
+class FetchPartition(msgspec.Struct, frozen=True, array_like=True):
+    """``leader_epoch`` is the fetcher's current one (-1: not checked); ``last_epoch`` that of its last batch."""
+
+    topic: str
+    partition: int
+    topic_id: str
+    leader_epoch: int
+    fetch_offset: int
+    max_bytes: int
+    last_epoch: int = -1
+    log_start_offset: int = -1
+
+
+class Fetch(Message, frozen=True, tag="fetch"):
+    """``replica_id`` CONSUMER for clients; a follower names itself and its incarnation.
+
+    Sessions (Source: KIP-227): ``session_epoch`` -1 is sessionless; 0 asks for a new session with ``partitions``
+    as its content; later epochs count up by one and name only changed partitions; ``forgotten`` leave the session.
+    """
+
+    replica_id: int
+    incarnation: int
+    max_wait_ms: int
+    min_bytes: int
+    max_bytes: int
+    isolation: int  #: 0 read uncommitted (below the high watermark), 1 read committed (below the last stable offset)
+    session_id: int
+    session_epoch: int
+    partitions: tuple[FetchPartition, ...]
+    forgotten: tuple[tuple[str, int], ...] = ()
+
+
+class AbortedRange(msgspec.Struct, frozen=True, array_like=True):
+    producer_id: int
+    first_offset: int
+    last_offset: int
+
+
+class FetchedPartition(msgspec.Struct, frozen=True, array_like=True):
+    """``diverging`` (epoch, end offset) tells a follower to truncate to the smaller of that and its own epoch end."""
+
+    topic: str
+    partition: int
+    code: int
+    high_watermark: int
+    last_stable_offset: int
+    log_start_offset: int
+    log_end_offset: int
+    batch_count: int = 0
+    body_bytes: int = 0
+    diverging: tuple[int, int] | None = None
+    aborted: tuple[AbortedRange, ...] = ()
+    detail: str = ""
+
+
+class FetchReply(Message, frozen=True, tag="fetch_reply"):
+    """``code`` is about the session. In a session, only partitions with something to say are named."""
+
+    code: int
+    session_id: int
+    partitions: tuple[FetchedPartition, ...]
+
+
+class ListOffsetsPartition(msgspec.Struct, frozen=True, array_like=True):
+    topic: str
+    partition: int
+    timestamp_us: int  #: LATEST, EARLIEST, or: first batch record at or after this time
+    leader_epoch: int = -1
+
+
+class ListOffsets(Message, frozen=True, tag="list_offsets"):
+    isolation: int
+    partitions: tuple[ListOffsetsPartition, ...]
+
+
+class ListedOffset(msgspec.Struct, frozen=True, array_like=True):
+    """``offset`` -1: no record at or after the asked time. A time is answered with its batch's base offset: no
+    record before it has the asked timestamp or a later one."""
+
+    code: int
+    offset: int
+    timestamp_us: int
+    leader_epoch: int
+    detail: str = ""
+
+
+class ListOffsetsReply(Message, frozen=True, tag="list_offsets_reply"):
+    results: tuple[ListedOffset, ...]
+
+
+class InitProducerId(Message, frozen=True, tag="init_producer_id"):
+    transactional_id: str | None = None
+
+
+class InitProducerIdReply(Message, frozen=True, tag="init_producer_id_reply"):
+    producer_id: int
+    producer_epoch: int
+
+
+# --- administration ---------------------------------------------------------------------------------------------
+
+
+class CreateTopic(Message, frozen=True, tag="create_topic"):
+    """``schema`` empty: the default schema. ``assignment`` empty: placed by the broker. Waits for the leaders."""
+
+    name: str
+    partitions: int
+    replication_factor: int
+    timeout_ms: int
+    schema: bytes = b""
+    key_columns: tuple[str, ...] = ()
+    event_time: str | None = None
+    config: dict[str, str] = {}
+    assignment: tuple[tuple[int, ...], ...] = ()
+
+
+class CreateTopicReply(Message, frozen=True, tag="create_topic_reply"):
+    """``warning``: why the placement is weaker than asked (replicas on one host)."""
+
+    topic_id: str
+    warning: str = ""
+
+
+class DeleteTopic(Message, frozen=True, tag="delete_topic"):
+    name: str
+    timeout_ms: int
+
+
+class Ack(Message, frozen=True, tag="ack"):
+    """Done; for requests that have nothing else to say."""
+
+
+class DescribeBroker(Message, frozen=True, tag="describe_broker"):
+    """What this broker process is doing: for people, tests and counters."""
+
+
+class ReplicaDescription(msgspec.Struct, frozen=True, array_like=True):
+    topic: str
+    partition: int
+    role: str  #: leader, follower, offline
+    leader_epoch: int
+    log_start_offset: int
+    high_watermark: int
+    log_end_offset: int
+    size_bytes: int
+    directory: str
+
+
+class DescribeBrokerReply(Message, frozen=True, tag="describe_broker_reply"):
+    broker_id: int
+    incarnation: int
+    pid: int
+    version: str
+    log_dir: str
+    state: str  #: running, stopping
+    replicas: tuple[ReplicaDescription, ...]
+    counters: dict[str, int]
+
+
+# --- controller to broker ---------------------------------------------------------------------------------------
+
+
+class PartitionDecision(msgspec.Struct, frozen=True, array_like=True):
+    """A partition's state as the controller read or wrote it at ``version`` of the ZooKeeper node."""
+
+    topic: str
+    topic_id: str
+    partition: int
+    state: LeaderAndIsr
+    version: int
+    replicas: tuple[int, ...]
+
+
+class TopicChange(msgspec.Struct, frozen=True, array_like=True):
+    """What a broker must know of a topic besides its partitions."""
+
+    name: str
+    topic_id: str
+    schemas: tuple[TopicSchema, ...]
+    key_columns: tuple[str, ...]
+    event_time: str | None
+    config: dict[str, str]
+
+
+class ControlUpdate(Message, frozen=True, tag="control_update"):
+    """One controller request for all it has to tell a broker: leadership, metadata, deletions, in that order.
+
+    ``incarnation`` is the broker's, as registered: another one refuses with STALE_BROKER_EPOCH. ``full`` says that
+    ``partitions`` and ``topics`` are all there is: replicas of this broker that are not named are not its own any
+    more. ``hosted`` lists indices into ``partitions`` that this broker is a replica of. ``brokers`` None: unchanged.
+    """
+
+    controller_id: str
+    controller_epoch: int
+    incarnation: int
+    full: bool
+    brokers: tuple[BrokerEndpoint, ...] | None
+    topics: tuple[TopicChange, ...]
+    partitions: tuple[PartitionDecision, ...]
+    deleted: tuple[tuple[str, str], ...] = ()  #: (topic, topic id) to forget and, where hosted, delete from disk
+
+
+class ControlUpdateReply(Message, frozen=True, tag="control_update_reply"):
+    """``failed``: (topic, partition, code, detail) of replicas that could not follow the decision."""
+
+    code: int
+    failed: tuple[tuple[str, int, int, str], ...] = ()
+    detail: str = ""
+
+
+Request = (
+    Hello
+    | Metadata
+    | Produce
+    | Fetch
+    | ListOffsets
+    | InitProducerId
+    | CreateTopic
+    | DeleteTopic
+    | DescribeBroker
+    | ControlUpdate
+)
+Reply = (
+    HelloReply
+    | ErrorReply
+    | MetadataReply
+    | ProduceReply
+    | FetchReply
+    | ListOffsetsReply
+    | InitProducerIdReply
+    | CreateTopicReply
+    | Ack
+    | DescribeBrokerReply
+    | ControlUpdateReply
+)
+
+_encoder = msgspec.msgpack.Encoder()
+_request_decoder: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
+_reply_decoder: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
+
+
+def encode_message(message: Request | Reply) -> bytes:
+    return _encoder.encode(message)
+
+
+def decode_request(header: bytes | memoryview) -> Request:
+    """Raises msgspec.DecodeError or msgspec.ValidationError; ``connection`` turns them into typed answers."""
+    return _request_decoder.decode(header)
+
+
+def decode_reply(header: bytes | memoryview) -> Reply:
+    """As ``decode_request``."""
+    return _reply_decoder.decode(header)

@@ -1,0 +1,161 @@
+r"""The fixed-width batch header: everything the log knows about a batch without touching its Arrow bytes.
+
+One header is 96 bytes, little-endian; an ``.index`` file is an array of them, and a request or reply carries them in
+front of the batches they describe.
+
+::
+
+    0   base_offset          i64   offset of the first record
+    8   position             i64   file position of the body in the segment's .arrow file
+    16  max_timestamp        i64   us, of the records in this batch
+    24  running_max          i64   us, greatest max_timestamp in the segment up to and with this batch
+    32  append_time          i64   us, leader's clock at append
+    40  producer_id          i64   -1: not idempotent
+    48  min_timestamp        i64   us, of the records in this batch
+    56  offset_span          u32   offsets covered: next batch starts at base_offset + offset_span
+    60  record_count         u32   records present (equal to offset_span until cleaned)
+    64  length               u32   bytes of the body: one encapsulated Arrow RecordBatch message
+    68  body_crc             u32   CRC32C of the body and the offset array
+    72  leader_epoch         i32
+    76  schema_id            i32
+    80  first_sequence       i32   -1: not idempotent
+    84  offset_array_length  u32   bytes of u32 offset deltas behind the body (cleaned batches), else 0
+    88  producer_epoch       i16
+    90  flags                u16   see Flag; bits 12 to 15 are the format version
+    92  header_crc           u32   CRC32C of bytes 0 to 92
+
+The producer fills what it knows; the leader fills base_offset, position, running_max, append_time, leader_epoch and
+the first-of-segment flag at append, and seals the header with its CRC. From then on it never changes: followers store
+it verbatim, which keeps replicas byte-identical.
+"""
+
+from __future__ import annotations
+
+import struct
+from enum import IntFlag
+from typing import NamedTuple
+
+import google_crc32c
+import numpy as np
+
+from sparklog.errors import BrokerError, ErrorCode
+
+HEADER_BYTES = 96
+FORMAT_VERSION = 1
+_VERSION_SHIFT = 12
+_FLAG_MASK = (1 << _VERSION_SHIFT) - 1
+_STRUCT = struct.Struct("<7q4I3iIhHI")
+_CRC_AT = HEADER_BYTES - 4
+assert _STRUCT.size == HEADER_BYTES
+
+#: numpy view of an array of headers; field names equal ``BatchHeader``'s.
+HEADER_DTYPE = np.dtype(
+    [
+        ("base_offset", "<i8"),
+        ("position", "<i8"),
+        ("max_timestamp", "<i8"),
+        ("running_max", "<i8"),
+        ("append_time", "<i8"),
+        ("producer_id", "<i8"),
+        ("min_timestamp", "<i8"),
+        ("offset_span", "<u4"),
+        ("record_count", "<u4"),
+        ("length", "<u4"),
+        ("body_crc", "<u4"),
+        ("leader_epoch", "<i4"),
+        ("schema_id", "<i4"),
+        ("first_sequence", "<i4"),
+        ("offset_array_length", "<u4"),
+        ("producer_epoch", "<i2"),
+        ("flags", "<u2"),
+        ("header_crc", "<u4"),
+    ]
+)
+assert HEADER_DTYPE.itemsize == HEADER_BYTES
+
+
+class Flag(IntFlag):
+    """Bits of ``BatchHeader.flags``."""
+
+    LZ4 = 1
+    ZSTD = 2
+    CONTROL = 4
+    TRANSACTIONAL = 8
+    FIRST_OF_SEGMENT = 16
+    OFFSET_ARRAY = 32
+
+
+class BatchHeader(NamedTuple):
+    """One decoded header; the module's docstring gives units and meaning. ``flags`` is without the version bits."""
+
+    base_offset: int
+    position: int
+    max_timestamp: int
+    running_max: int
+    append_time: int
+    producer_id: int
+    min_timestamp: int
+    offset_span: int
+    record_count: int
+    length: int
+    body_crc: int
+    leader_epoch: int
+    schema_id: int
+    first_sequence: int
+    offset_array_length: int
+    producer_epoch: int
+    flags: int
+
+    @property
+    def next_offset(self) -> int:
+        return self.base_offset + self.offset_span
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes the batch takes in the .arrow file: body, offset array, padding to 8."""
+        return self.length + -(-self.offset_array_length // 8) * 8
+
+    def pack(self) -> bytes:
+        """The 96 bytes, with format version and CRC."""
+        head = _STRUCT.pack(*self[:-1], self.flags | FORMAT_VERSION << _VERSION_SHIFT, 0)[:_CRC_AT]
+        return head + int(google_crc32c.value(head)).to_bytes(4, "little")
+
+
+def unpack_header(source: bytes | bytearray | memoryview, at: int = 0) -> BatchHeader:
+    """Decode and verify the header at ``at``.
+
+    Raises:
+        BrokerError: CORRUPT_MESSAGE when bytes are missing, the CRC differs, or the format version is newer.
+    """
+    if len(source) - at < HEADER_BYTES:
+        raise BrokerError(
+            ErrorCode.CORRUPT_MESSAGE, f"batch header: {len(source) - at} bytes found, {HEADER_BYTES} expected"
+        )
+    *fields, version_and_flags, crc = _STRUCT.unpack_from(source, at)
+    expected = int(google_crc32c.value(bytes(source[at : at + _CRC_AT])))
+    if crc != expected:
+        raise BrokerError(ErrorCode.CORRUPT_MESSAGE, f"batch header CRC32C is {crc:#010x}, computed {expected:#010x}")
+    version = version_and_flags >> _VERSION_SHIFT
+    if version != FORMAT_VERSION:
+        raise BrokerError(
+            ErrorCode.CORRUPT_MESSAGE, f"batch header format version {version} found, {FORMAT_VERSION} expected"
+        )
+    return BatchHeader._make((*fields, version_and_flags & _FLAG_MASK))
+
+
+def unpack_headers(source: bytes | bytearray | memoryview) -> list[BatchHeader]:
+    """Decode and verify a whole number of headers.
+
+    Raises:
+        BrokerError: CORRUPT_MESSAGE as ``unpack_header``, or when the length is not a multiple of 96.
+    """
+    if len(source) % HEADER_BYTES:
+        raise BrokerError(
+            ErrorCode.CORRUPT_MESSAGE, f"batch headers: {len(source)} bytes, not a multiple of {HEADER_BYTES}"
+        )
+    return [unpack_header(source, at) for at in range(0, len(source), HEADER_BYTES)]
+
+
+def header_array(source: bytes | bytearray | memoryview) -> np.ndarray:
+    """View bytes as a numpy array of headers, without copying or verifying."""
+    return np.frombuffer(source, dtype=HEADER_DTYPE)
