@@ -1,0 +1,168 @@
+"""A pipelining client connection on an asyncio loop: used by replica fetchers, the controller and producers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import cast
+
+from sparklog.errors import BrokerError, ErrorCode, ProtocolError
+from sparklog.net.loop import tune
+from sparklog.protocol.connection import DEFAULT_MAX_FRAME_BYTES, ClientEnd, hello, raise_for_error
+from sparklog.protocol.frames import Buffer
+from sparklog.protocol.messages import ErrorReply, HelloReply, Reply, Request
+
+Answer = tuple[Reply, memoryview]
+
+
+class AsyncConnection(asyncio.BufferedProtocol):
+    """One connection, opened with ``open``. Every method is called on its loop.
+
+    Requests may be pipelined; replies resolve futures by correlation id, in whatever order they come.
+    """
+
+    def __init__(self, address: str, max_frame_bytes: int) -> None:
+        self.address = address
+        self.closed = False
+        self.hello: HelloReply | None = None
+        self.on_lost: Callable[[], None] | None = None
+        self._end = ClientEnd(max_frame_bytes)
+        self._waiting: dict[int, asyncio.Future[Answer]] = {}
+        self._transport: asyncio.Transport | None = None
+        self._loop = asyncio.get_running_loop()
+        self._writable = asyncio.Event()
+        self._writable.set()
+        self._reason = "closed"
+
+    @classmethod
+    async def open(
+        cls,
+        host: str,
+        port: int,
+        *,
+        client_id: str,
+        cluster_id: str = "",
+        connect_timeout_s: float = 5.0,
+        max_frame_bytes: int = DEFAULT_MAX_FRAME_BYTES,
+    ) -> AsyncConnection:
+        """Connect and agree on a version.
+
+        Raises:
+            BrokerError: NETWORK_EXCEPTION when there is no answer in time, UNSUPPORTED_VERSION, or INVALID_REQUEST
+                when the broker belongs to another cluster.
+        """
+        address = f"{host}:{port}"
+        connection = cls(address, max_frame_bytes)
+
+        async def greet() -> None:
+            await asyncio.get_running_loop().create_connection(lambda: connection, host, port)
+            reply, _ = await connection.request(hello(client_id, cluster_id))
+            connection.hello = cast(HelloReply, reply)
+
+        try:
+            await asyncio.wait_for(greet(), connect_timeout_s)
+        except (OSError, asyncio.TimeoutError) as error:
+            connection.close()
+            detail = f"{address}: {error or 'no answer'} (within {connect_timeout_s} s)"
+            raise BrokerError(ErrorCode.NETWORK_EXCEPTION, detail) from None
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def request(self, message: Request, body: Sequence[Buffer] = ()) -> asyncio.Future[Answer]:
+        """Send; the future gives (reply, body). It raises BrokerError for an ErrorReply, and NETWORK_EXCEPTION when
+        the connection ends before the answer."""
+        future: asyncio.Future[Answer] = self._loop.create_future()
+        if self.closed:
+            future.set_exception(self._lost_error())
+            return future
+        self._waiting[self._write(message, body)] = future
+        return future
+
+    def send_only(self, message: Request, body: Sequence[Buffer] = ()) -> None:
+        """Send a request that gets no reply (acks=0). Raises BrokerError when the connection is closed."""
+        if self.closed:
+            raise self._lost_error()
+        self._write(message, body)
+
+    async def drained(self) -> None:
+        """Wait until the peer has taken enough of what was written; returns at once when closed."""
+        await self._writable.wait()
+
+    def close(self) -> None:
+        self.closed = True
+        if self._transport is not None:
+            self._transport.close()
+        self._fail_waiting()
+
+    def abort(self) -> None:
+        """Close without sending what is still buffered."""
+        self.closed = True
+        if self._transport is not None:
+            self._transport.abort()
+        self._fail_waiting()
+
+    # --- asyncio's side ---
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        tune(transport)
+        if self.closed:
+            self._transport.abort()
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._end.get_buffer()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        try:
+            replies = self._end.buffer_updated(nbytes)
+        except ProtocolError as error:
+            self._reason = str(error)
+            self.abort()
+            return
+        for cid, reply, body in replies:
+            if cid == -1 and isinstance(reply, ErrorReply):
+                self._reason = reply.detail
+            future = self._waiting.pop(cid, None)
+            if future is None or future.done():
+                continue
+            try:
+                raise_for_error(reply)
+            except BrokerError as error:
+                future.set_exception(error)
+            else:
+                future.set_result((reply, body))
+
+    def pause_writing(self) -> None:
+        self._writable.clear()
+
+    def resume_writing(self) -> None:
+        self._writable.set()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if exc is not None:
+            self._reason = str(exc)
+        self.closed = True
+        self._writable.set()
+        self._fail_waiting()
+        if self.on_lost is not None:
+            self.on_lost()
+
+    def _write(self, message: Request, body: Sequence[Buffer]) -> int:
+        assert self._transport is not None
+        cid, buffers = self._end.encode(message, body)
+        if len(buffers) == 1:
+            self._transport.write(buffers[0])
+        else:
+            self._transport.writelines(buffers)
+        return cid
+
+    def _fail_waiting(self) -> None:
+        waiting, self._waiting = self._waiting, {}
+        for future in waiting.values():
+            if not future.done():
+                future.set_exception(self._lost_error())
+
+    def _lost_error(self) -> BrokerError:
+        return BrokerError(ErrorCode.NETWORK_EXCEPTION, f"connection to {self.address}: {self._reason}")

@@ -1,0 +1,128 @@
+"""A client connection over a plain blocking socket: for Spark workers and the command line, no loop and no thread."""
+
+from __future__ import annotations
+
+import socket
+from collections import deque
+from collections.abc import Sequence
+from types import TracebackType
+
+from sparklog.errors import BrokerError, ErrorCode, ProtocolError
+from sparklog.protocol.connection import (
+    DEFAULT_MAX_FRAME_BYTES,
+    ClientEnd,
+    ReceivedReply,
+    hello,
+    raise_for_error,
+)
+from sparklog.protocol.frames import Buffer
+from sparklog.protocol.messages import HelloReply, Reply, Request
+
+_IOV_MAX = 512
+
+
+class BlockingConnection:
+    """One connection, used by one thread. Not reusable after an error: NETWORK_EXCEPTION closes it."""
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        *,
+        client_id: str,
+        cluster_id: str = "",
+        connect_timeout_s: float = 5.0,
+        timeout_s: float = 30.0,
+        max_frame_bytes: int = DEFAULT_MAX_FRAME_BYTES,
+    ) -> None:
+        """Connect and agree on a version; ``timeout_s`` bounds every later wait for bytes.
+
+        Raises:
+            BrokerError: NETWORK_EXCEPTION, UNSUPPORTED_VERSION or INVALID_REQUEST (another cluster).
+        """
+        self.address = f"{host}:{port}"
+        self._end = ClientEnd(max_frame_bytes)
+        self._received: deque[ReceivedReply] = deque()
+        self.closed = False
+        try:
+            self._socket = socket.create_connection((host, port), timeout=connect_timeout_s)
+        except OSError as error:
+            self.closed = True
+            raise BrokerError(ErrorCode.NETWORK_EXCEPTION, f"{self.address}: {error}") from None
+        try:
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            reply, _ = self.request(hello(client_id, cluster_id))
+            assert isinstance(reply, HelloReply)
+            self.hello = reply
+            self._socket.settimeout(timeout_s)
+        except BaseException:
+            self.close()
+            raise
+
+    def request(self, message: Request, body: Sequence[Buffer] = ()) -> tuple[Reply, memoryview]:
+        """Send one request and wait for its answer; no other may be under way.
+
+        Raises:
+            BrokerError: what the broker answered, or NETWORK_EXCEPTION.
+        """
+        cid = self.send(message, body)
+        while True:
+            received = self._next()
+            if received.cid in {cid, -1}:
+                raise_for_error(received.reply)
+                return received.reply, received.body
+
+    def send(self, message: Request, body: Sequence[Buffer] = ()) -> int:
+        """Send without waiting; returns the correlation id that ``receive``'s reply will carry."""
+        if self.closed:
+            raise BrokerError(ErrorCode.NETWORK_EXCEPTION, f"{self.address}: connection is closed")
+        cid, buffers = self._end.encode(message, body)
+        try:
+            self._send_all(buffers)
+        except OSError as error:
+            raise self._fail(error) from None
+        return cid
+
+    def receive(self) -> tuple[Reply, memoryview]:
+        """The next reply in order of arrival. Raises as ``request``."""
+        received = self._next()
+        raise_for_error(received.reply)
+        return received.reply, received.body
+
+    def close(self) -> None:
+        if not self.closed:
+            self.closed = True
+            self._socket.close()
+
+    def __enter__(self) -> BlockingConnection:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _next(self) -> ReceivedReply:
+        try:
+            while not self._received:
+                count = self._socket.recv_into(self._end.get_buffer())
+                if not count:
+                    raise ConnectionResetError("closed by the broker")
+                self._received.extend(self._end.buffer_updated(count))
+        except (OSError, ProtocolError) as error:
+            raise self._fail(error) from None
+        return self._received.popleft()
+
+    def _send_all(self, buffers: Sequence[Buffer]) -> None:
+        views = deque(memoryview(buffer).cast("B") for buffer in buffers)
+        while views:
+            sent = self._socket.sendmsg([views[i] for i in range(min(len(views), _IOV_MAX))])
+            while views and sent >= len(views[0]):
+                sent -= len(views.popleft())
+            if sent:
+                views[0] = views[0][sent:]
+
+    def _fail(self, error: Exception) -> BrokerError:
+        self.close()
+        reason = "no answer in time" if isinstance(error, TimeoutError) else str(error)
+        return BrokerError(ErrorCode.NETWORK_EXCEPTION, f"{self.address}: {reason}")

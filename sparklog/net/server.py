@@ -1,0 +1,226 @@
+"""The broker's side of the network: connections in, decoded requests out, bounded in every direction.
+
+Back-pressure is by not reading: a connection with ``max_in_flight`` unanswered requests, a client that does not read
+its replies, or a broker with ``queued_max_bytes`` of requests in hand stops the reading of sockets until that has
+changed. Nothing is dropped and nothing grows without a bound.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Protocol, cast
+
+from sparklog.net.loop import tune
+from sparklog.protocol.connection import ImmediateAnswer, ReceivedRequest, ServerEnd, encode_reply
+from sparklog.protocol.frames import Buffer
+from sparklog.protocol.messages import HelloReply, Reply, Request
+
+
+class Handler(Protocol):
+    """What the broker makes for each connection."""
+
+    def request_received(self, request: Request, body: memoryview) -> None:
+        """Each request is answered once with ``connection.reply``, or ended with ``connection.done``."""
+
+    def connection_lost(self) -> None:
+        """The peer is gone; replies to it are discarded."""
+
+
+HandlerFactory = Callable[["ServerConnection"], Handler]
+
+
+class _Budget:
+    """Request bytes in hand of one server, and the connections that wait for them to be answered."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.used = 0
+        self.waiting: set[ServerConnection] = set()
+
+    @property
+    def exhausted(self) -> bool:
+        return self.used >= self.limit
+
+    def release(self, size: int) -> None:
+        self.used -= size
+        if self.waiting and not self.exhausted:
+            waiting, self.waiting = self.waiting, set()
+            for connection in waiting:
+                connection.go_on()
+
+
+class ServerConnection(asyncio.BufferedProtocol):
+    """One client's connection. Lives on the server's event loop; every method is called there."""
+
+    def __init__(
+        self, factory: HandlerFactory, describe: Callable[[int, int], HelloReply], *, limits: Limits, budget: _Budget
+    ) -> None:
+        self._factory = factory
+        self._end = ServerEnd(describe, limits.max_frame_bytes)
+        self._limits = limits
+        self._budget = budget
+        self._queue: deque[ReceivedRequest | ImmediateAnswer] = deque()
+        self._in_hand: dict[int, int] = {}
+        self._writable = True
+        self._reading = True
+        self._transport: asyncio.Transport | None = None
+        self._handler: Handler | None = None
+        self.peer = ""
+        self.closed = False
+
+    @property
+    def client_id(self) -> str:
+        return self._end.client_id
+
+    # --- asyncio's side ---
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        tune(transport)
+        name = transport.get_extra_info("peername")
+        self.peer = f"{name[0]}:{name[1]}" if isinstance(name, tuple) else str(name or "local")
+        self._limits.connections.add(self)
+        self._handler = self._factory(self)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._end.get_buffer()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._queue.extend(self._end.buffer_updated(nbytes))
+        self.go_on()
+
+    def pause_writing(self) -> None:
+        self._writable = False
+
+    def resume_writing(self) -> None:
+        self._writable = True
+        self.go_on()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.closed = True
+        self._limits.connections.discard(self)
+        self._budget.waiting.discard(self)
+        self._queue.clear()
+        in_hand, self._in_hand = self._in_hand, {}
+        if self._handler is not None:
+            self._handler.connection_lost()
+        self._budget.release(sum(in_hand.values()))
+
+    # --- the broker's side ---
+
+    def reply(self, message: Reply, body: Sequence[Buffer] = ()) -> None:
+        """Answer the request with the message's ``cid``. Body buffers must not change until they are sent."""
+        if self.closed or self._transport is None:
+            return
+        buffers = encode_reply(message, body)
+        if len(buffers) == 1:
+            self._transport.write(buffers[0])
+        else:
+            self._transport.writelines(buffers)
+        self.done(message.cid)
+
+    def done(self, cid: int) -> None:
+        """The request is dealt with; for requests that get no reply (acks=0)."""
+        size = self._in_hand.pop(cid, None)
+        if size is not None:
+            self._budget.release(size)
+        if self._queue or not self._reading:
+            self.go_on()
+
+    def close(self) -> None:
+        """Send what is written, then close."""
+        if self._transport is not None:
+            self._transport.close()
+
+    def go_on(self) -> None:
+        """Handle queued requests as far as the bounds allow; read the socket only when none is left waiting."""
+        if self._transport is None or self._handler is None:
+            return
+        while not self.closed and self._queue and self._may_take():
+            event = self._queue.popleft()
+            if isinstance(event, ImmediateAnswer):
+                self._transport.writelines(encode_reply(event.reply))
+                if event.close:
+                    self._queue.clear()
+                    self.close()
+                    return
+                continue
+            # A client that reuses a correlation id gets its bytes accounted under the newer request.
+            self._in_hand[event.request.cid] = self._in_hand.get(event.request.cid, 0) + event.frame_bytes
+            self._budget.used += event.frame_bytes
+            self._handler.request_received(event.request, event.body)
+        if not self.closed:
+            self._set_reading(self._may_take())
+
+    def _may_take(self) -> bool:
+        if self._budget.exhausted:
+            self._budget.waiting.add(self)
+            return False
+        return self._writable and len(self._in_hand) < self._limits.max_in_flight
+
+    def _set_reading(self, reading: bool) -> None:
+        if reading != self._reading and self._transport is not None and not self._transport.is_closing():
+            self._reading = reading
+            if reading:
+                self._transport.resume_reading()
+            else:
+                self._transport.pause_reading()
+
+
+class Limits:
+    """Bounds shared by the connections of one server, and the set of those that are open."""
+
+    def __init__(self, *, max_frame_bytes: int, max_in_flight: int) -> None:
+        self.max_frame_bytes = max_frame_bytes
+        self.max_in_flight = max_in_flight
+        self.connections: set[ServerConnection] = set()
+
+
+class Server:
+    """A listening server; made by ``serve``."""
+
+    def __init__(self, server: asyncio.Server, limits: Limits, budget: _Budget) -> None:
+        self._server = server
+        self._limits = limits
+        self._budget = budget
+        self.port: int = server.sockets[0].getsockname()[1]
+
+    @property
+    def connections(self) -> int:
+        return len(self._limits.connections)
+
+    @property
+    def queued_bytes(self) -> int:
+        return self._budget.used
+
+    async def close(self) -> None:
+        """Stop listening and close every connection once its written replies are sent."""
+        self._server.close()
+        for connection in list(self._limits.connections):
+            connection.close()
+        await asyncio.sleep(0)
+
+
+async def serve(
+    factory: HandlerFactory,
+    *,
+    host: str,
+    port: int,
+    describe: Callable[[int, int], HelloReply],
+    max_frame_bytes: int,
+    max_in_flight: int,
+    queued_max_bytes: int,
+) -> Server:
+    """Listen on ``host:port`` (port 0: any free one). Raises OSError when the address is taken."""
+    limits = Limits(max_frame_bytes=max_frame_bytes, max_in_flight=max_in_flight)
+    budget = _Budget(queued_max_bytes)
+    server = await asyncio.get_running_loop().create_server(
+        lambda: ServerConnection(factory, describe, limits=limits, budget=budget),
+        host,
+        port,
+        backlog=1024,
+        reuse_address=True,
+    )
+    return Server(server, limits, budget)

@@ -1,0 +1,185 @@
+"""The two ends of a connection, sans-IO: correlation, version agreement, and typed answers to bad input.
+
+A client end stamps requests with correlation ids and pairs replies with them; a server end answers Hello by itself,
+hands other requests over and turns whatever cannot be understood into an ``ErrorReply``. Neither end owns a socket.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeVar
+
+import msgspec
+
+from sparklog.errors import BrokerError, ErrorCode, ProtocolError
+from sparklog.protocol.frames import Buffer, Frame, FrameDecoder, OversizeFrame, encode_frame
+from sparklog.protocol.messages import (
+    PROTOCOL_MAX_VERSION,
+    PROTOCOL_MIN_VERSION,
+    ErrorReply,
+    Hello,
+    HelloReply,
+    Message,
+    Reply,
+    Request,
+    decode_reply,
+    decode_request,
+    encode_message,
+)
+
+DEFAULT_MAX_FRAME_BYTES = 128 * 1024 * 1024
+_M = TypeVar("_M", bound=Message)
+
+
+class ReceivedReply(NamedTuple):
+    cid: int
+    reply: Reply
+    body: memoryview
+
+
+class ReceivedRequest(NamedTuple):
+    request: Request
+    body: memoryview
+    frame_bytes: int
+
+
+class ImmediateAnswer(NamedTuple):
+    """The server end answers this frame itself. ``close``: the connection ends after it has been sent."""
+
+    reply: HelloReply | ErrorReply
+    close: bool
+
+
+class _Stamp(msgspec.Struct, array_like=True):
+    """The first two elements of any message: its tag and correlation id."""
+
+    tag: str
+    cid: int
+
+
+_stamp_decoder = msgspec.msgpack.Decoder(_Stamp)
+
+
+class ClientEnd:
+    """Client side of one connection. Owner: the transport around it; single-threaded."""
+
+    def __init__(self, max_frame_bytes: int = DEFAULT_MAX_FRAME_BYTES) -> None:
+        self._decoder = FrameDecoder(max_frame_bytes)
+        self._next_cid = 1
+        self.get_buffer = self._decoder.get_buffer
+
+    def encode(self, message: Request, body: Sequence[Buffer] = ()) -> tuple[int, list[Buffer]]:
+        """Stamp and encode; returns the correlation id and the buffers to send."""
+        cid = self._next_cid
+        self._next_cid += 1
+        return cid, encode_frame(encode_message(stamped(message, cid)), body)
+
+    def buffer_updated(self, count: int) -> list[ReceivedReply]:
+        """Raises ProtocolError (fatal) when the peer does not speak this protocol."""
+        received = []
+        for frame in self._decoder.buffer_updated(count):
+            if isinstance(frame, OversizeFrame):
+                raise ProtocolError(
+                    ErrorCode.FRAME_TOO_LARGE,
+                    f"reply of {frame.frame_bytes} bytes, at most {frame.limit} expected",
+                    fatal=True,
+                )
+            try:
+                reply = decode_reply(frame.header)
+            except msgspec.MsgspecError as error:
+                raise ProtocolError(ErrorCode.MALFORMED_FRAME, f"reply not understood: {error}", fatal=True) from None
+            received.append(ReceivedReply(reply.cid, reply, frame.body))
+        return received
+
+
+def hello(client_id: str, cluster_id: str = "") -> Hello:
+    return Hello(0, PROTOCOL_MIN_VERSION, PROTOCOL_MAX_VERSION, client_id, cluster_id)
+
+
+def raise_for_error(reply: Reply) -> None:
+    """Raises BrokerError for an ErrorReply, also for codes this client is too old to know."""
+    if isinstance(reply, ErrorReply):
+        try:
+            code = ErrorCode(reply.code)
+        except ValueError:
+            raise BrokerError(ErrorCode.UNKNOWN_SERVER_ERROR, f"error code {reply.code}: {reply.detail}") from None
+        raise BrokerError(code, reply.detail)
+
+
+class ServerEnd:
+    """Server side of one connection. ``describe`` gives the HelloReply for a correlation id and agreed version."""
+
+    def __init__(self, describe: Callable[[int, int], HelloReply], max_frame_bytes: int) -> None:
+        self._decoder = FrameDecoder(max_frame_bytes)
+        self._describe = describe
+        self.client_id = ""
+        self.version = 0
+        self.get_buffer = self._decoder.get_buffer
+
+    def buffer_updated(self, count: int) -> list[ReceivedRequest | ImmediateAnswer]:
+        """What the received bytes amount to, in order. Nothing follows an answer that closes."""
+        try:
+            frames = self._decoder.buffer_updated(count)
+        except ProtocolError as error:
+            return [ImmediateAnswer(ErrorReply(-1, error.code, error.detail), close=True)]
+        events: list[ReceivedRequest | ImmediateAnswer] = []
+        for frame in frames:
+            event = self._oversize(frame) if isinstance(frame, OversizeFrame) else self._understand(frame)
+            events.append(event)
+            if isinstance(event, ImmediateAnswer) and event.close:
+                break
+        return events
+
+    def _oversize(self, frame: OversizeFrame) -> ImmediateAnswer:
+        detail = f"frame of {frame.frame_bytes} bytes, at most {frame.limit} accepted"
+        return ImmediateAnswer(ErrorReply(_cid_of(frame.header), ErrorCode.FRAME_TOO_LARGE, detail), close=False)
+
+    def _understand(self, frame: Frame) -> ReceivedRequest | ImmediateAnswer:
+        try:
+            request = decode_request(frame.header)
+        except msgspec.ValidationError as error:
+            code = ErrorCode.UNKNOWN_API if "Invalid value" in str(error) else ErrorCode.INVALID_REQUEST
+            return ImmediateAnswer(ErrorReply(_cid_of(frame.header), code, str(error)), close=False)
+        except msgspec.MsgspecError as error:
+            detail = f"header is not a message: {error}"
+            return ImmediateAnswer(ErrorReply(-1, ErrorCode.MALFORMED_FRAME, detail), close=False)
+        if isinstance(request, Hello):
+            return self._greet(request)
+        if not self.version:
+            detail = f"{type(request).__name__} found, Hello expected first"
+            return ImmediateAnswer(ErrorReply(request.cid, ErrorCode.INVALID_REQUEST, detail), close=False)
+        frame_bytes = len(frame.header) + len(frame.body)
+        return ReceivedRequest(request, frame.body, frame_bytes)
+
+    def _greet(self, request: Hello) -> ImmediateAnswer:
+        version = min(request.max_version, PROTOCOL_MAX_VERSION)
+        if version < max(request.min_version, PROTOCOL_MIN_VERSION):
+            detail = (
+                f"client speaks versions {request.min_version} to {request.max_version}, "
+                f"this broker {PROTOCOL_MIN_VERSION} to {PROTOCOL_MAX_VERSION}"
+            )
+            return ImmediateAnswer(ErrorReply(request.cid, ErrorCode.UNSUPPORTED_VERSION, detail), close=True)
+        reply = self._describe(request.cid, version)
+        if request.cluster_id and request.cluster_id != reply.cluster_id:
+            detail = f"cluster {request.cluster_id!r} expected, this broker is of {reply.cluster_id!r}"
+            return ImmediateAnswer(ErrorReply(request.cid, ErrorCode.INVALID_REQUEST, detail), close=True)
+        self.version = version
+        self.client_id = request.client_id
+        return ImmediateAnswer(reply, close=False)
+
+
+def stamped(message: _M, cid: int) -> _M:
+    """The message with its correlation id; messages are built with cid 0 by code that knows no connection."""
+    return msgspec.structs.replace(message, cid=cid)
+
+
+def encode_reply(reply: Reply, body: Sequence[Buffer] = ()) -> list[Buffer]:
+    return encode_frame(encode_message(reply), body)
+
+
+def _cid_of(header: Buffer) -> int:
+    """Correlation id of a header that could not be decoded as a whole, or -1."""
+    try:
+        return _stamp_decoder.decode(header).cid
+    except msgspec.MsgspecError:
+        return -1

@@ -1,0 +1,153 @@
+"""Frames: how messages and batches are cut out of a byte stream. Sans-IO, shared by every transport.
+
+One frame, little-endian::
+
+    u32 length          bytes that follow this field
+    u32 header_length   bytes of the header
+    header              one message in MessagePack
+    zeros               up to the next multiple of 8, counted from the frame's first byte
+    body                batch headers and batches, never parsed here
+
+The body starts on an 8-byte boundary of the frame, and every frame gets memory of its own, so that Arrow reads its
+buffers in place. Small frames are cut from a receive buffer that one system call may fill with many of them; a large
+frame is received directly into its final memory.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+
+from sparklog.errors import ErrorCode, ProtocolError
+
+Buffer: TypeAlias = "bytes | bytearray | memoryview"
+
+PREFIX = struct.Struct("<II")
+PREFIX_BYTES = PREFIX.size
+#: A frame that is too large is skipped, but a header up to this size is kept to answer with its correlation id.
+OVERSIZE_HEADER_BYTES = 64 * 1024
+_SCRATCH_BYTES = 256 * 1024
+#: Frames above this are received into their own memory; below, moving a partial one costs less than a system call.
+_OWN_MEMORY_BYTES = _SCRATCH_BYTES // 2
+_JOIN_BYTES = 32 * 1024
+_ZEROS = bytes(8)
+
+
+class Frame(NamedTuple):
+    """One received frame; both views keep the frame's memory alive and are never written to again."""
+
+    header: memoryview
+    body: memoryview
+
+
+class OversizeFrame(NamedTuple):
+    """A frame over the limit, skipped. ``header`` is empty if that was too large itself."""
+
+    header: bytes
+    frame_bytes: int
+    limit: int
+
+
+def _body_start(header_length: int) -> int:
+    return (PREFIX_BYTES + header_length + 7) & ~7
+
+
+def encode_frame(header: bytes, body: Sequence[Buffer] = ()) -> list[Buffer]:
+    """Return buffers to be sent in order; large body parts are passed through without a copy."""
+    body_bytes = sum(len(part) if isinstance(part, bytes) else memoryview(part).nbytes for part in body)
+    start = _body_start(len(header)) if body_bytes else PREFIX_BYTES + len(header)
+    padding = start - PREFIX_BYTES - len(header)
+    head = PREFIX.pack(start - 4 + body_bytes, len(header)) + header + _ZEROS[:padding]
+    if body_bytes <= _JOIN_BYTES:
+        return [b"".join((head, *body))] if body_bytes else [head]
+    return [head, *body]
+
+
+class FrameDecoder:
+    """Turns received bytes into frames. Owner: one connection. ``get_buffer`` then ``buffer_updated``, in turns.
+
+    Raises from ``buffer_updated``:
+        ProtocolError: MALFORMED_FRAME, fatal: the bytes are not frames and the connection has to be closed.
+    """
+
+    def __init__(self, max_frame_bytes: int) -> None:
+        self._limit = max_frame_bytes
+        self._scratch = memoryview(bytearray(_SCRATCH_BYTES))
+        self._end = 0
+        self._large: memoryview | None = None
+        self._filled = 0
+        self._skip = 0
+        self._oversize: OversizeFrame | None = None
+
+    def get_buffer(self) -> memoryview:
+        """Where the transport may write received bytes; never empty."""
+        if self._large is not None:
+            return self._large[self._filled :]
+        return self._scratch[self._end :]
+
+    def buffer_updated(self, count: int) -> list[Frame | OversizeFrame]:
+        """Account for ``count`` bytes written into the buffer; return the frames they completed, in order."""
+        if self._large is not None:
+            self._filled += count
+            if self._filled < len(self._large):
+                return []
+            whole, self._large = self._large, None
+            return [_cut(whole)]
+        self._end += count
+        return self._cut_scratch()
+
+    def _cut_scratch(self) -> list[Frame | OversizeFrame]:
+        frames: list[Frame | OversizeFrame] = []
+        scratch, start, end = self._scratch, 0, self._end
+        while True:
+            if self._skip:
+                skipped = min(self._skip, end - start)
+                start += skipped
+                self._skip -= skipped
+                if self._skip:
+                    break
+            if self._oversize is not None:
+                frames.append(self._oversize)
+                self._oversize = None
+            if end - start < PREFIX_BYTES:
+                break
+            length, header_length = PREFIX.unpack_from(scratch, start)
+            total = length + 4
+            if length < 4 or PREFIX_BYTES + header_length > total:
+                raise ProtocolError(
+                    ErrorCode.MALFORMED_FRAME,
+                    f"frame of {total} bytes with a header of {header_length}: not a sparklog frame",
+                    fatal=True,
+                )
+            if total > self._limit:
+                kept = header_length if header_length <= OVERSIZE_HEADER_BYTES else 0
+                if end - start < PREFIX_BYTES + kept:
+                    break
+                header = bytes(scratch[start + PREFIX_BYTES : start + PREFIX_BYTES + kept])
+                self._oversize = OversizeFrame(header, total, self._limit)
+                self._skip = total
+            elif end - start >= total:
+                frames.append(_cut(memoryview(bytes(scratch[start : start + total]))))
+                start += total
+            elif total > _OWN_MEMORY_BYTES:
+                self._large = np.empty(total, dtype=np.uint8).data
+                self._filled = end - start
+                self._large[: self._filled] = scratch[start:end]
+                start = end
+                break
+            else:
+                break
+        if start:
+            # A bytes copy in between: the two regions of one memory may overlap.
+            scratch[: end - start] = bytes(scratch[start:end])
+        self._end = end - start
+        return frames
+
+
+def _cut(whole: memoryview) -> Frame:
+    header_length = PREFIX.unpack_from(whole)[1]
+    header_end = PREFIX_BYTES + header_length
+    return Frame(whole[PREFIX_BYTES:header_end], whole[min(_body_start(header_length), len(whole)) :])

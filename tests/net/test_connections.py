@@ -1,0 +1,318 @@
+"""Both client kinds against the real server on loopback: answers, errors, limits and back-pressure."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+
+import pytest
+
+from sparklog.errors import BrokerError, ErrorCode
+from sparklog.net.async_client import AsyncConnection
+from sparklog.net.blocking import BlockingConnection
+from sparklog.net.loop import new_event_loop
+from sparklog.net.server import Server, ServerConnection, serve
+from sparklog.protocol.frames import encode_frame
+from sparklog.protocol.messages import (
+    Ack,
+    DeleteTopic,
+    DescribeBroker,
+    ErrorReply,
+    Fetch,
+    FetchReply,
+    HelloReply,
+    Metadata,
+    Produce,
+    Request,
+)
+
+MAX_FRAME = 1 << 20
+MAX_IN_FLIGHT = 4
+QUEUED = 2 << 20
+
+
+class EchoHandler:
+    """Produce comes back as the body of a FetchReply; DescribeBroker is never answered; DeleteTopic is an error."""
+
+    def __init__(self, connection: ServerConnection, received: list[Request]) -> None:
+        self.connection = connection
+        self.received = received
+        self.lost = 0
+
+    def request_received(self, request: Request, body: memoryview) -> None:
+        self.received.append(request)
+        match request:
+            case Produce(acks=0):
+                self.connection.done(request.cid)
+            case Produce():
+                self.connection.reply(FetchReply(request.cid, 0, 0, ()), [body])
+            case DeleteTopic():
+                self.connection.reply(ErrorReply(request.cid, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "no such topic"))
+            case Fetch(max_bytes=size):
+                self.connection.reply(FetchReply(request.cid, 0, 0, ()), [bytes(size)])
+            case DescribeBroker():
+                pass
+            case _:
+                self.connection.reply(Ack(request.cid))
+
+    def connection_lost(self) -> None:
+        self.lost += 1
+
+
+class Echo:
+    """A server on a loop in a thread."""
+
+    def __init__(self) -> None:
+        self.loop = new_event_loop()
+        self.received: list[Request] = []
+        self.handlers: list[EchoHandler] = []
+        self.thread = threading.Thread(target=self.loop.run_forever)
+        self.thread.start()
+        self.server: Server = self.run(self._serve())
+        self.port = self.server.port
+
+    def run(self, coroutine):  # type: ignore[no-untyped-def]
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(10)
+
+    def on_loop(self, function: Callable[[], int]) -> int:
+        future: Future[int] = Future()
+        self.loop.call_soon_threadsafe(lambda: future.set_result(function()))
+        return future.result(10)
+
+    async def _serve(self) -> Server:
+        def make(connection: ServerConnection) -> EchoHandler:
+            self.handlers.append(EchoHandler(connection, self.received))
+            return self.handlers[-1]
+
+        return await serve(
+            make,
+            host="127.0.0.1",
+            port=0,
+            describe=lambda cid, version: HelloReply(cid, version, 7, 3, "cluster-a", MAX_FRAME),
+            max_frame_bytes=MAX_FRAME,
+            max_in_flight=MAX_IN_FLIGHT,
+            queued_max_bytes=QUEUED,
+        )
+
+    def close(self) -> None:
+        self.run(self.server.close())
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self.thread.join(10)
+        self.loop.close()
+
+
+@pytest.fixture(scope="module")
+def echo() -> Iterator[Echo]:
+    server = Echo()
+    yield server
+    server.close()
+
+
+def connect(echo: Echo, cluster_id: str = "") -> BlockingConnection:
+    return BlockingConnection("127.0.0.1", echo.port, client_id="test", cluster_id=cluster_id, timeout_s=10)
+
+
+def produce(acks: int = -1) -> Produce:
+    return Produce(0, acks, 1000, ())
+
+
+@pytest.mark.parametrize("size", [0, 1, 40_000, MAX_FRAME - 100])
+def test_bodies_come_back_equal(echo: Echo, size: int) -> None:
+    body = bytes(i % 251 for i in range(size))
+    with connect(echo) as connection:
+        assert connection.hello == HelloReply(1, 1, 7, 3, "cluster-a", MAX_FRAME)
+        for _ in range(3):
+            reply, returned = connection.request(produce(), [body[: size // 2], body[size // 2 :]])
+            assert isinstance(reply, FetchReply)
+            assert bytes(returned) == body
+
+
+def test_pipelined_requests_beyond_the_in_flight_limit_are_all_answered(echo: Echo) -> None:
+    with connect(echo) as connection:
+        cids = [connection.send(produce(), [bytes([n])]) for n in range(50)]
+        answers = [connection.receive() for _ in cids]
+        assert [reply.cid for reply, _ in answers] == cids
+        assert [bytes(body) for _, body in answers] == [bytes([n]) for n in range(50)]
+
+
+def test_an_error_reply_is_raised_typed_and_the_connection_goes_on(echo: Echo) -> None:
+    with connect(echo) as connection:
+        with pytest.raises(BrokerError, match="no such topic") as caught:
+            connection.request(DeleteTopic(0, "t", 1))
+        assert caught.value.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        assert caught.value.refresh_metadata
+        assert isinstance(connection.request(Metadata(0))[0], Ack)
+
+
+def test_a_frame_over_the_limit_is_refused_by_its_cid_and_the_connection_goes_on(echo: Echo) -> None:
+    with connect(echo) as connection:
+        with pytest.raises(BrokerError, match=f"at most {MAX_FRAME} accepted") as caught:
+            connection.request(produce(), [bytes(3 * MAX_FRAME)])
+        assert caught.value.code == ErrorCode.FRAME_TOO_LARGE
+        assert isinstance(connection.request(Metadata(0))[0], Ack)
+
+
+def raw(echo: Echo, *chunks: bytes) -> bytes:
+    """Send bytes as they are; return what comes until the server closes or has answered for half a second."""
+    with socket.create_connection(("127.0.0.1", echo.port), timeout=10) as sock:
+        for chunk in chunks:
+            sock.sendall(chunk)
+        sock.shutdown(socket.SHUT_WR)
+        answer = b""
+        while piece := sock.recv(65536):
+            answer += piece
+        return answer
+
+
+def test_bytes_that_are_no_frame_get_a_typed_answer_and_a_closed_connection(echo: Echo) -> None:
+    answer = raw(echo, b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert b"not a sparklog frame" in answer
+    with connect(echo) as connection:
+        assert isinstance(connection.request(Metadata(0))[0], Ack)
+
+
+def test_an_unknown_api_is_named_and_the_connection_goes_on(echo: Echo) -> None:
+    with connect(echo) as connection:
+        for buffer in encode_frame(b"\x92\xa6wobble\x07"):
+            connection._socket.sendall(buffer)
+        received = connection._next()
+        assert isinstance(received.reply, ErrorReply)
+        assert received.reply.code == ErrorCode.UNKNOWN_API
+        assert "wobble" in received.reply.detail
+        assert received.cid == 7
+        assert isinstance(connection.request(Metadata(0))[0], Ack)
+
+
+def test_a_header_that_is_no_message_is_refused_and_the_connection_goes_on(echo: Echo) -> None:
+    with connect(echo) as connection:
+        connection._socket.sendall(b"".join(encode_frame(b"\xc1\xc1\xc1")))
+        received = connection._next()
+        assert isinstance(received.reply, ErrorReply)
+        assert received.reply.code == ErrorCode.MALFORMED_FRAME
+        assert isinstance(connection.request(Metadata(0))[0], Ack)
+
+
+def test_hello_is_expected_first(echo: Echo) -> None:
+    answer = raw(echo, b"".join(encode_frame(b"\x92\xafdescribe_broker\x05")))
+    assert b"Hello expected first" in answer
+
+
+def test_no_common_version_is_refused(echo: Echo) -> None:
+    hello = b"\x96\xa5hello\x05\x63\x64\xa1x\xa0"
+    answer = raw(echo, b"".join(encode_frame(hello)))
+    assert b"versions 99 to 100" in answer
+
+
+def test_another_cluster_is_refused(echo: Echo) -> None:
+    with pytest.raises(BrokerError, match="'cluster-b' expected, this broker is of 'cluster-a'"):
+        connect(echo, "cluster-b")
+
+
+def test_unanswered_requests_stop_the_reading(echo: Echo) -> None:
+    echo.received.clear()
+    with connect(echo) as connection:
+        for _ in range(MAX_IN_FLIGHT):
+            connection.send(DescribeBroker(0))
+        connection.send(produce(), [b"x"])
+        connection._socket.settimeout(0.3)
+        with pytest.raises(BrokerError, match="no answer in time"):
+            connection.receive()
+    assert [type(r) for r in echo.received] == [DescribeBroker] * MAX_IN_FLIGHT
+
+
+def test_the_servers_byte_budget_holds_and_is_released_when_a_client_goes(echo: Echo) -> None:
+    hogs = [connect(echo) for _ in range(3)]
+    for hog in hogs:
+        hog.send(Produce(0, 0, 1, ()), [bytes(1000)])
+    held = [connection for connection in hogs]
+    for hog in held:
+        for _ in range(2):
+            hog.send(DescribeBroker(0), [bytes(MAX_FRAME - 100)])
+    with connect(echo) as late:
+        late.send(produce(), [b"x"])
+        late._socket.settimeout(0.3)
+        with pytest.raises(BrokerError, match="no answer in time"):
+            late.receive()
+    assert echo.on_loop(lambda: echo.server.queued_bytes) <= QUEUED + 3 * MAX_FRAME
+    for hog in hogs:
+        hog.close()
+    with connect(echo) as again:
+        assert bytes(again.request(produce(), [b"y"])[1]) == b"y"
+
+
+def test_a_client_that_never_reads_is_not_read_either(echo: Echo) -> None:
+    echo.received.clear()
+    with connect(echo) as connection:
+        connection._socket.settimeout(0.5)
+        fetch = Fetch(0, -1, 0, 0, 0, MAX_FRAME - 100, 0, 0, -1, ())
+        frame = b"".join(connection._end.encode(fetch)[1])
+        with pytest.raises(TimeoutError):
+            while True:
+                connection._socket.sendall(frame * 200)
+        # What the kernel's socket buffers take is answered; the rest of the requests is not even looked at.
+        assert len(echo.received) < 64
+
+
+def test_async_connection_pipelines_and_fails_what_waits_when_the_server_goes(echo: Echo) -> None:
+    async def scenario() -> None:
+        connection = await AsyncConnection.open("127.0.0.1", echo.port, client_id="test")
+        lost: list[bool] = []
+        connection.on_lost = lambda: lost.append(True)
+        answers = await asyncio.gather(*(connection.request(produce(), [bytes([n])]) for n in range(20)))
+        assert [bytes(body) for _, body in answers] == [bytes([n]) for n in range(20)]
+        with pytest.raises(BrokerError, match="no such topic"):
+            await connection.request(DeleteTopic(0, "t", 1))
+        connection.send_only(produce(acks=0), [b"x"])
+        waiting = connection.request(DescribeBroker(0))
+        echo.loop.call_soon_threadsafe(echo.handlers[-1].connection.close)
+        with pytest.raises(BrokerError) as caught:
+            await asyncio.wait_for(waiting, 10)
+        assert caught.value.code == ErrorCode.NETWORK_EXCEPTION
+        assert lost == [True]
+        assert connection.closed
+        with pytest.raises(BrokerError):
+            await connection.request(Metadata(0))
+
+    loop = new_event_loop()
+    try:
+        loop.run_until_complete(scenario())
+    finally:
+        loop.close()
+
+
+def test_connecting_to_nobody_is_a_network_error() -> None:
+    with socket.socket() as unbound:
+        unbound.bind(("127.0.0.1", 0))
+        port = unbound.getsockname()[1]
+
+        async def scenario() -> None:
+            with pytest.raises(BrokerError, match=str(port)):
+                await AsyncConnection.open("127.0.0.1", port, client_id="test")
+
+        loop = new_event_loop()
+        try:
+            loop.run_until_complete(scenario())
+        finally:
+            loop.close()
+        with pytest.raises(BrokerError, match=str(port)):
+            BlockingConnection("127.0.0.1", port, client_id="test")
+
+
+def test_a_reply_that_is_no_frame_closes_the_client() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def impostor() -> None:
+            peer, _ = server.accept()
+            with peer:
+                peer.recv(1000)
+                peer.sendall(struct.pack("<II", 5, 100) + b"xxxxx")
+
+        thread = threading.Thread(target=impostor)
+        thread.start()
+        with pytest.raises(BrokerError, match="not a sparklog frame"):
+            BlockingConnection("127.0.0.1", server.getsockname()[1], client_id="test")
+        thread.join(10)

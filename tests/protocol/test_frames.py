@@ -1,0 +1,81 @@
+"""Frames survive any cutting of the stream, and what is not a frame is refused."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sparklog.errors import ErrorCode, ProtocolError
+from sparklog.protocol.frames import Frame, FrameDecoder, OversizeFrame, encode_frame
+
+LIMIT = 4 * 1024 * 1024
+
+
+def feed(decoder: FrameDecoder, stream: bytes, steps: list[int] | None = None) -> list[Frame | OversizeFrame]:
+    """Push the stream through the decoder, at most ``steps`` bytes at a time in turn."""
+    frames: list[Frame | OversizeFrame] = []
+    at, turn = 0, 0
+    while at < len(stream):
+        room = decoder.get_buffer()
+        assert len(room) > 0
+        count = min(len(room), len(stream) - at, steps[turn % len(steps)] if steps else len(stream))
+        room[:count] = stream[at : at + count]
+        frames += decoder.buffer_updated(count)
+        at, turn = at + count, turn + 1
+    return frames
+
+
+def joined(header: bytes, body: bytes) -> bytes:
+    return b"".join(encode_frame(header, [body] if body else []))
+
+
+@given(
+    st.lists(st.tuples(st.binary(max_size=50), st.binary(max_size=300)), max_size=20),
+    st.lists(st.integers(1, 400), min_size=1, max_size=8),
+)
+def test_frames_come_out_as_they_went_in(messages: list[tuple[bytes, bytes]], steps: list[int]) -> None:
+    stream = b"".join(joined(header, body) for header, body in messages)
+    frames = feed(FrameDecoder(LIMIT), stream, steps)
+    assert [(bytes(f.header), bytes(f.body)) for f in frames if isinstance(f, Frame)] == messages
+
+
+@pytest.mark.parametrize("size", [131_000, 131_072, 262_144, 300_000, 3_000_000])
+@pytest.mark.parametrize("step", [1 << 16, 100_003, 1 << 22])
+def test_large_frames_between_small_ones(size: int, step: int) -> None:
+    body = bytes(range(256)) * (size // 256)
+    stream = (
+        joined(b"a", b"x") + joined(b"large", body) + joined(b"b", b"") + joined(b"large", body) + joined(b"c", b"")
+    )
+    frames = feed(FrameDecoder(LIMIT), stream, [step])
+    assert [bytes(f.header) for f in frames] == [b"a", b"large", b"b", b"large", b"c"]
+    bodies = [f.body for f in frames if isinstance(f, Frame)]
+    assert bytes(bodies[1]) == body
+    assert bytes(bodies[3]) == body
+
+
+def test_bodies_start_on_eight_bytes() -> None:
+    for length in range(17):
+        frame = b"".join(encode_frame(b"h" * length, [b"body"]))
+        assert frame.index(b"body") % 8 == 0
+
+
+def test_large_body_parts_are_passed_through_without_a_copy() -> None:
+    part = bytes(1 << 20)
+    assert encode_frame(b"h", [part])[1] is part
+
+
+def test_a_frame_over_the_limit_is_skipped_and_the_next_one_is_read() -> None:
+    stream = joined(b"big", bytes(5_000_000)) + joined(b"next", b"1")
+    big, following = feed(FrameDecoder(LIMIT), stream, [70_001])
+    assert big == OversizeFrame(b"big", 5_000_016, LIMIT)
+    assert isinstance(following, Frame)
+    assert bytes(following.header) == b"next"
+
+
+@pytest.mark.parametrize("junk", [b"GET / HTTP/1.1\r\n\r\n", bytes(16), b"\x10\0\0\0\xff\xff\xff\xff"])
+def test_what_is_no_frame_is_refused(junk: bytes) -> None:
+    with pytest.raises(ProtocolError) as caught:
+        feed(FrameDecoder(LIMIT), junk)
+    assert caught.value.code == ErrorCode.MALFORMED_FRAME
+    assert caught.value.fatal
