@@ -65,6 +65,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         self._in_hand: dict[int, int] = {}
         self._writable = True
         self._reading = True
+        self._going_on = False
         self._transport: asyncio.Transport | None = None
         self._handler: Handler | None = None
         self.peer = ""
@@ -126,7 +127,9 @@ class ServerConnection(asyncio.BufferedProtocol):
         size = self._in_hand.pop(cid, None)
         if size is not None:
             self._budget.release(size)
-        if self._queue or not self._reading:
+        # A request answered at once comes here from within go_on, whose loop then sees the room by itself; calling it
+        # again would nest once per queued request.
+        if not self._going_on and (self._queue or not self._reading):
             self.go_on()
 
     def close(self) -> None:
@@ -150,7 +153,11 @@ class ServerConnection(asyncio.BufferedProtocol):
             # A client that reuses a correlation id gets its bytes accounted under the newer request.
             self._in_hand[event.request.cid] = self._in_hand.get(event.request.cid, 0) + event.frame_bytes
             self._budget.used += event.frame_bytes
-            self._handler.request_received(event.request, event.body)
+            self._going_on = True
+            try:
+                self._handler.request_received(event.request, event.body)
+            finally:
+                self._going_on = False
         if not self.closed:
             self._set_reading(self._may_take())
 
