@@ -141,8 +141,12 @@ class ServerConnection(asyncio.BufferedProtocol):
         """Handle queued requests as far as the bounds allow; read the socket only when none is left waiting."""
         if self._transport is None or self._handler is None:
             return
-        while not self.closed and self._queue and self._may_take():
-            event = self._queue.popleft()
+        while not self.closed and self._queue:
+            event = self._queue[0]
+            # A greeting costs no budget: a client that must wait shall know that it waits for a living broker.
+            if not (self._writable if isinstance(event, ImmediateAnswer) else self._may_take()):
+                break
+            self._queue.popleft()
             if isinstance(event, ImmediateAnswer):
                 self._transport.writelines(encode_reply(event.reply))
                 if event.close:
