@@ -38,7 +38,7 @@ QUEUED = 2 << 20
 
 
 class EchoHandler:
-    """Produce comes back as the body of a FetchReply; DescribeBroker waits for ``answer_held``; DeleteTopic is an error."""
+    """Produce is echoed in a FetchReply; DescribeBroker waits for ``answer_held``; DeleteTopic is an error."""
 
     def __init__(self, connection: ServerConnection, received: list[Request]) -> None:
         self.connection = connection
