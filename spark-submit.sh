@@ -1,0 +1,212 @@
+#!/usr/bin/env bash
+# Sets sparklog up on first use, then submits a job: ./spark-submit.sh [Spark's options] [job] [the job's arguments]
+set -euo pipefail
+
+usage() {
+    cat <<'TEXT'
+Usage: ./spark-submit.sh [Spark's options] [job] [the job's arguments]
+       ./spark-submit.sh --setup [extra]       only make .venv and install (extra: test, delta)
+
+Submits jobs/<job>.py with conf/. Without a job it is "cluster", which starts brokers and keeps them running.
+Options that Spark knows (--master, --conf, --deploy-mode, --packages, ...) go to Spark wherever they stand;
+after -- everything goes to the job. --pack sends this Python environment to the executors of a real cluster.
+
+  ./spark-submit.sh                                   three brokers on this machine, data under ./data
+  ./spark-submit.sh cluster --help                    what the job takes
+  ./spark-submit.sh demo                              real data in, kills, the same data out
+  ./spark-submit.sh --master spark://host:7077 --pack cluster --zookeeper zk1:2181/log --log-dirs /disk1/log
+
+PYTHON names the Python (3.10 to 3.13) that .venv is made from, JAVA_HOME a Java of 17 or newer.
+TEXT
+}
+
+say() { printf 'sparklog: %s\n' "$*" >&2; }
+fail() { say "$*"; exit 2; }
+
+base_extras=uvloop,demo
+root=$(cd -P "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+venv=$root/.venv
+python=$venv/bin/python
+
+# --- the environment -------------------------------------------------------------------------------------------------
+
+python_fits() { "$1" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info < (3, 14))' 2>/dev/null; }
+
+find_python() {
+    local candidate
+    for candidate in ${PYTHON:+"$PYTHON"} python3.13 python3.12 python3.11 python3.10 python3 python; do
+        if command -v "$candidate" >/dev/null 2>&1 && python_fits "$candidate"; then
+            command -v "$candidate"
+            return
+        fi
+    done
+    fail "no Python 3.10 to 3.13 found${PYTHON:+ (PYTHON=$PYTHON does not fit)}: install one, or name it in PYTHON"
+}
+
+# Content, not times: a checkout, a copy and a deleted file all change it, and touching a file does not.
+sources_sum() {
+    (cd "$root" && { find sparklog -type f ! -path '*/__pycache__/*'; ls pyspark_sparklog.py README.md 2>/dev/null || true; } |
+        LC_ALL=C sort | tr '\n' '\0' | xargs -0 cksum | cksum)
+}
+requirements_sum() { (cd "$root" && cksum setup.cfg pyproject.toml | cksum); }
+stamped() { [ -f "$venv/.sparklog-$1" ] && [ "$(<"$venv/.sparklog-$1")" = "$2" ]; }
+
+make_venv() {
+    say "making .venv with $("$1" --version 2>&1)"
+    "$1" -m venv --clear "$venv" >/dev/null 2>&1 ||
+        fail "$1 cannot make virtual environments: install its venv module (on Debian: apt-get install python3-venv)"
+}
+
+# Arguments for pip follow. Build files go to a scratch directory: what an old build/ holds of deleted modules would be
+# installed with the rest. Not editable: pyspark finds the data source by listing modules, and would not see that one.
+install_package() {
+    local scratch status=0
+    scratch=$(mktemp -d)
+    printf '[build]\nbuild_base = %s\n[egg_info]\negg_base = %s\n' "$scratch" "$scratch" >"$scratch/setup.cfg"
+    DIST_EXTRA_CONFIG=$scratch/setup.cfg PIP_DISABLE_PIP_VERSION_CHECK=1 \
+        "$python" -m pip install --quiet --no-build-isolation "$@" >&2 || status=$?
+    rm -rf "$scratch"
+    [ $status = 0 ] || fail "pip could not install $root (its message stands above)"
+}
+
+# $1: comma-separated extras. Nothing is started and nothing printed when all of it is there.
+set_up() {
+    local extras=$1 requirements sources
+    requirements=$(requirements_sum) sources=$(sources_sum)
+    if [ -x "$python" ] && stamped "extras-$extras" "$requirements" && stamped sources "$sources"; then
+        return
+    fi
+    # Two first runs at once must not install over each other. The lock belongs to descriptor 9, so it outlives the
+    # Python that takes it (flock(1) is not everywhere) and ends with this block, however that ends.
+    local found
+    found=$(find_python)
+    {
+        "$found" -c 'import fcntl; fcntl.flock(9, fcntl.LOCK_EX)'
+        [ -x "$python" ] && python_fits "$python" || make_venv "$found"
+        if ! stamped "extras-$extras" "$requirements"; then
+            say "installing sparklog[$extras] and what it needs (pyspark is 400 MB: this takes a minute or two)"
+            "$python" -m pip install --quiet --upgrade 'pip>=24' 'setuptools>=77' >&2 || fail "pip could not install setuptools"
+            install_package --upgrade "$root[$extras]"
+            printf %s "$requirements" | tee "$venv/.sparklog-extras-$base_extras" >"$venv/.sparklog-extras-$extras"
+            printf %s "$sources" >"$venv/.sparklog-sources"
+        elif ! stamped sources "$sources"; then
+            say "installing the changed sources"
+            install_package --no-deps --force-reinstall "$root"
+            printf %s "$sources" >"$venv/.sparklog-sources"
+        fi
+    } 9>"$root/.venv.lock"
+}
+
+# --- Java ------------------------------------------------------------------------------------------------------------
+
+# The major version of the Java in home $1; from its release file, as starting it would cost a third of a second.
+java_major() {
+    local version=
+    [ -x "$1/bin/java" ] || return 1
+    [ -r "$1/release" ] && version=$(sed -n 's/^JAVA_VERSION="\{0,1\}\([0-9]*\).*/\1/p' "$1/release")
+    [ -n "$version" ] || version=$("$1/bin/java" -version 2>&1 | sed -n 's/.*version "\([0-9]*\).*/\1/p' | head -n 1)
+    printf %s "$version"
+}
+
+java_home_of_path() {
+    local java
+    java=$(command -v java) || return 1
+    java=$("$python" -c 'import os, sys; print(os.path.realpath(sys.argv[1]))' "$java")
+    dirname "$(dirname "$java")"
+}
+
+use_java() {
+    local home major
+    for home in "${JAVA_HOME:-}" "$(java_home_of_path)"; do
+        [ -n "$home" ] && major=$(java_major "$home") && [ "${major:-0}" -ge 17 ] || continue
+        export JAVA_HOME=$home
+        return 0
+    done
+    return 1
+}
+
+find_java() {
+    use_java && return
+    if [ -f /etc/debian_version ] && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+        say "no Java 17 or newer found: installing openjdk-17-jre-headless with apt-get"
+        { apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq -y install openjdk-17-jre-headless; } >/dev/null 2>&1 || true
+        use_java && return
+        fail "apt-get could not install openjdk-17-jre-headless: install a Java of 17 or newer and set JAVA_HOME"
+    fi
+    fail "no Java 17 or newer found in JAVA_HOME or PATH: install one (for example openjdk-17-jre-headless or temurin-17-jre)"
+}
+
+# --- the job ---------------------------------------------------------------------------------------------------------
+
+spark_args=() job_args=() job='' job_known=false deploy_mode=client pack=false
+
+while [ $# -gt 0 ]; do
+    case $1 in
+        -h | --help) if $job_known; then job_args+=("$1"); else usage; exit 0; fi ;;
+        --setup) $job_known && fail "--setup stands alone: ./spark-submit.sh --setup [extra]"
+            set_up "$base_extras${2:+,$2}"; exit 0 ;;
+        --pack) pack=true ;;
+        --) shift; job_known=true; job_args+=("$@"); break ;;
+        --deploy-mode) deploy_mode=${2:?--deploy-mode needs a value}; spark_args+=("$1" "$2"); shift ;;
+        --deploy-mode=*) deploy_mode=${1#*=}; spark_args+=("$1") ;;
+        --master | --conf | -c | --name | --jars | --packages | --exclude-packages | --repositories | --py-files | --files | \
+            --archives | --properties-file | --driver-memory | --driver-java-options | --driver-library-path | \
+            --driver-class-path | --executor-memory | --proxy-user | --driver-cores | --total-executor-cores | \
+            --executor-cores | --queue | --num-executors | --principal | --keytab)
+            [ $# -ge 2 ] || fail "$1 needs a value"
+            spark_args+=("$1" "$2"); shift ;;
+        --master=* | --conf=* | --name=* | --jars=* | --packages=* | --exclude-packages=* | --repositories=* | --py-files=* | \
+            --files=* | --archives=* | --properties-file=* | --driver-memory=* | --driver-java-options=* | \
+            --driver-library-path=* | --driver-class-path=* | --executor-memory=* | --proxy-user=* | --driver-cores=* | \
+            --total-executor-cores=* | --executor-cores=* | --queue=* | --num-executors=* | --principal=* | --keytab=*)
+            spark_args+=("$1") ;;
+        --supervise | --verbose) spark_args+=("$1") ;;
+        -*) job_known=true; job_args+=("$1") ;;
+        *) if $job_known; then job_args+=("$1"); else job=$1; job_known=true; fi ;;
+    esac
+    shift
+done
+
+job=${job:-cluster}
+script=$root/jobs/$job.py
+[ -f "$script" ] || script=$job
+if [ "${script%.py}" = "$script" ] || [ ! -f "$script" ]; then
+    fail "no job '$job': there are $(cd "$root/jobs" && ls ./*.py | sed 's|^\./||; s|\.py$||' | tr '\n' ' ')and paths of .py files"
+fi
+
+set_up "$base_extras"
+find_java
+
+# Another Spark's jars with this environment's pyspark fail in ways that do not name the cause.
+if [ -n "${SPARK_HOME:-}" ] && ! ls "$SPARK_HOME"/jars/spark-core_*-4.2.0.jar >/dev/null 2>&1; then
+    say "SPARK_HOME=$SPARK_HOME is not Spark 4.2.0: the one in .venv is used"
+    unset SPARK_HOME
+fi
+export SPARK_CONF_DIR=${SPARK_CONF_DIR:-$root/conf}
+export SPARKLOG_CONF_DIR=$root/conf
+
+if $pack; then
+    archive=$venv/sparklog-environment.tar.gz
+    if [ ! -f "$archive" ] || [ "$venv/.sparklog-sources" -nt "$archive" ]; then
+        say "packing .venv into $archive (the executors' hosts need the same Python at $(readlink -f "$python"))"
+        # Executors bring Spark's jars along; the rest must come from here.
+        tar -czf "$archive.new" -C "$venv" --exclude='*/pyspark/jars' --exclude='*/pyspark/examples' --exclude=__pycache__ \
+            --exclude='sparklog-environment*' . && mv "$archive.new" "$archive"
+    fi
+    spark_args+=(--archives "$archive#environment" --conf spark.pyspark.python=./environment/bin/python)
+    export PYSPARK_PYTHON=./environment/bin/python
+else
+    export PYSPARK_PYTHON=${PYSPARK_PYTHON:-$python}
+fi
+
+if [ "$deploy_mode" = client ]; then
+    # Python first, and Spark's JVM as its child: Ctrl-C and SIGTERM then reach the job while Spark still works, so that
+    # brokers can be stopped in order. Under Spark's own spark-submit the JVM would be gone first.
+    export PYSPARK_DRIVER_PYTHON=$python
+    PYSPARK_SUBMIT_ARGS=$(printf '%q ' ${spark_args[@]+"${spark_args[@]}"})
+    [ ${#spark_args[@]} -gt 0 ] || PYSPARK_SUBMIT_ARGS=
+    export PYSPARK_SUBMIT_ARGS="${PYSPARK_SUBMIT_ARGS}pyspark-shell"
+    exec "$python" "$script" ${job_args[@]+"${job_args[@]}"}
+fi
+exec "$venv/bin/spark-submit" --files "$root/conf/broker.conf" ${spark_args[@]+"${spark_args[@]}"} \
+    "$script" ${job_args[@]+"${job_args[@]}"}
