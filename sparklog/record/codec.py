@@ -1,0 +1,194 @@
+"""Record batches to bytes and back.
+
+The body of a batch is exactly one encapsulated Arrow RecordBatch message, a multiple of 8 bytes, compressed inside
+Arrow or not at all. What ``encode_batch`` returns is sent, stored, replicated and read without a change;
+``decode_batch`` gives columns that lie in the received memory itself when the body is not compressed.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import types
+
+from sparklog.errors import BrokerError, ErrorCode
+from sparklog.model import NO_PRODUCER
+from sparklog.record.checksum import Buffer, crc32c
+from sparklog.record.header import BatchHeader, Flag
+from sparklog.record.message import ALIGNMENT, read_metadata_length
+
+#: min_timestamp and max_timestamp of a batch without an event time: the leader's append time counts.
+NO_TIMESTAMP = -1
+
+COMPRESSIONS: dict[str, Flag] = {"lz4": Flag.LZ4, "zstd": Flag.ZSTD}
+_WRITE_OPTIONS = {name: pa.ipc.IpcWriteOptions(compression=name, use_threads=False) for name in COMPRESSIONS}
+_END_OF_STREAM_BYTES = 8
+_MAX_COUNT = 2**31 - 1
+_I64_MIN, _I64_MAX = -(2**63), 2**63 - 1
+_UNIT_TO_US = {"s": (1_000_000, 1), "ms": (1_000, 1), "us": (1, 1), "ns": (1, 1_000)}
+
+
+class EncodedBatch(NamedTuple):
+    """A batch ready to be sent; the leader's fields of ``header`` are 0, or -1 for the leader epoch."""
+
+    header: BatchHeader
+    body: pa.Buffer
+
+
+def encode_batch(
+    batch: pa.RecordBatch,
+    *,
+    schema_id: int,
+    compression: str | None,
+    event_time: str | None,
+    producer_id: int = NO_PRODUCER,
+    producer_epoch: int = -1,
+    first_sequence: int = -1,
+    transactional: bool = False,
+) -> EncodedBatch:
+    """Encode ``batch``, whose schema is exactly the topic's schema of ``schema_id`` (see ``fit_table``).
+
+    ``compression`` is None, ``"none"``, ``"lz4"`` or ``"zstd"``. ``event_time`` names the column whose smallest and
+    greatest values become the header's timestamps; without one, or when it holds nothing but nulls, they are
+    ``NO_TIMESTAMP``.
+
+    Raises:
+        BrokerError: INVALID_CONFIG for another compression, INVALID_RECORD when there are no records or too many, or
+            when an event time cannot be expressed in microseconds.
+    """
+    if not 0 < batch.num_rows <= _MAX_COUNT:
+        raise BrokerError(ErrorCode.INVALID_RECORD, f"a batch of {batch.num_rows} records, 1 to {_MAX_COUNT} expected")
+    if compression in {None, "none"}:
+        body, flags = batch.serialize(), Flag(0)
+    elif compression in COMPRESSIONS:
+        body, flags = _serialize_compressed(batch, compression), COMPRESSIONS[compression]
+    else:
+        raise BrokerError(
+            ErrorCode.INVALID_CONFIG, f"compression {compression!r}, expected none, {', '.join(COMPRESSIONS)}"
+        )
+    if body.size > _MAX_COUNT:
+        raise BrokerError(ErrorCode.MESSAGE_TOO_LARGE, f"a batch of {body.size} bytes, at most {_MAX_COUNT} expected")
+    earliest, latest = event_time_range(batch, event_time)
+    header = BatchHeader(
+        base_offset=0,
+        position=0,
+        max_timestamp=latest,
+        running_max=0,
+        append_time=0,
+        producer_id=producer_id,
+        min_timestamp=earliest,
+        offset_span=batch.num_rows,
+        record_count=batch.num_rows,
+        length=body.size,
+        body_crc=crc32c(body),
+        leader_epoch=-1,
+        schema_id=schema_id,
+        first_sequence=first_sequence,
+        offset_array_length=0,
+        producer_epoch=producer_epoch,
+        flags=int(flags | (Flag.TRANSACTIONAL if transactional else Flag(0))),
+    )
+    return EncodedBatch(header, body)
+
+
+def decode_batch(header: BatchHeader, body: Buffer, schema: pa.Schema, *, verify_crc: bool = True) -> pa.RecordBatch:
+    """The records of a stored batch, whose ``schema`` is that of ``header.schema_id``.
+
+    The columns of an uncompressed batch lie in ``body`` itself and keep it alive; only a body that does not begin at a
+    multiple of 8 is copied, since Arrow promises its readers that. ``body`` is ``header.length`` bytes,
+    and the offset array behind it if there is one.
+
+    Raises:
+        BrokerError: CORRUPT_MESSAGE when length, CRC, row count or structure differ from what the header says.
+    """
+    buffer = pa.py_buffer(body)
+    expected = header.length + header.offset_array_length
+    if buffer.size != expected:
+        raise BrokerError(ErrorCode.CORRUPT_MESSAGE, f"{_name(header)}: {buffer.size} bytes found, {expected} expected")
+    if verify_crc:
+        verify_body_crc(header, buffer)
+    records = read_record_batch(buffer.slice(0, header.length), schema)
+    if records.num_rows != header.record_count:
+        raise BrokerError(
+            ErrorCode.CORRUPT_MESSAGE,
+            f"{_name(header)}: {records.num_rows} records found, {header.record_count} expected",
+        )
+    return records
+
+
+def verify_body_crc(header: BatchHeader, body: Buffer) -> None:
+    """Compare the CRC of the body, with the offset array behind it, to the header's.
+
+    Raises:
+        BrokerError: CORRUPT_MESSAGE with both values.
+    """
+    computed = crc32c(body)
+    if computed != header.body_crc:
+        raise BrokerError(
+            ErrorCode.CORRUPT_MESSAGE,
+            f"{_name(header)}: body CRC32C is {header.body_crc:#010x}, computed {computed:#010x}",
+        )
+
+
+def read_record_batch(buffer: pa.Buffer, schema: pa.Schema) -> pa.RecordBatch:
+    """One RecordBatch message as a batch of ``schema``, structure unchecked beyond what Arrow's reader checks.
+
+    Raises:
+        BrokerError: CORRUPT_MESSAGE when Arrow cannot read it.
+    """
+    if buffer.address % ALIGNMENT:
+        buffer = pa.py_buffer(buffer.to_pybytes())
+    try:
+        return pa.ipc.read_record_batch(buffer, schema)
+    except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
+        reason = str(error).partition("\n")[0][:200]
+        raise BrokerError(ErrorCode.CORRUPT_MESSAGE, f"Arrow cannot read the batch: {reason}") from None
+
+
+def event_time_range(batch: pa.RecordBatch, event_time: str | None) -> tuple[int, int]:
+    """Smallest and greatest event time in microseconds since the epoch, or NO_TIMESTAMP twice.
+
+    Raises:
+        BrokerError: INVALID_RECORD when there is no such column, it is not of times, or a time is out of range.
+    """
+    if event_time is None:
+        return NO_TIMESTAMP, NO_TIMESTAMP
+    index = batch.schema.get_field_index(event_time)
+    kind = None if index < 0 else batch.schema.field(index).type
+    if kind is None or not (types.is_timestamp(kind) or types.is_date(kind)):
+        raise BrokerError(
+            ErrorCode.INVALID_RECORD, f"event-time column {event_time!r} is {kind}, expected a timestamp or a date"
+        )
+    whole = pa.int32() if types.is_date32(kind) else pa.int64()
+    extremes = pc.min_max(batch.column(index).view(whole)).as_py()
+    if extremes["min"] is None:
+        return NO_TIMESTAMP, NO_TIMESTAMP
+    factor, divisor = _to_us(kind)
+    earliest, latest = extremes["min"] * factor // divisor, extremes["max"] * factor // divisor
+    if earliest < _I64_MIN or latest > _I64_MAX:
+        raise BrokerError(
+            ErrorCode.INVALID_RECORD, f"event times {earliest} to {latest} us in column {event_time!r} exceed 64 bits"
+        )
+    return earliest, latest
+
+
+def _serialize_compressed(batch: pa.RecordBatch, compression: str) -> pa.Buffer:
+    # Only the stream writer takes a compression: the batch is cut out between schema and end of stream.
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema, options=_WRITE_OPTIONS[compression]) as writer:
+        writer.write_batch(batch)
+    stream = sink.getvalue()
+    start = read_metadata_length(memoryview(stream))
+    return stream.slice(start, stream.size - start - _END_OF_STREAM_BYTES)
+
+
+def _to_us(kind: pa.DataType) -> tuple[int, int]:
+    if types.is_date32(kind):
+        return 86_400_000_000, 1
+    return _UNIT_TO_US["ms" if types.is_date64(kind) else kind.unit]
+
+
+def _name(header: BatchHeader) -> str:
+    return f"batch of {header.record_count} records at offset {header.base_offset}"

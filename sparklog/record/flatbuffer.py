@@ -1,0 +1,123 @@
+"""A reader of flatbuffer tables that trusts no byte: every access is checked against the bounds before it is made.
+
+Arrow describes its messages in flatbuffers. A broker has to know what a batch declares (row counts, buffers, sizes
+after decompression) before it lets a native library act on it, so it reads these few fields itself. Nothing is
+built or copied here, and there are no schemas: callers name a field by its index in Arrow's ``.fbs`` files.
+
+The layout, all little-endian::
+
+    table    i32 distance back to its vtable, then the fields
+    vtable   u16 own bytes, u16 bytes of the table, then one u16 per field: its place in the table, 0: absent
+    offset   u32 distance forward to a table, vector or string
+    vector   u32 count, then the items
+
+Source: https://flatbuffers.dev/internals/
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import NamedTuple, TypeAlias
+
+from sparklog.errors import BrokerError, ErrorCode
+
+_U16 = struct.Struct("<H")
+_U32 = struct.Struct("<I")
+_I32 = struct.Struct("<i")
+
+#: Scalars a table may hold.
+UBYTE = struct.Struct("<B")
+SHORT = struct.Struct("<h")
+LONG = struct.Struct("<q")
+
+ReadOnly: TypeAlias = "bytes | memoryview"
+
+
+class Vector(NamedTuple):
+    """Where the items of a vector lie; ``start + items * item size`` is inside the bytes."""
+
+    start: int
+    items: int
+
+
+class Table:
+    """One table inside ``source``. Lives as long as one parse; reads lazily, each access checked.
+
+    Raises:
+        BrokerError: CORRUPT_MESSAGE from the constructor and every method, when an offset leads outside.
+    """
+
+    __slots__ = ("_bytes", "_vtable", "_vtable_bytes", "at", "source")
+
+    def __init__(self, source: ReadOnly, at: int) -> None:
+        self.source = source
+        self.at = at
+        self._vtable = at - _read(_I32, source, at)
+        self._vtable_bytes = _read(_U16, source, self._vtable)
+        self._bytes = _read(_U16, source, self._vtable + 2)
+        if self._vtable_bytes < 4 or self._vtable_bytes % 2 or self._vtable + self._vtable_bytes > len(source):
+            raise malformed(f"a vtable of {self._vtable_bytes} bytes at {self._vtable} in {len(source)} bytes")
+        if self._bytes < 4 or at + self._bytes > len(source):
+            raise malformed(f"a table of {self._bytes} bytes at {at} in {len(source)} bytes")
+
+    def scalar(self, index: int, kind: struct.Struct, *, default: int = 0) -> int:
+        """The number in field ``index``, or ``default`` when it is absent."""
+        place = self._place(index, kind.size)
+        if not place:
+            return default
+        value: int = kind.unpack_from(self.source, self.at + place)[0]
+        return value
+
+    def table(self, index: int) -> Table | None:
+        """The table that field ``index`` points to, or None when it is absent."""
+        target = self._follow(index)
+        return None if target is None else Table(self.source, target)
+
+    def vector(self, index: int, item_bytes: int) -> Vector | None:
+        """The vector of fixed-size items that field ``index`` points to, or None when it is absent."""
+        target = self._follow(index)
+        if target is None:
+            return None
+        count = _read(_U32, self.source, target)
+        start = target + _U32.size
+        if start + count * item_bytes > len(self.source):
+            raise malformed(f"a vector of {count} items of {item_bytes} bytes at {start} in {len(self.source)} bytes")
+        return Vector(start, count)
+
+    def _follow(self, index: int) -> int | None:
+        place = self._place(index, _U32.size)
+        if not place:
+            return None
+        at = self.at + place
+        return at + _read(_U32, self.source, at)
+
+    def _place(self, index: int, size: int) -> int:
+        slot = 4 + 2 * index
+        if slot + 2 > self._vtable_bytes:
+            return 0
+        place = _read(_U16, self.source, self._vtable + slot)
+        if place and not 4 <= place <= self._bytes - size:
+            raise malformed(f"field {index} of {size} bytes at {place} in a table of {self._bytes} bytes")
+        return place
+
+
+def root_table(source: ReadOnly) -> Table:
+    """The table that the first four bytes point to.
+
+    Raises:
+        BrokerError: CORRUPT_MESSAGE as ``Table``.
+    """
+    return Table(source, _read(_U32, source, 0))
+
+
+def malformed(detail: str) -> BrokerError:
+    """The error for Arrow metadata that contradicts itself."""
+    return BrokerError(ErrorCode.CORRUPT_MESSAGE, f"Arrow metadata: {detail}")
+
+
+def _read(kind: struct.Struct, source: ReadOnly, at: int) -> int:
+    # unpack_from takes a negative place as counted from the end: that would be a hole in the check.
+    if not 0 <= at <= len(source) - kind.size:
+        raise malformed(f"{kind.size} bytes at {at} in {len(source)} bytes")
+    value: int = kind.unpack_from(source, at)[0]
+    return value

@@ -1,0 +1,129 @@
+"""The front and the end that make a segment an ordinary Arrow IPC file.
+
+::
+
+    ARROW1 0 0 | schema message | batches ... | end of stream | footer | i32 footer bytes | ARROW1
+    '--- arrow_prelude --------'               '--- arrow_footer -----------------------------'
+
+The footer is a flatbuffer, laid out here by hand::
+
+    0    u32 32            where the Footer table begins
+    4    u16 12, u16 16, then the table's places of version, schema, dictionaries, record batches
+    16   zeros
+    32   i32 28            distance back to the vtable
+    36   u32               -> schema, inside the copy below
+    40   u32               -> dictionaries, none
+    44   u32               -> record batches
+    48   i16 4             metadata version V5, 2 zeros
+    52   u32 0             the vector of dictionaries
+    56   zeros
+    60   u32 count         the vector of record batches: blocks of 24 bytes from 64 on
+    ..   the flatbuffer of the Schema message, verbatim
+
+Equal schema bytes and equal batches give equal footers, whatever pyarrow is installed: followers seal on their own
+and must come to identical files. The schema is therefore not rebuilt: the footer points into a copy of the message
+that the topic was created with; offsets in flatbuffers are relative, so a copy at a multiple of 8 stays valid.
+Source: format/File.fbs of Arrow.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from sparklog.record.message import CONTINUATION, METADATA_V5, PREFIX_BYTES, read_metadata_length, schema_table_position
+
+MAGIC = b"ARROW1"
+_PRELUDE_MAGIC = MAGIC + bytes(2)
+END_OF_STREAM = struct.pack("<Ii", CONTINUATION, 0)
+
+#: One Block of the footer: a batch's file position, bytes of its metadata with prefix and padding, bytes of its body.
+BLOCK_DTYPE = np.dtype([("offset", "<i8"), ("metadata_length", "<i4"), ("padding", "<i4"), ("body_length", "<i8")])
+
+_TABLE = 32
+_BLOCKS = 64
+_HEAD = struct.Struct("<I6H16xiIIIhxxI4xI")
+assert _HEAD.size == _BLOCKS and BLOCK_DTYPE.itemsize == 24
+
+
+def arrow_prelude(schema_message: bytes) -> bytes:
+    """What a segment file starts with; its length is the position of the first batch.
+
+    Raises:
+        BrokerError: CORRUPT_MESSAGE when ``schema_message`` is not one message of whole 8 bytes.
+    """
+    _flatbuffer(schema_message)
+    return _PRELUDE_MAGIC + schema_message
+
+
+def arrow_footer(schema_message: bytes, blocks: Sequence[tuple[int, int, int]] | npt.NDArray[np.void]) -> bytes:
+    """What a sealed segment file ends with, behind its last batch.
+
+    ``blocks`` are (file position, metadata length, body length) of each batch in file order, or an array of
+    ``BLOCK_DTYPE`` (see ``blocks_of``).
+
+    Raises:
+        BrokerError: CORRUPT_MESSAGE when ``schema_message`` is not a Schema message.
+    """
+    flatbuffer = _flatbuffer(schema_message)
+    vector = _block_array(blocks)
+    copy_at = _BLOCKS + vector.nbytes
+    head = _HEAD.pack(
+        _TABLE,
+        # vtable: its bytes, the table's bytes, then places of version, schema, dictionaries, record batches
+        *(12, 20, 16, 4, 8, 12),
+        _TABLE - 4,
+        copy_at + schema_table_position(flatbuffer) - (_TABLE + 4),
+        52 - (_TABLE + 8),
+        60 - (_TABLE + 12),
+        METADATA_V5,
+        0,
+        len(vector),
+    )
+    footer = head + vector.tobytes() + flatbuffer
+    return END_OF_STREAM + footer + struct.pack("<i", len(footer)) + MAGIC
+
+
+def blocks_of(
+    positions: npt.NDArray[np.int64], lengths: npt.NDArray[np.integer], file: bytes | memoryview
+) -> npt.NDArray[np.void]:
+    """The blocks of the batches at ``positions`` of a segment ``file``, reading only the front of each.
+
+    ``lengths`` are the bodies' lengths from the batch headers; positions are multiples of 8.
+    """
+    sizes = np.frombuffer(file, dtype="<i4", count=len(file) // 4)
+    blocks = np.zeros(len(positions), dtype=BLOCK_DTYPE)
+    blocks["offset"] = positions
+    blocks["metadata_length"] = sizes[np.asarray(positions) // 4 + 1] + PREFIX_BYTES
+    blocks["body_length"] = np.asarray(lengths, dtype=np.int64) - blocks["metadata_length"]
+    return blocks
+
+
+def block_of(position: int, body: bytes | memoryview) -> tuple[int, int, int]:
+    """The block of one batch whose whole message is ``body`` and which lies at ``position`` of its file.
+
+    Raises:
+        BrokerError: CORRUPT_MESSAGE when ``body`` does not begin like a message.
+    """
+    metadata_length = read_metadata_length(body)
+    return position, metadata_length, len(body) - metadata_length
+
+
+def _flatbuffer(schema_message: bytes) -> bytes:
+    metadata_length = read_metadata_length(schema_message)
+    flatbuffer = schema_message[PREFIX_BYTES:metadata_length]
+    schema_table_position(flatbuffer)
+    return flatbuffer
+
+
+def _block_array(blocks: Sequence[tuple[int, int, int]] | npt.NDArray[np.void]) -> npt.NDArray[np.void]:
+    if isinstance(blocks, np.ndarray):
+        assert blocks.dtype == BLOCK_DTYPE
+        return blocks
+    array = np.zeros(len(blocks), dtype=BLOCK_DTYPE)
+    columns = np.array(blocks, dtype=np.int64).reshape(-1, 3)
+    array["offset"], array["metadata_length"], array["body_length"] = columns.T
+    return array

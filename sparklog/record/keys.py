@@ -1,0 +1,98 @@
+"""The key bytes of records in typed topics: what murmur2 and, later, the cleaner take as a record's key.
+
+One key column:
+
+- text and bytes: themselves, so that they meet Kafka's StringSerializer and ByteArraySerializer;
+- numbers, dates, times, decimals: their fixed width in big-endian two's complement or IEEE 754, as Kafka's Short-,
+  Integer-, Long-, Float- and DoubleSerializer; -0.0 is 0.0 and there is one NaN;
+- booleans: one byte, 0 or 1.
+
+Several key columns: for each, in order, its length as big-endian i32 and its bytes, or the length -1 for a null.
+A key is null when all its columns are. The encoding is fixed for ever: changing it would move keys between partitions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import types
+
+from sparklog.errors import BrokerError, ErrorCode
+from sparklog.record.layout import is_variable_binary
+from sparklog.record.partitioner import NO_PARTITION, partitions_for_keys
+
+_NULL_LENGTH = (-1).to_bytes(4, "big", signed=True)
+
+
+def partitions_of(batch: pa.RecordBatch, key_columns: Sequence[str], n: int) -> npt.NDArray[np.int32]:
+    """The partition of each record among ``n``; NO_PARTITION where the key is null or there are no key columns.
+
+    Raises:
+        BrokerError: SCHEMA_MISMATCH when a key column is missing or nested.
+    """
+    if not key_columns:
+        return np.full(batch.num_rows, NO_PARTITION, np.int32)
+    return partitions_for_keys(encode_keys(batch, key_columns), n)
+
+
+def encode_keys(batch: pa.RecordBatch, key_columns: Sequence[str]) -> pa.Array:
+    """The key of each record as binary (or large binary), null where the key is null.
+
+    Raises:
+        BrokerError: SCHEMA_MISMATCH when a key column is missing or nested.
+    """
+    columns = [_column_bytes(batch, name) for name in key_columns]
+    if len(columns) == 1:
+        return columns[0]
+    parts = []
+    for column in columns:
+        parts += [_lengths(column), pc.fill_null(column, b"")]
+    joined = pc.binary_join_element_wise(*parts, pa.scalar(b"", pa.large_binary()))
+    absent = columns[0].is_null()
+    for column in columns[1:]:
+        absent = pc.and_(absent, column.is_null())
+    return pc.if_else(absent, pa.scalar(None, joined.type), joined)
+
+
+def _column_bytes(batch: pa.RecordBatch, name: str) -> pa.Array:
+    index = batch.schema.get_field_index(name)
+    if index < 0:
+        raise BrokerError(ErrorCode.SCHEMA_MISMATCH, f"key column {name!r} is not among {batch.schema.names}")
+    column = batch.column(index)
+    kind = column.type
+    if is_variable_binary(kind) or types.is_fixed_size_binary(kind):
+        return column.cast(pa.large_binary())
+    if types.is_nested(kind) or types.is_dictionary(kind):
+        raise BrokerError(ErrorCode.SCHEMA_MISMATCH, f"key column {name!r} is {kind}, expected a type without parts")
+    return _big_endian(column)
+
+
+def _big_endian(column: pa.Array) -> pa.Array:
+    if types.is_boolean(column.type):
+        column = column.cast(pa.uint8())
+    elif types.is_floating(column.type):
+        column = _canonical(column)
+    width = column.type.bit_width // 8
+    values = np.frombuffer(column.buffers()[1], np.uint8)[column.offset * width :][: len(column) * width]
+    turned = np.ascontiguousarray(values.reshape(-1, width)[:, ::-1])
+    fixed = pa.Array.from_buffers(pa.binary(width), len(column), [None, pa.py_buffer(turned)]).cast(pa.large_binary())
+    return pc.if_else(column.is_null(), pa.scalar(None, pa.large_binary()), fixed) if column.null_count else fixed
+
+
+def _canonical(column: pa.Array) -> pa.Array:
+    values = np.array(pc.fill_null(column, 0).to_numpy(zero_copy_only=False))
+    values += 0.0  # -0.0 + 0.0 is 0.0
+    values[np.isnan(values)] = np.nan
+    return pa.array(values, column.type, mask=column.is_null().to_numpy(zero_copy_only=False))
+
+
+def _lengths(column: pa.Array) -> pa.Array:
+    counts = np.asarray(pc.fill_null(pc.binary_length(column), -1).to_numpy(zero_copy_only=False)).astype(">i4")
+    assert not column.null_count or counts.tobytes().count(_NULL_LENGTH)
+    return pa.Array.from_buffers(pa.binary(4), len(counts), [None, pa.py_buffer(counts.tobytes())]).cast(
+        pa.large_binary()
+    )

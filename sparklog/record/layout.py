@@ -1,0 +1,145 @@
+"""Which Arrow types a topic may have, and how a schema's columns lie in a record batch message.
+
+A type is allowed when every reader of a segment file can be expected to know it and when its rows take room: a
+column of ``null`` or of empty structs would let a batch of a few bytes stand for four billion records. Dictionaries
+are not allowed, because an Arrow file has one dictionary per column while every batch of a log stands alone.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+import pyarrow as pa
+from pyarrow import types
+
+#: Columns and nested columns of one schema.
+MAX_NODES = 10_000
+#: Levels of nesting; Arrow's own readers stop at 64.
+MAX_DEPTH = 16
+#: Rows an element of a fixed-size list stands for, and bytes of a fixed-size binary.
+_MAX_FIXED_SIZE = 1 << 20
+
+_EXTENSION_KEY = b"ARROW:extension:name"
+
+
+class Node(NamedTuple):
+    """One column or nested column of a batch message, in the order of the message: depth first."""
+
+    path: str
+    nullable: bool
+    #: Buffers it has itself, without those of its children.
+    buffers: int
+    #: True for a column of the schema, False for what lies inside one.
+    top: bool
+
+
+@lru_cache(maxsize=1024)
+def nodes_of(schema: pa.Schema) -> tuple[Node, ...]:
+    """The nodes a batch of ``schema`` has; the schema must satisfy ``refusals``."""
+    nodes: list[Node] = []
+    for field in schema:
+        _append_nodes(nodes, field, path=field.name, top=True)
+    return tuple(nodes)
+
+
+def refusals(schema: pa.Schema) -> list[str]:
+    """Why ``schema`` cannot be a topic's, one sentence per column; empty when it can."""
+    if len(schema) == 0:
+        return ["a topic needs at least one column"]
+    names = schema.names
+    found = [
+        f"column {name!r} occurs {names.count(name)} times" for name in sorted(set(names)) if names.count(name) > 1
+    ]
+    for field in schema:
+        reason = _refusal(field, depth=1)
+        if not field.name:
+            found.append("a column without a name")
+        elif reason:
+            found.append(f"column {field.name!r} ({field.type}): {reason}")
+    if not found and len(nodes_of(schema)) > MAX_NODES:
+        found.append(f"{len(nodes_of(schema))} columns and nested columns, at most {MAX_NODES} expected")
+    return found
+
+
+def is_variable_binary(kind: pa.DataType) -> bool:
+    """Types with validity, offsets and bytes."""
+    return bool(
+        types.is_binary(kind) or types.is_string(kind) or types.is_large_binary(kind) or types.is_large_string(kind)
+    )
+
+
+def is_list(kind: pa.DataType) -> bool:
+    """Lists with offsets; maps are not among them."""
+    return bool(types.is_list(kind) or types.is_large_list(kind))
+
+
+def children_of(kind: pa.DataType) -> list[pa.Field]:
+    """The fields inside a nested type, as they appear in a message; empty for others."""
+    if types.is_map(kind):
+        return [pa.field("entries", pa.struct([kind.key_field, kind.item_field]), nullable=False)]
+    if types.is_struct(kind):
+        return [kind.field(index) for index in range(kind.num_fields)]
+    if is_list(kind) or types.is_fixed_size_list(kind):
+        return [kind.value_field]
+    return []
+
+
+def _append_nodes(nodes: list[Node], field: pa.Field, *, path: str, top: bool) -> None:
+    nodes.append(Node(path, field.nullable, _own_buffers(field.type), top))
+    for child in children_of(field.type):
+        _append_nodes(nodes, child, path=f"{path}.{child.name}", top=False)
+
+
+def _own_buffers(kind: pa.DataType) -> int:
+    if is_variable_binary(kind):
+        return 3
+    if types.is_struct(kind) or types.is_fixed_size_list(kind):
+        return 1
+    return 2
+
+
+def _refusal(field: pa.Field, depth: int) -> str | None:
+    kind = field.type
+    if depth > MAX_DEPTH:
+        return f"nested deeper than {MAX_DEPTH} levels"
+    if isinstance(kind, pa.BaseExtensionType) or _EXTENSION_KEY in (field.metadata or {}):
+        return "extension types are not stored; use the storage type"
+    if types.is_dictionary(kind):
+        return f"dictionary types are not stored; use {kind.value_type}"
+    if types.is_nested(kind):
+        return _nested_refusal(kind, depth)
+    if types.is_fixed_size_binary(kind):
+        return _fixed_size_refusal(kind.byte_width)
+    if is_variable_binary(kind) or _is_fixed_width(kind):
+        return None
+    return "this type is not stored"
+
+
+def _nested_refusal(kind: pa.DataType, depth: int) -> str | None:
+    children = children_of(kind)
+    if types.is_struct(kind) and not children:
+        return "a struct needs at least one field"
+    if not children:
+        return "this type is not stored"
+    if types.is_fixed_size_list(kind) and (reason := _fixed_size_refusal(kind.list_size)):
+        return reason
+    reasons = (_refusal(child, depth + 1) for child in children)
+    return next((reason for reason in reasons if reason), None)
+
+
+def _fixed_size_refusal(size: int) -> str | None:
+    return None if 1 <= size <= _MAX_FIXED_SIZE else f"fixed size {size}, expected 1 to {_MAX_FIXED_SIZE}"
+
+
+def _is_fixed_width(kind: pa.DataType) -> bool:
+    return bool(
+        types.is_boolean(kind)
+        or types.is_integer(kind)
+        or types.is_floating(kind)
+        or types.is_decimal(kind)
+        or types.is_date(kind)
+        or types.is_time(kind)
+        or types.is_timestamp(kind)
+        or types.is_duration(kind)
+    )

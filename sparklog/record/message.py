@@ -1,0 +1,180 @@
+"""Encapsulated Arrow IPC messages, read by hand: where metadata and body lie and what a record batch declares.
+
+::
+
+    u32 0xFFFFFFFF | i32 n | n bytes of flatbuffer, zeros up to 8 | body, a multiple of 8
+    '---- metadata_length = 8 + n ----------------------------'
+
+No Arrow library is asked here, so that the broker knows sizes and places before any native code acts on them.
+Source: Arrow columnar format, "Encapsulated message format"; format/Message.fbs and Schema.fbs of Arrow.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import NamedTuple
+
+from sparklog.record.flatbuffer import LONG, SHORT, UBYTE, ReadOnly, Table, malformed, root_table
+
+CONTINUATION = 0xFFFFFFFF
+PREFIX_BYTES = 8
+ALIGNMENT = 8
+_PREFIX = struct.Struct("<Ii")
+_PAIR = struct.Struct("<qq")
+_I64 = struct.Struct("<q")
+
+#: Arrow's MetadataVersion V5, the one since Arrow 1.0. V4 has another way of saying "compressed".
+METADATA_V5 = 4
+
+# Message: version, header type, header, body length, custom metadata
+_VERSION, _HEADER_TYPE, _HEADER, _BODY_LENGTH = 0, 1, 2, 3
+_SCHEMA, _RECORD_BATCH = 1, 3
+_HEADER_NAMES = {0: "none", 1: "Schema", 2: "DictionaryBatch", 3: "RecordBatch", 4: "Tensor", 5: "SparseTensor"}
+# RecordBatch: length, nodes, buffers, compression, variadic buffer counts
+_ROWS, _NODES, _BUFFERS, _COMPRESSION, _VARIADIC = 0, 1, 2, 3, 4
+# BodyCompression: codec, method
+_CODEC, _METHOD = 0, 1
+
+NOT_COMPRESSED = -1
+LZ4_FRAME = 0
+ZSTD = 1
+
+
+class BatchMessage(NamedTuple):
+    """What a RecordBatch message declares; sizes are bytes. Every buffer lies inside the body, in order."""
+
+    rows: int
+    #: (length, null count) of every column and nested column, depth first.
+    nodes: list[tuple[int, int]]
+    #: (offset, length) of every buffer, counted from the body's start.
+    buffers: list[tuple[int, int]]
+    #: NOT_COMPRESSED, LZ4_FRAME or ZSTD.
+    codec: int
+    #: How many counts of variadic buffers there are: one for each column of a view type.
+    variadic_counts: int
+    metadata_length: int
+    body_length: int
+
+
+def read_batch_message(source: ReadOnly) -> BatchMessage:
+    """Read ``source``, which has to be exactly one RecordBatch message.
+
+    Raises:
+        BrokerError: CORRUPT_MESSAGE when it is another message, shorter or longer than it says, or when a
+            buffer lies outside the body, is not aligned to 8 bytes, or overlaps the one before.
+    """
+    metadata_length = read_metadata_length(source)
+    message = _message_of(source[PREFIX_BYTES:metadata_length], _RECORD_BATCH)
+    body_length = message.scalar(_BODY_LENGTH, LONG)
+    if metadata_length + body_length != len(source):
+        raise malformed(f"metadata of {metadata_length} and body of {body_length} bytes in {len(source)} bytes")
+    batch = message.table(_HEADER)
+    if batch is None:
+        raise malformed("a RecordBatch message without a record batch")
+    return BatchMessage(
+        rows=batch.scalar(_ROWS, LONG),
+        nodes=_pairs(batch, _NODES),
+        buffers=_checked_buffers(_pairs(batch, _BUFFERS), body_length),
+        codec=_codec(batch),
+        variadic_counts=_count(batch, _VARIADIC, LONG.size),
+        metadata_length=metadata_length,
+        body_length=body_length,
+    )
+
+
+def read_metadata_length(source: ReadOnly) -> int:
+    """Bytes of prefix, flatbuffer and padding of the message ``source`` starts with.
+
+    Raises:
+        BrokerError: CORRUPT_MESSAGE when the prefix is not that of a message, or the metadata do not end inside.
+    """
+    if len(source) < PREFIX_BYTES:
+        raise malformed(f"{len(source)} bytes found, at least {PREFIX_BYTES} expected")
+    continuation, size = _PREFIX.unpack_from(source, 0)
+    if continuation != CONTINUATION:
+        raise malformed(f"a message starts with {CONTINUATION:#x}, found {continuation:#x}")
+    if size <= 0 or size % ALIGNMENT or PREFIX_BYTES + size > len(source):
+        raise malformed(f"metadata of {size} bytes in a message of {len(source)} bytes")
+    return PREFIX_BYTES + int(size)
+
+
+def schema_table_position(flatbuffer: ReadOnly) -> int:
+    """Where in the flatbuffer of a Schema message the Schema table begins.
+
+    Raises:
+        BrokerError: CORRUPT_MESSAGE when it is not the flatbuffer of a Schema message.
+    """
+    schema = _message_of(flatbuffer, _SCHEMA).table(_HEADER)
+    if schema is None:
+        raise malformed("a Schema message without a schema")
+    return schema.at
+
+
+def buffer_uncompressed_bytes(body: ReadOnly, offset: int, length: int) -> int:
+    """Bytes that one buffer of a compressed body says it will take, without decompressing it.
+
+    Raises:
+        BrokerError: CORRUPT_MESSAGE when the buffer is too short for its size or the size is negative.
+    """
+    if length == 0:
+        return 0
+    if length < _I64.size:
+        raise malformed(f"a compressed buffer of {length} bytes")
+    declared = int(_I64.unpack_from(body, offset)[0])
+    if declared == -1:  # Arrow's mark for a buffer left uncompressed because it would have grown
+        return length - _I64.size
+    if declared < 0:
+        raise malformed(f"a compressed buffer of {declared} bytes uncompressed")
+    return declared
+
+
+def _message_of(flatbuffer: ReadOnly, header_type: int) -> Table:
+    message = root_table(flatbuffer)
+    version = message.scalar(_VERSION, SHORT)
+    if version != METADATA_V5:
+        raise malformed(f"metadata version V{version + 1}, V{METADATA_V5 + 1} expected")
+    found = message.scalar(_HEADER_TYPE, UBYTE)
+    if found != header_type:
+        raise malformed(f"a {_HEADER_NAMES.get(found, found)} message, {_HEADER_NAMES[header_type]} expected")
+    return message
+
+
+def _pairs(batch: Table, index: int) -> list[tuple[int, int]]:
+    vector = batch.vector(index, _PAIR.size)
+    if vector is None:
+        return []
+    end = vector.start + vector.items * _PAIR.size
+    return list(_PAIR.iter_unpack(batch.source[vector.start : end]))
+
+
+def _checked_buffers(buffers: list[tuple[int, int]], body_length: int) -> list[tuple[int, int]]:
+    # Overlapping buffers would let a small body stand for a large batch.
+    end = 0
+    for number, (offset, length) in enumerate(buffers):
+        if length == 0:
+            # pyarrow makes a view at the offset even of nothing
+            if not 0 <= offset <= body_length:
+                raise malformed(f"empty buffer {number} at {offset} in a body of {body_length} bytes")
+            continue
+        if offset % ALIGNMENT or length < 0 or offset < end or offset + length > body_length:
+            raise malformed(
+                f"buffer {number} of {length} bytes at {offset}, expected a multiple of {ALIGNMENT} from {end} on "
+                f"and its end within the body of {body_length} bytes"
+            )
+        end = offset + length
+    return buffers
+
+
+def _codec(batch: Table) -> int:
+    compression = batch.table(_COMPRESSION)
+    if compression is None:
+        return NOT_COMPRESSED
+    codec, method = compression.scalar(_CODEC, UBYTE), compression.scalar(_METHOD, UBYTE)
+    if codec not in {LZ4_FRAME, ZSTD} or method != 0:
+        raise malformed(f"compression codec {codec} with method {method}")
+    return codec
+
+
+def _count(batch: Table, index: int, item_bytes: int) -> int:
+    vector = batch.vector(index, item_bytes)
+    return 0 if vector is None else vector.items

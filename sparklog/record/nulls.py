@@ -1,0 +1,64 @@
+"""Nulls where a schema allows none: Arrow's own validation does not look at nullability.
+
+A reader that trusts ``not null`` (Spark's generated code does) would take such a null for a zero.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import pyarrow as pa
+from pyarrow import types
+
+from sparklog.record.layout import is_list
+
+
+def misplaced_null(array: pa.Array, field: pa.Field) -> str | None:
+    """The path of a column or nested column that holds a null though ``field`` allows none there, or None.
+
+    ``array`` has exactly the type of ``field`` and has passed validation. What lies below a null struct or list does
+    not exist and is not looked at.
+    """
+    return _misplaced(array, field, field.name)
+
+
+def _misplaced(array: pa.Array, field: pa.Field, path: str) -> str | None:
+    if not field.nullable and array.null_count:
+        return path
+    if not _has_required(field.type):
+        return None
+    if array.null_count:
+        array = array.drop_null()
+    if types.is_struct(field.type):
+        inner = [(array.field(index), field.type.field(index)) for index in range(field.type.num_fields)]
+    elif types.is_map(field.type):
+        # A map's keys are checked by Arrow. keys and items ignore a slice and nulls, which drop_null has removed.
+        items = _unsliced(array).items
+        inner = [(items, field.type.item_field)]
+    else:
+        inner = [(array.flatten(), field.type.value_field)]
+    found = (_misplaced(child, of, f"{path}.{of.name}") for child, of in inner)
+    return next((place for place in found if place), None)
+
+
+@lru_cache(maxsize=4096)
+def _has_required(kind: pa.DataType) -> bool:
+    """True when something inside ``kind`` is not nullable, apart from the keys of maps."""
+    if types.is_map(kind):
+        fields = [kind.item_field]
+    elif types.is_struct(kind):
+        fields = [kind.field(index) for index in range(kind.num_fields)]
+    elif is_list(kind) or types.is_fixed_size_list(kind):
+        fields = [kind.value_field]
+    else:
+        return False
+    return any(not field.nullable or _has_required(field.type) for field in fields)
+
+
+def _unsliced(array: pa.MapArray) -> pa.MapArray:
+    if array.offset == 0 and len(array) == 0:
+        return array
+    first, last = array.offsets[0].as_py(), array.offsets[len(array)].as_py()
+    if array.offset == 0 and first == 0 and last == len(array.values):
+        return array
+    return array.take(pa.array(range(len(array)), pa.int64()))

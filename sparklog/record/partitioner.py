@@ -1,0 +1,152 @@
+"""Which partition a key belongs to: Kafka's murmur2, computed for whole columns.
+
+A key has the same partition as with Kafka's default partitioner, so a topic can be fed from both. All keys advance
+together, four bytes a step; there is no Python loop over records. ``keys.py`` says what the key bytes of typed
+columns are.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import types
+
+#: The answer for a null key, which belongs to no partition: the producer takes the one it is filling.
+NO_PARTITION = -1
+
+_SEED = 0x9747B28C
+_M = 0x5BD1E995
+_MASK = 0xFFFFFFFF
+#: With fewer long keys than this, a step for all of them in numpy costs more than one for each in Python.
+_FEW = 16
+
+_Keys: TypeAlias = "pa.Array | pa.ChunkedArray"
+
+
+def partitions_for_keys(keys: _Keys, n: int) -> npt.NDArray[np.int32]:
+    """The partition of each key among ``n``, as int32; NO_PARTITION where the key is null.
+
+    ``keys`` are binary or string, of any width of offsets, fixed-size or views.
+    """
+    assert n > 0
+    positive = murmur2_column(keys) & np.uint32(0x7FFFFFFF)
+    partitions: npt.NDArray[np.int32] = (positive % np.uint32(n)).astype(np.int32)
+    if keys.null_count:
+        partitions[np.asarray(keys.is_null(), dtype=np.bool_)] = NO_PARTITION
+    return partitions
+
+
+def murmur2(key: bytes) -> int:
+    """The hash of one key as Kafka's ``Utils.murmur2``: a signed 32-bit number."""
+    return int(murmur2_column(pa.array([key], pa.binary())).view(np.int32)[0])
+
+
+def murmur2_column(keys: _Keys) -> npt.NDArray[np.uint32]:
+    """The hash of each key, unsigned; of a null it is that of the empty key.
+
+    Source: org.apache.kafka.common.utils.Utils.murmur2 (seed 0x9747b28c).
+    """
+    if isinstance(keys, pa.ChunkedArray):
+        return np.concatenate([murmur2_column(chunk) for chunk in keys.chunks] or [np.zeros(0, np.uint32)])
+    content, starts, lengths = _spans(keys)
+    with np.errstate(over="ignore"):
+        return _hash(content, starts, lengths)
+
+
+def _hash(
+    content: npt.NDArray[np.uint8], starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]
+) -> npt.NDArray[np.uint32]:
+    # Longest first: those that still have a whole word at a step are then a prefix of the arrays.
+    order = np.argsort(-lengths, kind="stable")
+    starts, lengths = starts[order], lengths[order]
+    state = np.uint32(_SEED) ^ lengths.astype(np.uint32)
+    words = _words(content)
+    steps = int(lengths[0]) // 4 if len(lengths) else 0
+    for step in range(steps):
+        active = int(np.searchsorted(-lengths, -4 * (step + 1), side="right"))
+        if active < _FEW:
+            _finish_few(state[:active], words, starts[:active] + 4 * step, lengths[:active] // 4 - step)
+            break
+        state[:active] = state[:active] * np.uint32(_M) ^ _mixed(words[starts[:active] + 4 * step])
+    _add_tails(state, content, starts, lengths)
+    state ^= state >> np.uint32(13)
+    state *= np.uint32(_M)
+    state ^= state >> np.uint32(15)
+    hashes: npt.NDArray[np.uint32] = np.empty_like(state)
+    hashes[order] = state
+    return hashes
+
+
+def _finish_few(
+    state: npt.NDArray[np.uint32],
+    words: npt.NDArray[np.uint32],
+    starts: npt.NDArray[np.int64],
+    counts: npt.NDArray[np.int64],
+) -> None:
+    for index in range(len(state)):
+        start, count = int(starts[index]), int(counts[index])
+        value = int(state[index])
+        for word in _mixed(words[start : start + 4 * count : 4].copy()).tolist():
+            value = value * _M & _MASK ^ word
+        state[index] = value
+
+
+def _mixed(words: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
+    words = words * np.uint32(_M)
+    words ^= words >> np.uint32(24)
+    words *= np.uint32(_M)
+    return words
+
+
+def _add_tails(
+    state: npt.NDArray[np.uint32],
+    content: npt.NDArray[np.uint8],
+    starts: npt.NDArray[np.int64],
+    lengths: npt.NDArray[np.int64],
+) -> None:
+    left = lengths % 4
+    ends = starts + lengths - left
+    for place in (2, 1, 0):
+        rows = np.flatnonzero(left > place)
+        state[rows] ^= content[ends[rows] + place].astype(np.uint32) << np.uint32(8 * place)
+    rows = np.flatnonzero(left)
+    state[rows] *= np.uint32(_M)
+
+
+def _words(content: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint32]:
+    """The little-endian word that begins at each byte: keys lie next to each other at any place."""
+    count = max(len(content) - 3, 0)
+    words: npt.NDArray[np.uint32] = np.ndarray(
+        shape=(count,), dtype="<u4", buffer=content.data if count else bytes(0), strides=(1,)
+    )
+    return words
+
+
+def _spans(keys: pa.Array) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """All bytes of the column and where each key begins and how long it is; a null has length 0."""
+    kind = keys.type
+    if types.is_dictionary(kind):
+        keys = keys.dictionary_decode()
+        kind = keys.type
+    if types.is_string_view(kind) or types.is_binary_view(kind) or types.is_fixed_size_binary(kind):
+        keys = keys.cast(pa.large_binary())
+        kind = keys.type
+    if types.is_binary(kind) or types.is_string(kind):
+        width = "<i4"
+    elif types.is_large_binary(kind) or types.is_large_string(kind):
+        width = "<i8"
+    else:
+        raise TypeError(f"keys are {kind}, expected binary or string")
+    _, offset_buffer, content_buffer = keys.buffers()
+    if len(keys) == 0:
+        return np.zeros(0, np.uint8), np.zeros(0, np.int64), np.zeros(0, np.int64)
+    offsets = np.frombuffer(offset_buffer, dtype=width)[keys.offset : keys.offset + len(keys) + 1].astype(np.int64)
+    content = np.frombuffer(content_buffer, dtype=np.uint8) if content_buffer else np.zeros(0, np.uint8)
+    starts, lengths = offsets[:-1], np.diff(offsets)
+    if keys.null_count:
+        lengths = np.where(pc.is_null(keys).to_numpy(zero_copy_only=False), 0, lengths)
+    return content, starts, lengths

@@ -1,0 +1,185 @@
+"""Schemas of topics: which Arrow schemas are allowed, their bytes, and how they may grow.
+
+A topic's schema travels and is stored as the bytes of one Arrow IPC Schema message, written once by whoever creates
+or extends the topic and copied verbatim from then on; nothing compares what two pyarrow versions would have written.
+Metadata of schemas and fields (pandas' index, Spark's comments) are not part of a topic's schema and are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+import pyarrow as pa
+from pyarrow import types
+
+from sparklog.errors import BrokerError, ErrorCode
+from sparklog.record.fit import fit_table as fit_table
+from sparklog.record.flatbuffer import malformed
+from sparklog.record.layout import children_of, is_list, refusals
+from sparklog.record.message import read_metadata_length, schema_table_position
+
+#: The columns of Kafka's records, for topics created without a schema.
+DEFAULT_SCHEMA = pa.schema(
+    [
+        pa.field("key", pa.binary()),
+        pa.field("value", pa.binary()),
+        pa.field("headers", pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))),
+        pa.field("timestamp", pa.timestamp("us", tz="UTC")),
+    ]
+)
+#: The event-time column of topics created without a schema.
+DEFAULT_EVENT_TIME = "timestamp"
+#: The key column of topics created without a schema.
+DEFAULT_KEY_COLUMNS = ("key",)
+
+#: A schema has to fit into a ZooKeeper node (1 MB, base64) together with the topic's assignment.
+MAX_SCHEMA_BYTES = 256 * 1024
+
+
+def schema_message(schema: pa.Schema) -> bytes:
+    """The encapsulated IPC Schema message of ``schema``, without metadata.
+
+    Raises:
+        BrokerError: SCHEMA_MISMATCH naming each column whose type cannot be stored.
+    """
+    check_schema(schema)
+    message: bytes = _without_metadata(schema).serialize().to_pybytes()
+    if len(message) > MAX_SCHEMA_BYTES:
+        raise BrokerError(
+            ErrorCode.SCHEMA_MISMATCH, f"the schema takes {len(message)} bytes, at most {MAX_SCHEMA_BYTES} expected"
+        )
+    return message
+
+
+@lru_cache(maxsize=1024)
+def parse_schema(message: bytes) -> pa.Schema:
+    """The schema in the bytes of an IPC Schema message; cached, so equal bytes give the same object.
+
+    Raises:
+        BrokerError: CORRUPT_MESSAGE when the bytes are not exactly one Schema message, SCHEMA_MISMATCH when it
+            holds types that cannot be stored.
+    """
+    if len(message) > MAX_SCHEMA_BYTES:
+        raise malformed(f"a Schema message of {len(message)} bytes, at most {MAX_SCHEMA_BYTES} expected")
+    metadata_length = read_metadata_length(message)
+    if metadata_length != len(message):
+        raise malformed(f"a Schema message of {metadata_length} bytes in {len(message)} bytes")
+    schema_table_position(message[8:])
+    try:
+        schema = pa.ipc.read_schema(pa.py_buffer(message))
+    except (pa.ArrowException, OSError, ValueError, TypeError, KeyError) as error:
+        raise malformed(f"not a schema: {_first_line(error)}") from None
+    check_schema(schema)
+    return _without_metadata(schema)
+
+
+def check_schema(schema: pa.Schema) -> None:
+    """Raises BrokerError SCHEMA_MISMATCH, naming the columns, when ``schema`` cannot be a topic's."""
+    if found := refusals(schema):
+        raise BrokerError(ErrorCode.SCHEMA_MISMATCH, "; ".join(found[:20]))
+
+
+def check_extension(old: pa.Schema, new: pa.Schema) -> None:
+    """Check that ``new`` only adds nullable columns behind those of ``old``.
+
+    Raises:
+        BrokerError: SCHEMA_MISMATCH with what differs, column by column.
+    """
+    check_schema(new)
+    found = []
+    for index, before in enumerate(old):
+        if index >= len(new):
+            found.append(f"column {before.name!r} is missing")
+            continue
+        after = new.field(index)
+        if before.name != after.name:
+            found.append(f"column {index} is {after.name!r}, expected {before.name!r}")
+        elif not before.equals(after):
+            found.append(f"column {before.name!r} is {_describe(after)}, expected {_describe(before)}")
+    found += [
+        f"added column {new.field(index).name!r} is {_describe(new.field(index))}, expected it to be nullable"
+        for index in range(len(old), len(new))
+        if not new.field(index).nullable
+    ]
+    if found:
+        raise BrokerError(ErrorCode.SCHEMA_MISMATCH, "; ".join(found[:20]))
+
+
+def check_event_time(schema: pa.Schema, event_time: str | None) -> None:
+    """Raises BrokerError SCHEMA_MISMATCH unless ``event_time`` is None or a column of timestamps or dates."""
+    if event_time is None:
+        return
+    kind = _column_type(schema, event_time, "event-time column")
+    if not (types.is_timestamp(kind) or types.is_date(kind)):
+        raise BrokerError(
+            ErrorCode.SCHEMA_MISMATCH, f"event-time column {event_time!r} is {kind}, expected a timestamp or a date"
+        )
+
+
+def check_key_columns(schema: pa.Schema, key_columns: Sequence[str]) -> None:
+    """Raises BrokerError SCHEMA_MISMATCH unless all ``key_columns`` exist once and are not nested."""
+    for name in key_columns:
+        kind = _column_type(schema, name, "key column")
+        if types.is_nested(kind):
+            raise BrokerError(
+                ErrorCode.SCHEMA_MISMATCH, f"key column {name!r} is {kind}, expected a type without parts"
+            )
+    if len(set(key_columns)) != len(key_columns):
+        raise BrokerError(ErrorCode.SCHEMA_MISMATCH, f"key columns {list(key_columns)} name a column twice")
+
+
+def plain_schema(schema: pa.Schema) -> pa.Schema:
+    """``schema`` with types that cannot be stored replaced by their plain relatives.
+
+    Dictionaries become their values, extension types their storage, views and list views the types with offsets;
+    metadata go. For creating a topic from a data frame; what has no plain relative is left for ``check_schema``.
+    """
+    return pa.schema([field.remove_metadata().with_type(_plain_type(field.type)) for field in schema])
+
+
+def _plain_type(kind: pa.DataType) -> pa.DataType:
+    if isinstance(kind, pa.BaseExtensionType):
+        return _plain_type(kind.storage_type)
+    if types.is_dictionary(kind):
+        return _plain_type(kind.value_type)
+    if types.is_string_view(kind):
+        return pa.string()
+    if types.is_binary_view(kind):
+        return pa.binary()
+    if types.is_list_view(kind) or types.is_large_list_view(kind):
+        return pa.list_(_plain_field(kind.value_field))
+    if types.is_large_list(kind):
+        return pa.large_list(_plain_field(kind.value_field))
+    if is_list(kind):
+        return pa.list_(_plain_field(kind.value_field))
+    if types.is_fixed_size_list(kind):
+        return pa.list_(_plain_field(kind.value_field), kind.list_size)
+    if types.is_map(kind):
+        return pa.map_(_plain_field(kind.key_field), _plain_field(kind.item_field), kind.keys_sorted)
+    if types.is_struct(kind):
+        return pa.struct([_plain_field(child) for child in children_of(kind)])
+    return kind
+
+
+def _plain_field(field: pa.Field) -> pa.Field:
+    return field.remove_metadata().with_type(_plain_type(field.type))
+
+
+def _without_metadata(schema: pa.Schema) -> pa.Schema:
+    return plain_schema(schema)
+
+
+def _column_type(schema: pa.Schema, name: str, role: str) -> pa.DataType:
+    index = schema.get_field_index(name)
+    if index < 0:
+        raise BrokerError(ErrorCode.SCHEMA_MISMATCH, f"{role} {name!r} is not among the columns {schema.names}")
+    return schema.field(index).type
+
+
+def _describe(field: pa.Field) -> str:
+    return f"{field.type}{'' if field.nullable else ' not null'}"
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0][:200]

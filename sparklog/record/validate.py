@@ -1,0 +1,152 @@
+"""What a leader checks before it appends a producer's batch: after this no reader can be harmed by it.
+
+The order matters. The checksum first, since most bad batches are accidents. Then the metadata, read by hand with bounds
+checks: how many rows, which buffers, how many bytes after decompression. Only then are the bytes given to Arrow, whose
+full validation looks at every offset and every character. Everything is per batch and column; no loop sees a record.
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+
+import pyarrow as pa
+
+from sparklog.errors import BrokerError, ErrorCode
+from sparklog.record.checksum import Buffer
+from sparklog.record.codec import event_time_range, read_record_batch, verify_body_crc
+from sparklog.record.flatbuffer import malformed
+from sparklog.record.header import BatchHeader, Flag
+from sparklog.record.layout import nodes_of
+from sparklog.record.message import (
+    LZ4_FRAME,
+    NOT_COMPRESSED,
+    ZSTD,
+    BatchMessage,
+    buffer_uncompressed_bytes,
+    read_batch_message,
+)
+from sparklog.record.nulls import misplaced_null
+
+#: What a producer may set; the rest is the leader's and the cleaner's.
+_PRODUCER_FLAGS = Flag.LZ4 | Flag.ZSTD | Flag.TRANSACTIONAL
+_CODEC_FLAGS = {NOT_COMPRESSED: Flag(0), LZ4_FRAME: Flag.LZ4, ZSTD: Flag.ZSTD}
+_CODEC_NAMES = {Flag(0): "no compression", Flag.LZ4: "lz4", Flag.ZSTD: "zstd"}
+
+
+def validate_batch(
+    header: BatchHeader,
+    body: Buffer,
+    *,
+    schema: pa.Schema,
+    schema_id: int,
+    max_message_bytes: int,
+    event_time: str | None,
+) -> None:
+    """Check a batch as it came from a producer against the topic's newest schema and its limits.
+
+    Does not look at producer id, epoch and sequence: duplicates are found before this is called.
+
+    Raises:
+        BrokerError: CORRUPT_MESSAGE for bytes that contradict themselves, the header or Arrow's format;
+            MESSAGE_TOO_LARGE when it takes, or would take once decompressed, more than ``max_message_bytes``;
+            SCHEMA_OUTDATED for a schema id before ``schema_id``, SCHEMA_MISMATCH for any other or for columns that are
+            not the schema's; INVALID_RECORD for nulls in columns that allow none, for timestamps that are not the
+            header's, for no records at all, and for flags that a producer may not set.
+    """
+    buffer = pa.py_buffer(body)
+    _check_header(header, buffer.size, max_message_bytes)
+    verify_body_crc(header, buffer)
+    _check_schema_id(header, schema_id)
+    source = memoryview(buffer)
+    message = read_batch_message(source)
+    _check_columns(message, schema, header.record_count)
+    _check_sizes(message, source, header, max_message_bytes)
+    records = read_record_batch(buffer, schema)
+    try:
+        records.validate(full=True)
+    except (pa.ArrowException, ValueError) as error:
+        raise _corrupt(str(error).partition("\n")[0][:200]) from None
+    _check_records(records, header, event_time)
+
+
+def _check_header(header: BatchHeader, found_bytes: int, max_message_bytes: int) -> None:
+    if header.length != found_bytes or header.offset_array_length:
+        raise _corrupt(
+            f"{found_bytes} bytes found, {header.length} and an offset array of {header.offset_array_length} declared"
+        )
+    if found_bytes > max_message_bytes:
+        raise _too_large(found_bytes, max_message_bytes)
+    if header.flags & ~_PRODUCER_FLAGS:
+        raise BrokerError(
+            ErrorCode.INVALID_RECORD, f"flags {header.flags:#06x}, expected none but {int(_PRODUCER_FLAGS):#06x}"
+        )
+    if header.record_count == 0 or header.offset_span != header.record_count:
+        raise BrokerError(
+            ErrorCode.INVALID_RECORD,
+            f"{header.record_count} records over {header.offset_span} offsets, expected as many and at least one",
+        )
+
+
+def _check_schema_id(header: BatchHeader, schema_id: int) -> None:
+    if header.schema_id == schema_id:
+        return
+    known = 0 <= header.schema_id < schema_id
+    raise BrokerError(
+        ErrorCode.SCHEMA_OUTDATED if known else ErrorCode.SCHEMA_MISMATCH,
+        f"schema id {header.schema_id} found, {schema_id} expected",
+    )
+
+
+def _check_columns(message: BatchMessage, schema: pa.Schema, record_count: int) -> None:
+    """Compare rows, nodes and buffers with those the schema has, without touching the body."""
+    if message.rows != record_count:
+        raise _corrupt(f"{message.rows} records found, {record_count} declared in the header")
+    nodes = nodes_of(schema)
+    expected_buffers = sum(node.buffers for node in nodes)
+    if len(message.nodes) != len(nodes) or len(message.buffers) != expected_buffers or message.variadic_counts:
+        raise BrokerError(
+            ErrorCode.SCHEMA_MISMATCH,
+            f"{len(message.nodes)} columns with {len(message.buffers)} buffers and {message.variadic_counts} variadic "
+            f"counts found, {len(nodes)} with {expected_buffers} and none expected (nested columns included)",
+        )
+    for node, (length, null_count) in zip(nodes, message.nodes, strict=True):
+        if length < 0 or not 0 <= null_count <= length or (node.top and length != record_count):
+            raise malformed(
+                f"column {node.path!r} has {length} values, {null_count} of them null, in {record_count} rows"
+            )
+
+
+def _check_sizes(message: BatchMessage, source: memoryview, header: BatchHeader, max_message_bytes: int) -> None:
+    flag = _CODEC_FLAGS[message.codec]
+    declared = Flag(header.flags) & (Flag.LZ4 | Flag.ZSTD)
+    if flag != declared:
+        raise _corrupt(f"the batch is written with {_CODEC_NAMES[flag]}, the header's flags are {header.flags:#06x}")
+    if message.codec == NOT_COMPRESSED:
+        return
+    body = source[message.metadata_length :]
+    total = message.metadata_length
+    for offset, length in message.buffers:
+        total += buffer_uncompressed_bytes(body, offset, length)
+        if total > max_message_bytes:
+            raise _too_large(total, max_message_bytes)
+
+
+def _check_records(records: pa.RecordBatch, header: BatchHeader, event_time: str | None) -> None:
+    for field, column in zip(records.schema, islice(records.itercolumns(), None), strict=True):
+        if path := misplaced_null(column, field):
+            raise BrokerError(ErrorCode.INVALID_RECORD, f"column {path!r} holds nulls and is not nullable")
+    found = event_time_range(records, event_time)
+    if found != (header.min_timestamp, header.max_timestamp):
+        raise BrokerError(
+            ErrorCode.INVALID_RECORD,
+            f"timestamps {header.min_timestamp} to {header.max_timestamp} us in the header, {found[0]} to {found[1]} "
+            f"in column {event_time!r}",
+        )
+
+
+def _corrupt(detail: str) -> BrokerError:
+    return BrokerError(ErrorCode.CORRUPT_MESSAGE, detail)
+
+
+def _too_large(found: int, limit: int) -> BrokerError:
+    return BrokerError(ErrorCode.MESSAGE_TOO_LARGE, f"{found} bytes uncompressed, max.message.bytes is {limit}")
