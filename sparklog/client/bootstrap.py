@@ -1,0 +1,45 @@
+"""Addresses a client starts from: ``host:port,host:port``. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from sparklog.errors import ConfigError
+
+DEFAULT_PORT = 9092
+
+
+class Address(NamedTuple):
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def parse_bootstrap(bootstrap: str | Iterable[str]) -> tuple[Address, ...]:
+    """Addresses out of ``"a:9092,b:9092"`` or a list of such; the port may be left out, IPv6 hosts stand in brackets.
+
+    Raises:
+        ConfigError: nothing named, or a part that is no address (which is named).
+    """
+    parts = bootstrap.split(",") if isinstance(bootstrap, str) else list(bootstrap)
+    addresses = tuple(_parse(part.strip()) for part in parts if part.strip())
+    if not addresses:
+        raise ConfigError("bootstrap servers: none given, expected host:port[,host:port...]")
+    return addresses
+
+
+def _parse(text: str) -> Address:
+    if text.startswith("["):
+        host, bracket, rest = text[1:].partition("]")
+        port = rest[1:] if rest.startswith(":") else rest
+        valid = bool(bracket) and (not rest or rest.startswith(":"))
+    else:
+        host, _, port = text.partition(":")
+        valid = ":" not in port
+    port = port or str(DEFAULT_PORT)
+    if not valid or not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
+        raise ConfigError(f"bootstrap servers: {text!r} is no host:port")
+    return Address(host, int(port))

@@ -1,0 +1,137 @@
+"""What the admin client tells about a cluster: frozen values for people and programs. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from sparklog.model import NO_LEADER, TopicPartition
+from sparklog.protocol.messages import DescribeBrokerReply, MetadataReply, ReplicaDescription, TopicMetadata
+from sparklog.record.schema import parse_schema
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionDescription:
+    """One partition: who has it, who leads it, who is in sync."""
+
+    partition: int
+    #: Broker id, or None while there is no leader.
+    leader: int | None
+    leader_epoch: int
+    #: Broker ids, preferred leader first.
+    replicas: tuple[int, ...]
+    isr: tuple[int, ...]
+
+    @property
+    def under_replicated(self) -> bool:
+        return len(self.isr) < len(self.replicas)
+
+
+@dataclass(frozen=True, slots=True)
+class TopicDescription:
+    """One topic. ``warning`` says why its replicas stand on fewer hosts than asked; only ``create_topic`` fills it."""
+
+    name: str
+    topic_id: str
+    partitions: tuple[PartitionDescription, ...]
+    schema: pa.Schema
+    schema_id: int
+    key: tuple[str, ...]
+    event_time: str | None
+    #: Only what was set for this topic.
+    config: Mapping[str, str] = field(default_factory=dict)
+    warning: str = ""
+
+    @property
+    def replication_factor(self) -> int:
+        return len(self.partitions[0].replicas) if self.partitions else 0
+
+    def topic_partitions(self) -> list[TopicPartition]:
+        return [TopicPartition(self.name, part.partition) for part in self.partitions]
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerAddress:
+    """A live broker as the cluster knows it; ``incarnation`` counts its registrations."""
+
+    broker_id: int
+    host: str
+    port: int
+    incarnation: int
+    rack: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterDescription:
+    cluster_id: str
+    controller_epoch: int
+    brokers: tuple[BrokerAddress, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerDescription:
+    """What a broker process says about itself; ``error`` instead when it did not answer."""
+
+    address: BrokerAddress
+    state: str = "unreachable"
+    pid: int = 0
+    version: str = ""
+    log_dir: str = ""
+    replicas: tuple[ReplicaDescription, ...] = ()
+    counters: Mapping[str, int] = field(default_factory=dict)
+    error: str = ""
+
+    @property
+    def leaders(self) -> int:
+        return sum(replica.role == "leader" for replica in self.replicas)
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(replica.size_bytes for replica in self.replicas)
+
+
+def describe_topic(topic: TopicMetadata, *, warning: str = "") -> TopicDescription:
+    """Raises BrokerError when the schema bytes cannot be read here."""
+    latest = topic.schemas[-1]
+    return TopicDescription(
+        name=topic.name,
+        topic_id=topic.topic_id,
+        partitions=tuple(
+            PartitionDescription(
+                part.partition,
+                None if part.leader == NO_LEADER else part.leader,
+                part.leader_epoch,
+                replicas=tuple(part.replicas),
+                isr=tuple(part.isr),
+            )
+            for part in topic.partitions
+        ),
+        schema=parse_schema(latest.message),
+        schema_id=latest.schema_id,
+        key=tuple(topic.key_columns),
+        event_time=topic.event_time,
+        config=dict(topic.config),
+        warning=warning,
+    )
+
+
+def describe_cluster(reply: MetadataReply) -> ClusterDescription:
+    brokers = tuple(
+        BrokerAddress(broker.broker_id, broker.host, broker.port, broker.incarnation, broker.rack)
+        for broker in sorted(reply.brokers, key=lambda broker: broker.broker_id)
+    )
+    return ClusterDescription(reply.cluster_id, reply.controller_epoch, brokers)
+
+
+def describe_broker(address: BrokerAddress, reply: DescribeBrokerReply) -> BrokerDescription:
+    return BrokerDescription(
+        address,
+        state=reply.state,
+        pid=reply.pid,
+        version=reply.version,
+        log_dir=reply.log_dir,
+        replicas=tuple(reply.replicas),
+        counters=dict(reply.counters),
+    )

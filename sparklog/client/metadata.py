@@ -1,0 +1,125 @@
+"""A client's picture of the cluster: brokers, topics, and who leads what. Pure: replies in, answers out.
+
+Replies of different brokers overtake each other, so they are merged and not just taken over: per partition the greatest
+leader epoch wins, per broker the greatest incarnation, and a topic that was deleted and made again replaces the old
+one wherever the controller epoch does not say that the reply is the older picture.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import msgspec
+
+from sparklog.errors import BrokerError, ErrorCode
+from sparklog.model import NO_LEADER, BrokerEndpoint, TopicPartition, TopicSchema
+from sparklog.protocol.messages import MetadataReply, PartitionMetadata, TopicMetadata
+
+
+class Leader(NamedTuple):
+    """Who leads a partition, and in which epoch."""
+
+    broker_id: int
+    epoch: int
+
+
+class MetadataCache:
+    """Owned by one client; not thread-safe."""
+
+    def __init__(self) -> None:
+        self.cluster_id = ""
+        self.controller_epoch = -1
+        self.brokers: dict[int, BrokerEndpoint] = {}
+        self._topics: dict[str, TopicMetadata] = {}
+        self._partitions: dict[TopicPartition, PartitionMetadata] = {}
+
+    def update(self, reply: MetadataReply) -> None:
+        """Merge a reply in. A topic it calls unknown is forgotten."""
+        if not self.cluster_id:
+            self.cluster_id = reply.cluster_id
+        stale = reply.controller_epoch < self.controller_epoch
+        self.controller_epoch = max(self.controller_epoch, reply.controller_epoch)
+        self._update_brokers(reply.brokers, stale=stale)
+        for topic in reply.topics:
+            if topic.code != ErrorCode.NONE:
+                self.forget(topic.name)
+            else:
+                self._update_topic(topic, stale=stale)
+
+    def forget(self, name: str) -> None:
+        """Drop a topic: it was deleted, or this client no longer cares."""
+        topic = self._topics.pop(name, None)
+        for partition in topic.partitions if topic else ():
+            self._partitions.pop(TopicPartition(name, partition.partition), None)
+
+    def topic(self, name: str) -> TopicMetadata | None:
+        return self._topics.get(name)
+
+    def topic_names(self) -> list[str]:
+        return sorted(self._topics)
+
+    def partitions(self, name: str) -> list[TopicPartition]:
+        """Every known partition of a topic, in order."""
+        topic = self._topics.get(name)
+        return [TopicPartition(name, part.partition) for part in topic.partitions] if topic else []
+
+    def partition(self, tp: TopicPartition) -> PartitionMetadata | None:
+        return self._partitions.get(tp)
+
+    def leader(self, tp: TopicPartition) -> Leader | None:
+        """The leader, if there is one and its address is known."""
+        known = self._partitions.get(tp)
+        if known is None or known.leader == NO_LEADER or known.leader not in self.brokers:
+            return None
+        return Leader(known.leader, known.leader_epoch)
+
+    def schema(self, name: str, schema_id: int) -> TopicSchema | None:
+        topic = self._topics.get(name)
+        return next((schema for schema in topic.schemas if schema.schema_id == schema_id), None) if topic else None
+
+    def group_by_leader(self, partitions: Iterable[TopicPartition]) -> dict[int | None, list[TopicPartition]]:
+        """Partitions by the broker to ask about them; under None those without a known leader."""
+        groups: dict[int | None, list[TopicPartition]] = {}
+        for tp in partitions:
+            leader = self.leader(tp)
+            groups.setdefault(leader.broker_id if leader else None, []).append(tp)
+        return groups
+
+    def _update_brokers(self, brokers: Iterable[BrokerEndpoint], *, stale: bool) -> None:
+        named = {broker.broker_id: broker for broker in brokers}
+        for broker_id, broker in list(named.items()):
+            known = self.brokers.get(broker_id)
+            if known is not None and known.incarnation > broker.incarnation:
+                named[broker_id] = known
+        # An older picture may add a broker, but must not take away one that has come since.
+        self.brokers = {**self.brokers, **named} if stale else named
+
+    def _update_topic(self, topic: TopicMetadata, *, stale: bool) -> None:
+        known = self._topics.get(topic.name)
+        if known is not None and known.topic_id != topic.topic_id:
+            if stale:
+                return
+            self.forget(topic.name)
+            known = None
+        merged = []
+        for partition in topic.partitions:
+            tp = TopicPartition(topic.name, partition.partition)
+            before = self._partitions.get(tp)
+            if before is not None and before.leader_epoch > partition.leader_epoch:
+                partition = before
+            self._partitions[tp] = partition
+            merged.append(partition)
+        if known is not None:
+            # Partitions and schemas are only ever added: what a slower broker does not know yet is kept.
+            merged += known.partitions[len(merged) :]
+            if len(known.schemas) > len(topic.schemas):
+                topic = msgspec.structs.replace(topic, schemas=known.schemas)
+        self._topics[topic.name] = msgspec.structs.replace(topic, partitions=tuple(merged))
+
+
+def topic_error(topic: TopicMetadata) -> BrokerError | None:
+    """The error a reply holds about a topic, or None."""
+    if topic.code == ErrorCode.NONE:
+        return None
+    return BrokerError(topic.code, topic.detail or f"topic {topic.name!r}")

@@ -1,0 +1,113 @@
+"""Offsets by position or time: asking the leaders, and asking again where the high watermark is not settled yet."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from sparklog.client.link import ClusterLink, no_leader
+from sparklog.errors import BrokerError, ErrorCode
+from sparklog.model import TopicPartition
+from sparklog.protocol.messages import (
+    EARLIEST,
+    LATEST,
+    ListedOffset,
+    ListOffsets,
+    ListOffsetsPartition,
+    ListOffsetsReply,
+)
+
+#: A place in a log: an end of it, or a time (datetime, or microseconds since the epoch).
+OffsetQuery = Literal["earliest", "latest"] | dt.datetime | int
+
+
+def list_offsets(
+    link: ClusterLink,
+    queries: Mapping[TopicPartition, OffsetQuery],
+    *,
+    isolation: int = 0,
+    timeout_s: float | None = None,
+) -> dict[TopicPartition, int]:
+    """The offset of each place; for a time after the last record, the latest offset.
+
+    Raises:
+        BrokerError: UNKNOWN_TOPIC_OR_PARTITION.
+        ClientTimeout: some leader did not answer in time.
+    """
+    answers = _ask_all(link, {tp: wire_time(query) for tp, query in queries.items()}, isolation, timeout_s=timeout_s)
+    after_the_end = [tp for tp, answer in answers.items() if answer.offset < 0]
+    if after_the_end:
+        answers |= _ask_all(link, dict.fromkeys(after_the_end, LATEST), isolation, timeout_s=timeout_s)
+    return {tp: answers[tp].offset for tp in queries}
+
+
+def wire_time(query: OffsetQuery) -> int:
+    """What ``ListOffsetsPartition.timestamp_us`` holds for a place. A datetime without a zone is local time."""
+    if query == "earliest":
+        return EARLIEST
+    if query == "latest":
+        return LATEST
+    if isinstance(query, dt.datetime):
+        query = round(query.timestamp() * 1_000_000)
+    if isinstance(query, bool) or not isinstance(query, int) or query < 0:
+        raise ValueError(f"offset query {query!r}: expected 'earliest', 'latest', a datetime or microseconds >= 0")
+    return query
+
+
+def _ask_all(
+    link: ClusterLink, times: Mapping[TopicPartition, int], isolation: int, *, timeout_s: float | None
+) -> dict[TopicPartition, ListedOffset]:
+    answers: dict[TopicPartition, ListedOffset] = {}
+    stale = False
+
+    def attempt() -> None:
+        nonlocal stale
+        waiting = [tp for tp in times if tp not in answers]
+        topics = sorted({tp.topic for tp in waiting if stale or link.metadata.leader(tp) is None})
+        if topics:
+            link.refresh(topics)
+        stale = False
+        problem: BrokerError | None = None
+        for broker_id, group in link.metadata.group_by_leader(waiting).items():
+            try:
+                if broker_id is None:
+                    raise no_leader(link.metadata, group[0])
+                _ask_one(link, broker_id, group, times=times, isolation=isolation, answers=answers)
+            except BrokerError as error:  # noqa: PERF203 - the other leaders are asked all the same
+                stale = stale or error.refresh_metadata
+                if not error.retriable:
+                    raise
+                problem = error
+        if problem is not None:
+            raise problem
+
+    link.retrying("list offsets", attempt, timeout_s=timeout_s)
+    return answers
+
+
+def _ask_one(
+    link: ClusterLink,
+    broker_id: int,
+    group: Sequence[TopicPartition],
+    *,
+    times: Mapping[TopicPartition, int],
+    isolation: int,
+    answers: dict[TopicPartition, ListedOffset],
+) -> None:
+    """Ask one leader about its partitions; keeps what was answered, raises the last error among the rest."""
+    wanted = []
+    for tp in group:
+        leader = link.metadata.leader(tp)
+        wanted.append(ListOffsetsPartition(tp.topic, tp.partition, times[tp], leader.epoch if leader else -1))
+    reply = link.ask_broker(broker_id, ListOffsets(0, isolation, tuple(wanted)), ListOffsetsReply)
+    problem: BrokerError | None = None
+    for tp, result in zip(group, reply.results, strict=True):
+        if result.code == ErrorCode.NONE:
+            answers[tp] = result
+        else:
+            problem = BrokerError(result.code, result.detail or f"partition {tp}")
+            if not problem.retriable:
+                break
+    if problem is not None:
+        raise problem

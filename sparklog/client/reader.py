@@ -1,0 +1,205 @@
+"""Reading one range of offsets of one partition, all of it or an error: under Spark's tasks and other bounded reads.
+
+The next fetch is sent before the last answer is decoded and handed out, so the broker and the socket work while the
+caller does. A reader never ends early without saying so: a range that cannot be read raises.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from types import TracebackType
+
+import pyarrow as pa
+
+from sparklog.client.errors import ClientTimeout
+from sparklog.client.fetched import FetchedBatch, PartitionBytes, decode_partition, split_partitions
+from sparklog.client.link import ClusterLink, Deadline
+from sparklog.client.schemas import SchemaLookup
+from sparklog.errors import BrokerError, ErrorCode
+from sparklog.model import TopicPartition
+from sparklog.net.blocking import BlockingConnection
+from sparklog.protocol.messages import CONSUMER, Fetch, FetchPartition, FetchReply
+from sparklog.record.header import BatchHeader
+
+_MAX_WAIT_MS = 500
+
+
+class PartitionReader:
+    """Iterates ``(BatchHeader, pyarrow.RecordBatch)`` over the offsets ``[start, end)`` of one partition.
+
+    Use from one thread, once; close it, or use it in a ``with`` block. The header is the stored one; the records are
+    cut to the range, so ``fetched()``, which also tells each batch's first offset, is what offsets are read from.
+    """
+
+    def __init__(
+        self,
+        bootstrap: str | Iterable[str] | ClusterLink,
+        topic_partition: TopicPartition,
+        start: int,
+        end: int,
+        *,
+        columns: Sequence[str] | None = None,
+        topic_id: str = "",
+        isolation: int = 0,
+        max_bytes: int = 8 * 1024 * 1024,
+        timeout_s: float = 60.0,
+        client_id: str = "sparklog-reader",
+    ) -> None:
+        """Connects to nothing yet.
+
+        Args:
+            bootstrap: addresses, or a link to share (which the reader then does not close).
+            columns: only these, in this order.
+            topic_id: refuse to read a topic of the same name that was made anew.
+            max_bytes: of one answer; a larger batch comes alone.
+            timeout_s: the longest time without any progress.
+        """
+        assert 0 <= start <= end, f"range [{start}, {end})"
+        self._owns_link = not isinstance(bootstrap, ClusterLink)
+        self._link = (
+            bootstrap
+            if isinstance(bootstrap, ClusterLink)
+            else ClusterLink(bootstrap, client_id=client_id, timeout_s=timeout_s)
+        )
+        self._tp = TopicPartition(*topic_partition)
+        self._start = start
+        self._end = end
+        self._columns = list(columns) if columns is not None else None
+        self._topic_id = topic_id
+        self._isolation = isolation
+        self._max_bytes = max_bytes
+        self._timeout_s = timeout_s
+        self._connection: BlockingConnection | None = None
+        self._under_way = False
+        self._stale = False
+        self._schema_of = SchemaLookup(self._link, self._tp.topic)
+
+    def close(self) -> None:
+        self._disconnect()
+        if self._owns_link:
+            self._link.close()
+
+    def __enter__(self) -> PartitionReader:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __iter__(self) -> Iterator[tuple[BatchHeader, pa.RecordBatch]]:
+        return ((found.header, found.batch) for found in self.fetched())
+
+    def fetched(self) -> Iterator[FetchedBatch]:
+        """The same, with the offset of each batch's first record.
+
+        Raises:
+            BrokerError: OFFSET_OUT_OF_RANGE, UNKNOWN_TOPIC_OR_PARTITION, INCONSISTENT_TOPIC_ID, CORRUPT_MESSAGE.
+            ClientTimeout: no progress for ``timeout_s``; names the offset reached.
+        """
+        position = self._start
+        try:
+            while position < self._end:
+                answer = self._await(position)
+                done, position = position, answer.next_offset
+                if position < self._end:
+                    self._send_ahead(position)
+                for found in decode_partition(answer, self._schema_of, start=done, end=self._end):
+                    yield found if self._columns is None else found._replace(batch=found.batch.select(self._columns))
+        finally:
+            self._disconnect()
+
+    def _await(self, position: int) -> PartitionBytes:
+        """The answer to the fetch at ``position``, which is sent again until it brings batches."""
+        deadline = Deadline(self._timeout_s)
+        failures = 0
+        while True:
+            delay_ms = 0.0
+            try:
+                if not self._under_way:
+                    self._send(position)
+                answer = self._receive()
+                if answer.headers:
+                    return answer
+                reason = f"the high watermark is {answer.answer.high_watermark}"
+            except BrokerError as error:
+                if not error.retriable:
+                    raise
+                if error.refresh_metadata:
+                    self._stale = True
+                reason = str(error)
+                delay_ms = self._link.pause_ms(failures)
+                failures += 1
+            if delay_ms / 1000 >= deadline.left_s():
+                raise ClientTimeout(
+                    f"reading {self._tp} offsets [{self._start}, {self._end}): stood at {position} for"
+                    f" {self._timeout_s:g} s, last: {reason}"
+                )
+            time.sleep(delay_ms / 1000)
+
+    def _send_ahead(self, position: int) -> None:
+        """Ask for what comes next; when that fails, ``_await`` asks again and sees the error."""
+        try:
+            self._send(position)
+        except BrokerError as error:
+            if not error.retriable:
+                raise
+
+    def _send(self, position: int) -> None:
+        leader = self._link.leader(self._tp, refresh=self._stale)
+        self._stale = False
+        connection = self._connect(leader.broker_id)
+        topic = self._link.metadata.topic(self._tp.topic)
+        wanted = FetchPartition(
+            self._tp.topic,
+            self._tp.partition,
+            self._topic_id or (topic.topic_id if topic else ""),
+            leader.epoch,
+            position,
+            self._max_bytes,
+        )
+        connection.send(
+            Fetch(
+                0,
+                CONSUMER,
+                incarnation=-1,
+                max_wait_ms=_MAX_WAIT_MS,
+                min_bytes=1,
+                max_bytes=self._max_bytes,
+                isolation=self._isolation,
+                session_id=0,
+                session_epoch=-1,
+                partitions=(wanted,),
+            )
+        )
+        self._under_way = True
+
+    def _receive(self) -> PartitionBytes:
+        connection = self._connection
+        assert connection is not None
+        self._under_way = False
+        reply, body = connection.receive()
+        if not isinstance(reply, FetchReply) or len(reply.partitions) != 1:
+            connection.close()
+            raise BrokerError(ErrorCode.INVALID_REQUEST, f"{connection.address} answered Fetch with {reply!r:.200}")
+        if reply.code != ErrorCode.NONE:
+            raise BrokerError(reply.code, f"fetch of {self._tp}")
+        (answer,) = split_partitions(reply.partitions, body)
+        if answer.answer.code != ErrorCode.NONE:
+            raise BrokerError(answer.answer.code, answer.answer.detail or f"fetch of {self._tp}")
+        return answer
+
+    def _connect(self, broker_id: int) -> BlockingConnection:
+        """The connection fetches go over: its own, so that metadata can be asked for while a fetch is under way."""
+        connection = self._connection
+        if connection is None or connection.closed or connection.hello.broker_id != broker_id:
+            self._disconnect()
+            connection = self._connection = self._link.open_connection(broker_id)
+        return connection
+
+    def _disconnect(self) -> None:
+        self._under_way = False
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
