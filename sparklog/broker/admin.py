@@ -1,0 +1,214 @@
+"""Requests that change the cluster: checked here, written to ZooKeeper, carried out by the controller.
+
+Any broker takes them. A handler that waits (for ZooKeeper, then for the controller's word about the result) runs as a
+task of its own and replies when its wish has become true or its time is up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pyarrow as pa
+
+from sparklog.broker.state import BrokerState
+from sparklog.config import topic_config
+from sparklog.controller.placement import place
+from sparklog.errors import BrokerError, ClusterError, ConfigError, ErrorCode
+from sparklog.model import NO_LEADER, TopicRecord, TopicSchema, check_topic_name
+from sparklog.net.server import ServerConnection
+from sparklog.protocol.messages import (
+    Ack,
+    CreateTopic,
+    CreateTopicReply,
+    DeleteTopic,
+    ErrorReply,
+    InitProducerId,
+    InitProducerIdReply,
+    Reply,
+    Request,
+)
+from sparklog.record.schema import DEFAULT_SCHEMA, parse_schema, schema_message
+
+_log = logging.getLogger(__name__)
+
+_MAX_PARTITIONS = 100_000
+_DEFAULT_TIMEOUT_MS = 30_000
+_MAX_TIMEOUT_MS = 600_000
+
+
+def handle_create_topic(
+    broker: BrokerState, connection: ServerConnection, request: CreateTopic, body: memoryview
+) -> None:
+    _answer_later(broker, connection, request, _create_topic(broker, request))
+
+
+def handle_delete_topic(
+    broker: BrokerState, connection: ServerConnection, request: DeleteTopic, body: memoryview
+) -> None:
+    _answer_later(broker, connection, request, _delete_topic(broker, request))
+
+
+def handle_init_producer_id(
+    broker: BrokerState, connection: ServerConnection, request: InitProducerId, body: memoryview
+) -> None:
+    if request.transactional_id is not None:
+        raise BrokerError(
+            ErrorCode.INVALID_REQUEST, f"transactional id {request.transactional_id!r}: no transactions in this version"
+        )
+    _answer_later(broker, connection, request, _init_producer_id(broker, request))
+
+
+def _answer_later(
+    broker: BrokerState, connection: ServerConnection, request: Request, work: Coroutine[Any, Any, Reply]
+) -> None:
+    async def answer() -> None:
+        try:
+            connection.reply(await work)
+        except BrokerError as error:
+            connection.reply(ErrorReply(request.cid, error.code, error.detail))
+        except ClusterError as error:
+            connection.reply(ErrorReply(request.cid, ErrorCode.COORDINATOR_NOT_AVAILABLE, str(error)))
+        except Exception as error:
+            connection.reply(ErrorReply(request.cid, ErrorCode.UNKNOWN_SERVER_ERROR, f"{type(error).__name__}: {error}"))
+            raise
+
+    broker.spawn(answer(), f"{type(request).__name__} of {connection.peer}")
+
+
+# --- topics -----------------------------------------------------------------------------------------------------
+
+
+async def _create_topic(broker: BrokerState, request: CreateTopic) -> Reply:
+    record, warning = _checked_topic(broker, request)
+    await broker.registry.create_topic(record)
+    _log.info("topic %s (%s) created with %d partitions", record.name, record.topic_id, len(record.assignment))
+
+    def led() -> bool:
+        topic = broker.cache.topic(record.name)
+        return (
+            topic is not None
+            and topic.change.topic_id == record.topic_id
+            and len(topic.partitions) == len(record.assignment)
+            and all(known.state.leader != NO_LEADER for known in topic.partitions.values())
+        )
+
+    if not await _until(broker, led, request.timeout_ms):
+        raise BrokerError(
+            ErrorCode.REQUEST_TIMED_OUT, f"topic {record.name!r} was created, but not every partition has a leader yet"
+        )
+    return CreateTopicReply(request.cid, record.topic_id, warning)
+
+
+def _checked_topic(broker: BrokerState, request: CreateTopic) -> tuple[TopicRecord, str]:
+    """The topic as it will be written, and what is to be said about its placement."""
+    bad_name = check_topic_name(request.name)
+    if bad_name:
+        raise BrokerError(ErrorCode.INVALID_TOPIC_EXCEPTION, bad_name)
+    if broker.cache.topic(request.name) is not None:
+        raise BrokerError(ErrorCode.TOPIC_ALREADY_EXISTS, f"topic {request.name!r} exists")
+    try:
+        topic_config(request.config, broker.config.topic_defaults)
+    except ConfigError as error:
+        raise BrokerError(ErrorCode.INVALID_CONFIG, str(error)) from None
+    schema, key_columns, event_time = _checked_schema(request)
+    assignment, warning = _assignment(broker, request)
+    record = TopicRecord(
+        name=request.name,
+        topic_id=uuid.uuid4().hex,
+        assignment=assignment,
+        schemas=(TopicSchema(0, schema),),
+        key_columns=key_columns,
+        event_time=event_time,
+        config=dict(request.config),
+    )
+    return record, warning
+
+
+def _checked_schema(request: CreateTopic) -> tuple[bytes, tuple[str, ...], str | None]:
+    if not request.schema:
+        if request.key_columns or request.event_time is not None:
+            raise BrokerError(ErrorCode.INVALID_REQUEST, "key columns and an event-time column need a schema")
+        return schema_message(DEFAULT_SCHEMA), ("key",), "timestamp"
+    schema = parse_schema(request.schema)
+    schema_message(schema)  # refuses the types that no topic may have
+    names = schema.names
+    missing = [name for name in request.key_columns if name not in names]
+    if missing:
+        raise BrokerError(ErrorCode.SCHEMA_MISMATCH, f"key columns {missing} not found among the columns {names}")
+    if request.event_time is not None:
+        if request.event_time not in names:
+            raise BrokerError(
+                ErrorCode.SCHEMA_MISMATCH, f"event-time column {request.event_time!r} not found among {names}"
+            )
+        found = schema.field(request.event_time).type
+        if not pa.types.is_timestamp(found):
+            raise BrokerError(
+                ErrorCode.SCHEMA_MISMATCH, f"event-time column {request.event_time!r} is {found}, expected a timestamp"
+            )
+    return request.schema, request.key_columns, request.event_time
+
+
+def _assignment(broker: BrokerState, request: CreateTopic) -> tuple[tuple[tuple[int, ...], ...], str]:
+    live = broker.cache.incarnations
+    if request.assignment:
+        for number, replicas in enumerate(request.assignment):
+            if not replicas or len(set(replicas)) != len(replicas) or not set(replicas) <= set(live):
+                raise BrokerError(
+                    ErrorCode.INVALID_REPLICA_ASSIGNMENT,
+                    f"partition {number}: replicas {list(replicas)} found, different ones of {sorted(live)} expected",
+                )
+        if len({len(replicas) for replicas in request.assignment}) > 1:
+            raise BrokerError(
+                ErrorCode.INVALID_REPLICA_ASSIGNMENT, "every partition must have the same number of replicas"
+            )
+        return request.assignment, ""
+    partitions = request.partitions if request.partitions != -1 else broker.config.num_partitions
+    factor = request.replication_factor
+    if factor == -1:
+        factor = broker.config.default_replication_factor
+    if not 1 <= partitions <= _MAX_PARTITIONS:
+        raise BrokerError(ErrorCode.INVALID_PARTITIONS, f"{partitions} partitions found, 1 to {_MAX_PARTITIONS} expected")
+    if not 1 <= factor <= len(live):
+        raise BrokerError(
+            ErrorCode.INVALID_REPLICATION_FACTOR,
+            f"replication factor {factor} found, 1 to {len(live)} expected: live brokers are {sorted(live)}",
+        )
+    placement = place(broker.cache.brokers, partitions=partitions, replication_factor=factor)
+    return placement.assignment, placement.warning
+
+
+async def _delete_topic(broker: BrokerState, request: DeleteTopic) -> Reply:
+    topic = broker.cache.topic(request.name)
+    if topic is None:
+        raise BrokerError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"no topic {request.name!r} is known here")
+    topic_id = topic.change.topic_id
+    await broker.registry.request_delete(request.name, topic_id)
+
+    def gone() -> bool:
+        known = broker.cache.topic(request.name)
+        return known is None or known.change.topic_id != topic_id
+
+    if not await _until(broker, gone, request.timeout_ms):
+        raise BrokerError(ErrorCode.REQUEST_TIMED_OUT, f"deletion of topic {request.name!r} was asked for, not yet done")
+    return Ack(request.cid)
+
+
+async def _init_producer_id(broker: BrokerState, request: InitProducerId) -> Reply:
+    return InitProducerIdReply(request.cid, await broker.registry.next_producer_id(), 0)
+
+
+async def _until(broker: BrokerState, true: Callable[[], bool], timeout_ms: int) -> bool:
+    """Whether the cluster's metadata made the condition true in time."""
+    limit_ms = min(timeout_ms, _MAX_TIMEOUT_MS) if timeout_ms > 0 else _DEFAULT_TIMEOUT_MS
+    loop = asyncio.get_running_loop()
+    end = loop.time() + limit_ms / 1000
+    while not true():
+        try:
+            await asyncio.wait_for(broker.next_metadata(), end - loop.time())
+        except asyncio.TimeoutError:
+            return true()
+    return True

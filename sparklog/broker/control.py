@@ -1,0 +1,144 @@
+"""What the controller says: checked against epochs and incarnation, then carried out in one turn of the loop.
+
+A request of an older controller, or meant for an earlier incarnation of this broker, changes nothing. Within one
+update the picture of the cluster comes first, so that a leader named by a decision can be reached, then leadership,
+then deletions.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from sparklog.broker.metadata_cache import CachedTopic
+from sparklog.broker.state import BrokerState
+from sparklog.errors import BrokerError, ConfigError, ErrorCode, StorageError
+from sparklog.model import TopicPartition
+from sparklog.net.server import ServerConnection
+from sparklog.protocol.messages import ControlUpdate, ControlUpdateReply, PartitionDecision
+from sparklog.replica.events import BrokersChanged, Decided
+
+_log = logging.getLogger(__name__)
+
+Failure = tuple[str, int, int, str]
+
+
+def handle_control_update(
+    broker: BrokerState, connection: ServerConnection, request: ControlUpdate, body: memoryview
+) -> None:
+    refusal = _refusal(broker, request)
+    if refusal is not None:
+        broker.counters["control.refused"] += 1
+        _log.warning("control update of %s refused: %s", request.controller_id, refusal)
+        connection.reply(ControlUpdateReply(request.cid, refusal.code, (), refusal.detail))
+        return
+    broker.counters["control.updates"] += 1
+    before = broker.cache.incarnations
+    try:
+        broker.cache.apply(request)
+    except ConfigError as error:
+        connection.reply(ControlUpdateReply(request.cid, ErrorCode.INVALID_CONFIG, (), str(error)))
+        return
+    if broker.cache.incarnations != before:
+        _tell_brokers(broker)
+    failed = _decide(broker, request)
+    _retune(broker, request)
+    _delete(broker, request)
+    if request.full:
+        _drop_stale(broker, request)
+    broker.metadata_changed()
+    connection.reply(ControlUpdateReply(request.cid, ErrorCode.NONE, tuple(failed)))
+
+
+def _refusal(broker: BrokerState, update: ControlUpdate) -> BrokerError | None:
+    known = broker.cache.controller_epoch
+    if update.controller_epoch < known:
+        return BrokerError(
+            ErrorCode.STALE_CONTROLLER_EPOCH, f"controller epoch {update.controller_epoch} found, {known} was seen"
+        )
+    if update.incarnation != broker.incarnation:
+        return BrokerError(
+            ErrorCode.STALE_BROKER_EPOCH,
+            f"broker {broker.broker_id}: incarnation {update.incarnation} found, it is {broker.incarnation}",
+        )
+    return None
+
+
+def _tell_brokers(broker: BrokerState) -> None:
+    event = BrokersChanged(broker.cache.incarnations)
+    for partition in broker.partitions:
+        partition.step(event)
+
+
+def _decide(broker: BrokerState, update: ControlUpdate) -> list[Failure]:
+    failed: list[Failure] = []
+    for decision in update.partitions:
+        if broker.broker_id not in decision.replicas:
+            continue
+        try:
+            _decide_one(broker, decision)
+        except (BrokerError, StorageError) as error:
+            code = error.code if isinstance(error, BrokerError) else ErrorCode.KAFKA_STORAGE_ERROR
+            _log.error("%s-%d: decision not followed: %s", decision.topic, decision.partition, error)
+            failed.append((decision.topic, decision.partition, code, str(error)))
+    return failed
+
+
+def _decide_one(broker: BrokerState, decision: PartitionDecision) -> None:
+    topic = broker.cache.topic(decision.topic)
+    if topic is None or topic.change.topic_id != decision.topic_id:
+        raise BrokerError(
+            ErrorCode.UNKNOWN_TOPIC_ID, f"{decision.topic}: topic id {decision.topic_id} came without its topic"
+        )
+    partition = broker.partitions.host(TopicPartition(decision.topic, decision.partition), topic)
+    partition.check_usable()
+    partition.step(
+        Decided(
+            state=decision.state,
+            version=decision.version,
+            replicas=decision.replicas,
+            incarnations=broker.cache.incarnations,
+            min_isr=topic.config.min_insync_replicas,
+        )
+    )
+
+
+def _retune(broker: BrokerState, update: ControlUpdate) -> None:
+    """Hand changed schemas and settings to replicas that no decision named."""
+    changed: dict[str, CachedTopic] = {}
+    for change in update.topics:
+        topic = broker.cache.topic(change.name)
+        if topic is not None:
+            changed[change.name] = topic
+    if not changed:
+        return
+    for partition in broker.partitions:
+        topic = changed.get(partition.tp.topic)
+        if topic is not None and topic.change.topic_id == partition.topic_id:
+            broker.partitions.retune(partition, topic)
+
+
+def _delete(broker: BrokerState, update: ControlUpdate) -> None:
+    if not update.deleted:
+        return
+    gone = set(update.deleted)
+    for partition in broker.partitions:
+        if (partition.tp.topic, partition.topic_id) in gone:
+            broker.partitions.drop(partition)
+    for log in broker.partitions.unclaimed_logs():
+        if (log.tp.topic, log.topic_id) in gone:
+            broker.partitions.drop_log(log.tp)
+
+
+def _drop_stale(broker: BrokerState, update: ControlUpdate) -> None:
+    """A full update names every replica of this broker: what it does not name is not its own any more."""
+    own = {
+        (decision.topic, decision.partition)
+        for decision in update.partitions
+        if broker.broker_id in decision.replicas
+    }
+    for partition in broker.partitions:
+        if partition.tp not in own:
+            broker.partitions.drop(partition)
+    for log in broker.partitions.unclaimed_logs():
+        if log.tp not in own:
+            broker.partitions.drop_log(log.tp)

@@ -1,0 +1,74 @@
+"""From a decoded request to the function that handles it.
+
+Handlers are plain callables that reply themselves, at once or later; none costs a task unless it has to wait for
+ZooKeeper. Whatever a handler raises becomes a typed answer, and the connection goes on.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from sparklog.broker import admin, control, describe, fetch, list_offsets, produce
+from sparklog.broker.state import BrokerState
+from sparklog.errors import BrokerError, ErrorCode
+from sparklog.net.server import ServerConnection
+from sparklog.protocol.messages import (
+    ControlUpdate,
+    CreateTopic,
+    DeleteTopic,
+    DescribeBroker,
+    ErrorReply,
+    Fetch,
+    InitProducerId,
+    ListOffsets,
+    Metadata,
+    Produce,
+    Request,
+)
+
+_log = logging.getLogger(__name__)
+
+HandleRequest = Callable[[BrokerState, ServerConnection, Any, memoryview], None]
+
+
+def _handle_metadata(broker: BrokerState, connection: ServerConnection, request: Metadata, body: memoryview) -> None:
+    connection.reply(broker.cache.metadata(request.cid, request.topics, schemas=request.schemas))
+
+
+HANDLERS: dict[type, HandleRequest] = {
+    Produce: produce.handle_produce,
+    Fetch: fetch.handle_fetch,
+    Metadata: _handle_metadata,
+    ListOffsets: list_offsets.handle_list_offsets,
+    InitProducerId: admin.handle_init_producer_id,
+    CreateTopic: admin.handle_create_topic,
+    DeleteTopic: admin.handle_delete_topic,
+    DescribeBroker: describe.handle_describe_broker,
+    ControlUpdate: control.handle_control_update,
+}
+
+
+class ConnectionHandler:
+    """One client's connection as the broker sees it. Owner: the server's connection."""
+
+    def __init__(self, broker: BrokerState, connection: ServerConnection) -> None:
+        self._broker = broker
+        self._connection = connection
+        broker.counters["connections.opened"] += 1
+
+    def request_received(self, request: Request, body: memoryview) -> None:
+        connection = self._connection
+        try:
+            HANDLERS[type(request)](self._broker, connection, request, body)
+        except BrokerError as error:
+            connection.reply(ErrorReply(request.cid, error.code, error.detail))
+        except Exception as error:
+            self._broker.counters["requests.failed"] += 1
+            _log.exception("%s from %s failed", type(request).__name__, connection.peer)
+            connection.reply(ErrorReply(request.cid, ErrorCode.UNKNOWN_SERVER_ERROR, f"{type(error).__name__}: {error}"))
+
+    def connection_lost(self) -> None:
+        self._broker.counters["connections.closed"] += 1
+        fetch.connection_lost(self._broker, self._connection)

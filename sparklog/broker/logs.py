@@ -1,0 +1,54 @@
+"""Where a broker's log lines go, and a bound on how many of one kind there are.
+
+Lines go to the process' own file or to standard error, which its supervisor has pointed at a file: never to an
+inherited executor pipe, which would block the broker once nobody reads it.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from logging.handlers import RotatingFileHandler
+
+_FORMAT = "%(asctime)s.%(msecs)03d %(levelname)s [%(threadName)s] %(name)s: %(message)s"
+_FILE_BYTES = 32 * 1024 * 1024
+_FILES_KEPT = 4
+
+
+class RateLimit(logging.Filter):
+    """Lets ``burst`` records of one call site through per ``period_s``, then says how many it held back.
+
+    A partition that fails a thousand times a second must not fill the disk that the log lives on.
+    """
+
+    def __init__(self, burst: int = 20, period_s: float = 10.0) -> None:
+        super().__init__()
+        self._burst = burst
+        self._period_s = period_s
+        self._seen: dict[tuple[str, int], tuple[float, int]] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        site = (record.pathname, record.lineno)
+        now = time.monotonic()
+        since, count = self._seen.get(site, (now, 0))
+        if now - since >= self._period_s:
+            if count > self._burst:
+                record.msg = f"{record.msg} ({count - self._burst} more like this were held back)"
+            since, count = now, 0
+        self._seen[site] = (since, count + 1)
+        return count < self._burst
+
+
+def configure_logging(log_file: str, *, level: int = logging.INFO) -> None:
+    """Set up the root logger of this process. Raises OSError when the file cannot be opened."""
+    handler: logging.Handler = (
+        RotatingFileHandler(log_file, maxBytes=_FILE_BYTES, backupCount=_FILES_KEPT)
+        if log_file
+        else logging.StreamHandler()
+    )
+    handler.setFormatter(logging.Formatter(_FORMAT, datefmt="%H:%M:%S"))
+    handler.addFilter(RateLimit())
+    root = logging.getLogger()
+    root.setLevel(level)
+    root.addHandler(handler)
+    logging.getLogger("kazoo").setLevel(logging.WARNING)

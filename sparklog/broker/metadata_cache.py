@@ -1,0 +1,168 @@
+"""What this broker knows of the whole cluster: told by the controller, served to clients. Pure.
+
+Partition states are ordered by the version of their ZooKeeper node, whichever way they arrive; a leader's own ISR
+write goes in here at once, the controller's update about it then changes nothing. The cache is a picture, never a
+permission: what this broker may do with a partition is decided by its ``Replica`` alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from sparklog.config import TopicConfig, topic_config
+from sparklog.errors import ErrorCode
+from sparklog.model import BrokerEndpoint, LeaderAndIsr, TopicPartition, check_topic_name
+from sparklog.protocol.messages import (
+    ControlUpdate,
+    MetadataReply,
+    PartitionDecision,
+    PartitionMetadata,
+    TopicChange,
+    TopicMetadata,
+)
+
+
+@dataclass(slots=True)
+class CachedTopic:
+    """One topic as last told. ``config`` is effective: the topic's own settings over the cluster's defaults."""
+
+    change: TopicChange
+    config: TopicConfig
+    partitions: dict[int, PartitionDecision] = field(default_factory=dict)
+    #: Answer for clients, with schemas; dropped when anything of the topic changes.
+    built: TopicMetadata | None = None
+
+
+class MetadataCache:
+    """Owner: the broker's event loop."""
+
+    def __init__(self, cluster_id: str, topic_defaults: Mapping[str, str]) -> None:
+        self.cluster_id = cluster_id
+        self.controller_epoch = -1
+        self.brokers: tuple[BrokerEndpoint, ...] = ()
+        self.incarnations: Mapping[int, int] = {}
+        self._endpoints: dict[int, BrokerEndpoint] = {}
+        self._topic_defaults = topic_defaults
+        self._topics: dict[str, CachedTopic] = {}
+
+    # --- questions ---
+
+    def topic(self, name: str) -> CachedTopic | None:
+        return self._topics.get(name)
+
+    def topics(self) -> Iterable[str]:
+        return self._topics
+
+    def partition(self, tp: TopicPartition) -> PartitionDecision | None:
+        topic = self._topics.get(tp.topic)
+        return topic.partitions.get(tp.partition) if topic else None
+
+    def endpoint(self, broker_id: int) -> BrokerEndpoint | None:
+        return self._endpoints.get(broker_id)
+
+    def metadata(self, cid: int, names: tuple[str, ...] | None, *, schemas: bool) -> MetadataReply:
+        """The reply to a Metadata request; unknown and impossible names are errors of their own entry."""
+        chosen = sorted(self._topics) if names is None else names
+        topics = tuple(self._describe(name, schemas=schemas) for name in chosen)
+        return MetadataReply(cid, self.cluster_id, self.controller_epoch, self.brokers, topics)
+
+    def _describe(self, name: str, *, schemas: bool) -> TopicMetadata:
+        topic = self._topics.get(name)
+        if topic is None:
+            bad = check_topic_name(name)
+            if bad:
+                return TopicMetadata(ErrorCode.INVALID_TOPIC_EXCEPTION, name, detail=bad)
+            return TopicMetadata(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, name, detail=f"no topic {name!r} is known here")
+        if topic.built is None:
+            topic.built = _built(topic)
+        if schemas:
+            return topic.built
+        whole = topic.built
+        return TopicMetadata(
+            whole.code,
+            whole.name,
+            whole.topic_id,
+            whole.partitions,
+            (),
+            whole.key_columns,
+            whole.event_time,
+            whole.config,
+        )
+
+    # --- changes ---
+
+    def apply(self, update: ControlUpdate) -> None:
+        """Take over what the controller says; its epoch and addressee have been checked before.
+
+        Raises:
+            ConfigError: a topic's setting is unknown to this version; nothing of the update has been taken then.
+        """
+        configs = [topic_config(change.config, self._topic_defaults) for change in update.topics]
+        self.controller_epoch = max(self.controller_epoch, update.controller_epoch)
+        if update.brokers is not None:
+            self._set_brokers(update.brokers)
+        if update.full:
+            self._keep_only(update)
+        for change, config in zip(update.topics, configs, strict=True):
+            self._set_topic(change, config)
+        for decision in update.partitions:
+            self._set_partition(decision)
+        for name, topic_id in update.deleted:
+            known = self._topics.get(name)
+            if known is not None and known.change.topic_id == topic_id:
+                del self._topics[name]
+
+    def state_written(self, tp: TopicPartition, state: LeaderAndIsr, *, version: int) -> None:
+        """This broker changed the ISR of a partition it leads, or read a newer state from ZooKeeper."""
+        known = self.partition(tp)
+        if known is not None and version > known.version:
+            self._set_partition(
+                PartitionDecision(known.topic, known.topic_id, known.partition, state, version, known.replicas)
+            )
+
+    def _set_brokers(self, brokers: tuple[BrokerEndpoint, ...]) -> None:
+        self.brokers = brokers
+        self._endpoints = {broker.broker_id: broker for broker in brokers}
+        self.incarnations = {broker.broker_id: broker.incarnation for broker in brokers}
+
+    def _keep_only(self, update: ControlUpdate) -> None:
+        """Forget topics and partitions that a full update does not name."""
+        named = {(decision.topic, decision.partition) for decision in update.partitions}
+        topics = {change.name for change in update.topics}
+        self._topics = {name: topic for name, topic in self._topics.items() if name in topics}
+        for name, topic in self._topics.items():
+            topic.partitions = {p: state for p, state in topic.partitions.items() if (name, p) in named}
+            topic.built = None
+
+    def _set_topic(self, change: TopicChange, config: TopicConfig) -> None:
+        known = self._topics.get(change.name)
+        same = known is not None and known.change.topic_id == change.topic_id
+        self._topics[change.name] = CachedTopic(change, config, known.partitions if known and same else {})
+
+    def _set_partition(self, decision: PartitionDecision) -> None:
+        topic = self._topics.get(decision.topic)
+        if topic is None or topic.change.topic_id != decision.topic_id:
+            return
+        known = topic.partitions.get(decision.partition)
+        if known is None or decision.version > known.version:
+            topic.partitions[decision.partition] = decision
+            topic.built = None
+
+
+def _built(topic: CachedTopic) -> TopicMetadata:
+    change = topic.change
+    partitions = tuple(
+        PartitionMetadata(number, known.state.leader, known.state.leader_epoch, known.replicas, known.state.isr)
+        for number, known in sorted(topic.partitions.items())
+    )
+    return TopicMetadata(
+        ErrorCode.NONE,
+        change.name,
+        change.topic_id,
+        partitions,
+        change.schemas,
+        change.key_columns,
+        change.event_time,
+        change.config,
+    )

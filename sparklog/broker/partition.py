@@ -1,0 +1,335 @@
+"""One hosted replica: its pure core, its log, and the carrying out of what the core orders.
+
+The core (``replica.Replica``) decides; this class hands it events one at a time, performs the effects in order and
+feeds results back before the next event. Everything here runs on the broker's event loop and never waits: what takes
+time (ZooKeeper, fetching, fsync) is handed to the surroundings and comes back as an event.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+
+import pyarrow as pa
+
+from sparklog.errors import BrokerError, ErrorCode, StorageError
+from sparklog.model import TopicPartition
+from sparklog.record.header import BatchHeader
+from sparklog.record.validate import validate_batch
+from sparklog.replica.effects import (
+    AnswerDiverging,
+    AnswerProduce,
+    AppendAsFollower,
+    AppendAsLeader,
+    Effect,
+    HighWatermarkMoved,
+    IsrChanged,
+    LogEndMoved,
+    RefuseFetch,
+    RestartLog,
+    RoleChanged,
+    ServeFetch,
+    StartFetching,
+    StopFetching,
+    TruncateLog,
+    WriteIsr,
+)
+from sparklog.replica.events import (
+    Event,
+    FollowerAppended,
+    FollowerFetched,
+    LeaderAnswered,
+    LeaderAppended,
+    LeaderAppendFailed,
+    LogFailed,
+    ProduceArrived,
+    Stopped,
+    Truncated,
+)
+from sparklog.replica.replica import Replica
+from sparklog.storage.log import Log
+
+_log = logging.getLogger(__name__)
+
+Batches = Sequence[tuple[BatchHeader, memoryview]]
+FetchVerdict = ServeFetch | RefuseFetch | AnswerDiverging
+
+
+class AppendRules(NamedTuple):
+    """What a batch must satisfy to be appended to this topic."""
+
+    schema: pa.Schema
+    schema_id: int
+    max_message_bytes: int
+    event_time: str | None
+
+
+class Answer(NamedTuple):
+    """How a produce to one partition ended."""
+
+    code: ErrorCode
+    base_offset: int
+    append_time_us: int
+    detail: str
+
+
+class PendingProduce(NamedTuple):
+    """Batches waiting under a ticket, and whom to tell."""
+
+    batches: Batches
+    answered: Callable[[Answer], None]
+
+
+class Watch(Protocol):
+    """A fetch, or a fetch session, that wants to know when there is more. Called in the middle of a step: only
+    takes note, and acts on the next turn of the loop."""
+
+    def changed(self, partition: Partition) -> None: ...
+
+    def high_watermark_moved(self, partition: Partition) -> None: ...
+
+
+class Surroundings(Protocol):
+    """What a partition needs of the broker around it. Nothing here blocks or steps the partition again."""
+
+    def now_ms(self) -> int: ...
+
+    def write_isr(self, partition: Partition, effect: WriteIsr) -> None: ...
+
+    def isr_changed(self, partition: Partition, isr: tuple[int, ...]) -> None: ...
+
+    def start_fetching(self, partition: Partition, leader: int, leader_epoch: int) -> None: ...
+
+    def stop_fetching(self, partition: Partition) -> None: ...
+
+    def role_changed(self, partition: Partition) -> None: ...
+
+    def high_watermark_moved(self, partition: Partition) -> None: ...
+
+    def log_failed(self, partition: Partition, error: Exception) -> None: ...
+
+    def deadline_moved(self, partition: Partition) -> None: ...
+
+
+class Partition:
+    """Owner: the broker's event loop, from the first decision about it until ``stop``."""
+
+    def __init__(
+        self,
+        tp: TopicPartition,
+        topic_id: str,
+        *,
+        log: Log,
+        replica: Replica,
+        rules: AppendRules,
+        surroundings: Surroundings,
+    ) -> None:
+        self.tp = tp
+        self.topic_id = topic_id
+        self.log = log
+        self.replica = replica
+        self.rules = rules
+        #: Why this replica can do nothing any more, or None.
+        self.offline: str | None = None
+        self.stopped = False
+        #: Followers' fetches: told when the log grows. Consumers' fetches: told when the high watermark moves.
+        self.follower_watches: set[Watch] = set()
+        self.consumer_watches: set[Watch] = set()
+        #: Deadline that the table's timer knows of; see ``Partitions.deadline_moved``.
+        self.timer_ms: int | None = None
+        self._surroundings = surroundings
+        self._events: deque[Event] = deque()
+        self._stepping = False
+        self._pending: dict[int, PendingProduce] = {}
+        self._append_time_us: dict[int, int] = {}
+        self._incoming: tuple[memoryview, memoryview] | None = None
+        self._verdict: FetchVerdict | None = None
+        self._next_ticket = 0
+
+    # --- what the broker tells it ---
+
+    def step(self, event: Event) -> None:
+        """Hand over one event and carry out all that follows from it."""
+        self._events.append(event)
+        if self._stepping:
+            return
+        self._stepping = True
+        try:
+            while self._events:
+                for effect in self.replica.step(self._events.popleft(), self._surroundings.now_ms()):
+                    _PERFORM[type(effect)](self, effect)
+        except Exception as error:
+            # Core and log may disagree from here on: this replica must not go on as if nothing had happened.
+            self._stepping = False
+            self._fail(error)
+        finally:
+            self._stepping = False
+        self._surroundings.deadline_moved(self)
+
+    def produce(self, pending: PendingProduce, *, acks: int, deadline_ms: int) -> None:
+        """Append batches if this is the leader; ``pending.answered`` is called once, now or later."""
+        self._next_ticket += 1
+        ticket = self._next_ticket
+        self._pending[ticket] = pending
+        self.step(ProduceArrived(ticket, acks, deadline_ms))
+
+    def follower_fetched(self, event: FollowerFetched) -> FetchVerdict:
+        """What to answer a follower: records, an error, or where its log diverges."""
+        self._verdict = None
+        self.step(event)
+        verdict, self._verdict = self._verdict, None
+        if verdict is None:
+            return RefuseFetch(ErrorCode.NOT_LEADER_OR_FOLLOWER, f"{self.tp}: this replica is {self.replica.role}")
+        return verdict
+
+    def leader_answered(self, event: LeaderAnswered, headers: memoryview, bodies: memoryview) -> None:
+        """Take over what the leader sent for this partition."""
+        self._incoming = (headers, bodies)
+        self.step(event)
+        self._incoming = None
+
+    def stop(self) -> None:
+        """This replica is not the broker's any more, or the broker ends. Idempotent."""
+        if not self.stopped:
+            self.step(Stopped())
+            self.stopped = True
+            self._answer_all(ErrorCode.NOT_LEADER_OR_FOLLOWER, f"{self.tp}: the replica was stopped")
+            self._wake_all()
+
+    def fail(self, error: Exception) -> None:
+        """The log directory is offline, found out elsewhere."""
+        if self.offline is None:
+            self.offline = str(error)
+            self.step(LogFailed(self.offline))
+            self._answer_all(ErrorCode.KAFKA_STORAGE_ERROR, self.offline)
+            self._wake_all()
+
+    def check_usable(self) -> None:
+        """Raises BrokerError KAFKA_STORAGE_ERROR when the log directory is offline."""
+        if self.offline is not None:
+            raise BrokerError(ErrorCode.KAFKA_STORAGE_ERROR, f"{self.tp}: {self.offline}")
+
+    # --- effects ---
+
+    def _append_as_leader(self, effect: AppendAsLeader) -> None:
+        pending = self._pending[effect.ticket]
+        now_us = time.time_ns() // 1000
+        try:
+            # A retry of what is in the log already is answered as such, even when the schema has moved on since.
+            if not self.log.is_duplicate(pending.batches):
+                for header, body in pending.batches:
+                    validate_batch(header, body, **self.rules._asdict())
+            written = self.log.append_as_leader(pending.batches, leader_epoch=effect.leader_epoch, now_us=now_us)
+        except BrokerError as error:
+            self._answer(effect.ticket, error.code, detail=f"{self.tp}: {error.detail}")
+            self._events.append(LeaderAppendFailed(effect.ticket))
+        except StorageError as error:
+            self._answer(effect.ticket, ErrorCode.KAFKA_STORAGE_ERROR, detail=f"{self.tp}: {error}")
+            self._events.append(LeaderAppendFailed(effect.ticket))
+            self._fail(error)
+        else:
+            self._append_time_us[effect.ticket] = now_us
+            self._events.append(LeaderAppended(effect.ticket, written.start, written.end))
+
+    def _answer_produce(self, effect: AnswerProduce) -> None:
+        self._answer(effect.ticket, effect.code, base_offset=effect.base_offset, detail=effect.detail)
+
+    def _append_as_follower(self, effect: AppendAsFollower) -> None:
+        assert self._incoming is not None
+        headers, bodies = self._incoming
+        try:
+            end_offset = self.log.append_as_follower(headers, bodies)
+        except BrokerError as error:
+            _log.error("%s: batches from the leader refused: %s", self.tp, error)
+        except StorageError as error:
+            self._fail(error)
+        else:
+            self._events.append(FollowerAppended(end_offset))
+
+    def _truncate_log(self, effect: TruncateLog) -> None:
+        before = self.log.log_end_offset
+        end_offset = self.log.truncate(effect.offset)
+        _log.info("%s: log truncated from %d to %d", self.tp, before, end_offset)
+        self._events.append(Truncated(end_offset))
+
+    def _restart_log(self, effect: RestartLog) -> None:
+        before = self.log.log_end_offset
+        self.log.restart_at(effect.offset)
+        _log.warning("%s: log ending at %d thrown away, restarted at %d", self.tp, before, effect.offset)
+        self._events.append(Truncated(effect.offset))
+
+    def _write_isr(self, effect: WriteIsr) -> None:
+        self._surroundings.write_isr(self, effect)
+
+    def _isr_changed(self, effect: IsrChanged) -> None:
+        self._surroundings.isr_changed(self, effect.isr)
+
+    def _high_watermark_moved(self, effect: HighWatermarkMoved) -> None:
+        self.log.set_high_watermark(effect.high_watermark)
+        for watch in self.consumer_watches:
+            watch.changed(self)
+        for watch in self.follower_watches:
+            watch.high_watermark_moved(self)
+        self._surroundings.high_watermark_moved(self)
+
+    def _log_end_moved(self, effect: LogEndMoved) -> None:
+        for watch in self.follower_watches:
+            watch.changed(self)
+
+    def _take_verdict(self, effect: FetchVerdict) -> None:
+        self._verdict = effect
+
+    def _start_fetching(self, effect: StartFetching) -> None:
+        self._surroundings.start_fetching(self, effect.leader, effect.leader_epoch)
+
+    def _stop_fetching(self, effect: StopFetching) -> None:
+        self._surroundings.stop_fetching(self)
+
+    def _role_changed(self, effect: RoleChanged) -> None:
+        _log.info("%s: %s in leader epoch %d", self.tp, effect.role, effect.leader_epoch)
+        self._wake_all()
+        self._surroundings.role_changed(self)
+
+    # --- answers ---
+
+    def _answer(self, ticket: int, code: ErrorCode, *, base_offset: int = -1, detail: str = "") -> None:
+        pending = self._pending.pop(ticket, None)
+        append_time_us = self._append_time_us.pop(ticket, -1)
+        if pending is not None:
+            pending.answered(Answer(code, base_offset, append_time_us, detail))
+
+    def _answer_all(self, code: ErrorCode, detail: str) -> None:
+        for ticket in list(self._pending):
+            self._answer(ticket, code, detail=detail)
+
+    def _wake_all(self) -> None:
+        for watch in [*self.follower_watches, *self.consumer_watches]:
+            watch.changed(self)
+
+    def _fail(self, error: Exception) -> None:
+        if not isinstance(error, StorageError):
+            _log.exception("%s: step failed", self.tp, exc_info=error)
+        self._events.clear()
+        self._surroundings.log_failed(self, error)
+
+
+_PERFORM: dict[type, Callable[[Partition, Effect], None]] = {
+    AppendAsLeader: Partition._append_as_leader,
+    AnswerProduce: Partition._answer_produce,
+    AppendAsFollower: Partition._append_as_follower,
+    TruncateLog: Partition._truncate_log,
+    RestartLog: Partition._restart_log,
+    WriteIsr: Partition._write_isr,
+    IsrChanged: Partition._isr_changed,
+    HighWatermarkMoved: Partition._high_watermark_moved,
+    LogEndMoved: Partition._log_end_moved,
+    ServeFetch: Partition._take_verdict,
+    RefuseFetch: Partition._take_verdict,
+    AnswerDiverging: Partition._take_verdict,
+    StartFetching: Partition._start_fetching,
+    StopFetching: Partition._stop_fetching,
+    RoleChanged: Partition._role_changed,
+}  # type: ignore[assignment, dict-item]

@@ -1,0 +1,215 @@
+"""All replicas this broker hosts: looked up, created, dropped, and woken when time has passed.
+
+One timer serves them all: a heap of the replicas' deadlines, so that idle partitions cost nothing. An entry may be
+stale; it is checked when it comes up, which is cheaper than removing it for every produce.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+import logging
+from collections.abc import Iterator
+
+from sparklog.broker.metadata_cache import CachedTopic
+from sparklog.broker.partition import AppendRules, Partition
+from sparklog.broker.state import BrokerState
+from sparklog.broker.wiring import Wiring
+from sparklog.errors import BrokerError, ErrorCode
+from sparklog.model import TopicPartition
+from sparklog.protocol.messages import TopicChange
+from sparklog.record.schema import parse_schema
+from sparklog.replica.events import FollowerConnectionLost, Ticked
+from sparklog.replica.replica import Replica
+from sparklog.replica.view import ReplicaSettings
+from sparklog.storage.log import Log
+from sparklog.storage.log_set import LogDirectory
+
+_log = logging.getLogger(__name__)
+
+
+class Partitions:
+    """Owner: the broker's event loop."""
+
+    def __init__(self, broker: BrokerState, directory: LogDirectory) -> None:
+        self._broker = broker
+        self._directory = directory
+        self._hosted: dict[TopicPartition, Partition] = {}
+        self._timers: list[tuple[int, int, Partition]] = []
+        self._timer_order = itertools.count()
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at_ms = 0
+        #: Who carries out what takes time; set once before the first partition is hosted.
+        self.wiring: Wiring
+
+    def __iter__(self) -> Iterator[Partition]:
+        return iter(list(self._hosted.values()))
+
+    def __len__(self) -> int:
+        return len(self._hosted)
+
+    def get(self, tp: TopicPartition) -> Partition | None:
+        return self._hosted.get(tp)
+
+    def require(self, tp: TopicPartition, topic_id: str = "") -> Partition:
+        """The hosted replica of ``tp``; ``topic_id`` empty is not checked.
+
+        Raises:
+            BrokerError: UNKNOWN_TOPIC_OR_PARTITION, NOT_LEADER_OR_FOLLOWER when it lives on other brokers,
+                INCONSISTENT_TOPIC_ID, or KAFKA_STORAGE_ERROR when its log directory is offline.
+        """
+        partition = self._hosted.get(tp)
+        if partition is None:
+            raise self._absent(tp)
+        if topic_id and topic_id != partition.topic_id:
+            raise BrokerError(
+                ErrorCode.INCONSISTENT_TOPIC_ID, f"{tp}: topic id {topic_id} asked for, {partition.topic_id} is here"
+            )
+        partition.check_usable()
+        return partition
+
+    def _absent(self, tp: TopicPartition) -> BrokerError:
+        known = self._broker.cache.partition(tp)
+        if known is not None:
+            return BrokerError(
+                ErrorCode.NOT_LEADER_OR_FOLLOWER,
+                f"{tp} is on brokers {list(known.replicas)}, not on broker {self._broker.broker_id}",
+            )
+        topic = self._broker.cache.topic(tp.topic)
+        what = f"topic {tp.topic!r} has {len(topic.partitions)} partitions" if topic else f"no topic {tp.topic!r}"
+        return BrokerError(
+            ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"{what}: broker {self._broker.broker_id} knows no {tp}"
+        )
+
+    # --- hosting ---
+
+    def host(self, tp: TopicPartition, topic: CachedTopic) -> Partition:
+        """The replica of ``tp``, created with an empty log if need be. Data of another topic id is deleted.
+
+        Raises:
+            StorageError: the log cannot be made.
+        """
+        topic_id = topic.change.topic_id
+        partition = self._hosted.get(tp)
+        if partition is not None and partition.topic_id != topic_id:
+            self.drop(partition)
+            partition = None
+        if partition is None:
+            partition = self._create(tp, topic)
+            self._hosted[tp] = partition
+        else:
+            self.retune(partition, topic)
+        return partition
+
+    def _create(self, tp: TopicPartition, topic: CachedTopic) -> Partition:
+        log = self._directory.get(tp)
+        if log is not None and log.topic_id != topic.change.topic_id:
+            _log.warning("%s: data of topic id %s deleted, it is now %s", tp, log.topic_id, topic.change.topic_id)
+            self._directory.delete(tp)
+            log = None
+        if log is None:
+            log = self._directory.create(tp, topic.change.topic_id, topic.change.schemas, topic.config)
+        replica = Replica(self._broker.broker_id, log, settings=_replica_settings(topic))
+        partition = Partition(
+            tp,
+            topic.change.topic_id,
+            log=log,
+            replica=replica,
+            rules=_append_rules(topic),
+            surroundings=self.wiring,
+        )
+        _add_schemas(log, topic.change)
+        return partition
+
+    def retune(self, partition: Partition, topic: CachedTopic) -> None:
+        """The topic's schemas or settings may have changed."""
+        _add_schemas(partition.log, topic.change)
+        partition.rules = _append_rules(topic)
+
+    def drop(self, partition: Partition) -> None:
+        """Forget the replica and delete its data."""
+        _log.info("%s: replica of topic id %s dropped", partition.tp, partition.topic_id)
+        partition.stop()
+        del self._hosted[partition.tp]
+        self._directory.delete(partition.tp)
+
+    def drop_log(self, tp: TopicPartition) -> None:
+        """Delete data that was found at start and belongs to no replica of this broker any more."""
+        _log.warning("%s: data that is not this broker's any more deleted", tp)
+        self._directory.delete(tp)
+
+    def follower_lost(self, replica_id: int) -> None:
+        """The follower's connection closed; every partition led here that it follows is told."""
+        for partition in self:
+            if partition.replica.role == "leader" and replica_id in partition.replica.replicas:
+                partition.step(FollowerConnectionLost(replica_id))
+
+    @property
+    def led(self) -> int:
+        return sum(partition.replica.role == "leader" for partition in self._hosted.values())
+
+    # --- time ---
+
+    def deadline_moved(self, partition: Partition) -> None:
+        """Called after every step, so it is cheap when the deadline did not come closer."""
+        deadline_ms = partition.replica.deadline_ms
+        if deadline_ms is None or (partition.timer_ms is not None and partition.timer_ms <= deadline_ms):
+            return
+        partition.timer_ms = deadline_ms
+        heapq.heappush(self._timers, (deadline_ms, next(self._timer_order), partition))
+        if self._timer is None or deadline_ms < self._timer_at_ms:
+            self._arm(deadline_ms)
+
+    def _arm(self, at_ms: int) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_at_ms = at_ms
+        delay_s = max(at_ms - self._broker.now_ms(), 0) / 1000
+        self._timer = asyncio.get_running_loop().call_later(delay_s, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        now_ms = self._broker.now_ms()
+        due = []
+        while self._timers and self._timers[0][0] <= now_ms:
+            at_ms, _, partition = heapq.heappop(self._timers)
+            if partition.timer_ms == at_ms:
+                partition.timer_ms = None
+                due.append(partition)
+        for partition in due:
+            deadline_ms = partition.replica.deadline_ms
+            if partition.stopped or deadline_ms is None:
+                continue
+            if deadline_ms <= now_ms:
+                partition.step(Ticked())
+            else:
+                self.deadline_moved(partition)
+        if self._timers and self._timer is None:
+            self._arm(max(self._timers[0][0], now_ms + 1))
+
+    def stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._timers.clear()
+
+
+def _replica_settings(topic: CachedTopic) -> ReplicaSettings:
+    return ReplicaSettings(
+        lag_time_max_ms=topic.config.replica_lag_time_max_ms, lag_max_messages=topic.config.replica_lag_max_messages
+    )
+
+
+def _append_rules(topic: CachedTopic) -> AppendRules:
+    newest = topic.change.schemas[-1]
+    return AppendRules(
+        parse_schema(newest.message), newest.schema_id, topic.config.max_message_bytes, topic.change.event_time
+    )
+
+
+def _add_schemas(log: Log, change: TopicChange) -> None:
+    known = {schema.schema_id for schema in log.schemas}
+    for schema in change.schemas:
+        if schema.schema_id not in known:
+            log.add_schema(schema)

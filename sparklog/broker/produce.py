@@ -1,0 +1,162 @@
+"""Produce requests: cut into batches, appended by the partitions' leaders, answered when ``acks`` is satisfied.
+
+Cutting is all that is read of a batch here: its 96-byte header. What the Arrow bytes hold is checked by the partition
+right before it appends them. A request with acks=all stays open here until every partition has answered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from sparklog.broker.partition import Answer, Batches, PendingProduce
+from sparklog.broker.state import BrokerState
+from sparklog.errors import BrokerError, ErrorCode
+from sparklog.model import TopicPartition
+from sparklog.net.server import ServerConnection
+from sparklog.protocol.messages import ACKS_ALL, ErrorReply, Produce, ProducePartition, ProduceReply, ProduceResult
+from sparklog.record.header import HEADER_BYTES, Flag, unpack_header
+
+_MAX_TIMEOUT_MS = 3_600_000
+
+
+class _OpenProduce:
+    """One request whose partitions have not all answered. Owner: the callbacks it gave to the partitions."""
+
+    __slots__ = ("_acks", "_cid", "_connection", "_missing", "_results")
+
+    def __init__(self, connection: ServerConnection, request: Produce) -> None:
+        self._connection = connection
+        self._cid = request.cid
+        self._acks = request.acks
+        self._results: list[ProduceResult | None] = [None] * len(request.partitions)
+        self._missing = len(request.partitions)
+
+    def answer(self, index: int, result: ProduceResult) -> None:
+        assert self._results[index] is None, "a partition answers once"
+        self._results[index] = result
+        self._missing -= 1
+        if self._missing == 0:
+            self.finish()
+
+    def finish(self) -> None:
+        if self._acks == 0:
+            self._connection.done(self._cid)
+        else:
+            self._connection.reply(ProduceReply(self._cid, tuple(result for result in self._results if result)))
+
+
+def handle_produce(broker: BrokerState, connection: ServerConnection, request: Produce, body: memoryview) -> None:
+    """Answer with per-partition results; a request that contradicts itself is refused as a whole."""
+    refusal = _refusal(broker, request, body)
+    if refusal is not None:
+        broker.counters["produce.requests.refused"] += 1
+        if request.acks == 0:
+            connection.done(request.cid)
+        else:
+            connection.reply(ErrorReply(request.cid, refusal.code, refusal.detail))
+        return
+    broker.counters["produce.requests"] += 1
+    broker.counters["produce.bytes"] += len(body)
+    open_produce = _OpenProduce(connection, request)
+    if not request.partitions:
+        open_produce.finish()
+        return
+    deadline_ms = broker.now_ms() + min(max(request.timeout_ms, 0), _MAX_TIMEOUT_MS)
+    at = 0
+    for index, wanted in enumerate(request.partitions):
+        size = wanted.batch_count * HEADER_BYTES + wanted.body_bytes
+        _produce(
+            broker,
+            wanted,
+            body[at : at + size],
+            acks=request.acks,
+            deadline_ms=deadline_ms,
+            open_produce=open_produce,
+            index=index,
+        )
+        at += size
+
+
+def _refusal(broker: BrokerState, request: Produce, body: memoryview) -> BrokerError | None:
+    if request.acks not in {0, 1, ACKS_ALL}:
+        return BrokerError(ErrorCode.INVALID_REQUIRED_ACKS, f"acks={request.acks} found, 0, 1 or -1 (all) expected")
+    if broker.quiesced:
+        return BrokerError(ErrorCode.BROKER_STOPPING, f"broker {broker.broker_id} takes no new writes")
+    if any(wanted.batch_count < 0 or wanted.body_bytes < 0 for wanted in request.partitions):
+        return BrokerError(ErrorCode.INVALID_REQUEST, "a negative batch count or body length")
+    said = sum(wanted.batch_count * HEADER_BYTES + wanted.body_bytes for wanted in request.partitions)
+    if said != len(body):
+        return BrokerError(
+            ErrorCode.INVALID_REQUEST, f"body of {len(body)} bytes found, {said} announced by the partitions"
+        )
+    return None
+
+
+def _produce(
+    broker: BrokerState,
+    wanted: ProducePartition,
+    body: memoryview,
+    *,
+    acks: int,
+    deadline_ms: int,
+    open_produce: _OpenProduce,
+    index: int,
+) -> None:
+    tp = TopicPartition(wanted.topic, wanted.partition)
+
+    def answered(answer: Answer) -> None:
+        if answer.code is not ErrorCode.NONE:
+            broker.counters["produce.errors"] += 1
+        open_produce.answer(
+            index,
+            ProduceResult(
+                answer.code, answer.base_offset, answer.append_time_us, log_start_offset(tp), detail=answer.detail
+            ),
+        )
+
+    def log_start_offset(tp: TopicPartition) -> int:
+        hosted = broker.partitions.get(tp)
+        return hosted.log.log_start_offset if hosted else -1
+
+    try:
+        partition = broker.partitions.require(tp, wanted.topic_id)
+        batches = cut_batches(body, wanted.batch_count)
+    except BrokerError as error:
+        answered(Answer(error.code, -1, -1, error.detail))
+        return
+    broker.counters["produce.batches"] += len(batches)
+    partition.produce(PendingProduce(batches, answered), acks=acks, deadline_ms=deadline_ms)
+
+
+def cut_batches(body: memoryview, batch_count: int) -> Batches:
+    """Split headers and bodies of one partition.
+
+    Raises:
+        BrokerError: CORRUPT_MESSAGE for a bad header CRC or lengths that do not add up; INVALID_RECORD for what only
+            the log itself may write.
+    """
+    if batch_count == 0:
+        raise BrokerError(ErrorCode.INVALID_RECORD, "no batches found, at least one expected")
+    return list(_cut(body, batch_count))
+
+
+def _cut(body: memoryview, batch_count: int) -> Iterator[tuple]:  # type: ignore[type-arg]
+    at = batch_count * HEADER_BYTES
+    for number in range(batch_count):
+        header = unpack_header(body, number * HEADER_BYTES)
+        if header.flags & (Flag.CONTROL | Flag.OFFSET_ARRAY | Flag.FIRST_OF_SEGMENT) or header.offset_array_length:
+            raise BrokerError(
+                ErrorCode.INVALID_RECORD, f"batch {number}: flags {Flag(header.flags)!r} are not a producer's"
+            )
+        end = at + header.length
+        if end > len(body):
+            raise BrokerError(
+                ErrorCode.CORRUPT_MESSAGE,
+                f"batch {number}: header says {header.length} bytes, {len(body) - at} are left",
+            )
+        yield header, body[at:end]
+        at = end
+    if at != len(body):
+        raise BrokerError(
+            ErrorCode.CORRUPT_MESSAGE, f"bodies of {len(body)} bytes found, headers say {at} with the headers"
+        )

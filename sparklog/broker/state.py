@@ -1,0 +1,76 @@
+"""What all parts of one broker process share: who it is, what it hosts, what it counts."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING, Any
+
+from sparklog.broker.metadata_cache import MetadataCache
+from sparklog.config import BrokerConfig
+
+if TYPE_CHECKING:
+    from sparklog.broker.partitions import Partitions
+    from sparklog.broker.registry import Registry
+
+_log = logging.getLogger(__name__)
+
+
+class BrokerState:
+    """Owner: the broker's event loop; made by ``process``, handed to every request handler."""
+
+    partitions: Partitions
+    registry: Registry
+
+    def __init__(self, broker_id: int, cluster_id: str, *, log_dir: str, config: BrokerConfig) -> None:
+        self.broker_id = broker_id
+        self.cluster_id = cluster_id
+        self.config = config
+        self.cache = MetadataCache(cluster_id, config.topic_defaults)
+        self.counters: Counter[str] = Counter()
+        #: Version of this broker's incarnation node; -1 until registered.
+        self.incarnation = -1
+        #: running, stopping
+        self.state = "running"
+        #: No new writes: the cluster is stopping and followers are to reach the leaders' ends.
+        self.quiesced = False
+        self.log_dir = log_dir
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._metadata_waiters: list[asyncio.Future[None]] = []
+
+    def now_ms(self) -> int:
+        """The clock that replicas are stepped with: never goes back."""
+        return time.monotonic_ns() // 1_000_000
+
+    def next_metadata(self) -> asyncio.Future[None]:
+        """Done when the controller's next word has been taken over."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._metadata_waiters.append(future)
+        return future
+
+    def metadata_changed(self) -> None:
+        waiters, self._metadata_waiters = self._metadata_waiters, []
+        for future in waiters:
+            if not future.done():
+                future.set_result(None)
+
+    def spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        """Run work beside the requests; ``end_tasks`` cancels what is left of it."""
+        task = asyncio.get_running_loop().create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    async def end_tasks(self) -> None:
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            self.counters["tasks.failed"] += 1
+            _log.error("%s failed", task.get_name(), exc_info=task.exception())

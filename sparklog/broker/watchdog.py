@@ -1,0 +1,65 @@
+"""Ends the process when its event loop has stopped turning.
+
+A broker whose disk hangs must not look alive: kazoo's own thread would keep its session, and with it every
+leadership, for ever. So a thread watches a beat that only the loop gives, and after one session timeout without it
+ends the process at once: no shutdown order could be trusted now.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import faulthandler
+import logging
+import os
+import threading
+import time
+
+_log = logging.getLogger(__name__)
+
+EXIT_STALLED = 70
+
+
+class Watchdog:
+    """Owner: the broker process. ``start`` and ``stop`` on the event loop; the watching is a daemon thread's."""
+
+    def __init__(self, limit_ms: int) -> None:
+        self._limit_s = limit_ms / 1000
+        self._tick_s = max(self._limit_s / 10, 0.02)
+        self._beat = 0
+        self._stopped = threading.Event()
+        self._handle: asyncio.TimerHandle | None = None
+        self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
+
+    def start(self) -> None:
+        self._turn()
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopped.set()
+        if self._handle is not None:
+            self._handle.cancel()
+
+    def _turn(self) -> None:
+        self._beat += 1
+        self._handle = asyncio.get_running_loop().call_later(self._tick_s, self._turn)
+
+    def _watch(self) -> None:
+        seen = self._beat
+        stalled_s = 0.0
+        while True:
+            before = time.monotonic()
+            if self._stopped.wait(self._tick_s):
+                return
+            slept = time.monotonic() - before
+            if self._beat != seen:
+                seen, stalled_s = self._beat, 0.0
+                continue
+            # Time in which this thread did not run either (SIGSTOP, a suspended machine) says nothing about the loop.
+            stalled_s += min(slept, 2 * self._tick_s)
+            if stalled_s >= self._limit_s:
+                self._end(stalled_s)
+
+    def _end(self, stalled_s: float) -> None:
+        _log.critical("event loop has not turned for %.1f s: ending the process", stalled_s)
+        faulthandler.dump_traceback(all_threads=True)
+        os._exit(EXIT_STALLED)
