@@ -5,13 +5,12 @@ Each docstring says what must be true before, and which event brings back the re
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from sparklog.errors import ErrorCode
 
 
-@dataclass(frozen=True, slots=True)
-class AppendAsLeader:
+class AppendAsLeader(msgspec.Struct, frozen=True, gc=False):
     """Append the batches waiting under ``ticket`` with this leader epoch. At once: nothing may come between.
     Then LeaderAppended or LeaderAppendFailed."""
 
@@ -19,10 +18,9 @@ class AppendAsLeader:
     leader_epoch: int
 
 
-@dataclass(frozen=True, slots=True)
-class AnswerProduce:
+class AnswerProduce(msgspec.Struct, frozen=True, gc=False):
     """Answer the produce under ``ticket``: an error, or success with its base offset. Only committed records are
-    answered for acks=all."""
+    answered for acks=all. Every ticket is answered exactly once; for acks=0 the performer only drops the ticket."""
 
     ticket: int
     code: ErrorCode
@@ -30,28 +28,25 @@ class AnswerProduce:
     detail: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class AppendAsFollower:
+class AppendAsFollower(msgspec.Struct, frozen=True, gc=False):
     """Append the batches of the answer that caused this. Then FollowerAppended."""
 
 
-@dataclass(frozen=True, slots=True)
-class TruncateLog:
-    """Cut the log so that it ends at ``offset`` (or before, at a batch boundary). Then Truncated."""
+class TruncateLog(msgspec.Struct, frozen=True, gc=False):
+    """Cut the log so that it ends at ``offset`` (or before, at a batch boundary). Then Truncated; the next fetch
+    starts at the new end."""
 
     offset: int
 
 
-@dataclass(frozen=True, slots=True)
-class RestartLog:
+class RestartLog(msgspec.Struct, frozen=True, gc=False):
     """Throw the log away and start empty at ``offset`` (the leader's log start; the follower was out of range).
-    Then Truncated."""
+    Then Truncated; the next fetch starts there."""
 
     offset: int
 
 
-@dataclass(frozen=True, slots=True)
-class WriteIsr:
+class WriteIsr(msgspec.Struct, frozen=True, gc=False):
     """Compare-and-set the partition's node from ``expected_version`` to ``isr`` under this leader and epoch, in a
     multi that checks each (broker, incarnation) of ``added``. Then IsrWritten, IsrRefused or IsrWriteFailed."""
 
@@ -63,45 +58,39 @@ class WriteIsr:
     added: tuple[tuple[int, int], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class HighWatermarkMoved:
+class HighWatermarkMoved(msgspec.Struct, frozen=True, gc=False):
     """The high watermark is now ``high_watermark``: wake waiting fetches, checkpoint at leisure, seal when due."""
 
     high_watermark: int
 
 
-@dataclass(frozen=True, slots=True)
-class LogEndMoved:
+class LogEndMoved(msgspec.Struct, frozen=True, gc=False):
     """The leader's log grew: wake followers that wait for records."""
 
     log_end_offset: int
 
 
-@dataclass(frozen=True, slots=True)
-class ServeFetch:
+class ServeFetch(msgspec.Struct, frozen=True, gc=False):
     """Answer the follower's fetch from ``offset`` on with what is there (it may wait for more)."""
 
     offset: int
 
 
-@dataclass(frozen=True, slots=True)
-class RefuseFetch:
+class RefuseFetch(msgspec.Struct, frozen=True, gc=False):
     """Answer the follower's fetch with an error."""
 
     code: ErrorCode
     detail: str
 
 
-@dataclass(frozen=True, slots=True)
-class AnswerDiverging:
+class AnswerDiverging(msgspec.Struct, frozen=True, gc=False):
     """Answer the follower's fetch with the point of divergence; no records."""
 
     epoch: int
     end_offset: int
 
 
-@dataclass(frozen=True, slots=True)
-class StartFetching:
+class StartFetching(msgspec.Struct, frozen=True, gc=False):
     """Fetch from ``leader`` under ``leader_epoch``, from the log's current end on, until told otherwise. Replaces
     any earlier StartFetching of this partition."""
 
@@ -109,24 +98,27 @@ class StartFetching:
     leader_epoch: int
 
 
-@dataclass(frozen=True, slots=True)
-class StopFetching:
+class StopFetching(msgspec.Struct, frozen=True, gc=False):
     """No further fetches for this partition; an answer under way will be ignored by its epoch."""
 
 
-@dataclass(frozen=True, slots=True)
-class RoleChanged:
+class RoleChanged(msgspec.Struct, frozen=True, gc=False):
     """For logs, counters and waiting requests: consumers that wait here must be answered and ask for metadata."""
 
     role: str
     leader_epoch: int
 
 
-@dataclass(frozen=True, slots=True)
-class IsrChanged:
+class IsrChanged(msgspec.Struct, frozen=True, gc=False):
     """The committed ISR changed by this leader's own write: tell the controller (a notification node)."""
 
     isr: tuple[int, ...]
+
+
+class ReportBadDecision(msgspec.Struct, frozen=True, gc=False):
+    """A decision contradicts itself and was not followed: count it, log it, tell whoever sent it."""
+
+    detail: str
 
 
 Effect = (
@@ -145,4 +137,5 @@ Effect = (
     | StopFetching
     | RoleChanged
     | IsrChanged
+    | ReportBadDecision
 )

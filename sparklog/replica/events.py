@@ -7,17 +7,18 @@ carries out the returned effects in order before it hands over the next event.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+import msgspec
 
 from sparklog.model import LeaderAndIsr
 
 
-@dataclass(frozen=True, slots=True)
-class Decided:
+class Decided(msgspec.Struct, frozen=True, gc=False):
     """A newer state of the partition became known: from the controller, or read from ZooKeeper.
 
-    Older or equal ``version``s are ignored. ``incarnations`` are the live brokers' current ones, broker id to
-    incarnation; ``min_isr`` is min.insync.replicas of the topic.
+    Older ``version``s are ignored; an equal one renews only what the node does not hold (replicas, incarnations,
+    min_isr). ``incarnations`` are the live brokers' current ones, broker id to incarnation; ``min_isr`` is
+    min.insync.replicas of the topic. Brokers in ``stopping`` are on their way out and are not added to an ISR.
     """
 
     state: LeaderAndIsr
@@ -25,17 +26,20 @@ class Decided:
     replicas: tuple[int, ...]
     incarnations: Mapping[int, int]
     min_isr: int
+    stopping: frozenset[int] = frozenset()
 
 
-@dataclass(frozen=True, slots=True)
-class BrokersChanged:
-    """Brokers came, went or re-registered: id to incarnation of all that are live."""
+class BrokersChanged(msgspec.Struct, frozen=True, gc=False):
+    """Brokers came, went or re-registered: id to incarnation of all that are live; ``stopping`` as in Decided.
+
+    A map that does not name the replica's own broker is too old to judge others by: nobody is taken for dead then.
+    """
 
     incarnations: Mapping[int, int]
+    stopping: frozenset[int] = frozenset()
 
 
-@dataclass(frozen=True, slots=True)
-class ProduceArrived:
+class ProduceArrived(msgspec.Struct, frozen=True, gc=False):
     """A checked produce for this partition is waiting under ``ticket``; acks is 0, 1 or -1 (all)."""
 
     ticket: int
@@ -43,8 +47,7 @@ class ProduceArrived:
     deadline_ms: int
 
 
-@dataclass(frozen=True, slots=True)
-class LeaderAppended:
+class LeaderAppended(msgspec.Struct, frozen=True, gc=False):
     """The append ordered for ``ticket`` is in the log: records ``[base_offset, end_offset)``.
 
     A duplicate of an earlier batch reports that batch's offsets; ``end_offset`` may then lie below the log end.
@@ -55,15 +58,16 @@ class LeaderAppended:
     end_offset: int
 
 
-@dataclass(frozen=True, slots=True)
-class LeaderAppendFailed:
-    """The append ordered for ``ticket`` did not happen; nothing of it is in the log."""
+class LeaderAppendFailed(msgspec.Struct, frozen=True, gc=False):
+    """The append ordered for ``ticket`` did not happen; nothing of it is in the log.
+
+    The performer knows why and answers the client itself: no AnswerProduce follows.
+    """
 
     ticket: int
 
 
-@dataclass(frozen=True, slots=True)
-class FollowerFetched:
+class FollowerFetched(msgspec.Struct, frozen=True, gc=False):
     """A follower asked for records from ``offset`` on: everything below is on its log.
 
     ``last_epoch`` is the leader epoch of its last batch, -1 for an empty log.
@@ -76,37 +80,39 @@ class FollowerFetched:
     last_epoch: int
 
 
-@dataclass(frozen=True, slots=True)
-class IsrWritten:
+class IsrWritten(msgspec.Struct, frozen=True, gc=False):
     """The WriteIsr with this ``isr`` is durable; the node now has ``version``."""
 
     isr: tuple[int, ...]
     version: int
 
 
-@dataclass(frozen=True, slots=True)
-class IsrRefused:
-    """The compare-and-set lost; this is what ZooKeeper holds now (Decided's fields apply)."""
+class IsrRefused(msgspec.Struct, frozen=True, gc=False):
+    """The compare-and-set lost; this is what ZooKeeper holds now (Decided's fields apply).
+
+    ``expected_version`` echoes the WriteIsr's, so that the answer to an outlived write cannot settle a later one;
+    -1: the performer never has two writes of one partition under way.
+    """
 
     state: LeaderAndIsr
     version: int
+    expected_version: int = -1
 
 
-@dataclass(frozen=True, slots=True)
-class IsrWriteFailed:
+class IsrWriteFailed(msgspec.Struct, frozen=True, gc=False):
     """The write did not get through, or its fate is unknown (connection lost): the performer will re-read the node
-    and follow with IsrRefused, which carries whatever is true then."""
+    and follow with IsrRefused, which carries whatever is true then. ``expected_version`` as there."""
+
+    expected_version: int = -1
 
 
-@dataclass(frozen=True, slots=True)
-class FollowerConnectionLost:
+class FollowerConnectionLost(msgspec.Struct, frozen=True, gc=False):
     """The connection from that follower closed: it may be dead. The leader may shrink early; it never elects."""
 
     replica_id: int
 
 
-@dataclass(frozen=True, slots=True)
-class LeaderAnswered:
+class LeaderAnswered(msgspec.Struct, frozen=True, gc=False):
     """The leader answered this follower's fetch made at (``leader_epoch``, ``fetch_offset``).
 
     ``end_offset`` is where the log will end after appending the ``batch_count`` batches that came. ``diverging`` is
@@ -124,34 +130,33 @@ class LeaderAnswered:
     end_offset: int
 
 
-@dataclass(frozen=True, slots=True)
-class FollowerAppended:
-    """The append ordered by AppendAsFollower is in the log, which now ends at ``end_offset``."""
+class FollowerAppended(msgspec.Struct, frozen=True, gc=False):
+    """The append ordered by AppendAsFollower is done; the log now ends at ``end_offset``.
+
+    A batch that failed its checks leaves the log as it was: then this names the unchanged end, and the next fetch
+    asks for the same again.
+    """
 
     end_offset: int
 
 
-@dataclass(frozen=True, slots=True)
-class Truncated:
+class Truncated(msgspec.Struct, frozen=True, gc=False):
     """The log now ends at ``end_offset``, as TruncateLog or RestartLog ordered."""
 
     end_offset: int
 
 
-@dataclass(frozen=True, slots=True)
-class LogFailed:
+class LogFailed(msgspec.Struct, frozen=True, gc=False):
     """The log directory went offline; this replica can do nothing until the process is restarted."""
 
     detail: str
 
 
-@dataclass(frozen=True, slots=True)
-class Ticked:
+class Ticked(msgspec.Struct, frozen=True, gc=False):
     """Time passed; sent when ``Replica.deadline_ms`` is reached or later."""
 
 
-@dataclass(frozen=True, slots=True)
-class Stopped:
+class Stopped(msgspec.Struct, frozen=True, gc=False):
     """The replica is not this broker's any more, or the broker stops."""
 
 

@@ -1,0 +1,101 @@
+"""A replica while it follows: its log is brought to equal the leader's, batch by batch.
+
+Lives for one leader epoch; ``replica.py`` makes and drops it. The rules, each with the loss it prevents:
+
+- Never truncate to the high watermark: it lags behind what is committed. The leader compares histories by epoch and
+  names the point of divergence; only what lies behind that goes. Source: KIP-101, KIP-279.
+- Truncate before raising the high watermark: an answer that names a divergence raises nothing.
+- The high watermark never passes the log's own end.
+- An answer counts only when it is for this epoch and for the log's current end: others were overtaken.
+"""
+
+from __future__ import annotations
+
+from sparklog.errors import ErrorCode
+from sparklog.model import NO_LEADER, LeaderAndIsr
+from sparklog.replica.effects import (
+    AppendAsFollower,
+    Effect,
+    HighWatermarkMoved,
+    RestartLog,
+    StartFetching,
+    StopFetching,
+    TruncateLog,
+)
+from sparklog.replica.events import LeaderAnswered
+from sparklog.replica.view import PartitionView
+
+
+class Follower:
+    """Mutable, owned by one ``Replica``. ``leader`` is NO_LEADER while the partition has none."""
+
+    name = "follower"
+
+    __slots__ = ("_append_to", "_truncating", "epoch", "leader", "view")
+
+    def __init__(self, view: PartitionView, state: LeaderAndIsr) -> None:
+        self.view = view
+        self.leader = state.leader
+        self.epoch = state.leader_epoch
+        #: the leader's high watermark that came with batches now being appended, else None
+        self._append_to: int | None = None
+        self._truncating = False
+
+    def start(self) -> Effect:
+        return StopFetching() if self.leader == NO_LEADER else StartFetching(self.leader, self.epoch)
+
+    @property
+    def busy(self) -> bool:
+        """An append or a truncation was ordered and has not been reported."""
+        return self._truncating or self._append_to is not None
+
+    def answered(self, event: LeaderAnswered) -> list[Effect]:
+        end = self.view.log.log_end_offset
+        if event.leader_epoch != self.epoch or self.leader == NO_LEADER or self.busy or event.fetch_offset != end:
+            return []
+        if event.code == ErrorCode.OFFSET_OUT_OF_RANGE:
+            return self._restart(event.log_start_offset)
+        if event.code != ErrorCode.NONE:
+            return []
+        if event.diverging is not None:
+            return self._truncate(*event.diverging)
+        if event.batch_count:
+            self._append_to = event.high_watermark
+            return [AppendAsFollower()]
+        return self._raise_to(event.high_watermark)
+
+    def appended(self) -> list[Effect]:
+        mark, self._append_to = self._append_to, None
+        return [] if mark is None else self._raise_to(mark)
+
+    def truncated(self) -> None:
+        """The ordered truncation is done; ``Replica`` fits the high watermark to the log."""
+        self._truncating = False
+
+    def _truncate(self, epoch: int, end_offset: int) -> list[Effect]:
+        """Cut where the histories part: at the leader's end of ``epoch`` or at our own end of the largest epoch up to
+        it, whichever comes first. What remains ends in an epoch the next fetch names, so this converges."""
+        log = self.view.log
+        offset = max(log.log_start_offset, min(end_offset, log.end_of_epoch(epoch).end_offset))
+        if offset >= log.log_end_offset:
+            return []
+        return self._cut(offset, TruncateLog(offset))
+
+    def _restart(self, offset: int) -> list[Effect]:
+        return self._cut(offset, RestartLog(offset))
+
+    def _cut(self, offset: int, order: Effect) -> list[Effect]:
+        """Lower the high watermark first, where it must be lowered (after an unclean election): no reader may be
+        shown what is about to go."""
+        self._truncating = True
+        return [*self._set_mark(min(self.view.high_watermark, offset)), order]
+
+    def _raise_to(self, leader_mark: int) -> list[Effect]:
+        """A new leader's mark may lag behind ours; what was committed stays committed."""
+        return self._set_mark(max(self.view.high_watermark, min(leader_mark, self.view.log.log_end_offset)))
+
+    def _set_mark(self, mark: int) -> list[Effect]:
+        if mark == self.view.high_watermark:
+            return []
+        self.view.high_watermark = mark
+        return [HighWatermarkMoved(mark)]

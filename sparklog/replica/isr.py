@@ -1,0 +1,119 @@
+"""The in-sync set of one partition as its leader holds it: committed, or with one change under way.
+
+    CommittedIsr --expand--> PendingExpand --written--> CommittedIsr
+    CommittedIsr --shrink--> PendingShrink --written--> CommittedIsr
+                             (either)      --refused--> CommittedIsr as before
+
+While a change is under way nobody knows which of the two sets ZooKeeper holds, and the next leader may come from
+either. So commits count on the *maximal* set, the union of both: an addition counts at once, a removal only when it
+is written. What cannot be built cannot happen: a set without its leader, an empty or a doubled set, two changes at a
+time. Source: KIP-497 (maximal ISR).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True, slots=True)
+class CommittedIsr:
+    """What ZooKeeper holds, as far as this leader knows, and no change is under way."""
+
+    leader: int
+    committed: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if self.leader not in self.committed:
+            raise ValueError(f"ISR {self.committed} lacks its leader {self.leader}")
+        if len(set(self.committed)) != len(self.committed):
+            raise ValueError(f"ISR {self.committed} names a broker twice")
+
+    @property
+    def maximal(self) -> tuple[int, ...]:
+        return self.committed
+
+    def expand(self, added: tuple[tuple[int, int], ...], *, expected_version: int) -> PendingExpand:
+        """Propose to add (broker, incarnation) pairs; the node is expected to be at that version."""
+        return PendingExpand(self, added, expected_version)
+
+    def shrink(self, removed: tuple[int, ...], *, expected_version: int) -> PendingShrink:
+        """Propose to remove brokers other than the leader."""
+        return PendingShrink(self, removed, expected_version)
+
+
+@dataclass(frozen=True, slots=True)
+class PendingExpand:
+    """An addition is on its way to ZooKeeper. Each added broker is bound to the incarnation its fetch came from."""
+
+    before: CommittedIsr
+    added: tuple[tuple[int, int], ...]
+    expected_version: int
+    #: the write's answer was lost: it may or may not have been applied
+    fate_unknown: bool = False
+
+    def __post_init__(self) -> None:
+        ids = {broker for broker, _ in self.added}
+        if not ids or len(ids) != len(self.added):
+            raise ValueError(f"addition {self.added} is empty or names a broker twice")
+        if not ids.isdisjoint(self.before.committed):
+            raise ValueError(f"addition {self.added} names members of {self.before.committed}")
+
+    @property
+    def committed(self) -> tuple[int, ...]:
+        return self.before.committed
+
+    @property
+    def proposed(self) -> tuple[int, ...]:
+        return self.before.committed + tuple(broker for broker, _ in self.added)
+
+    @property
+    def maximal(self) -> tuple[int, ...]:
+        return self.proposed
+
+    def written(self) -> CommittedIsr:
+        return CommittedIsr(self.before.leader, self.proposed)
+
+    def lost_answer(self, unknown: bool) -> PendingExpand:
+        return replace(self, fate_unknown=unknown)
+
+
+@dataclass(frozen=True, slots=True)
+class PendingShrink:
+    """A removal is on its way to ZooKeeper; whom it removes still counts until it is written."""
+
+    before: CommittedIsr
+    removed: tuple[int, ...]
+    expected_version: int
+    #: the write's answer was lost: it may or may not have been applied
+    fate_unknown: bool = False
+    added: tuple[tuple[int, int], ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.removed or not set(self.removed) < set(self.before.committed):
+            raise ValueError(f"removal {self.removed} is empty or not a proper part of {self.before.committed}")
+        if self.before.leader in self.removed:
+            raise ValueError(f"removal {self.removed} names the leader {self.before.leader}")
+        if self.added:
+            raise ValueError("a removal adds nobody")
+
+    @property
+    def committed(self) -> tuple[int, ...]:
+        return self.before.committed
+
+    @property
+    def proposed(self) -> tuple[int, ...]:
+        return tuple(broker for broker in self.before.committed if broker not in self.removed)
+
+    @property
+    def maximal(self) -> tuple[int, ...]:
+        return self.before.committed
+
+    def written(self) -> CommittedIsr:
+        return CommittedIsr(self.before.leader, self.proposed)
+
+    def lost_answer(self, unknown: bool) -> PendingShrink:
+        return replace(self, fate_unknown=unknown)
+
+
+PendingIsr = PendingExpand | PendingShrink
+IsrState = CommittedIsr | PendingExpand | PendingShrink

@@ -1,0 +1,389 @@
+"""A replica while it leads: appends, follower progress, high watermark, in-sync set, waiting produces.
+
+Lives for exactly one leader epoch; ``replica.py`` makes and drops it. The rules, each with the loss it prevents:
+
+- The high watermark is the smallest log end in the *maximal* ISR, and moves only while the *committed* ISR has
+  min(min.insync.replicas, replication factor) members.
+- A follower enters the ISR when its log end, as fetched in this epoch by its current incarnation, has reached
+  max(high watermark, epoch start): what earlier leaders committed lies below the epoch start, though this leader's
+  own high watermark may lag behind it. Source: KAFKA-7128.
+- An ISR change acts only once it is written; until then both the old and the new set count (see ``isr.py``).
+- The lag clock of every follower starts with the epoch: nobody is shrunk for what an earlier leader had not seen.
+"""
+
+from __future__ import annotations
+
+from msgspec import structs
+
+from sparklog.errors import ErrorCode
+from sparklog.model import LeaderAndIsr
+from sparklog.replica.effects import (
+    AnswerDiverging,
+    AnswerProduce,
+    AppendAsLeader,
+    Effect,
+    HighWatermarkMoved,
+    IsrChanged,
+    LogEndMoved,
+    RefuseFetch,
+    ServeFetch,
+    WriteIsr,
+)
+from sparklog.replica.events import (
+    FollowerConnectionLost,
+    FollowerFetched,
+    IsrRefused,
+    IsrWriteFailed,
+    IsrWritten,
+    LeaderAppended,
+    LeaderAppendFailed,
+    ProduceArrived,
+)
+from sparklog.replica.isr import CommittedIsr, IsrState, PendingExpand, PendingIsr
+from sparklog.replica.progress import UNKNOWN_END, Progress
+from sparklog.replica.purgatory import NEVER, Purgatory, Waiting
+from sparklog.replica.view import PartitionView
+
+#: With ``replica.lag.max.messages`` set, lag in records is looked at this often at least.
+LAG_MESSAGES_CHECK_MS = 500
+
+
+class Leader:
+    """Mutable, owned by one ``Replica``. Methods are told facts and return effects; every queue is the purgatory's."""
+
+    name = "leader"
+
+    __slots__ = ("_end", "_may_commit", "_members", "_peers", "check_ms", "epoch", "epoch_start", "isr", "progress",
+                 "purgatory", "view")  # fmt: skip
+
+    def __init__(self, view: PartitionView, state: LeaderAndIsr, now_ms: int, *, purgatory: Purgatory) -> None:
+        self.view = view
+        self.epoch = state.leader_epoch
+        #: log end when the epoch began: what earlier leaders may have committed lies below
+        self.epoch_start = view.log.log_end_offset
+        self._end = self.epoch_start
+        self.purgatory = purgatory
+        self.isr: IsrState = CommittedIsr(view.broker_id, state.isr)
+        self.progress: dict[int, Progress] = {}
+        #: when to look for followers that fell behind
+        self.check_ms = NEVER
+        self.follow_assignment(now_ms)
+        self._isr_became(self.isr)
+
+    # --- produce ------------------------------------------------------------------------------------------------
+
+    def produce_arrived(self, event: ProduceArrived) -> list[Effect]:
+        acks = event.acks
+        if acks == -1 and len(self.isr.committed) < self.view.min_committed:
+            detail = f"{len(self.isr.committed)} in sync {self.isr.committed}, {self.view.min_committed} needed"
+            return [AnswerProduce(event.ticket, ErrorCode.NOT_ENOUGH_REPLICAS, -1, detail)]
+        if acks not in {-1, 1, 0}:
+            detail = f"acks={acks}: expected 0, 1 or -1"
+            return [AnswerProduce(event.ticket, ErrorCode.INVALID_REQUIRED_ACKS, -1, detail)]
+        self.purgatory.ordered[event.ticket] = (acks, event.deadline_ms)
+        return [AppendAsLeader(event.ticket, self.epoch)]
+
+    def appended(self, event: LeaderAppended, now_ms: int) -> list[Effect]:
+        """Followers that held the whole log until now were caught up until now, however long ago they fetched: the
+        followers of an idle partition are not late. A duplicate leaves the end where it was."""
+        order = self.purgatory.ordered.pop(event.ticket, None)
+        if order is None:
+            return []
+        end = self.view.log.log_end_offset
+        effects: list[Effect] = []
+        if end > self._end:
+            for peer in self.progress.values():
+                if peer.log_end >= self._end:
+                    peer.caught_up_ms = now_ms
+            self._end = end
+            effects.append(LogEndMoved(end))
+        if not self._peers:
+            self.advance(effects)
+        acks, deadline_ms = order
+        if acks == -1 and event.end_offset > self.view.high_watermark:
+            self.purgatory.wait(Waiting(event.end_offset, event.ticket, event.base_offset, deadline_ms))
+        else:
+            effects.append(AnswerProduce(event.ticket, ErrorCode.NONE, event.base_offset))
+        return effects
+
+    def append_failed(self, event: LeaderAppendFailed) -> list[Effect]:
+        """The performer answers the client, for it knows the reason; here only the ticket ends."""
+        self.purgatory.ordered.pop(event.ticket, None)
+        return []
+
+    # --- followers ----------------------------------------------------------------------------------------------
+
+    def fetched(self, event: FollowerFetched, now_ms: int) -> list[Effect]:
+        """A follower's fetch: fence it, compare histories, and only then believe its offset."""
+        peer = self.progress.get(event.replica_id)
+        if event.leader_epoch != self.epoch or peer is None or event.incarnation != peer.incarnation:
+            refusal = self._fence(event, peer)
+            if refusal is not None:
+                return [refusal]
+            assert peer is not None
+        log = self.view.log
+        end = log.log_end_offset
+        offset = event.offset
+        if offset > end or offset < log.log_start_offset or event.last_epoch != log.last_epoch:
+            objection = self._compare(event, end)
+            if objection is not None:
+                return [objection]
+        held_back = peer.log_end <= self.view.high_watermark
+        peer.fetched(offset, end, now_ms=now_ms)
+        effects: list[Effect] = []
+        if event.replica_id in self._members:
+            if held_back:
+                self.advance(effects)
+        elif type(self.isr) is CommittedIsr and self._may_join(event.replica_id, peer, now_ms):
+            self.reconsider(effects, now_ms)
+        effects.append(ServeFetch(offset))
+        return effects
+
+    def _fence(self, event: FollowerFetched, peer: Progress | None) -> RefuseFetch | None:
+        """Why the fetch is refused, or None after taking note of a newer incarnation."""
+        if event.leader_epoch != self.epoch:
+            code = ErrorCode.FENCED_LEADER_EPOCH if event.leader_epoch < self.epoch else ErrorCode.UNKNOWN_LEADER_EPOCH
+            return RefuseFetch(code, f"fetch of leader epoch {event.leader_epoch}, this is {self.epoch}")
+        if peer is None:
+            detail = f"broker {event.replica_id} is not among the replicas {self.view.replicas}"
+            return RefuseFetch(ErrorCode.NOT_LEADER_OR_FOLLOWER, detail)
+        if event.incarnation < peer.incarnation:
+            detail = f"incarnation {event.incarnation} of broker {event.replica_id}, {peer.incarnation} is known"
+            return RefuseFetch(ErrorCode.STALE_BROKER_EPOCH, detail)
+        if event.incarnation > peer.incarnation:
+            peer.reincarnated(event.incarnation)
+        return None
+
+    def _compare(self, event: FollowerFetched, end: int) -> Effect | None:
+        """Whether the follower's history is ours up to its offset. Source: KIP-101, KIP-279, KIP-595."""
+        offset = event.offset
+        log = self.view.log
+        if offset < log.log_start_offset or (event.last_epoch < 0 and offset > end):
+            detail = f"offset {offset} is outside [{log.log_start_offset}, {end}]"
+            return RefuseFetch(ErrorCode.OFFSET_OUT_OF_RANGE, detail)
+        if event.last_epoch < 0:
+            return None
+        epoch_end = log.end_of_epoch(event.last_epoch)
+        if epoch_end.epoch != event.last_epoch or epoch_end.end_offset < offset:
+            return AnswerDiverging(epoch_end.epoch, epoch_end.end_offset)
+        return None
+
+    def connection_lost(self, event: FollowerConnectionLost, now_ms: int) -> list[Effect]:
+        peer = self.progress.get(event.replica_id)
+        if peer is not None and peer.disconnected_ms is None:
+            peer.disconnected_ms = now_ms
+            self.check_ms = min(self.check_ms, now_ms + self.view.settings.connection_grace_ms)
+        return []
+
+    # --- high watermark -----------------------------------------------------------------------------------------
+
+    def advance(self, effects: list[Effect]) -> None:
+        """Raise the high watermark as far as the maximal ISR's log ends allow, and answer whom it releases."""
+        if not self._may_commit:
+            return
+        mark = self.view.log.log_end_offset
+        for peer in self._peers:
+            if peer.log_end < mark:  # noqa: PLR1730 - hot, and min() costs three times as much
+                mark = peer.log_end
+        if mark <= self.view.high_watermark:
+            return
+        self.view.high_watermark = mark
+        effects.append(HighWatermarkMoved(mark))
+        if self.purgatory.first_end <= mark:
+            effects += [
+                AnswerProduce(entry.ticket, ErrorCode.NONE, entry.base_offset)
+                for entry in self.purgatory.complete(mark)
+            ]
+
+    def _isr_became(self, isr: IsrState) -> None:
+        self.isr = isr
+        self._members = frozenset(isr.maximal)
+        self._peers = [self.progress[broker] for broker in isr.maximal if broker != self.view.broker_id]
+        self._may_commit = len(isr.committed) >= self.view.min_committed
+
+    # --- in-sync set --------------------------------------------------------------------------------------------
+
+    def reconsider(self, effects: list[Effect], now_ms: int) -> None:
+        """Propose the change the ISR needs now, if none is under way: removals first, they free commits."""
+        if type(self.isr) is CommittedIsr:
+            removed = tuple(b for b in self.isr.committed if self._out_of_sync(b, now_ms))
+            added = tuple(
+                (broker, peer.incarnation)
+                for broker, peer in self.progress.items()
+                if broker not in self._members and self._may_join(broker, peer, now_ms)
+            )
+            if removed:
+                self._propose(self.isr.shrink(removed, expected_version=self.view.version), effects)
+            elif added:
+                self._propose(self.isr.expand(added, expected_version=self.view.version), effects)
+        self._schedule_check(now_ms)
+
+    def _propose(self, pending: PendingIsr, effects: list[Effect]) -> None:
+        self._isr_became(pending)
+        effects.append(self._order(pending))
+
+    def _order(self, pending: PendingIsr) -> WriteIsr:
+        state = self.view.state
+        assert state is not None
+        return WriteIsr(
+            leader=self.view.broker_id,
+            leader_epoch=self.epoch,
+            controller_epoch=state.controller_epoch,
+            isr=pending.proposed,
+            expected_version=pending.expected_version,
+            added=pending.added,
+        )
+
+    def _may_join(self, broker: int, peer: Progress, now_ms: int) -> bool:
+        """Live, of the incarnation that fetched, not on its way out, and holding all that may be committed."""
+        view = self.view
+        lag_max = view.settings.lag_max_messages
+        return (
+            peer.log_end >= view.high_watermark
+            and peer.log_end >= self.epoch_start
+            and view.incarnations.get(broker) == peer.incarnation
+            and broker not in view.stopping
+            and broker in view.replicas
+            and peer.disconnected_ms is None
+            and now_ms >= peer.retry_ms
+            and (not lag_max or view.log.log_end_offset - peer.log_end <= lag_max)
+        )
+
+    def _out_of_sync(self, broker: int, now_ms: int) -> bool:
+        view = self.view
+        if broker == view.broker_id:
+            return False
+        if view.known_dead(broker):
+            return True
+        peer = self.progress[broker]
+        settings = view.settings
+        if peer.disconnected_ms is not None and now_ms >= peer.disconnected_ms + settings.connection_grace_ms:
+            return True
+        lag = view.log.log_end_offset - peer.log_end
+        if lag and now_ms >= peer.caught_up_ms + settings.lag_time_max_ms:
+            return True
+        return peer.log_end != UNKNOWN_END and 0 < settings.lag_max_messages < lag
+
+    def _schedule_check(self, now_ms: int) -> None:
+        """The earliest time a member could fall behind. Members that hold everything now could only do so a full lag
+        time from now; a pending change is reconsidered when it is settled."""
+        settings = self.view.settings
+        end = self.view.log.log_end_offset
+        check_ms = NEVER
+        for broker in self.isr.committed:
+            if broker == self.view.broker_id:
+                continue
+            peer = self.progress[broker]
+            since = now_ms if peer.log_end == end else peer.caught_up_ms
+            check_ms = min(check_ms, since + settings.lag_time_max_ms)
+            if peer.disconnected_ms is not None:
+                check_ms = min(check_ms, peer.disconnected_ms + settings.connection_grace_ms)
+        for broker, peer in self.progress.items():
+            if broker not in self._members and peer.retry_ms > now_ms:
+                check_ms = min(check_ms, peer.retry_ms)
+        if settings.lag_max_messages:
+            check_ms = min(check_ms, now_ms + LAG_MESSAGES_CHECK_MS)
+        if type(self.isr) is not CommittedIsr:
+            check_ms = max(check_ms, now_ms + settings.isr_retry_ms)
+        self.check_ms = check_ms
+
+    # --- answers from ZooKeeper ---------------------------------------------------------------------------------
+
+    def isr_written(self, event: IsrWritten, now_ms: int) -> list[Effect]:
+        pending = self.isr
+        if (
+            isinstance(pending, CommittedIsr)
+            or event.version != pending.expected_version + 1
+            or event.isr != pending.proposed
+        ):
+            return []
+        view = self.view
+        assert view.state is not None
+        view.version = event.version
+        view.state = structs.replace(view.state, isr=event.isr)
+        return self.isr_known(event.isr, now_ms, announce=True)
+
+    def isr_refused(self, event: IsrRefused, now_ms: int) -> list[Effect]:
+        """The node has not moved: the addition's incarnation check failed, or a lost write has not arrived.
+
+        A write whose answer was lost may still be on its way, so a re-read that shows the old version proves nothing:
+        only another compare-and-set of the same version does, for the two cannot both succeed.
+        """
+        pending = self.isr
+        if isinstance(pending, CommittedIsr) or event.expected_version not in {-1, pending.expected_version}:
+            return []
+        if pending.fate_unknown:
+            self._isr_became(pending.lost_answer(unknown=False))
+            return [self._order(pending)]
+        retry_ms = now_ms + self.view.settings.isr_retry_ms
+        for broker, _ in pending.added:
+            self.progress[broker].retry_ms = retry_ms
+        self._isr_became(pending.before)
+        effects: list[Effect] = []
+        self.advance(effects)
+        if isinstance(pending, PendingExpand):
+            self.reconsider(effects, now_ms)
+        else:
+            self.check_ms = retry_ms
+        return effects
+
+    def isr_write_failed(self, event: IsrWriteFailed) -> list[Effect]:
+        """Whatever the node holds now, the maximal ISR covers it; it stays until a re-read settles it."""
+        pending = self.isr
+        if not isinstance(pending, CommittedIsr) and event.expected_version in {-1, pending.expected_version}:
+            self._isr_became(pending.lost_answer(unknown=True))
+        return []
+
+    def isr_known(self, isr: tuple[int, ...], now_ms: int, *, announce: bool) -> list[Effect]:
+        """``isr`` is durable at the view's version: act on it. ``announce`` where the controller cannot know yet."""
+        effects: list[Effect] = []
+        if announce and self.isr.committed != isr:
+            effects.append(IsrChanged(isr))
+        self.isr = CommittedIsr(self.view.broker_id, isr)
+        self.follow_assignment(now_ms)
+        self._isr_became(self.isr)
+        self.advance(effects)
+        self.reconsider(effects, now_ms)
+        return effects
+
+    # --- other news ---------------------------------------------------------------------------------------------
+
+    def follow_assignment(self, now_ms: int) -> None:
+        """Keep one ``Progress`` for each other replica and member; new ones get a fresh lag clock."""
+        others = dict.fromkeys((*self.view.replicas, *self.isr.maximal))
+        others.pop(self.view.broker_id, None)
+        incarnations = self.view.incarnations
+        self.progress = {
+            broker: self.progress.get(broker) or Progress(incarnations.get(broker, -1), now_ms) for broker in others
+        }
+
+    def cluster_changed(self, now_ms: int) -> list[Effect]:
+        """Assignment, live brokers or min.insync.replicas may have changed: look at everything again."""
+        self.follow_assignment(now_ms)
+        for broker, peer in self.progress.items():
+            if self.view.incarnations.get(broker, -1) > peer.incarnation:
+                peer.reincarnated(self.view.incarnations[broker])
+        self._isr_became(self.isr)
+        effects: list[Effect] = []
+        self.advance(effects)
+        self.reconsider(effects, now_ms)
+        return effects
+
+    def ticked(self, now_ms: int) -> list[Effect]:
+        effects: list[Effect] = []
+        if now_ms >= self.purgatory.earliest_ms:
+            enough = len(self.isr.committed) >= self.view.min_committed
+            code = ErrorCode.REQUEST_TIMED_OUT if enough else ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND
+            detail = (
+                f"appended, not committed in time: high watermark {self.view.high_watermark}, ISR {self.isr.committed}"
+            )
+            effects += [
+                AnswerProduce(entry.ticket, code, entry.base_offset, detail) for entry in self.purgatory.expire(now_ms)
+            ]
+        if now_ms >= self.check_ms:
+            self.reconsider(effects, now_ms)
+        return effects
+
+    @property
+    def deadline_ms(self) -> int:
+        return min(self.check_ms, self.purgatory.earliest_ms)

@@ -1,0 +1,73 @@
+"""What a replica knows of its partition whatever its role, and the log it looks at.
+
+No decisions here: ``replica.py`` decides roles, ``leader.py`` and ``follower.py`` act in them, and all three share the
+one ``PartitionView`` that the ``Replica`` owns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from sparklog.model import EpochEnd, LeaderAndIsr
+
+
+class LogView(Protocol):
+    """The replica's window on its log: read only, and always as the effects so far have left it."""
+
+    @property
+    def log_start_offset(self) -> int: ...
+
+    @property
+    def log_end_offset(self) -> int: ...
+
+    @property
+    def last_epoch(self) -> int:
+        """Leader epoch of the last batch; -1 when the log is empty."""
+
+    def end_of_epoch(self, epoch: int) -> EpochEnd:
+        """The largest epoch in the log <= ``epoch`` and its exclusive end; (-1, log start) if there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaSettings:
+    """The topic's settings a replica lives by (``replica.lag.*``), and pacing of ISR changes."""
+
+    #: a follower not caught up for so long leaves the ISR
+    lag_time_max_ms: int = 10_000
+    #: records a follower may lag; 0: no limit
+    lag_max_messages: int = 0
+    #: a follower whose connection was lost may come back within this time before the ISR shrinks
+    connection_grace_ms: int = 200
+    #: pause before an ISR change that ZooKeeper refused is proposed again
+    isr_retry_ms: int = 1_000
+
+
+@dataclass(slots=True)
+class PartitionView:
+    """Mutable, owned by one ``Replica``; on the thread that steps it."""
+
+    broker_id: int
+    log: LogView
+    settings: ReplicaSettings
+    #: first offset not known to be committed; never above the log end
+    high_watermark: int
+    #: of the partition's ZooKeeper node as last seen; orders decisions
+    version: int = -1
+    state: LeaderAndIsr | None = None
+    replicas: tuple[int, ...] = ()
+    min_isr: int = 1
+    #: live brokers and their current incarnations, as last told
+    incarnations: Mapping[int, int] = field(default_factory=dict)
+    #: live brokers on their way out: they keep their place in an ISR until they are removed, and are not added
+    stopping: frozenset[int] = frozenset()
+
+    @property
+    def min_committed(self) -> int:
+        """Members the committed ISR needs for the high watermark to move and for acks=all to be accepted."""
+        return min(self.min_isr, len(self.replicas))
+
+    def known_dead(self, broker_id: int) -> bool:
+        """True only on evidence: a table of live brokers that names this broker but not that one."""
+        return broker_id not in self.incarnations and self.broker_id in self.incarnations
