@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from sparklog.client.bootstrap import parse_bootstrap
 from sparklog.errors import ConfigError
 from sparklog.model import TopicPartition, check_topic_name
 from sparklog.spark.offsets import EARLIEST, LATEST, OffsetSpec, parse_offset_spec
@@ -48,7 +49,6 @@ _SPARKS_OWN = frozenset(
 )
 _CANONICAL = {name.lower(): name for name in OPTIONS}
 _COMPRESSIONS: dict[str, str | None] = {"none": None, "lz4": "lz4", "zstd": "zstd"}
-_ENDPOINT = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^\s:,\[\]]+):(\d{1,5})\Z")
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,21 +160,8 @@ def _bootstrap(given: Mapping[str, str], defaults: Mapping[str, str]) -> str:
             f"no brokers to ask: set option bootstrap.servers, call sparklog.configure(spark, bootstrap=...), "
             f"or set {BOOTSTRAP_VARIABLE} before Spark's JVM starts"
         )
-    return check_bootstrap(text)
-
-
-def check_bootstrap(text: str) -> str:
-    """``text`` without blanks, every entry being host:port.
-
-    Raises:
-        ConfigError: an entry is not host:port.
-    """
-    entries = [entry.strip() for entry in text.split(",")]
-    for entry in entries:
-        match = _ENDPOINT.match(entry)
-        if not match or not 0 < int(match.group(2)) < 65536:
-            raise ConfigError(f"bootstrap.servers={text!r}: {entry!r} is not host:port")
-    return ",".join(entries)
+    parse_bootstrap(text)
+    return text
 
 
 def _selection(given: Mapping[str, str]) -> TopicSelection:

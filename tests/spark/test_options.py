@@ -95,8 +95,8 @@ def test_an_unknown_option_like_no_other_lists_all() -> None:
         ({"subscribe": "a", "endingoffsets": "5"}, "expected earliest, latest or"),
         ({"subscribe": "a", "includeheaders": "yes"}, "expected true or false"),
         ({"subscribe": "a", "minpartitions": "0"}, "whole number from 1"),
-        ({"subscribe": "a", "bootstrap.servers": "host"}, "'host' is not host:port"),
-        ({"subscribe": "a", "bootstrap.servers": "host:70000"}, "is not host:port"),
+        ({"subscribe": "a", "bootstrap.servers": "host:x"}, "'host:x' is no host:port"),
+        ({"subscribe": "a", "bootstrap.servers": "host:70000"}, "is no host:port"),
         ({"subscribe": "a", "bootstrap.servers": "a:1", "kafka.bootstrap.servers": "b:1"}, "contradict each other"),
     ],
 )
@@ -109,7 +109,7 @@ def test_where_the_brokers_come_from(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(BOOTSTRAP_VARIABLE, "environment:1")
     subscribe = {"subscribe": "a"}
     assert (
-        parse_read_options({**subscribe, "bootstrap.servers": "option:1, b:2"}, BOOTSTRAP).bootstrap == "option:1,b:2"
+        parse_read_options({**subscribe, "bootstrap.servers": "option:1, b:2"}, BOOTSTRAP).bootstrap == "option:1, b:2"
     )
     assert parse_read_options({**subscribe, "kafka.bootstrap.servers": "alias:1"}, BOOTSTRAP).bootstrap == "alias:1"
     assert parse_read_options(subscribe, BOOTSTRAP).bootstrap == "one:9092"

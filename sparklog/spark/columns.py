@@ -1,0 +1,142 @@
+"""From a stored batch to the batch Spark expects: columns chosen, cast and completed, all as whole columns.
+
+Spark compares the first batch's schema with its own, names, types and nullability, and hands batches to the JVM
+unchecked after that, so every batch leaves here with exactly that schema.
+Pure: takes Arrow in and gives Arrow out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
+
+from sparklog.errors import BrokerError, ErrorCode
+from sparklog.model import TopicPartition
+from sparklog.record.header import BatchHeader
+from sparklog.spark.schema import DEFAULT_COLUMNS, LOG_COLUMNS, TopicShape
+
+#: Values of timestampType. Source: Kafka, org.apache.kafka.common.record.TimestampType.
+CREATE_TIME = 0
+LOG_APPEND_TIME = 1
+
+_UTC_US = pa.timestamp("us", tz="UTC")
+_DEFAULT_NAMES = {"topic": "_topic", "partition": "_partition", "offset": "_offset", "timestamp": "_timestamp"}
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnPlan:
+    """Which output column comes from where. Made on the driver, crosses to tasks by pickle.
+
+    ``sources`` and ``made`` run parallel to ``target``. Where ``made`` is true the source is one of ``_topic``,
+    ``_partition``, ``_offset``, ``_timestamp`` and ``timestampType``, else it is the name of a stored column.
+    """
+
+    shape: TopicShape
+    target: pa.Schema
+    sources: tuple[str, ...]
+    made: tuple[bool, ...]
+
+    @property
+    def stored_columns(self) -> tuple[str, ...]:
+        """The columns that have to be read from the log, each once."""
+        wanted = {name for name, made in zip(self.sources, self.made, strict=True) if not made}
+        if self._needs_event_time:
+            wanted.add(str(self.shape.event_time))
+        return tuple(name for name in self.shape.schema.names if name in wanted)
+
+    @property
+    def _needs_event_time(self) -> bool:
+        is_asked = any(made and name == "_timestamp" for name, made in zip(self.sources, self.made, strict=True))
+        return is_asked and self.shape.event_time is not None and not self.shape.stamped_by_log
+
+    def assemble(
+        self, header: BatchHeader, batch: pa.RecordBatch, *, partition: TopicPartition, offsets: pa.Array
+    ) -> pa.RecordBatch:
+        """The output batch for rows of ``batch``, whose offsets are ``offsets`` (int64, without nulls).
+
+        Raises:
+            BrokerError: SCHEMA_MISMATCH when a value does not fit the declared column.
+        """
+        arrays = []
+        for field, name, made in zip(self.target, self.sources, self.made, strict=True):
+            if made:
+                array = self._make(name, header, batch, partition=partition, offsets=offsets)
+            else:
+                array = _stored(batch, name, len(offsets), field=field)
+            arrays.append(_cast(array, field, partition))
+        return pa.RecordBatch.from_arrays(arrays, schema=self.target)
+
+    def _make(
+        self, name: str, header: BatchHeader, batch: pa.RecordBatch, *, partition: TopicPartition, offsets: pa.Array
+    ) -> pa.Array:
+        match name:
+            case "_topic":
+                return pa.repeat(pa.scalar(partition.topic, pa.string()), len(offsets))
+            case "_partition":
+                return pa.repeat(pa.scalar(partition.partition, pa.int32()), len(offsets))
+            case "_offset":
+                return offsets
+            case "timestampType":
+                kind = LOG_APPEND_TIME if self.shape.stamped_by_log else CREATE_TIME
+                return pa.repeat(pa.scalar(kind, pa.int32()), len(offsets))
+            case _:
+                return self._timestamps(header, batch, rows=len(offsets))
+
+    def _timestamps(self, header: BatchHeader, batch: pa.RecordBatch, *, rows: int) -> pa.Array:
+        """The event time where there is one, else the time the leader appended the batch."""
+        appended = pa.scalar(header.append_time, pa.int64()).cast(_UTC_US)
+        if not self._needs_event_time:
+            return pa.repeat(appended, rows)
+        index = batch.schema.get_field_index(self.shape.event_time)
+        if index < 0:
+            return pa.repeat(appended, rows)
+        return pc.fill_null(_to_utc(batch.column(index)), appended)
+
+
+def plan_columns(declared: StructType, shape: TopicShape) -> ColumnPlan:
+    """Where the columns of ``declared``, already checked against the topic's, come from."""
+    own = set(shape.schema.names)
+    sources, made = [], []
+    for name in declared.fieldNames():
+        if shape.is_default and name in DEFAULT_COLUMNS.fieldNames():
+            sources.append(_DEFAULT_NAMES.get(name, name))
+            made.append(name not in {"key", "value"})
+        else:
+            sources.append(name)
+            made.append(name not in own and name in LOG_COLUMNS.fieldNames())
+    target = to_arrow_schema(declared, timezone="UTC")
+    return ColumnPlan(shape, target, tuple(sources), tuple(made))
+
+
+def _stored(batch: pa.RecordBatch, name: str, rows: int, *, field: pa.Field) -> pa.Array:
+    """A stored column; nulls for one that the topic got after this batch was written."""
+    index = batch.schema.get_field_index(name)
+    return batch.column(index) if index >= 0 else pa.nulls(rows, field.type)
+
+
+def _cast(array: pa.Array, field: pa.Field, partition: TopicPartition) -> pa.Array:
+    if array.type != field.type:
+        try:
+            array = pc.cast(array, options=pc.CastOptions(field.type, allow_time_truncate=True))
+        except pa.ArrowException as error:
+            raise BrokerError(ErrorCode.SCHEMA_MISMATCH, f"{partition}: column {field.name}: {error}") from None
+    if not field.nullable and array.null_count:
+        raise BrokerError(
+            ErrorCode.SCHEMA_MISMATCH, f"{partition}: column {field.name} is NOT NULL, {array.null_count} nulls found"
+        )
+    return array
+
+
+def _to_utc(times: pa.Array) -> pa.Array:
+    """Timestamps and dates as us in UTC; those without a zone count as UTC, as in batch headers."""
+    return pc.cast(times, options=pc.CastOptions(_UTC_US, allow_time_truncate=True))
+
+
+def offset_run(first: int, rows: int) -> pa.Array:
+    """Offsets ``first, first + 1, ...`` of ``rows`` rows."""
+    return pa.array(np.arange(first, first + rows, dtype=np.int64))

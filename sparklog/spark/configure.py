@@ -1,0 +1,33 @@
+"""``sparklog.configure``: register the source with a session, with brokers to ask where a query names none.
+
+Session settings do not reach the processes in which Spark plans a Python source; a class does, because Spark sends
+it pickled. So the default travels as an attribute of a subclass made here, which overrides the source that pyspark
+found by itself. ``spark.newSession()`` does not inherit it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, ClassVar
+
+from sparklog.client.bootstrap import parse_bootstrap
+from sparklog.spark.source import SparklogSource
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def configure(spark: SparkSession, *, bootstrap: str | Iterable[str]) -> None:
+    """Make ``format("sparklog")`` of this session ask ``bootstrap`` unless an option says otherwise.
+
+    Raises:
+        ConfigError: ``bootstrap`` holds no address.
+    """
+    addresses = ",".join(str(address) for address in parse_bootstrap(bootstrap))
+
+    class ConfiguredSource(SparklogSource):
+        """Local to the call, so that it is pickled by value, with its default."""
+
+        defaults: ClassVar[Mapping[str, str]] = {"bootstrap.servers": addresses}
+
+    spark.dataSource.register(ConfiguredSource)

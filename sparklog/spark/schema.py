@@ -1,0 +1,270 @@
+"""Types and columns on both sides: what a topic's Arrow schema is in Spark, and a Spark schema in Arrow.
+
+A default topic shows the columns of Spark's Kafka source; a typed topic shows its own and then ``_topic, _partition,
+_offset, _timestamp`` (a column of the topic that has one of these names hides ours). Arrow types that Spark lacks
+arrive as the smallest Spark type that holds all their values; nanoseconds are cut to microseconds, the only loss.
+What cannot cross is refused here, by column name, before a task starts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NoReturn
+
+import pyarrow as pa
+import pyarrow.types as pat
+from pyspark.errors import PySparkException
+from pyspark.sql.pandas.types import from_arrow_type, to_arrow_type
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    DataType,
+    DayTimeIntervalType,
+    IntegerType,
+    LongType,
+    MapType,
+    SpatialType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+    VariantType,
+)
+
+from sparklog.errors import BrokerError, ErrorCode
+from sparklog.record.schema import DEFAULT_SCHEMA, check_schema
+
+HEADERS_TYPE = ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())]))
+
+#: Columns of Spark's Kafka source, nullable as there. Source: KafkaRecordToRowConverter.
+DEFAULT_COLUMNS = StructType(
+    [
+        StructField("key", BinaryType()),
+        StructField("value", BinaryType()),
+        StructField("topic", StringType()),
+        StructField("partition", IntegerType()),
+        StructField("offset", LongType()),
+        StructField("timestamp", TimestampType()),
+        StructField("timestampType", IntegerType()),
+    ]
+)
+HEADERS_COLUMN = StructField("headers", HEADERS_TYPE)
+LOG_COLUMNS = StructType(
+    [
+        StructField("_topic", StringType(), nullable=False),
+        StructField("_partition", IntegerType(), nullable=False),
+        StructField("_offset", LongType(), nullable=False),
+        StructField("_timestamp", TimestampType(), nullable=False),
+    ]
+)
+
+#: Digits of Spark's decimals.
+_MAX_PRECISION = 38
+
+#: Arrow types without a Spark type of their own -> the Arrow type they are cast to.
+_WIDER: dict[pa.DataType, pa.DataType] = {
+    pa.uint8(): pa.int16(),
+    pa.uint16(): pa.int32(),
+    pa.uint32(): pa.int64(),
+    pa.uint64(): pa.decimal128(20, 0),
+    pa.float16(): pa.float32(),
+    pa.date64(): pa.date32(),
+    pa.time32("s"): pa.time64("ns"),
+    pa.time32("ms"): pa.time64("ns"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TopicShape:
+    """What decides a topic's columns. Crosses to tasks by pickle.
+
+    ``schema`` is the topic's newest one; ``stamped_by_log`` says that its config asks for the leader's append time.
+    """
+
+    schema: pa.Schema
+    event_time: str | None = None
+    stamped_by_log: bool = False
+
+    @property
+    def is_default(self) -> bool:
+        return bool(self.schema.equals(DEFAULT_SCHEMA))
+
+
+def arrow_schema(columns: StructType) -> pa.Schema:
+    """The Arrow schema a typed topic gets for these Spark columns; timestamps are in UTC.
+
+    Raises:
+        BrokerError: SCHEMA_MISMATCH naming the columns whose type a topic cannot hold: as ``arrow_columns``, and
+            columns of nothing but null.
+    """
+    schema = arrow_columns(columns)
+    check_schema(schema)
+    return schema
+
+
+def arrow_columns(columns: StructType) -> pa.Schema:
+    """How these Spark columns arrive at a sink, but for the time zone of timestamps, which is the session's there.
+
+    Raises:
+        BrokerError: SCHEMA_MISMATCH naming the columns without a lasting Arrow type: year-month and calendar
+            intervals, variants, geometries.
+    """
+    kinds = [(column, _arrow_type(column.dataType)) for column in columns.fields]
+    if refused := [f"{column.name} ({_ddl(column.dataType)})" for column, kind in kinds if kind is None]:
+        _mismatch(f"a topic cannot hold column {', '.join(refused)}")
+    return pa.schema([pa.field(column.name, kind, nullable=column.nullable) for column, kind in kinds])
+
+
+def _arrow_type(kind: DataType) -> pa.DataType | None:
+    """None when topics have no such type. Variants and geometries are told apart by Arrow field metadata only, which
+    a topic's schema does not keep: they would come back as plain structs."""
+    if _holds_tagged_type(kind):
+        return None
+    try:
+        return to_arrow_type(kind, timezone="UTC")
+    except PySparkException:
+        return None
+
+
+def _holds_tagged_type(kind: DataType) -> bool:
+    match kind:
+        case ArrayType():
+            return _holds_tagged_type(kind.elementType)
+        case MapType():
+            return _holds_tagged_type(kind.keyType) or _holds_tagged_type(kind.valueType)
+        case StructType():
+            return any(_holds_tagged_type(field.dataType) for field in kind.fields)
+        case _:
+            return isinstance(kind, VariantType | SpatialType)
+
+
+def topic_columns(shape: TopicShape, *, include_headers: bool = False) -> StructType:
+    """The columns Spark sees of a topic.
+
+    Raises:
+        BrokerError: SCHEMA_MISMATCH naming the columns Spark has no type for.
+    """
+    if shape.is_default:
+        return StructType([*DEFAULT_COLUMNS.fields, HEADERS_COLUMN] if include_headers else DEFAULT_COLUMNS.fields)
+    kinds = [(field, spark_type(field.type)) for field in shape.schema]
+    if refused := [f"{field.name} ({field.type})" for field, kind in kinds if kind is None]:
+        _mismatch(f"Spark has no type for column {', '.join(refused)}")
+    fields = [StructField(field.name, kind, field.nullable) for field, kind in kinds if kind is not None]
+    own = {field.name for field in fields}
+    return StructType(fields + [column for column in LOG_COLUMNS.fields if column.name not in own])
+
+
+def spark_type(kind: pa.DataType) -> DataType | None:
+    """The Spark type that holds every value of an Arrow type, or None."""
+    try:
+        return from_arrow_type(_crossing(kind))
+    except PySparkException:
+        return None
+
+
+def _crossing(kind: pa.DataType) -> pa.DataType:
+    """The Arrow type in which values of ``kind`` cross to Spark, child types included."""
+    if kind in _WIDER:
+        return _WIDER[kind]
+    if pat.is_decimal(kind) and kind.precision <= _MAX_PRECISION:
+        return pa.decimal128(kind.precision, kind.scale)
+    if pat.is_decimal(kind):
+        raise PySparkException(f"{kind} has more than {_MAX_PRECISION} digits")
+    if pat.is_map(kind):
+        return pa.map_(_crossing_field(kind.key_field), _crossing_field(kind.item_field))
+    if pat.is_struct(kind):
+        return pa.struct([_crossing_field(field) for field in kind])
+    if pat.is_list(kind) or pat.is_large_list(kind) or pat.is_fixed_size_list(kind):
+        return pa.list_(_crossing_field(kind.value_field))
+    return kind
+
+
+def _crossing_field(field: pa.Field) -> pa.Field:
+    return field.with_type(_crossing(field.type))
+
+
+def check_projection(declared: StructType, offered: StructType) -> None:
+    """Check a schema given by ``.schema(...)``: a choice of the offered columns, in any order.
+
+    Raises:
+        BrokerError: SCHEMA_MISMATCH naming the columns which the topic does not have, has in another type, or which
+            are declared NOT NULL though the topic allows nulls.
+    """
+    if not declared.fields:
+        _mismatch("a schema without columns would count no rows; name at least one, such as the offset")
+    by_name = {column.name: column for column in offered.fields}
+    complaints = []
+    for column in declared.fields:
+        found = by_name.get(column.name)
+        if found is None:
+            complaints.append(f"{column.name}: not a column of the topic")
+        elif not _same_kind(column.dataType, found.dataType):
+            complaints.append(f"{column.name}: {_ddl(column.dataType)} declared, {_ddl(found.dataType)} in the topic")
+        elif not _promises_less(column, found):
+            complaints.append(f"{column.name}: declared NOT NULL, the topic allows nulls")
+    if complaints:
+        _mismatch(f"{'; '.join(complaints)} (columns: {', '.join(by_name)})")
+
+
+def _same_kind(left: DataType, right: DataType) -> bool:
+    """Equal but for nullability, string collation and the fields of a day-time interval, which Arrow does not hold."""
+    match left, right:
+        case (ArrayType(), ArrayType()):
+            return _same_kind(left.elementType, right.elementType)
+        case (MapType(), MapType()):
+            return _same_kind(left.keyType, right.keyType) and _same_kind(left.valueType, right.valueType)
+        case (StructType(), StructType()):
+            return left.fieldNames() == right.fieldNames() and all(
+                _same_kind(a.dataType, b.dataType) for a, b in zip(left.fields, right.fields, strict=True)
+            )
+        case (StringType(), StringType()) | (DayTimeIntervalType(), DayTimeIntervalType()):
+            return True
+        case _:
+            return left == right
+
+
+def _promises_less(declared: StructField, found: StructField) -> bool:
+    return (declared.nullable or not found.nullable) and _children_promise_less(declared.dataType, found.dataType)
+
+
+def _children_promise_less(left: DataType, right: DataType) -> bool:
+    match left, right:
+        case (ArrayType(), ArrayType()):
+            return (left.containsNull or not right.containsNull) and _children_promise_less(
+                left.elementType, right.elementType
+            )
+        case (MapType(), MapType()):
+            return (
+                (left.valueContainsNull or not right.valueContainsNull)
+                and _children_promise_less(left.keyType, right.keyType)
+                and _children_promise_less(left.valueType, right.valueType)
+            )
+        case (StructType(), StructType()):
+            return all(_promises_less(a, b) for a, b in zip(left.fields, right.fields, strict=True))
+        case _:
+            return True
+
+
+def one_shape(shapes: Mapping[str, TopicShape]) -> TopicShape:
+    """The shape that all topics of a read share.
+
+    Raises:
+        BrokerError: SCHEMA_MISMATCH naming two topics whose columns differ.
+    """
+    (first, shape), *others = sorted(shapes.items())
+    for name, other in others:
+        if topic_columns(other) != topic_columns(shape):
+            _mismatch(
+                f"topics {first} and {name} have different columns and cannot be read as one table: "
+                f"{', '.join(shape.schema.names)} and {', '.join(other.schema.names)}"
+            )
+    return shape
+
+
+def _ddl(kind: DataType) -> str:
+    return kind.simpleString()
+
+
+def _mismatch(detail: str) -> NoReturn:
+    raise BrokerError(ErrorCode.SCHEMA_MISMATCH, detail)

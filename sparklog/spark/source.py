@@ -1,0 +1,55 @@
+"""``format("sparklog")``: the class Spark makes, in processes of its own, once for each planning step.
+
+It keeps nothing but its options; every step asks the cluster again. Nothing here runs in a task.
+There is no ``pushFilters``, on purpose: pyspark 4.2.0 shares one read function among all scans of a DataFrame, so
+rows that one use of it filters out would be missing from every other use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceWriter
+from pyspark.sql.types import StructType
+
+from sparklog.client.admin import Admin
+from sparklog.errors import ConfigError
+from sparklog.spark.options import parse_read_options, parse_write_options
+from sparklog.spark.reader import BatchReader, plan_read
+from sparklog.spark.topics import select_topics
+from sparklog.spark.writer import BatchWriter, plan_write
+
+
+class SparklogSource(DataSource):
+    """Batch reads and writes of topics. ``sparklog.configure`` makes subclasses with other ``defaults``."""
+
+    #: Options by canonical name, for where a query gives none.
+    defaults: ClassVar[Mapping[str, str]] = {}
+
+    @classmethod
+    def name(cls) -> str:
+        return "sparklog"
+
+    def schema(self) -> StructType:
+        """The columns of the topics read; not asked for when the user gave a schema, or for a write."""
+        options = parse_read_options(self.options, self.defaults)
+        with Admin(options.bootstrap, client_id="sparklog-spark") as admin:
+            selected = select_topics(admin, options.selection)
+        return selected.columns(include_headers=options.include_headers)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """A reader of the columns in ``schema``: all of them, or the user's choice."""
+        options = parse_read_options(self.options, self.defaults)
+        with Admin(options.bootstrap, client_id="sparklog-spark") as admin:
+            return BatchReader(plan_read(admin, options, schema=schema))
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        """A writer that appends rows of ``schema``, which is checked against the topic here, before any task."""
+        if overwrite:
+            raise ConfigError(
+                'a log only grows: write with .mode("append"); to start anew, delete the topic and create it again'
+            )
+        options = parse_write_options(self.options, self.defaults)
+        with Admin(options.bootstrap, client_id="sparklog-spark") as admin:
+            return BatchWriter(plan_write(admin, options, schema=schema))

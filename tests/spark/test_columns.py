@@ -1,0 +1,106 @@
+"""Stored batches into the batches Spark expects, without Spark."""
+
+from __future__ import annotations
+
+import datetime as dt
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructField, StructType
+
+from sparklog.errors import BrokerError
+from sparklog.model import TopicPartition
+from sparklog.record.header import BatchHeader
+from sparklog.record.schema import DEFAULT_SCHEMA
+from sparklog.spark.columns import offset_run, plan_columns
+from sparklog.spark.schema import TopicShape, topic_columns
+
+TP = TopicPartition("flights", 3)
+APPENDED = dt.datetime(2024, 5, 1, tzinfo=dt.timezone.utc)
+CREATED = dt.datetime(2024, 4, 30, tzinfo=dt.timezone.utc)
+HEADER = BatchHeader(*([0] * 17))._replace(append_time=int(APPENDED.timestamp() * 1e6))
+
+
+def assemble(shape: TopicShape, batch: pa.RecordBatch, declared: StructType | None = None) -> pa.RecordBatch:
+    declared = declared or topic_columns(shape, include_headers=True)
+    plan = plan_columns(declared, shape)
+    assert set(plan.stored_columns) <= set(shape.schema.names)
+    made = plan.assemble(HEADER, batch, partition=TP, offsets=offset_run(70, batch.num_rows))
+    made.validate(full=True)
+    assert made.schema.equals(to_arrow_schema(declared, timezone="UTC"))
+    return made
+
+
+def default_batch() -> pa.RecordBatch:
+    rows = [
+        {"key": b"k", "value": b"v", "headers": [{"key": "h", "value": b"1"}], "timestamp": CREATED},
+        {"key": None, "value": None, "headers": None, "timestamp": None},
+    ]
+    return pa.RecordBatch.from_pylist(rows, schema=DEFAULT_SCHEMA)
+
+
+def test_default_topic() -> None:
+    made = assemble(TopicShape(DEFAULT_SCHEMA, "timestamp"), default_batch()).to_pylist()
+    common = {"topic": "flights", "partition": 3, "timestampType": 0}
+    assert made[0] == common | {
+        "key": b"k",
+        "value": b"v",
+        "offset": 70,
+        "timestamp": CREATED,
+        "headers": [{"key": "h", "value": b"1"}],
+    }
+    assert made[1] == common | {"key": None, "value": None, "offset": 71, "timestamp": APPENDED, "headers": None}
+
+
+def test_a_topic_stamped_by_the_log_shows_the_append_time() -> None:
+    shape = TopicShape(DEFAULT_SCHEMA, "timestamp", stamped_by_log=True)
+    assert plan_columns(topic_columns(shape), shape).stored_columns == ("key", "value")
+    made = assemble(shape, default_batch())
+    assert made.column("timestamp").to_pylist() == [APPENDED, APPENDED]
+    assert made.column("timestampType").to_pylist() == [1, 1]
+
+
+def test_typed_topic_with_types_spark_lacks() -> None:
+    schema = pa.schema([("small", pa.uint8()), ("at", pa.timestamp("ns")), ("tags", pa.large_list(pa.large_string()))])
+    at = dt.datetime(2024, 1, 2, 3, 4, 5, 6)  # noqa: DTZ001 - a timestamp without zone
+    batch = pa.RecordBatch.from_pylist([{"small": 200, "at": at, "tags": ["a", None]}], schema=schema)
+    (row,) = assemble(TopicShape(schema), batch).to_pylist()
+    assert row == {
+        "small": 200,
+        "at": at,
+        "tags": ["a", None],
+        "_topic": "flights",
+        "_partition": 3,
+        "_offset": 70,
+        "_timestamp": APPENDED,
+    }
+
+
+def test_event_time_column_gives_the_timestamp() -> None:
+    schema = pa.schema([("x", pa.int32()), ("day", pa.date32())])
+    shape = TopicShape(schema, "day")
+    batch = pa.RecordBatch.from_pylist([{"x": 1, "day": CREATED.date()}, {"x": 2, "day": None}], schema=schema)
+    declared = StructType([topic_columns(shape)["_timestamp"]])
+    assert plan_columns(declared, shape).stored_columns == ("day",)
+    assert assemble(shape, batch, declared).to_pydict() == {"_timestamp": [CREATED, APPENDED]}
+
+
+def test_offsets_alone_need_no_stored_column() -> None:
+    shape = TopicShape(pa.schema([("x", pa.int32())]))
+    declared = StructType([topic_columns(shape)["_offset"]])
+    assert plan_columns(declared, shape).stored_columns == ()
+
+
+def test_a_column_added_later_is_null_in_older_batches() -> None:
+    shape = TopicShape(pa.schema([("x", pa.int32()), ("added", pa.uint16())]))
+    older = pa.RecordBatch.from_pydict({"x": pa.array([1, 2], pa.int32())})
+    assert assemble(shape, older).select(["x", "added"]).to_pydict() == {"x": [1, 2], "added": [None, None]}
+
+
+def test_a_null_that_was_declared_impossible_raises() -> None:
+    shape = TopicShape(pa.schema([("x", pa.int32())]))
+    declared = StructType([StructField("x", topic_columns(shape)["x"].dataType, nullable=False)])
+    batch = pa.RecordBatch.from_pydict({"x": pa.array([1, None], pa.int32())})
+    with pytest.raises(BrokerError, match="flights-3: column x is NOT NULL, 1 nulls found"):
+        plan_columns(declared, shape).assemble(HEADER, batch, partition=TP, offsets=offset_run(0, 2))
