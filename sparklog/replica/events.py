@@ -107,7 +107,10 @@ class IsrWriteFailed(msgspec.Struct, frozen=True, gc=False):
 
 
 class FollowerConnectionLost(msgspec.Struct, frozen=True, gc=False):
-    """The connection from that follower closed: it may be dead. The leader may shrink early; it never elects."""
+    """The last connection from that follower closed: it may be dead. The leader may shrink early; it never elects.
+
+    Not sent while another connection of the same follower is open, or its long poll there would look like silence.
+    """
 
     replica_id: int
 

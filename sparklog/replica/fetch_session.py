@@ -1,0 +1,280 @@
+"""Incremental fetch sessions, both ends, pure. Source: KIP-227.
+
+A follower of a thousand partitions fetches from their leader in one long poll after the other. A session lets each
+request name only what changed on the fetcher's side, and each reply only what has something to say; what is idle
+costs neither bytes nor time on either side:
+
+    request, session epoch 0      everything wanted                      -> a new session id
+    request, session epoch n > 0  partitions whose position moved, and those forgotten
+    reply                         partitions with records, errors, a divergence or moved marks
+
+The epoch counts requests: a repeated or lost one is noticed, and the fetcher starts a new session. On the server a
+partition is *due* when a request named it or something moved (``SessionCache.wake``); only due ones are looked at.
+
+Belongs to the event loop of the broker; bounded by ``fetch.session.slots``.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from sparklog.errors import BrokerError, ErrorCode
+from sparklog.protocol.messages import CONSUMER, Fetch, FetchedPartition, FetchPartition, FetchReply
+
+#: (topic, partition)
+Key = tuple[str, int]
+
+NO_SESSION = 0
+FULL = 0  #: session epoch that asks for a new session
+SESSIONLESS = -1  #: session epoch of a single fetch
+
+
+class FetchSession:
+    """Server side: what one fetcher wants, and what it was last told. Mutable, owned by ``SessionCache``."""
+
+    __slots__ = ("due", "epoch", "incarnation", "replica_id", "session_id", "told", "used_ms", "wanted")
+
+    def __init__(self, session_id: int, fetch: Fetch, now_ms: int) -> None:
+        self.session_id = session_id
+        self.replica_id = fetch.replica_id
+        self.incarnation = fetch.incarnation
+        #: of the next request
+        self.epoch = 1
+        self.wanted: dict[Key, FetchPartition] = {}
+        #: high watermark and log start in the last reply that named the partition
+        self.told: dict[Key, tuple[int, int]] = {}
+        #: partitions to look at, the longest unserved first
+        self.due: dict[Key, None] = {}
+        self.used_ms = now_ms
+
+    def take(self, partitions: Iterable[FetchPartition]) -> None:
+        """Note what a request names; another topic or leader epoch makes what was told worthless."""
+        for partition in partitions:
+            key = (partition.topic, partition.partition)
+            before = self.wanted.get(key)
+            if before is not None and (before.topic_id, before.leader_epoch) != (
+                partition.topic_id,
+                partition.leader_epoch,
+            ):
+                self.told.pop(key, None)
+            self.wanted[key] = partition
+            self.due[key] = None
+
+    def drop(self, key: Key) -> None:
+        self.wanted.pop(key, None)
+        self.told.pop(key, None)
+        self.due.pop(key, None)
+
+
+class FetchContext(NamedTuple):
+    """One request being served. ``session`` None: sessionless, then ``named`` is all there is."""
+
+    session: FetchSession | None
+    #: partitions of this request: the fetcher's position is news
+    named: tuple[FetchPartition, ...]
+
+    def due(self) -> list[FetchPartition]:
+        """Partitions to look at now, the longest unserved first. Ask again after a wake-up."""
+        if self.session is None:
+            return list(self.named)
+        return [self.session.wanted[key] for key in self.session.due]
+
+    def has_news(self, result: FetchedPartition) -> bool:
+        """Whether the fetcher must be told ``result``."""
+        if self.session is None or result.batch_count or result.code or result.diverging is not None:
+            return True
+        marks = (result.high_watermark, result.log_start_offset)
+        return self.session.told.get((result.topic, result.partition)) != marks
+
+    def weigh(self, result: FetchedPartition) -> bool:
+        """As ``has_news``, for a request that will go on waiting: a partition without news is due no longer."""
+        if self.has_news(result):
+            return True
+        if self.session is not None:
+            self.session.due.pop((result.topic, result.partition), None)
+        return False
+
+    def reply(self, results: Iterable[FetchedPartition]) -> FetchReply:
+        """Choose what is said and what stays due. ``results`` are of partitions that were due; others stay so.
+
+        A partition answered with records or an error stays due until the fetcher names it again or nothing is left
+        to say, for it may not have used the answer. It goes to the end of the line.
+        """
+        if self.session is None:
+            return FetchReply(0, ErrorCode.NONE, NO_SESSION, tuple(results))
+        session = self.session
+        said = []
+        for result in results:
+            key = (result.topic, result.partition)
+            if self.has_news(result):
+                said.append(result)
+                session.told[key] = (result.high_watermark, result.log_start_offset)
+            session.due.pop(key, None)
+            if key in session.wanted and (result.batch_count or result.code or result.diverging is not None):
+                session.due[key] = None
+        return FetchReply(0, ErrorCode.NONE, session.session_id, tuple(said))
+
+
+class SessionCache:
+    """All sessions of one broker. Followers' are never given up for consumers'. ``first_id`` should differ from one
+    process to the next, so that a session of an earlier one is not mistaken for a new one."""
+
+    def __init__(self, *, slots: int, first_id: int = 1, keep_ms: int = 120_000) -> None:
+        self._slots = slots
+        self._next_id = max(first_id, 1)
+        self._keep_ms = keep_ms
+        #: by id, the longest unused first
+        self._followers: OrderedDict[int, FetchSession] = OrderedDict()
+        self._consumers: OrderedDict[int, FetchSession] = OrderedDict()
+        self._holders: dict[Key, dict[int, FetchSession]] = {}
+
+    def __len__(self) -> int:
+        return len(self._followers) + len(self._consumers)
+
+    def begin(self, fetch: Fetch, now_ms: int) -> FetchContext:
+        """Find or make the request's session and bring it up to date.
+
+        Raises:
+            BrokerError: FETCH_SESSION_ID_NOT_FOUND or INVALID_FETCH_SESSION_EPOCH; the fetcher starts a new session.
+        """
+        if fetch.session_epoch == SESSIONLESS:
+            self.close(fetch.session_id)
+            return FetchContext(None, fetch.partitions)
+        if fetch.session_epoch == FULL:
+            self.close(fetch.session_id)
+            session = self._open(fetch, now_ms)
+        else:
+            session = self._resume(fetch, now_ms)
+        if session is None:
+            return FetchContext(None, fetch.partitions)
+        for key in fetch.forgotten:
+            session.drop((key[0], key[1]))
+            self._release((key[0], key[1]), session.session_id)
+        session.take(fetch.partitions)
+        for partition in fetch.partitions:
+            self._holders.setdefault((partition.topic, partition.partition), {})[session.session_id] = session
+        return FetchContext(session, fetch.partitions)
+
+    def wake(self, topic: str, partition: int) -> list[FetchSession]:
+        """Records came or a mark moved: make the partition due. Returns the sessions whose long poll may end now."""
+        key = (topic, partition)
+        woken = list(self._holders.get(key, {}).values())
+        for session in woken:
+            session.due[key] = None
+        return woken
+
+    def close(self, session_id: int) -> None:
+        session = self._followers.pop(session_id, None) or self._consumers.pop(session_id, None)
+        if session is not None:
+            for key in session.wanted:
+                self._release(key, session_id)
+
+    def _resume(self, fetch: Fetch, now_ms: int) -> FetchSession:
+        sessions = self._consumers if fetch.replica_id == CONSUMER else self._followers
+        session = sessions.get(fetch.session_id)
+        if session is None or (session.replica_id, session.incarnation) != (fetch.replica_id, fetch.incarnation):
+            raise BrokerError(ErrorCode.FETCH_SESSION_ID_NOT_FOUND, f"no fetch session {fetch.session_id}")
+        if fetch.session_epoch != session.epoch:
+            detail = f"epoch {fetch.session_epoch} of fetch session {fetch.session_id}, {session.epoch} expected"
+            raise BrokerError(ErrorCode.INVALID_FETCH_SESSION_EPOCH, detail)
+        session.epoch += 1
+        session.used_ms = now_ms
+        sessions.move_to_end(session.session_id)
+        return session
+
+    def _open(self, fetch: Fetch, now_ms: int) -> FetchSession | None:
+        """A new session, or None when every slot is taken by someone who deserves it more."""
+        follower = fetch.replica_id != CONSUMER
+        if len(self) >= self._slots and not self._make_room(follower, now_ms):
+            return None
+        session = FetchSession(self._next_id, fetch, now_ms)
+        self._next_id += 1
+        (self._followers if follower else self._consumers)[session.session_id] = session
+        return session
+
+    def _make_room(self, follower: bool, now_ms: int) -> bool:
+        for sessions, always in ((self._consumers, follower), (self._followers, False)):
+            oldest = next(iter(sessions.values()), None)
+            if oldest is not None and (always or oldest.used_ms + self._keep_ms <= now_ms):
+                self.close(oldest.session_id)
+                return True
+        return False
+
+    def _release(self, key: Key, session_id: int) -> None:
+        holders = self._holders.get(key)
+        if holders is not None:
+            holders.pop(session_id, None)
+            if not holders:
+                del self._holders[key]
+
+
+class SessionRequest(NamedTuple):
+    """The session's part of a ``Fetch``."""
+
+    session_id: int
+    session_epoch: int
+    partitions: tuple[FetchPartition, ...]
+    forgotten: tuple[Key, ...]
+
+
+class SessionBuilder:
+    """Fetcher side, one per leader connection: turns what is wanted into requests. One request is under way at most.
+
+    ``want`` and ``forget`` may be called at any time; what they change goes into the next request.
+    """
+
+    def __init__(self) -> None:
+        self._wanted: dict[Key, FetchPartition] = {}
+        self._changed: dict[Key, None] = {}
+        self._forgotten: dict[Key, None] = {}
+        self._session_id = NO_SESSION
+        self._epoch = FULL
+
+    def __len__(self) -> int:
+        return len(self._wanted)
+
+    def want(self, partition: FetchPartition) -> None:
+        """Fetch this partition from this position. The same position again is no change."""
+        key = (partition.topic, partition.partition)
+        if self._wanted.get(key) != partition:
+            self._wanted[key] = partition
+            self._changed[key] = None
+            self._forgotten.pop(key, None)
+
+    def again(self, topic: str, partition: int) -> None:
+        """Name the partition in the next request though its position is the same: its answer was not used."""
+        if (topic, partition) in self._wanted:
+            self._changed[topic, partition] = None
+
+    def forget(self, topic: str, partition: int) -> None:
+        key = (topic, partition)
+        if self._wanted.pop(key, None) is not None:
+            self._changed.pop(key, None)
+            self._forgotten[key] = None
+
+    def next_request(self) -> SessionRequest:
+        if self._epoch == FULL:
+            request = SessionRequest(self._session_id, FULL, tuple(self._wanted.values()), ())
+        else:
+            changed = tuple(self._wanted[key] for key in self._changed)
+            request = SessionRequest(self._session_id, self._epoch, changed, tuple(self._forgotten))
+        self._changed.clear()
+        self._forgotten.clear()
+        return request
+
+    def answered(self, reply: FetchReply) -> None:
+        """The reply to the last request came. A session error starts a new session; so does a server without a slot."""
+        if reply.code != ErrorCode.NONE or reply.session_id == NO_SESSION:
+            self.lost()
+            return
+        self._session_id = reply.session_id
+        self._epoch += 1
+
+    def lost(self) -> None:
+        """The connection or the session is gone: the next request names everything."""
+        self._session_id = NO_SESSION
+        self._epoch = FULL
+        self._changed.clear()
+        self._forgotten.clear()
