@@ -53,6 +53,27 @@ class BrokerEndpoint(msgspec.Struct, frozen=True, array_like=True):
     rack: str | None = None
 
 
+class BrokerRegistration(msgspec.Struct, frozen=True):
+    """What a live broker says of itself under ``/brokers/ids/<id>``.
+
+    ``trusted`` false: the process cannot vouch that its logs end where the last process left them (the page cache
+    was lost), so its claims to in-sync membership are void. ``incarnation`` is filled in by the registration.
+    """
+
+    broker_id: int
+    host: str
+    port: int
+    boot_id: str
+    cluster_id: str
+    trusted: bool = True
+    rack: str | None = None
+    incarnation: int = NO_EPOCH
+
+    @property
+    def endpoint(self) -> BrokerEndpoint:
+        return BrokerEndpoint(self.broker_id, self.host, self.port, self.incarnation, self.rack)
+
+
 class LeaderAndIsr(msgspec.Struct, frozen=True, array_like=True):
     """The replicated decision about one partition, as stored in ZooKeeper.
 
@@ -67,10 +88,16 @@ class LeaderAndIsr(msgspec.Struct, frozen=True, array_like=True):
 
 
 class VersionedState(msgspec.Struct, frozen=True, array_like=True):
-    """A ``LeaderAndIsr`` with the version of the ZooKeeper node it was read at or written as."""
+    """A ``LeaderAndIsr`` with the version of the ZooKeeper node it was read at or written as.
+
+    ``leader_incarnation`` is the incarnation the leader's process last had when this was written; ``NO_EPOCH`` when
+    unknown. A controller that finds the leader registered under another one raises the leader epoch: an epoch
+    belongs to one process. Brokers need not look at it.
+    """
 
     state: LeaderAndIsr
     version: int
+    leader_incarnation: int = NO_EPOCH
 
 
 class TopicSchema(msgspec.Struct, frozen=True, array_like=True):

@@ -1,0 +1,269 @@
+"""A ZooKeeper server of our own, from the jars that pyspark brings: one Java process beside the driver.
+
+Detached: it outlives the driver, so brokers keep their sessions, and the next driver adopts it on the port it has
+kept since its first start. What runs is told by a note (pid, start time, boot) and asked over ZooKeeper's ``srvr``
+command; starting is done under a lock, so two drivers never start two servers on one directory.
+Not for ensembles: whoever has one names it by ``zookeeper.connect``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import msgspec
+
+from sparklog.cluster.process import ProcessIdentity, identify, is_alive, port_taken, send_signal
+from sparklog.errors import ClusterError
+
+FORMAT_VERSION = 1
+#: Sessions of 1,000 ms and more are possible: ZooKeeper allows no fewer than two ticks.
+TICK_MS = 500
+START_TIMEOUT_S = 30.0
+#: What the server needs out of pyspark's jars. All 300 on the class path would triple the start-up time.
+_JARS = re.compile(
+    r"(zookeeper|zookeeper-jute|slf4j-api|log4j-(api|core|slf4j2-impl)|metrics-core|snappy-java|commons-(io|cli|lang3)"
+    r"|netty-(handler|buffer|common|transport|codec|codec-base|resolver|transport-native-unix-common"
+    r"|transport-native-epoll|transport-classes-epoll))-[0-9].*\.jar\Z"
+)
+_JVM_FLAGS = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xshare:auto", "-Xms32m", "-Xmx256m", "-Xss512k")
+_SYSTEM_PROPERTIES = (
+    "-Djava.awt.headless=true",
+    "-Dorg.apache.logging.log4j.level=WARN",
+    "-Dzookeeper.admin.enableServer=false",
+    # Kilobytes allocated ahead for each transaction log; the default of 64 MB is meant for dedicated disks.
+    "-Dzookeeper.preAllocSize=4096",
+)
+
+
+class _Note(msgspec.Struct, frozen=True):
+    """``server.json``: the server started last in this directory, and the address it keeps."""
+
+    version: int
+    host: str
+    port: int
+    process: ProcessIdentity | None = None
+
+
+class EmbeddedZookeeper:
+    """A running server. Made by ``start``; ``stop`` ends it, ``leave`` lets it run on without us."""
+
+    def __init__(self, directory: Path, host: str, port: int, process: ProcessIdentity) -> None:
+        self.directory = directory
+        self.connect = f"{host}:{port}"
+        self.process = process
+        #: True when it was found running.
+        self.adopted = True
+        self._child: subprocess.Popen[bytes] | None = None
+
+    @classmethod
+    def start(cls, directory: Path, *, host: str = "127.0.0.1", port: int = 0) -> EmbeddedZookeeper:
+        """Start the server of ``directory``, or adopt the one that runs. Blocks until it answers.
+
+        ``host`` is where it listens and what clients are told. ``port`` 0: the kept one, or any free one the first
+        time.
+
+        Raises:
+            ClusterError: no Java; the kept port is taken by something else; it did not come up (with its last words).
+        """
+        directory.mkdir(parents=True, exist_ok=True)
+        with _start_lock(directory):
+            note = _read_note(directory)
+            if note is not None and note.process is not None and is_alive(note.process):
+                server = cls(directory, note.host, note.port, note.process)
+            else:
+                server = cls._launch(directory, host, port or (note.port if note is not None else 0))
+            server._await_ready()
+            return server
+
+    @classmethod
+    def _launch(cls, directory: Path, host: str, port: int) -> EmbeddedZookeeper:
+        if port and port_taken(host, port):
+            raise ClusterError(
+                f"port {port} on {host}, which the ZooKeeper of {directory} keeps, is taken by another program"
+            )
+        port = port or _free_port(host)
+        data = directory / "data"
+        data.mkdir(exist_ok=True)
+        config = directory / "zoo.cfg"
+        config.write_text(_configuration(data, host, port))
+        command = [find_java(), *_JVM_FLAGS, *_SYSTEM_PROPERTIES, "-cp", _class_path()]
+        command += ["org.apache.zookeeper.server.quorum.QuorumPeerMain", str(config)]
+        with (directory / "server.log").open("wb") as output:
+            child = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                cwd=directory,
+                start_new_session=True,
+            )
+        process = identify(child.pid)
+        if process is None:
+            child.wait()
+            raise ClusterError(f"ZooKeeper did not start: {_last_words(directory)}")
+        _write_note(directory, _Note(FORMAT_VERSION, host, port, process))
+        server = cls(directory, host, port, process)
+        server.adopted = False
+        server._child = child
+        return server
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def _await_ready(self) -> None:
+        host, _, port = self.connect.rpartition(":")
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while time.monotonic() < deadline:
+            if not is_alive(self.process):
+                if self._child is not None:
+                    self._child.wait()
+                raise ClusterError(f"ZooKeeper ended while starting: {_last_words(self.directory)}")
+            if answers(host, int(port)):
+                return
+            time.sleep(0.02)
+        found = f"ZooKeeper (pid {self.pid}) did not answer at {self.connect} within {START_TIMEOUT_S:g} s"
+        if not self.adopted:
+            self.stop()
+        raise ClusterError(f"{found}: {_last_words(self.directory)}")
+
+    def leave(self) -> None:
+        """Let it run on. This process keeps no claim on it."""
+        if self._child is not None:
+            # Popen's finalizer would warn of a child that still runs, which is the purpose here.
+            self._child.returncode = 0
+            self._child = None
+
+    def stop(self, *, timeout_s: float = 5.0) -> None:
+        """End it: SIGTERM, and SIGKILL after ``timeout_s``. Its data is safe with either."""
+        send_signal(self.process, signal.SIGCONT)
+        if send_signal(self.process, signal.SIGTERM) and not self._gone_within(timeout_s):
+            send_signal(self.process, signal.SIGKILL)
+            self._gone_within(timeout_s)
+        if self._child is not None:
+            self._child.wait()
+            self._child = None
+
+    def _gone_within(self, timeout_s: float) -> bool:
+        deadline = time.monotonic() + timeout_s
+        while is_alive(self.process):
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.01)
+        return True
+
+
+def find_java() -> str:
+    """Path of the java program: JAVA_HOME's, else PATH's.
+
+    Raises:
+        ClusterError: there is none.
+    """
+    home = os.environ.get("JAVA_HOME")
+    if home and (found := shutil.which("java", path=str(Path(home) / "bin"))):
+        return found
+    if found := shutil.which("java"):
+        return found
+    raise ClusterError("no Java found: install Java 17 or newer, or set JAVA_HOME")
+
+
+def answers(host: str, port: int, *, timeout_s: float = 1.0) -> bool:
+    """Whether a ZooKeeper server that serves requests listens there."""
+    try:
+        with socket.create_connection((host, port), timeout=timeout_s) as connection:
+            connection.sendall(b"srvr")
+            reply = b""
+            while chunk := connection.recv(4096):
+                reply += chunk
+    except OSError:
+        return False
+    return b"Mode:" in reply
+
+
+def _configuration(data: Path, host: str, port: int) -> str:
+    return "\n".join(
+        [
+            f"tickTime={TICK_MS}",
+            "maxSessionTimeout=600000",
+            f"dataDir={data}",
+            f"clientPortAddress={host}",
+            f"clientPort={port}",
+            "maxClientCnxns=0",
+            "admin.enableServer=false",
+            "4lw.commands.whitelist=srvr,ruok,mntr",
+            "autopurge.snapRetainCount=3",
+            "autopurge.purgeInterval=1",
+            "",
+        ]
+    )
+
+
+def _class_path() -> str:
+    spec = find_spec("pyspark")
+    if spec is None or spec.origin is None:
+        raise ClusterError("the embedded ZooKeeper comes with pyspark, which is not installed")
+    directory = Path(spec.origin).parent / "jars"
+    jars = sorted(str(jar) for jar in directory.glob("*.jar") if _JARS.match(jar.name))
+    if not any("zookeeper-3" in jar for jar in jars):
+        raise ClusterError(f"no ZooKeeper jar in {directory}; name a server by zookeeper.connect instead")
+    return ":".join(jars)
+
+
+def _free_port(host: str) -> int:
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.bind((host, 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@contextlib.contextmanager
+def _start_lock(directory: Path) -> Iterator[None]:
+    deadline = time.monotonic() + START_TIMEOUT_S + 5
+    with (directory / "lock").open("ab") as file:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise ClusterError(f"another process has been starting ZooKeeper in {directory} too long") from None
+                time.sleep(0.05)
+        yield
+
+
+def _read_note(directory: Path) -> _Note | None:
+    path = directory / "server.json"
+    try:
+        note = msgspec.json.decode(path.read_bytes(), type=_Note)
+    except FileNotFoundError:
+        return None
+    except msgspec.DecodeError as error:
+        raise ClusterError(f"{path}: {error}") from None
+    if note.version > FORMAT_VERSION:
+        raise ClusterError(f"{path} has format version {note.version}; this sparklog reads up to {FORMAT_VERSION}")
+    return note
+
+
+def _write_note(directory: Path, note: _Note) -> None:
+    fresh = directory / "server.json.new"
+    fresh.write_bytes(msgspec.json.encode(note))
+    fresh.replace(directory / "server.json")
+
+
+def _last_words(directory: Path) -> str:
+    try:
+        lines = (directory / "server.log").read_text(errors="replace").strip().splitlines()
+    except FileNotFoundError:
+        return "no output"
+    return " | ".join(lines[-3:])[-500:] or "no output"

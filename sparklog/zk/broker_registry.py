@@ -1,0 +1,197 @@
+"""Keeps one broker process registered: the incarnation it has, and a new one after each session expiry.
+
+Registration is one multi: create ``/brokers/ids/<id>`` (ephemeral) and set ``/brokers/incarnations/<id>``, whose
+version afterwards is the incarnation. So two registrations can never share one, and others can bind a write to it.
+The caller holds the lock of the log directory the broker id lives in: whatever else calls itself this broker on
+this host is a dead process's leftover.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+
+import msgspec
+
+from sparklog.errors import ClusterError
+from sparklog.model import NO_EPOCH, BrokerRegistration
+from sparklog.zk import codecs, paths
+from sparklog.zk.errors import ZkMultiFailed, ZkNodeExists, ZkNoNode, ZkUnreachable
+from sparklog.zk.session import Create, Delete, Op, SessionState, SetData, ZkSession
+
+log = logging.getLogger(__name__)
+
+
+class BrokerRegistry:
+    """Owner: the broker process's loop. ``start`` registers; ``close`` ends the care, not the session.
+
+    ``on_registered`` is called with each incarnation after the first, when a new session has been registered.
+    """
+
+    def __init__(
+        self,
+        session: ZkSession,
+        registration: BrokerRegistration,
+        *,
+        on_registered: Callable[[int], None] | None = None,
+        on_failed: Callable[[Exception], None] | None = None,
+    ) -> None:
+        self._session = session
+        self._registration = registration
+        self._on_registered = on_registered
+        self._on_failed = on_failed
+        self._generation = 0
+        self._stopping = False
+        self._task: asyncio.Task[None] | None = None
+        self._remove_listener: Callable[[], None] | None = None
+        #: The current incarnation. After an expiry it stays the old one until the new registration is through.
+        self.incarnation = NO_EPOCH
+
+    @property
+    def registration(self) -> BrokerRegistration:
+        return msgspec.structs.replace(self._registration, incarnation=self.incarnation)
+
+    async def start(self, *, timeout_ms: int = 30_000) -> int:
+        """Register and stay registered. Returns the incarnation.
+
+        Raises:
+            ClusterError: the id is held by a broker elsewhere that does not go away within ``timeout_ms``.
+        """
+        self.incarnation = await asyncio.wait_for(self._register(timeout_ms=timeout_ms), timeout_ms * 2 / 1000)
+        self._remove_listener = self._session.add_listener(self._session_moved)
+        self._session_moved(self._session.state)  # it may have expired between the multi and here
+        return self.incarnation
+
+    async def close(self) -> None:
+        if self._remove_listener is not None:
+            self._remove_listener()
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def announce_stopping(self) -> None:
+        """Ask the controller to move this broker's leaderships away. Lasts as long as the session, and is said
+        again under a new one."""
+        self._stopping = True
+        value = codecs.encode(codecs.StoppingNode(self.incarnation))
+        path = paths.stopping(self._registration.broker_id)
+        while True:
+            await self._session.connected()
+            with suppress(ZkNodeExists, ZkUnreachable):
+                await self._session.create(path, value, ephemeral=True)
+                return
+            with suppress(ZkNoNode, ZkUnreachable):
+                node = await self._session.get(path)
+                if node.ephemeral_owner == self._session.session_id and node.data == value:
+                    return
+                await self._session.delete(path)  # of an earlier session of this broker
+
+    def vouch(self) -> None:
+        """The controller knows that this process was untrusted and has acted on it: what is in the log from now on
+        survives a session expiry, so later registrations are trusted."""
+        self._registration = msgspec.structs.replace(self._registration, trusted=True)
+
+    def _session_moved(self, state: SessionState) -> None:
+        if state is not SessionState.CONNECTED or self._session.generation == self._generation:
+            return
+        if self._task is None or self._task.done():
+            self._task = asyncio.get_running_loop().create_task(self._register_again(), name="register broker")
+
+    async def _register_again(self) -> None:
+        try:
+            while self._session.generation != self._generation:
+                self.incarnation = await self._register(timeout_ms=2 * self._session.session_timeout_ms)
+                log.warning("registered again as incarnation %d after a session expiry", self.incarnation)
+                if self._on_registered is not None:
+                    self._on_registered(self.incarnation)
+                if self._stopping:
+                    with suppress(ZkUnreachable):
+                        await self.announce_stopping()
+        except ZkUnreachable:
+            return  # only once the session is closed
+        except ClusterError as error:
+            log.error("cannot register again: %s", error)
+            if self._on_failed is not None:
+                self._on_failed(error)
+
+    async def _register(self, *, timeout_ms: int) -> int:
+        """Register in the current session, whatever state an earlier attempt left behind."""
+        deadline = asyncio.get_running_loop().time() + timeout_ms / 1000
+        while True:
+            generation = self._session.generation
+            try:
+                incarnation = await self._try_register()
+            except ZkUnreachable:
+                await self._session.connected()
+                continue
+            except ZkMultiFailed as error:
+                log.info("registration of broker %d: %s; looking again", self._registration.broker_id, error)
+                continue
+            if incarnation is not None and generation == self._session.generation:
+                self._generation = generation
+                return incarnation
+            if asyncio.get_running_loop().time() > deadline:
+                raise ClusterError(await self._who_holds_it())
+            if incarnation is None:
+                await self._changed(paths.broker(self._registration.broker_id), deadline)
+
+    async def _try_register(self) -> int | None:
+        """One attempt. None: another process's registration is in the way, which may expire.
+
+        Raises:
+            ZkMultiFailed: what was read first changed meanwhile.
+        """
+        mine, session = self._registration, self._session
+        ids, counter, untrusted = (
+            paths.broker(mine.broker_id),
+            paths.incarnation(mine.broker_id),
+            paths.untrusted(mine.broker_id),
+        )
+        await session.ensure(counter)
+        version = (await session.get(counter)).version
+        ops: list[Op] = []
+        try:
+            node = await session.get(ids)
+        except ZkNoNode:
+            pass
+        else:
+            held = codecs.decode_broker(ids, node.data, mine.broker_id)
+            if node.ephemeral_owner == session.session_id and held.incarnation == version:
+                return version  # our own, whose answer was lost with the connection
+            same_place = (held.host, held.boot_id) == (mine.host, mine.boot_id)
+            if node.ephemeral_owner != session.session_id and not same_place:
+                return None
+            # A registration of this log directory's previous session or process: its lock is ours now, so it is
+            # dead. Waiting for ZooKeeper to notice would cost a session timeout.
+            ops.append(Delete(ids, node.version))
+        # A process that could not vouch for its log may have come and gone without a controller to act on it.
+        was_untrusted = await session.exists(untrusted)
+        if not mine.trusted and not was_untrusted:
+            ops.append(Create(untrusted, codecs.encode(codecs.CounterNode(version + 1))))
+        claim = msgspec.structs.replace(mine, incarnation=version + 1, trusted=mine.trusted and not was_untrusted)
+        ops.append(Create(ids, codecs.encode_broker(claim), ephemeral=True))
+        ops.append(SetData(counter, b"", version))
+        return int((await session.multi(ops))[-1])
+
+    async def _changed(self, path: str, deadline: float) -> None:
+        """Wait for the node to change, at most until ``deadline``."""
+        fired = asyncio.Event()
+        try:
+            if await self._session.exists(path, on_change=fired.set):
+                left = deadline - asyncio.get_running_loop().time()
+                await asyncio.wait_for(fired.wait(), max(0.01, left))
+        except (TimeoutError, asyncio.TimeoutError, ZkUnreachable):
+            return
+
+    async def _who_holds_it(self) -> str:
+        path = paths.broker(self._registration.broker_id)
+        try:
+            held = codecs.decode_broker(path, (await self._session.get(path)).data, self._registration.broker_id)
+        except (ZkNoNode, ZkUnreachable):
+            return f"broker id {self._registration.broker_id} could not be registered in time"
+        return (
+            f"broker id {held.broker_id} is registered by {held.host}:{held.port} (incarnation {held.incarnation}), "
+            f"not by this broker at {self._registration.host}:{self._registration.port}"
+        )

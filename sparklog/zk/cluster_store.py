@@ -1,0 +1,282 @@
+"""What brokers, administration and supervisors read and write in ZooKeeper, as typed operations.
+
+Each operation says what becomes of it when the connection breaks under way. State is written by compare-and-set
+only; nothing here decides anything. The controller's own operations are in ``controller_store``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from sparklog.errors import BrokerError, ClusterError, ErrorCode
+from sparklog.model import BrokerRegistration, LeaderAndIsr, TopicPartition, TopicRecord, VersionedState
+from sparklog.zk import codecs, paths
+from sparklog.zk.errors import ZkBadVersion, ZkMultiFailed, ZkNodeExists, ZkNoNode, ZkUnreachable
+from sparklog.zk.session import Check, Create, Delete, Op, SetData, ZkSession
+
+#: Producer ids are handed to brokers in blocks of this many.
+PRODUCER_ID_BLOCK = 1000
+#: ZooKeeper drops the connection on requests of 1 MB; a topic record stays clear of that.
+MAX_TOPIC_BYTES = 900_000
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """The write is durable; the node has this ``version`` now."""
+
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The write lost and nothing was done; ``found`` is what the node holds now. When only an added broker's
+    incarnation was wrong, that is still the version the write was bound to."""
+
+    found: VersionedState
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class NodeGone:
+    """The partition has no state any more: its topic was deleted."""
+
+
+@dataclass(frozen=True, slots=True)
+class FateUnknown:
+    """The connection broke. ``sent`` false: certainly not written. Then read the state with
+    ``read_state_again`` and treat what it says as what was decided."""
+
+    sent: bool
+
+
+WriteOutcome = Written | Refused | NodeGone | FateUnknown
+
+
+class ClusterStore:
+    """Stateless operations over one session; any number of them may be under way."""
+
+    def __init__(self, session: ZkSession) -> None:
+        self.session = session
+
+    async def prepare(self) -> None:
+        """Create the persistent nodes every cluster has, where they are missing."""
+        empty = codecs.encode(codecs.CounterNode())
+        for path in paths.BASE:
+            counter = path in {paths.CONTROLLER_EPOCH, paths.DRIVER_EPOCH, paths.PRODUCER_IDS}
+            try:
+                await self.session.create(path, empty if counter else b"")
+            except ZkNodeExists:
+                continue
+
+    async def cluster_id(self, *, create: bool = True) -> str:
+        """The cluster's id, made up on the first call ever.
+
+        Raises:
+            ClusterError: there is none and ``create`` is false.
+        """
+        while True:
+            try:
+                return (await self.session.get(paths.CLUSTER_ID)).data.decode()
+            except ZkNoNode:
+                if not create:
+                    raise ClusterError(
+                        f"no sparklog cluster is known to ZooKeeper at {self.session.connect_string}"
+                    ) from None
+            try:
+                await self.session.create(paths.CLUSTER_ID, uuid.uuid4().hex.encode())
+            except ZkNodeExists:
+                continue  # another process was faster: its id counts
+
+    async def allocate_broker_id(self) -> int:
+        """A broker id never handed out before. A lost answer wastes one."""
+        return await self.session.set(paths.BROKER_ID_SEQUENCE, b"") - 1
+
+    async def next_producer_ids(self) -> range:
+        """A block of producer ids for this caller alone. A lost answer wastes one block."""
+        while True:
+            node = await self.session.get(paths.PRODUCER_IDS)
+            start = codecs.decode(paths.PRODUCER_IDS, node.data, codecs.CounterNode).value
+            end = start + PRODUCER_ID_BLOCK
+            try:
+                await self.session.set(paths.PRODUCER_IDS, codecs.encode(codecs.CounterNode(end)), node.version)
+            except ZkBadVersion:
+                continue
+            return range(start, end)
+
+    # --- brokers -------------------------------------------------------------------------------------------------
+
+    async def live_brokers(self) -> tuple[BrokerRegistration, ...]:
+        """Registrations of all live brokers, by id."""
+        ids = sorted(int(name) for name in await self.session.children(paths.BROKER_IDS))
+        found = await asyncio.gather(*(self.session.get(paths.broker(i)) for i in ids), return_exceptions=True)
+        live = []
+        for broker_id, node in zip(ids, found, strict=True):
+            if isinstance(node, ZkNoNode):
+                continue
+            if isinstance(node, BaseException):
+                raise node
+            live.append(codecs.decode_broker(paths.broker(broker_id), node.data, broker_id))
+        return tuple(live)
+
+    async def retire_broker(self, broker_id: int, incarnation: int) -> bool:
+        """Delete a registration on behalf of a process proved dead. False: it is gone, or another incarnation's."""
+        try:
+            await self.session.multi(
+                [Check(paths.incarnation(broker_id), incarnation), Delete(paths.broker(broker_id))]
+            )
+        except ZkMultiFailed:
+            return False
+        return True
+
+    # --- partition state -----------------------------------------------------------------------------------------
+
+    async def read_state(self, tp: TopicPartition) -> VersionedState | None:
+        """The partition's state, None if there is none (yet, or any more)."""
+        path = paths.state(tp)
+        try:
+            node = await self.session.get(path)
+        except ZkNoNode:
+            return None
+        return codecs.decode_state(path, node.data, node.version)
+
+    async def read_state_again(self, tp: TopicPartition) -> VersionedState | None:
+        """After FateUnknown: wait for the connection as long as it takes, let the server catch up, read.
+
+        The read comes after whatever became of the write: a session's requests through an earlier connection are
+        refused by the ensemble once it has moved on to a new one.
+
+        Raises:
+            ZkUnreachable: the session was closed.
+        """
+        while True:
+            await self.session.connected()
+            try:
+                await self.session.sync(paths.state(tp))
+                return await self.read_state(tp)
+            except ZkUnreachable:
+                continue
+
+    async def write_isr(
+        self,
+        tp: TopicPartition,
+        state: LeaderAndIsr,
+        *,
+        expected_version: int,
+        leader_incarnation: int,
+        added: Sequence[tuple[int, int]] = (),
+    ) -> WriteOutcome:
+        """The leader's compare-and-set of the ISR from ``expected_version``, bound to the ``added`` incarnations.
+
+        ``leader_incarnation`` is the writer's current one: it says which process this leader epoch belongs to.
+        """
+        path = paths.state(tp)
+        ops: list[Op] = [Check(paths.incarnation(broker_id), found) for broker_id, found in added]
+        ops.append(SetData(path, codecs.encode_state(state, leader_incarnation), expected_version))
+        try:
+            return Written((await self.session.multi(ops))[-1])
+        except ZkUnreachable as error:
+            return FateUnknown(error.sent)
+        except ZkMultiFailed as error:
+            if error.index < len(added):
+                reason = f"broker {added[error.index][0]} is no longer incarnation {added[error.index][1]}"
+            else:
+                reason = f"the node is not at version {expected_version} any more"
+        try:
+            found = await self.read_state(tp)
+        except ZkUnreachable:
+            return FateUnknown(sent=False)
+        return NodeGone() if found is None else Refused(found, reason)
+
+    async def notify_isr_change(self, partitions: Iterable[TopicPartition]) -> None:
+        """Tell the controller that these partitions' ISRs were written."""
+        value = codecs.encode_partitions(partitions)
+        await self.session.create(f"{paths.ISR_CHANGES}/n_", value, sequence=True)
+
+    # --- topics --------------------------------------------------------------------------------------------------
+
+    async def topic_names(self) -> tuple[str, ...]:
+        return await self.session.children(paths.TOPICS)
+
+    async def read_topic(self, name: str) -> tuple[TopicRecord, int] | None:
+        """The topic's record and its node's version."""
+        path = paths.topic(name)
+        try:
+            node = await self.session.get(path)
+        except ZkNoNode:
+            return None
+        return codecs.decode_topic(path, node.data, name), node.version
+
+    async def create_topic(self, record: TopicRecord) -> None:
+        """Write the topic; the controller does the rest.
+
+        Raises:
+            BrokerError: TOPIC_ALREADY_EXISTS; INVALID_PARTITIONS when the record is too large for one node.
+            ZkUnreachable: with ``sent`` the topic may exist: its topic id tells whose it is.
+        """
+        value = codecs.encode_topic(record)
+        if len(value) > MAX_TOPIC_BYTES:
+            raise BrokerError(
+                ErrorCode.INVALID_PARTITIONS,
+                f"topic {record.name} with {len(record.assignment)} partitions takes {len(value)} bytes in "
+                f"ZooKeeper; at most {MAX_TOPIC_BYTES} fit",
+            )
+        try:
+            await self.session.multi(
+                [Create(paths.topic(record.name), value), Create(paths.partitions(record.name), b"")]
+            )
+        except ZkMultiFailed as error:
+            if isinstance(error.cause, ZkNodeExists):
+                raise BrokerError(ErrorCode.TOPIC_ALREADY_EXISTS, f"topic {record.name} exists already") from None
+            raise
+
+    async def update_topic(self, record: TopicRecord, expected_version: int) -> int | None:
+        """Replace a topic's record (schemas, config, more partitions). None: it was changed meanwhile."""
+        try:
+            return await self.session.set(paths.topic(record.name), codecs.encode_topic(record), expected_version)
+        except (ZkBadVersion, ZkNoNode):
+            return None
+
+    async def request_delete_topic(self, name: str, topic_id: str) -> None:
+        """Ask the controller to delete this topic; asking twice is the same as once."""
+        try:
+            await self.session.create(paths.delete_topic(name), codecs.encode(codecs.DeletionRequest(topic_id)))
+        except ZkNodeExists:
+            return
+
+    # --- drivers -------------------------------------------------------------------------------------------------
+
+    async def claim_driver(self, host: str, pid: int) -> int:
+        """Become the cluster's one driver for as long as this session lives. Returns the driver epoch, a number
+        higher than any driver before had.
+
+        Raises:
+            ClusterError: another driver's node lives (names its host and pid).
+        """
+        while True:
+            node = await self.session.get(paths.DRIVER_EPOCH)
+            epoch = codecs.decode(paths.DRIVER_EPOCH, node.data, codecs.CounterNode).value + 1
+            mine = codecs.encode(codecs.DriverNode(epoch, host, pid))
+            try:
+                await self.session.multi(
+                    [
+                        Create(paths.DRIVER, mine, ephemeral=True),
+                        SetData(paths.DRIVER_EPOCH, codecs.encode(codecs.CounterNode(epoch)), node.version),
+                    ]
+                )
+                return epoch
+            except ZkMultiFailed as error:
+                if error.index != 0:
+                    continue  # the counter moved; whoever moved it may be gone again
+            try:
+                holder = await self.session.get(paths.DRIVER)
+            except ZkNoNode:
+                continue
+            found = codecs.decode(paths.DRIVER, holder.data, codecs.DriverNode)
+            if holder.ephemeral_owner == self.session.session_id:
+                return found.driver_epoch  # our own claim, whose answer was lost
+            raise ClusterError(
+                f"another driver runs this cluster: {found.host} pid {found.pid}, driver epoch {found.driver_epoch}"
+            )

@@ -1,0 +1,220 @@
+"""ZooKeeper values: JSON objects that carry a format version.
+
+Every ``decode_*`` takes the node's path, only to name it in errors. A value of a newer version is refused by name;
+fields an older reader does not know within one version are ignored. Pure: bytes in, values out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, TypeVar
+
+import msgspec
+
+from sparklog.errors import ClusterError
+from sparklog.model import BrokerRegistration, LeaderAndIsr, TopicPartition, TopicRecord, TopicSchema, VersionedState
+
+#: Version of every value written here. One number for all: a node's values change together with its software.
+VERSION = 1
+
+
+class ZkFormatError(ClusterError):
+    """A ZooKeeper value cannot be read: it is of a newer format, or it is not what belongs there."""
+
+
+class _Versioned(msgspec.Struct, frozen=True):
+    version: int = 0
+
+
+class _State(msgspec.Struct, frozen=True):
+    version: int
+    leader: int
+    leader_epoch: int
+    isr: tuple[int, ...]
+    controller_epoch: int
+    leader_incarnation: int = -1
+
+
+class _Schema(msgspec.Struct, frozen=True):
+    id: int
+    message: bytes
+
+
+class _Topic(msgspec.Struct, frozen=True):
+    version: int
+    topic_id: str
+    assignment: tuple[tuple[int, ...], ...]
+    schemas: tuple[_Schema, ...]
+    key_columns: tuple[str, ...] = ()
+    event_time: str | None = None
+    config: dict[str, str] = {}
+
+
+class _Broker(msgspec.Struct, frozen=True):
+    version: int
+    host: str
+    port: int
+    incarnation: int
+    boot_id: str
+    cluster_id: str
+    trusted: bool
+    rack: str | None = None
+
+
+class _Partitions(msgspec.Struct, frozen=True):
+    version: int
+    partitions: tuple[tuple[str, int], ...]
+
+
+class ControllerNode(msgspec.Struct, frozen=True):
+    """Who holds ``/controller``."""
+
+    controller_id: str
+    controller_epoch: int
+    version: int = VERSION
+
+
+class DriverNode(msgspec.Struct, frozen=True):
+    """Who holds ``/driver``: shown to whoever is refused."""
+
+    driver_epoch: int
+    host: str
+    pid: int
+    version: int = VERSION
+
+
+class DeletionRequest(msgspec.Struct, frozen=True):
+    """``/admin/delete_topics/<t>``: which topic of that name is meant."""
+
+    topic_id: str
+    version: int = VERSION
+
+
+class StoppingNode(msgspec.Struct, frozen=True):
+    """``/admin/stopping/<id>``: which incarnation asks to be relieved."""
+
+    incarnation: int
+    version: int = VERSION
+
+
+class CounterNode(msgspec.Struct, frozen=True):
+    """A number that only grows: controller epoch, driver epoch, next producer id."""
+
+    value: int = 0
+    version: int = VERSION
+
+
+T = TypeVar("T")
+_json = msgspec.json.Encoder()
+_decoders: dict[type[Any], msgspec.json.Decoder[Any]] = {}
+
+
+def encode(value: msgspec.Struct) -> bytes:
+    return _json.encode(value)
+
+
+def decode(path: str, data: bytes, kind: type[T]) -> T:
+    """Read one value.
+
+    Raises:
+        ZkFormatError: newer version (names path, found and expected), or not this kind of value.
+    """
+    decoder = _decoders.get(kind)
+    if decoder is None:
+        decoder = _decoders[kind] = msgspec.json.Decoder(kind)
+    # The version comes first: a newer format may not even have the fields this one requires.
+    try:
+        version = _decode_version(data)
+    except msgspec.DecodeError as error:
+        raise ZkFormatError(f"ZooKeeper node {path}: not a value of sparklog ({error}): {data[:80]!r}") from None
+    if version > VERSION:
+        raise ZkFormatError(
+            f"ZooKeeper node {path} has format version {version}; this sparklog reads up to {VERSION}: upgrade it"
+        )
+    try:
+        return decoder.decode(data)  # type: ignore[no-any-return]
+    except msgspec.DecodeError as error:
+        raise ZkFormatError(f"ZooKeeper node {path}: {error}: {data[:80]!r}") from None
+
+
+_version_decoder = msgspec.json.Decoder(_Versioned)
+
+
+def _decode_version(data: bytes) -> int:
+    return _version_decoder.decode(data).version
+
+
+def encode_state(state: LeaderAndIsr, leader_incarnation: int) -> bytes:
+    return _json.encode(
+        _State(VERSION, state.leader, state.leader_epoch, state.isr, state.controller_epoch, leader_incarnation)
+    )
+
+
+def decode_state(path: str, data: bytes, znode_version: int) -> VersionedState:
+    found = decode(path, data, _State)
+    state = LeaderAndIsr(found.leader, found.leader_epoch, found.isr, found.controller_epoch)
+    return VersionedState(state, znode_version, found.leader_incarnation)
+
+
+def encode_topic(record: TopicRecord) -> bytes:
+    return _json.encode(
+        _Topic(
+            VERSION,
+            record.topic_id,
+            record.assignment,
+            tuple(_Schema(schema.schema_id, schema.message) for schema in record.schemas),
+            record.key_columns,
+            record.event_time,
+            record.config,
+        )
+    )
+
+
+def decode_topic(path: str, data: bytes, name: str) -> TopicRecord:
+    found = decode(path, data, _Topic)
+    return TopicRecord(
+        name=name,
+        topic_id=found.topic_id,
+        assignment=found.assignment,
+        schemas=tuple(TopicSchema(schema.id, schema.message) for schema in found.schemas),
+        key_columns=found.key_columns,
+        event_time=found.event_time,
+        config=found.config,
+    )
+
+
+def encode_broker(registration: BrokerRegistration) -> bytes:
+    return _json.encode(
+        _Broker(
+            VERSION,
+            registration.host,
+            registration.port,
+            registration.incarnation,
+            registration.boot_id,
+            registration.cluster_id,
+            registration.trusted,
+            registration.rack,
+        )
+    )
+
+
+def decode_broker(path: str, data: bytes, broker_id: int) -> BrokerRegistration:
+    found = decode(path, data, _Broker)
+    return BrokerRegistration(
+        broker_id=broker_id,
+        host=found.host,
+        port=found.port,
+        boot_id=found.boot_id,
+        cluster_id=found.cluster_id,
+        trusted=found.trusted,
+        rack=found.rack,
+        incarnation=found.incarnation,
+    )
+
+
+def encode_partitions(partitions: Iterable[TopicPartition]) -> bytes:
+    return _json.encode(_Partitions(VERSION, tuple((tp.topic, tp.partition) for tp in partitions)))
+
+
+def decode_partitions(path: str, data: bytes) -> tuple[TopicPartition, ...]:
+    return tuple(TopicPartition(*pair) for pair in decode(path, data, _Partitions).partitions)

@@ -1,0 +1,448 @@
+"""One ZooKeeper session, seen from one asyncio loop. The only module that knows kazoo.
+
+kazoo works in threads of its own; its callbacks do nothing but hand a fact to the loop (``call_soon_threadsafe``,
+several facts a wake-up). Every request returns a future at once, so requests pipeline: start many, then await them.
+
+Invariants: at most ``WINDOW`` requests are inside kazoo. While the session is not connected a request fails at once
+(``sent`` false) instead of waiting in a queue without bound, and one that was under way when the connection broke
+fails with ``sent`` true. A new session after an expiry has a new ``generation``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from enum import Enum
+from typing import Any, NamedTuple
+
+from kazoo import exceptions as kazoo_errors
+from kazoo.client import KazooClient, KazooRetry
+from kazoo.handlers.threading import KazooTimeoutError, SequentialThreadingHandler
+from kazoo.protocol.states import KazooState
+
+from sparklog.errors import ClusterError
+from sparklog.zk.errors import ZkBadVersion, ZkError, ZkMultiFailed, ZkNodeExists, ZkNoNode, ZkUnreachable
+
+#: Requests inside kazoo at a time. kazoo wakes its thread with one byte a request over a blocking socket pair that
+#: holds a few hundred: more would block our event loop until ZooKeeper answers, or for ever when it does not.
+WINDOW = 128
+
+log = logging.getLogger(__name__)
+_kazoo_log = logging.getLogger("sparklog.zk.kazoo")
+
+
+class SessionState(Enum):
+    """``DISCONNECTED`` is not the end: the session may live on. Only the server says ``EXPIRED``."""
+
+    CONNECTING = "connecting"
+    CONNECTED = "connected"
+    DISCONNECTED = "disconnected"
+    EXPIRED = "expired"
+    CLOSED = "closed"
+
+
+class Node(NamedTuple):
+    """A node as read. ``ephemeral_owner`` is the session id that holds it, 0 for a persistent one."""
+
+    data: bytes
+    version: int
+    ephemeral_owner: int
+
+
+class Create(NamedTuple):
+    path: str
+    data: bytes
+    ephemeral: bool = False
+
+
+class SetData(NamedTuple):
+    path: str
+    data: bytes
+    version: int = -1
+
+
+class Delete(NamedTuple):
+    path: str
+    version: int = -1
+
+
+class Check(NamedTuple):
+    path: str
+    version: int
+
+
+Op = Create | SetData | Delete | Check
+
+_STATES = {
+    KazooState.CONNECTED: SessionState.CONNECTED,
+    KazooState.SUSPENDED: SessionState.DISCONNECTED,
+    KazooState.LOST: SessionState.EXPIRED,
+}
+
+
+class ZkSession:
+    """Owner: one asyncio loop; all methods are called there. Life cycle: ``open``, requests, ``close``."""
+
+    def __init__(self, connect: str, *, session_timeout_ms: int, client_id: tuple[int, bytes] | None = None) -> None:
+        hosts, _, chroot = connect.partition("/")
+        self._root = f"/{chroot.strip('/')}" if chroot.strip("/") else ""
+        self.connect_string = connect
+        self.session_timeout_ms = session_timeout_ms
+        self.state = SessionState.CONNECTING
+        #: Counts sessions: grows by one with each new one.
+        self.generation = 0
+        self.session_id = 0
+        self._loop = asyncio.get_running_loop()
+        self._inbox: deque[Callable[[], None]] = deque()
+        self._inbox_scheduled = False
+        self._waiting: deque[tuple[Callable[[], Any], asyncio.Future[Any]]] = deque()
+        self._in_flight = 0
+        self._listeners: list[Callable[[SessionState], None]] = []
+        self._connected = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+        handler = SequentialThreadingHandler()
+        # Not kazoo's default back-off: it grows to a minute and has lost sessions that ZooKeeper still held.
+        delay_s = session_timeout_ms / 10_000
+        retry = KazooRetry(
+            max_tries=-1, delay=min(0.05, delay_s), backoff=2, max_delay=delay_s, sleep_func=handler.sleep_func
+        )
+        self._client = KazooClient(
+            hosts=hosts,
+            timeout=session_timeout_ms / 1000,
+            client_id=client_id,
+            handler=handler,
+            connection_retry=retry,
+            logger=_kazoo_log,
+        )
+        self._client.add_listener(self._state_changed)
+
+    @classmethod
+    async def open(
+        cls,
+        connect: str,
+        *,
+        session_timeout_ms: int = 6000,
+        connect_timeout_ms: int = 15_000,
+        client_id: tuple[int, bytes] | None = None,
+    ) -> ZkSession:
+        """Connect and make sure that the chroot exists.
+
+        Raises:
+            ClusterError: no ZooKeeper answered within ``connect_timeout_ms``.
+        """
+        session = cls(connect, session_timeout_ms=session_timeout_ms, client_id=client_id)
+        try:
+            session._client.start_async()
+            await session.connected(timeout_ms=connect_timeout_ms)
+            parts = [part for part in session._root.split("/") if part]
+            for depth in range(1, len(parts) + 1):
+                await session._ensure("/" + "/".join(parts[:depth]))
+        except (ZkUnreachable, TimeoutError, asyncio.TimeoutError):
+            await session.close()
+            raise ClusterError(f"no ZooKeeper answered at {connect} within {connect_timeout_ms} ms") from None
+        except BaseException:
+            await session.close()
+            raise
+        return session
+
+    async def close(self) -> None:
+        """End the session: its ephemeral nodes go. Returns when kazoo's threads have ended."""
+        if self.state is SessionState.CLOSED:
+            return
+        self._move(SessionState.CLOSED)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.to_thread(self._stop_client)
+        self._drain()
+
+    def _stop_client(self) -> None:
+        try:
+            self._client.stop()
+        finally:
+            self._client.close()
+
+    @property
+    def client_id(self) -> tuple[int, bytes] | None:
+        """Session id and password: with them another client can take over, or end, this very session."""
+        found: tuple[int, bytes] | None = self._client.client_id
+        return found
+
+    async def connected(self, *, timeout_ms: int | None = None) -> None:
+        """Wait until requests can be sent. Raises ZkUnreachable once closed, TimeoutError after ``timeout_ms``."""
+        if timeout_ms is not None:
+            await asyncio.wait_for(self.connected(), timeout_ms / 1000)
+            return
+        while self.state is not SessionState.CONNECTED:
+            if self.state is SessionState.CLOSED:
+                raise ZkUnreachable("the ZooKeeper session is closed")
+            await self._connected.wait()
+
+    def add_listener(self, listener: Callable[[SessionState], None]) -> Callable[[], None]:
+        """Call ``listener`` in the loop on each change of ``state``. Returns what removes it."""
+        self._listeners.append(listener)
+
+        def remove() -> None:
+            with suppress(ValueError):
+                self._listeners.remove(listener)
+
+        return remove
+
+    # --- requests: each returns a future at once -----------------------------------------------------------------
+
+    def get(self, path: str, *, on_change: Callable[[], None] | None = None) -> asyncio.Future[Node]:
+        """Read a node. ``on_change`` is called once, when it changes or the connection breaks."""
+        path, watch = self._root + path, self._watcher(on_change)
+        return self._submit(
+            lambda: self._client.get_async(path, watch=watch),
+            lambda found: Node(found[0] or b"", found[1].version, found[1].ephemeralOwner),
+        )
+
+    def exists(self, path: str, *, on_change: Callable[[], None] | None = None) -> asyncio.Future[bool]:
+        """Whether a node is there. ``on_change``: as in ``get``, and also when it is created."""
+        path, watch = self._root + path, self._watcher(on_change)
+        return self._submit(lambda: self._client.exists_async(path, watch=watch), lambda stat: stat is not None)
+
+    def children(self, path: str, *, on_change: Callable[[], None] | None = None) -> asyncio.Future[tuple[str, ...]]:
+        """Names of a node's children, sorted."""
+        path, watch = self._root + path, self._watcher(on_change)
+        return self._submit(
+            lambda: self._client.get_children_async(path, watch=watch), lambda names: tuple(sorted(names))
+        )
+
+    def create(
+        self, path: str, data: bytes = b"", *, ephemeral: bool = False, sequence: bool = False
+    ) -> asyncio.Future[str]:
+        """Create a node; the result is its path, which ``sequence`` numbers."""
+        path = self._root + path
+        return self._submit(
+            lambda: self._client.create_async(path, data, ephemeral=ephemeral, sequence=sequence),
+            lambda created: str(created)[len(self._root) :],
+        )
+
+    def set(self, path: str, data: bytes, version: int = -1) -> asyncio.Future[int]:
+        """Write a node, bound to ``version`` unless -1. The result is its new version."""
+        path = self._root + path
+        return self._submit(lambda: self._client.set_async(path, data, version), lambda stat: int(stat.version))
+
+    def delete(self, path: str, version: int = -1) -> asyncio.Future[None]:
+        path = self._root + path
+        return self._submit(lambda: self._client.delete_async(path, version), lambda _: None)
+
+    def sync(self, path: str) -> asyncio.Future[None]:
+        """Let the server catch up with the ensemble's leader: a read after it sees what was written before it."""
+        path = self._root + path
+        return self._submit(lambda: self._client.sync_async(path), lambda _: None)
+
+    def multi(self, ops: Sequence[Op]) -> asyncio.Future[tuple[Any, ...]]:
+        """All of ``ops`` or none. Results in order: path of a Create, new version of a SetData, else None.
+
+        Raises (from the future):
+            ZkMultiFailed: which operation failed and why; nothing was done.
+        """
+        skip = len(self._root)
+        return self._submit(lambda: self._commit(ops), lambda results: _multi_results(ops, results, skip))
+
+    def _commit(self, ops: Sequence[Op]) -> Any:
+        transaction = self._client.transaction()
+        for op in ops:
+            path = self._root + op.path
+            if isinstance(op, Create):
+                transaction.create(path, op.data, ephemeral=op.ephemeral)
+            elif isinstance(op, SetData):
+                transaction.set_data(path, op.data, op.version)
+            elif isinstance(op, Delete):
+                transaction.delete(path, op.version)
+            else:
+                transaction.check(path, op.version)
+        return transaction.commit_async()
+
+    async def ensure(self, path: str) -> None:
+        """Create a persistent node if it is not there. Its parent must be."""
+        await self._ensure(self._root + path)
+
+    async def _ensure(self, absolute: str) -> None:
+        with suppress(ZkNodeExists):
+            await self._submit(lambda: self._client.create_async(absolute, b""), lambda _: None)
+
+    # --- watches -------------------------------------------------------------------------------------------------
+
+    def watch_children(self, path: str, on_children: Callable[[tuple[str, ...] | None], None]) -> Callable[[], None]:
+        """Call ``on_children`` with the children of ``path`` (None: no such node), now and after every change and
+        every reconnection, until the returned function is called. Changes in quick succession may be one call."""
+        return self._follow(lambda fired: self.children(path, on_change=fired), path, on_children)
+
+    def watch_data(self, path: str, on_node: Callable[[Node | None], None]) -> Callable[[], None]:
+        """As ``watch_children``, for the node's data."""
+        return self._follow(lambda fired: self.get(path, on_change=fired), path, on_node)
+
+    def _follow(
+        self, read: Callable[[Callable[[], None]], asyncio.Future[Any]], path: str, report: Callable[[Any], None]
+    ) -> Callable[[], None]:
+        async def follow() -> None:
+            while True:
+                fired = asyncio.Event()
+                try:
+                    await self.connected()
+                    try:
+                        value = await read(fired.set)
+                    except ZkNoNode:
+                        # A failed read leaves no watch behind; the exists request does. It may have come meanwhile.
+                        if await self.exists(path, on_change=fired.set):
+                            continue
+                        value = None
+                except ZkUnreachable:
+                    continue
+                report(value)
+                await fired.wait()
+
+        task = self._loop.create_task(follow(), name=f"watch {path}")
+        self._tasks.add(task)
+        task.add_done_callback(self._watch_ended)
+
+        def stop() -> None:
+            task.cancel()
+
+        return stop
+
+    def _watch_ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            self._loop.call_exception_handler(
+                {"message": f"{task.get_name()} of ZooKeeper ended", "exception": task.exception(), "task": task}
+            )
+
+    def _watcher(self, on_change: Callable[[], None] | None) -> Callable[[Any], None] | None:
+        if on_change is None:
+            return None
+        return lambda _event: self._from_kazoo(on_change)
+
+    # --- kazoo's threads to the loop ------------------------------------------------------------------------------
+
+    def _from_kazoo(self, fact: Callable[[], None]) -> None:
+        """Any thread: run ``fact`` in the loop, in the order handed over."""
+        self._inbox.append(fact)
+        if not self._inbox_scheduled:
+            self._inbox_scheduled = True
+            try:
+                self._loop.call_soon_threadsafe(self._drain)
+            except RuntimeError:
+                log.debug("the event loop of a ZooKeeper session ended before the session")
+
+    def _drain(self) -> None:
+        self._inbox_scheduled = False
+        while self._inbox:
+            self._inbox.popleft()()
+
+    def _state_changed(self, state: str) -> None:
+        self._from_kazoo(lambda: self._kazoo_state(_STATES[state]))
+
+    def _kazoo_state(self, state: SessionState) -> None:
+        if self.state is SessionState.CLOSED:
+            return
+        if state is SessionState.CONNECTED:
+            client_id = self._client.client_id
+            if client_id is None:
+                return  # already gone again; the next state follows
+            if client_id[0] != self.session_id:
+                self.session_id = client_id[0]
+                self.generation += 1
+        self._move(state)
+
+    def _move(self, state: SessionState) -> None:
+        if state is self.state:
+            return
+        log.info("ZooKeeper session %x: %s -> %s", self.session_id, self.state.value, state.value)
+        self.state = state
+        if state is SessionState.CONNECTED:
+            self._connected.set()
+        else:
+            self._connected.clear()
+            while self._waiting:
+                _, future = self._waiting.popleft()
+                if not future.done():
+                    future.set_exception(ZkUnreachable(f"the ZooKeeper session is {state.value}"))
+        if state is SessionState.CLOSED:
+            self._connected.set()  # wakes the waiters, who look at ``state``
+        for listener in list(self._listeners):
+            listener(state)
+
+    def _submit(self, start: Callable[[], Any], convert: Callable[[Any], Any]) -> asyncio.Future[Any]:
+        future: asyncio.Future[Any] = self._loop.create_future()
+        if self.state is not SessionState.CONNECTED:
+            future.set_exception(ZkUnreachable(f"the ZooKeeper session is {self.state.value}"))
+            return future
+
+        def begin() -> None:
+            self._in_flight += 1
+            start().rawlink(lambda result: self._from_kazoo(lambda: self._finish(result, future, convert)))
+
+        if self._in_flight < WINDOW:
+            begin()
+        else:
+            self._waiting.append((begin, future))
+        return future
+
+    def _finish(self, result: Any, future: asyncio.Future[Any], convert: Callable[[Any], Any]) -> None:
+        self._in_flight -= 1
+        while self._waiting and self._in_flight < WINDOW:
+            begin, waiting = self._waiting.popleft()
+            if not waiting.done():
+                begin()
+        if future.done():
+            return
+        try:
+            error = result.exception
+            if error is None:
+                future.set_result(convert(result.value))
+            else:
+                future.set_exception(_translate(error))
+        except ZkError as failed:
+            future.set_exception(failed)
+
+
+_NAMED: tuple[tuple[type[Exception], type[ZkError]], ...] = (
+    (kazoo_errors.NoNodeError, ZkNoNode),
+    (kazoo_errors.NodeExistsError, ZkNodeExists),
+    (kazoo_errors.BadVersionError, ZkBadVersion),
+)
+#: What kazoo answers without having sent anything.
+_NOT_SENT = (kazoo_errors.ConnectionClosedError,)
+_FATE_UNKNOWN = (
+    kazoo_errors.ConnectionLoss,
+    kazoo_errors.SessionExpiredError,
+    kazoo_errors.OperationTimeoutError,
+    kazoo_errors.SessionMovedError,
+    KazooTimeoutError,
+)
+
+
+def _translate(error: BaseException) -> ZkError:
+    for theirs, ours in _NAMED:
+        if isinstance(error, theirs):
+            return ours(str(error))
+    name = type(error).__name__
+    if isinstance(error, _NOT_SENT):
+        return ZkUnreachable(f"ZooKeeper: {name}")
+    if isinstance(error, _FATE_UNKNOWN):
+        return ZkUnreachable(f"ZooKeeper: {name}", sent=True)
+    return ZkError(f"ZooKeeper: {name} {error}".strip())
+
+
+def _multi_results(ops: Sequence[Op], results: Sequence[Any], root: int) -> tuple[Any, ...]:
+    for index, result in enumerate(results):
+        if isinstance(result, (kazoo_errors.RolledBackError, kazoo_errors.RuntimeInconsistency)):
+            continue  # not the cause: operations before and after the one that failed
+        if isinstance(result, Exception):
+            cause = _translate(result)
+            path = ops[index].path if index < len(ops) else "?"
+            raise ZkMultiFailed(index, type(cause)(path))
+    if any(isinstance(result, Exception) for result in results):
+        raise ZkError(f"multi of {len(ops)} operations was rolled back without a cause: {results!r}"[:500])
+    return tuple(
+        str(result)[root:] if isinstance(op, Create) else int(result.version) if isinstance(op, SetData) else None
+        for op, result in zip(ops, results, strict=True)
+    )

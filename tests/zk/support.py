@@ -1,0 +1,58 @@
+"""Shared by the ZooKeeper tests: sessions that close, waiting with a deadline, expiring a session for certain."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from sparklog.model import BrokerRegistration, LeaderAndIsr, TopicPartition, TopicRecord, TopicSchema
+from sparklog.zk import codecs, paths
+from sparklog.zk.cluster_store import ClusterStore
+from sparklog.zk.session import ZkSession
+
+TP = TopicPartition("orders", 0)
+TOPIC = TopicRecord(
+    "orders", "id-1", ((1, 2, 3), (2, 3, 1)), (TopicSchema(0, b"schema"),), config={"segment.bytes": "4096"}
+)
+STATE = LeaderAndIsr(1, 0, (1, 2, 3), 1)
+
+
+@asynccontextmanager
+async def opened(connect: str, *, session_timeout_ms: int = 2000) -> AsyncIterator[ClusterStore]:
+    session = await ZkSession.open(connect, session_timeout_ms=session_timeout_ms)
+    try:
+        store = ClusterStore(session)
+        await store.prepare()
+        yield store
+    finally:
+        await session.close()
+
+
+async def until(condition: Callable[[], bool], what: str, *, timeout_s: float = 10.0) -> None:
+    deadline = asyncio.get_running_loop().time() + timeout_s
+    while not condition():
+        assert asyncio.get_running_loop().time() < deadline, f"not within {timeout_s} s: {what}"
+        await asyncio.sleep(0.01)
+
+
+async def expire(session: ZkSession) -> None:
+    """End the session at the server: another connection takes it over and closes it."""
+    generation = session.generation
+    thief = await ZkSession.open(
+        session.connect_string, session_timeout_ms=session.session_timeout_ms, client_id=session.client_id
+    )
+    await thief.close()
+    await until(lambda: session.generation > generation, "a new session after the expiry")
+
+
+def broker(broker_id: int, *, port: int = 9092, host: str = "h1", trusted: bool = True) -> BrokerRegistration:
+    return BrokerRegistration(broker_id, host, port, boot_id=f"boot-{host}", cluster_id="c1", trusted=trusted)
+
+
+async def put_state(store: ClusterStore, state: LeaderAndIsr = STATE, tp: TopicPartition = TP) -> None:
+    """A partition as the controller would have made it."""
+    await store.session.ensure(paths.topic(tp.topic))
+    await store.session.ensure(paths.partitions(tp.topic))
+    await store.session.ensure(paths.partition(tp))
+    await store.session.create(paths.state(tp), codecs.encode_state(state, 1))

@@ -1,0 +1,149 @@
+"""Registration: one incarnation per registration, whatever was left behind."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from sparklog.errors import ClusterError
+from sparklog.model import BrokerRegistration
+from sparklog.zk import codecs, paths
+from sparklog.zk.broker_registry import BrokerRegistry
+from sparklog.zk.cluster_store import ClusterStore
+
+from .support import broker, expire, opened, until
+
+
+async def registered(store: ClusterStore, registration: BrokerRegistration, **callbacks: object) -> BrokerRegistry:
+    registry = BrokerRegistry(store.session, registration, **callbacks)  # type: ignore[arg-type]
+    await registry.start(timeout_ms=5000)
+    return registry
+
+
+def test_each_registration_has_a_higher_incarnation(connect: str) -> None:
+    async def scenario() -> None:
+        seen = []
+        for _ in range(3):
+            async with opened(connect) as store:
+                registry = await registered(store, broker(1))
+                seen.append(registry.incarnation)
+                assert [b.incarnation for b in await store.live_brokers()] == [registry.incarnation]
+                assert (await store.session.get(paths.incarnation(1))).version == registry.incarnation
+                await registry.close()
+        assert seen == [1, 2, 3]
+
+    asyncio.run(scenario())
+
+
+def test_broker_re_registers_over_its_own_old_ephemeral_node(connect: str) -> None:
+    """The process was killed and is back before ZooKeeper has noticed: it does not wait for the session time-out."""
+
+    async def scenario() -> None:
+        async with opened(connect, session_timeout_ms=20_000) as dead, opened(connect) as store:
+            await registered(dead, broker(1, port=9092))
+            registry = await asyncio.wait_for(registered(store, broker(1, port=9093)), 2)
+            [found] = await store.live_brokers()
+            assert (found.incarnation, found.port) == (2, 9093)
+            assert (await store.session.get(paths.broker(1))).ephemeral_owner == store.session.session_id
+            await dead.session.close()  # the old session's end must not take the new node along
+            assert await store.session.exists(paths.broker(1))
+            await registry.close()
+
+    asyncio.run(scenario())
+
+
+def test_another_hosts_registration_is_waited_for_then_refused_by_name(connect: str) -> None:
+    async def scenario() -> None:
+        async with opened(connect) as theirs, opened(connect) as store:
+            await registered(theirs, broker(1, host="h1"))
+            registry = BrokerRegistry(store.session, broker(1, host="h2"))
+            with pytest.raises(ClusterError, match=r"broker id 1 is registered by h1:9092"):
+                await registry.start(timeout_ms=300)
+            waiting = asyncio.create_task(registry.start(timeout_ms=5000))
+            await theirs.session.close()
+            assert await waiting == 2
+            await registry.close()
+
+    asyncio.run(scenario())
+
+
+def test_the_same_process_registers_again_after_a_session_expiry(connect: str) -> None:
+    async def scenario() -> None:
+        incarnations: list[int] = []
+        async with opened(connect) as store:
+            registry = await registered(store, broker(1), on_registered=incarnations.append)
+            await expire(store.session)
+            await until(lambda: incarnations == [2], "a second registration")
+            assert registry.incarnation == 2
+            assert [b.incarnation for b in await store.live_brokers()] == [2]
+            await registry.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_registration_whose_answer_was_lost_is_recognised(connect: str) -> None:
+    async def scenario() -> None:
+        async with opened(connect) as store:
+            first = await registered(store, broker(1))
+            await first.close()
+            again = await registered(store, broker(1))  # same session: as if the first answer had not come
+            assert again.incarnation == first.incarnation == 1
+            await again.close()
+
+    asyncio.run(scenario())
+
+
+def test_an_untrusted_process_stays_untrusted_until_a_controller_has_acted(connect: str) -> None:
+    """It crashes and is back, its page cache now intact, before any controller saw it: its claims are still void."""
+
+    async def scenario() -> None:
+        async with opened(connect) as store:
+            registry = await registered(store, broker(1, trusted=False))
+            await registry.close()
+        async with opened(connect) as store:
+            registry = await registered(store, broker(1, trusted=True))
+            assert [b.trusted for b in await store.live_brokers()] == [False]
+            await registry.close()
+            await store.session.delete(paths.untrusted(1))  # what the controller does
+        async with opened(connect) as store:
+            registry = await registered(store, broker(1, trusted=True))
+            assert [b.trusted for b in await store.live_brokers()] == [True]
+            await registry.close()
+
+    asyncio.run(scenario())
+
+
+def test_announced_stopping_is_said_again_after_an_expiry(connect: str) -> None:
+    async def scenario() -> None:
+        async with opened(connect) as store, opened(connect) as other:
+            registry = await registered(store, broker(1))
+            await registry.announce_stopping()
+            await registry.announce_stopping()
+            said: list[int | None] = []
+            other.session.watch_data(
+                paths.stopping(1),
+                lambda node: said.append(
+                    None if node is None else codecs.decode("", node.data, codecs.StoppingNode).incarnation
+                ),
+            )
+            await until(lambda: said == [1], "the first announcement")
+            await expire(store.session)
+            await until(lambda: said[-1] == 2, "the announcement of the new incarnation")
+            await registry.close()
+
+    asyncio.run(scenario())
+
+
+def test_retire_broker_spares_a_newer_incarnation(connect: str) -> None:
+    async def scenario() -> None:
+        async with opened(connect) as store, opened(connect) as other:
+            registry = await registered(store, broker(1))
+            assert not await other.retire_broker(1, 0)
+            assert [b.broker_id for b in await other.live_brokers()] == [1]
+            assert await other.retire_broker(1, registry.incarnation)
+            assert not await other.retire_broker(1, registry.incarnation)
+            assert await other.live_brokers() == ()
+            await registry.close()
+
+    asyncio.run(scenario())

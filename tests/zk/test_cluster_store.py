@@ -1,0 +1,177 @@
+"""The typed operations against a real ZooKeeper: compare-and-set, incarnation checks, ids, topics."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+import pytest
+
+from sparklog.errors import BrokerError, ClusterError, ErrorCode
+from sparklog.model import LeaderAndIsr, TopicPartition, VersionedState
+from sparklog.zk import paths
+from sparklog.zk.broker_registry import BrokerRegistry
+from sparklog.zk.cluster_store import FateUnknown, NodeGone, Refused, Written
+
+from .support import STATE, TOPIC, TP, broker, expire, opened, put_state, until
+
+
+def test_write_isr_is_a_compare_and_set(connect: str) -> None:
+    async def scenario() -> None:
+        async with opened(connect) as store:
+            await put_state(store)
+            shrunk = LeaderAndIsr(1, 0, (1, 2), 1)
+            written = await store.write_isr(TP, shrunk, expected_version=0, leader_incarnation=4)
+            assert written == Written(1)
+            assert await store.read_state(TP) == VersionedState(shrunk, 1, 4)
+            late = await store.write_isr(TP, STATE, expected_version=0, leader_incarnation=4)
+            assert isinstance(late, Refused)
+            assert late.found == VersionedState(shrunk, 1, 4)
+            assert "version 0" in late.reason
+
+    asyncio.run(scenario())
+
+
+def test_write_isr_that_adds_is_bound_to_the_added_incarnation(connect: str) -> None:
+    """A follower that bounced while the leader was about to add it is not added: its log may be shorter now."""
+
+    async def scenario() -> None:
+        async with opened(connect) as store, opened(connect) as follower:
+            await put_state(store, LeaderAndIsr(1, 0, (1,), 1))
+            registry = BrokerRegistry(follower.session, broker(2))
+            incarnation = await registry.start()
+            grown = LeaderAndIsr(1, 0, (1, 2), 1)
+            await expire(follower.session)
+            await until(lambda: registry.incarnation != incarnation, "a new incarnation")
+            added = [(2, incarnation)]
+            refused = await store.write_isr(TP, grown, expected_version=0, leader_incarnation=1, added=added)
+            assert isinstance(refused, Refused)
+            assert refused.found.version == 0, "the node is as it was; only the follower has changed"
+            assert refused.reason == "broker 2 is no longer incarnation 1"
+            added = [(2, registry.incarnation)]
+            assert await store.write_isr(TP, grown, expected_version=0, leader_incarnation=1, added=added) == Written(1)
+            await registry.close()
+
+    asyncio.run(scenario())
+
+
+def test_write_isr_of_a_deleted_topic_says_so(connect: str) -> None:
+    async def scenario() -> None:
+        async with opened(connect) as store:
+            assert await store.write_isr(TP, STATE, expected_version=0, leader_incarnation=1) == NodeGone()
+            assert await store.read_state(TP) is None
+
+    asyncio.run(scenario())
+
+
+def test_write_isr_without_a_connection_is_not_carried_out(connect: str) -> None:
+    async def scenario() -> None:
+        async with opened(connect) as store:
+            await store.session.close()
+            outcome = await store.write_isr(TP, STATE, expected_version=0, leader_incarnation=1)
+            assert outcome == FateUnknown(sent=False)
+
+    asyncio.run(scenario())
+
+
+def test_two_leaders_writing_at_once_leave_one_winner(connect: str) -> None:
+    async def scenario() -> None:
+        async with opened(connect) as first, opened(connect) as second:
+            await put_state(first)
+            for version in range(20):
+                one, two = await asyncio.gather(
+                    first.write_isr(TP, STATE, expected_version=version, leader_incarnation=1),
+                    second.write_isr(TP, STATE, expected_version=version, leader_incarnation=2),
+                )
+                won = [outcome for outcome in (one, two) if outcome == Written(version + 1)]
+                lost = [outcome for outcome in (one, two) if isinstance(outcome, Refused)]
+                assert len(won) == len(lost) == 1
+
+    asyncio.run(scenario())
+
+
+def test_read_state_again_waits_through_an_expiry(connect: str) -> None:
+    async def scenario() -> None:
+        async with opened(connect) as store:
+            await put_state(store)
+            reading = asyncio.gather(expire(store.session), store.read_state_again(TP))
+            assert (await asyncio.wait_for(reading, 10))[1] == VersionedState(STATE, 0, 1)
+
+    asyncio.run(scenario())
+
+
+def test_topics_are_created_once_and_read_back(connect: str) -> None:
+    async def scenario() -> None:
+        async with opened(connect) as store:
+            await store.create_topic(TOPIC)
+            assert await store.read_topic("orders") == (TOPIC, 0)
+            assert await store.topic_names() == ("orders",)
+            with pytest.raises(BrokerError) as refused:
+                await store.create_topic(TOPIC)
+            assert refused.value.code is ErrorCode.TOPIC_ALREADY_EXISTS
+            wider = msgspec.structs.replace(TOPIC, assignment=(*TOPIC.assignment, (3, 1, 2)))
+            assert await store.update_topic(wider, 0) == 1
+            assert await store.update_topic(wider, 0) is None
+            assert await store.read_topic("nothing") is None
+
+    asyncio.run(scenario())
+
+
+def test_a_topic_record_too_large_for_a_node_is_refused_before_it_is_sent(connect: str) -> None:
+    async def scenario() -> None:
+        async with opened(connect) as store:
+            huge = msgspec.structs.replace(TOPIC, assignment=((1001, 1002, 1003),) * 100_000)
+            with pytest.raises(BrokerError) as refused:
+                await store.create_topic(huge)
+            assert refused.value.code is ErrorCode.INVALID_PARTITIONS
+            assert "100000 partitions" in str(refused.value)
+
+    asyncio.run(scenario())
+
+
+def test_ids_are_never_handed_out_twice(connect: str) -> None:
+    async def scenario() -> None:
+        async with opened(connect) as one, opened(connect) as two:
+            ids = await asyncio.gather(*(store.allocate_broker_id() for store in (one, two) * 5))
+            assert sorted(ids) == list(range(10))
+            blocks = await asyncio.gather(*(store.next_producer_ids() for store in (one, two) * 3))
+            assert sorted(block.start for block in blocks) == [i * 1000 for i in range(6)]
+            found = await asyncio.gather(one.cluster_id(), two.cluster_id())
+            assert found[0] == found[1] == await two.cluster_id(create=False)
+
+    asyncio.run(scenario())
+
+
+def test_a_cluster_that_is_not_there_is_named(connect: str) -> None:
+    async def scenario() -> None:
+        async with opened(connect) as store:
+            with pytest.raises(ClusterError, match="no sparklog cluster is known"):
+                await store.cluster_id(create=False)
+
+    asyncio.run(scenario())
+
+
+def test_requests_to_the_controller_are_nodes(connect: str) -> None:
+    async def scenario() -> None:
+        async with opened(connect) as store:
+            await store.notify_isr_change([TP, TopicPartition("b", 3)])
+            await store.notify_isr_change([TP])
+            assert len(await store.session.children(paths.ISR_CHANGES)) == 2
+            await store.request_delete_topic("orders", "id-1")
+            await store.request_delete_topic("orders", "id-1")
+            assert await store.session.children(paths.DELETE_TOPICS) == ("orders",)
+
+    asyncio.run(scenario())
+
+
+def test_a_second_driver_is_refused_while_the_first_ones_node_lives(connect: str) -> None:
+    async def scenario() -> None:
+        async with opened(connect) as first, opened(connect) as second:
+            assert await first.claim_driver("h1", 10) == 1
+            assert await first.claim_driver("h1", 10) == 1, "its own claim, asked for again"
+            with pytest.raises(ClusterError, match="h1 pid 10, driver epoch 1"):
+                await second.claim_driver("h2", 20)
+            await first.session.close()
+            assert await second.claim_driver("h2", 20) == 2
+
+    asyncio.run(scenario())

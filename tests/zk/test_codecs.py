@@ -1,0 +1,62 @@
+"""ZooKeeper values come back as they went; newer and foreign ones are refused by name."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sparklog.model import BrokerRegistration, LeaderAndIsr, TopicPartition, TopicRecord, TopicSchema, VersionedState
+from sparklog.zk import codecs
+
+ids = st.integers(0, 2**31 - 1)
+
+
+@given(st.builds(LeaderAndIsr, st.integers(-1, 100), ids, st.lists(ids).map(tuple), ids), ids)
+def test_partition_state_comes_back(state: LeaderAndIsr, incarnation: int) -> None:
+    data = codecs.encode_state(state, incarnation)
+    assert codecs.decode_state("/p", data, 7) == VersionedState(state, 7, incarnation)
+
+
+@given(
+    st.builds(
+        TopicRecord,
+        name=st.just("t"),
+        topic_id=st.text(),
+        assignment=st.lists(st.lists(ids, min_size=1).map(tuple)).map(tuple),
+        schemas=st.lists(st.builds(TopicSchema, ids, st.binary())).map(tuple),
+        key_columns=st.lists(st.text()).map(tuple),
+        event_time=st.none() | st.text(),
+        config=st.dictionaries(st.text(), st.text()),
+    )
+)
+def test_topic_record_comes_back(record: TopicRecord) -> None:
+    assert codecs.decode_topic("/t", codecs.encode_topic(record), "t") == record
+
+
+def test_broker_registration_comes_back() -> None:
+    registration = BrokerRegistration(3, "h", 9092, "boot", "c", trusted=False, rack="r1", incarnation=5)
+    assert codecs.decode_broker("/b", codecs.encode_broker(registration), 3) == registration
+
+
+def test_isr_changes_come_back() -> None:
+    changed = (TopicPartition("a", 0), TopicPartition("b", 12))
+    assert codecs.decode_partitions("/n", codecs.encode_partitions(changed)) == changed
+
+
+def test_newer_version_is_refused_by_name_even_when_its_fields_differ() -> None:
+    with pytest.raises(codecs.ZkFormatError, match=r"/x/state has format version 2; this sparklog reads up to 1"):
+        codecs.decode_state("/x/state", b'{"version":2,"quorum":[1]}', 0)
+
+
+def test_fields_of_a_later_release_within_the_version_are_ignored() -> None:
+    value = json.loads(codecs.encode_state(LeaderAndIsr(1, 2, (1,), 3), 4)) | {"witness": 9}
+    assert codecs.decode_state("/s", json.dumps(value).encode(), 0).state.leader_epoch == 2
+
+
+@pytest.mark.parametrize("data", [b"", b"\xff\x00", b"[1]", b'{"version":1}', b'{"version":1,"leader":"x"}'])
+def test_what_is_no_state_is_refused_with_its_path(data: bytes) -> None:
+    with pytest.raises(codecs.ZkFormatError, match="/x/state"):
+        codecs.decode_state("/x/state", data, 0)

@@ -1,0 +1,71 @@
+"""The embedded server: adopted while it runs, started again on its port with its data, never confused with others."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+from pathlib import Path
+
+import pytest
+
+from sparklog.cluster.embedded_zookeeper import EmbeddedZookeeper, answers, find_java
+from sparklog.cluster.process import is_alive
+from sparklog.errors import ClusterError
+
+from .support import opened
+
+
+def test_it_is_adopted_then_survives_a_kill_with_port_and_data(tmp_path: Path) -> None:
+    first = EmbeddedZookeeper.start(tmp_path)
+    adopted = EmbeddedZookeeper.start(tmp_path)
+    try:
+        assert not first.adopted
+        assert adopted.adopted
+        assert adopted.pid == first.pid
+        assert os.getsid(first.pid) == first.pid, "a session of its own: Ctrl-C at the driver does not reach it"
+
+        async def cluster_id() -> str:
+            async with opened(first.connect) as store:
+                return await store.cluster_id()
+
+        before = asyncio.run(cluster_id())
+        os.kill(first.pid, signal.SIGKILL)
+        first.stop()
+        again = EmbeddedZookeeper.start(tmp_path)
+        try:
+            assert again.connect == first.connect
+            assert asyncio.run(cluster_id()) == before
+        finally:
+            again.stop()
+        assert not is_alive(again.process)
+        assert not answers(*_address(again))
+    finally:
+        first.stop()
+
+
+def test_a_kept_port_that_is_taken_is_an_error_that_names_it(tmp_path: Path) -> None:
+    first = EmbeddedZookeeper.start(tmp_path)
+    first.stop()
+    expected = f"port {_address(first)[1]} on 127.0.0.1"
+    with socket.create_server(_address(first)), pytest.raises(ClusterError, match=expected):
+        EmbeddedZookeeper.start(tmp_path)
+
+
+def test_a_directory_of_a_newer_format_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "server.json").write_text('{"version": 2, "host": "127.0.0.1", "port": 1}')
+    with pytest.raises(ClusterError, match="format version 2"):
+        EmbeddedZookeeper.start(tmp_path)
+
+
+def test_no_java_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAVA_HOME", "/nowhere")
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(ClusterError, match="install Java 17"):
+        find_java()
+
+
+def _address(server: EmbeddedZookeeper) -> tuple[str, int]:
+    host, _, port = server.connect.rpartition(":")
+    return host, int(port)

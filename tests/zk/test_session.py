@@ -1,0 +1,153 @@
+"""The session wrapper against a real ZooKeeper: pipelining, multis, watches, expiry, loss."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from sparklog.cluster.embedded_zookeeper import EmbeddedZookeeper
+from sparklog.errors import ClusterError
+from sparklog.zk.errors import ZkBadVersion, ZkMultiFailed, ZkNodeExists, ZkNoNode, ZkUnreachable
+from sparklog.zk.session import WINDOW, Check, Create, Delete, Node, SessionState, SetData, ZkSession
+
+from .support import expire, opened, until
+
+
+def test_more_requests_than_the_window_pipeline_and_keep_their_order(connect: str) -> None:
+    async def scenario() -> None:
+        async with opened(connect) as store:
+            session = store.session
+            await session.ensure("/n")
+            versions = await asyncio.gather(*(session.set("/n", str(i).encode()) for i in range(5 * WINDOW)))
+            assert list(versions) == list(range(1, 5 * WINDOW + 1))
+            assert (await session.get("/n")).data == str(5 * WINDOW - 1).encode()
+
+    asyncio.run(scenario())
+
+
+def test_errors_of_single_requests_are_typed(connect: str) -> None:
+    async def scenario() -> None:
+        async with opened(connect) as store:
+            session = store.session
+            with pytest.raises(ZkNoNode):
+                await session.get("/none")
+            await session.ensure("/a")
+            with pytest.raises(ZkNodeExists):
+                await session.create("/a")
+            with pytest.raises(ZkBadVersion):
+                await session.set("/a", b"", 7)
+
+    asyncio.run(scenario())
+
+
+def test_a_failed_multi_names_its_cause_and_does_nothing(connect: str) -> None:
+    async def scenario() -> None:
+        async with opened(connect) as store:
+            session = store.session
+            await session.ensure("/a")
+            with pytest.raises(ZkMultiFailed) as failed:
+                await session.multi([Create("/b", b"1"), Check("/a", 5), Create("/c", b"1")])
+            assert failed.value.index == 1
+            assert isinstance(failed.value.cause, ZkBadVersion)
+            assert not await session.exists("/b")
+            assert await session.multi([Check("/a", 0), SetData("/a", b"x", 0), Create("/b", b"1"), Delete("/b")]) == (
+                None,
+                1,
+                "/b",
+                None,
+            )
+
+    asyncio.run(scenario())
+
+
+def test_watches_report_now_and_after_each_change(connect: str) -> None:
+    async def scenario() -> None:
+        async with opened(connect) as store:
+            session = store.session
+            children: list[tuple[str, ...] | None] = []
+            nodes: list[Node | None] = []
+            stop = session.watch_children("/w", children.append)
+            session.watch_data("/w", nodes.append)
+            await until(lambda: children == [None] and nodes == [None], "first reports of a missing node")
+            await session.ensure("/w")
+            await until(lambda: children[-1] == () and nodes[-1] == Node(b"", 0, 0), "reports of its creation")
+            await session.create("/w/x")
+            await until(lambda: children[-1] == ("x",), "report of a child")
+            await session.set("/w", b"2")
+            await until(lambda: nodes[-1] == Node(b"2", 1, 0), "report of the data")
+            await session.delete("/w/x")
+            await session.delete("/w")
+            await until(lambda: children[-1] is None and nodes[-1] is None, "reports of the deletion")
+            stop()
+            count = len(children)
+            await session.ensure("/w")
+            await until(lambda: nodes[-1] is not None, "the other watch goes on")
+            assert len(children) == count
+
+    asyncio.run(scenario())
+
+
+def test_watches_and_requests_go_on_after_a_session_expiry(connect: str) -> None:
+    async def scenario() -> None:
+        async with opened(connect) as store, opened(connect) as other:
+            session = store.session
+            states: list[SessionState] = []
+            session.add_listener(states.append)
+            await session.create("/mine", b"", ephemeral=True)
+            seen: list[Node | None] = []
+            session.watch_data("/watched", seen.append)
+            await until(lambda: seen == [None], "the first report")
+            await expire(session)
+            assert SessionState.EXPIRED in states
+            assert states[-1] is SessionState.CONNECTED
+            assert not await session.exists("/mine")
+            await other.session.create("/watched", b"1")
+            await until(lambda: seen[-1] == Node(b"1", 0, 0), "a report in the new session")
+
+    asyncio.run(scenario())
+
+
+def test_no_zookeeper_is_an_error_after_the_time_given() -> None:
+    async def scenario() -> None:
+        with pytest.raises(ClusterError, match=r"no ZooKeeper answered at 127\.0\.0\.1:1 within 300 ms"):
+            await ZkSession.open("127.0.0.1:1", session_timeout_ms=1000, connect_timeout_ms=300)
+
+    asyncio.run(scenario())
+
+
+def test_a_paused_zookeeper_fails_requests_as_fate_unknown_and_keeps_the_session(tmp_path: Path) -> None:
+    """Nothing blocks the loop meanwhile, however many requests there are; afterwards the session lives on."""
+    server = EmbeddedZookeeper.start(tmp_path)
+
+    async def scenario() -> None:
+        session = await ZkSession.open(server.connect, session_timeout_ms=1500)
+        try:
+            await session.create("/mine", b"", ephemeral=True)
+            generation = session.generation
+            os.kill(server.pid, signal.SIGSTOP)
+            pending = [session.set("/mine", b"x") for _ in range(3 * WINDOW)]
+            results = await asyncio.gather(*pending, return_exceptions=True)
+            assert all(isinstance(result, ZkUnreachable) for result in results)
+            sent = [result.sent for result in results if isinstance(result, ZkUnreachable)]
+            assert sent[:WINDOW] == [True] * WINDOW, "may have been carried out"
+            assert sent[WINDOW:] == [False] * (2 * WINDOW), "never left"
+            assert session.state is SessionState.DISCONNECTED
+            with pytest.raises(ZkUnreachable) as refused:
+                await session.get("/mine")
+            assert not refused.value.sent
+            os.kill(server.pid, signal.SIGCONT)
+            await session.connected(timeout_ms=10_000)
+            # The server's clock stood still with it, so either end is possible; ours must be told apart correctly.
+            assert await session.exists("/mine") == (session.generation == generation)
+        finally:
+            os.kill(server.pid, signal.SIGCONT)
+            await session.close()
+
+    try:
+        asyncio.run(scenario())
+    finally:
+        server.stop()
