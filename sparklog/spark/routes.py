@@ -1,0 +1,128 @@
+"""Which columns of a DataFrame go into a topic, and which only say where: checked by name before any task starts.
+
+A column that the topic has is data. Of the others ``topic`` (``_topic``) and ``partition`` (``_partition``) choose
+where a row goes, and the remaining columns of a read (``offset``, ``timestampType``, ``_offset``, ``_timestamp``) are
+left behind, so that what was read can be written back. Anything else is an error: rows would lose a column quietly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.types import (
+    DataType,
+    IntegralType,
+    NullType,
+    StringType,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+)
+
+from sparklog.errors import BrokerError, ConfigError, ErrorCode
+from sparklog.record.schema import fit_table
+from sparklog.spark.schema import TopicShape, arrow_columns, spark_type
+
+_TOPIC_COLUMNS = ("topic", "_topic")
+_PARTITION_COLUMNS = ("partition", "_partition")
+_LEFT_BEHIND = frozenset({"offset", "timestampType", "_offset", "_timestamp", *_TOPIC_COLUMNS, *_PARTITION_COLUMNS})
+
+
+@dataclass(frozen=True, slots=True)
+class TopicRoute:
+    """How rows get into one topic: the columns sent, and the column that names the partition, if there is one."""
+
+    topic: str
+    payload: tuple[str, ...]
+    partition_column: str | None
+
+    def split(self, batch: pa.RecordBatch) -> Iterator[tuple[int | None, pa.RecordBatch]]:
+        """The rows of ``batch`` by partition, in their order; None is for rows whose key or the producer decides."""
+        rows = batch.select(list(self.payload))
+        if self.partition_column is None:
+            yield None, rows
+            return
+        for partition, part in rows_by_value(rows, batch.column(batch.schema.get_field_index(self.partition_column))):
+            if partition is not None and partition < 0:
+                raise BrokerError(
+                    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+                    f"column {self.partition_column} is {partition} in a row for {self.topic}, 0 or more expected",
+                )
+            yield partition, part
+
+
+def plan_route(topic: str, shape: TopicShape, columns: StructType) -> TopicRoute:
+    """How a DataFrame of ``columns`` gets into ``topic``.
+
+    Raises:
+        BrokerError: SCHEMA_MISMATCH naming every column that the topic does not have, that it needs and is not
+            there, or whose type does not fit.
+    """
+    own = set(shape.schema.names)
+    names = columns.fieldNames()
+    partition_column = next((name for name in _PARTITION_COLUMNS if name in names and name not in own), None)
+    if partition_column is not None and not isinstance(columns[partition_column].dataType, IntegralType | NullType):
+        raise _mismatch(
+            topic, [f"column {partition_column!r} is {columns[partition_column].dataType.simpleString()}, int expected"]
+        )
+    payload = tuple(name for name in names if name in own or name not in _LEFT_BEHIND)
+    complaints = [f"column {name!r} is missing" for name in ("value",) if shape.is_default and name not in names]
+    complaints += _zone_complaints(shape, columns, payload)
+    sent = StructType([column for column in columns.fields if column.name in payload])
+    try:
+        fit_table(arrow_columns(sent).empty_table(), shape.schema)
+    except BrokerError as error:
+        complaints.append(error.detail)
+    if complaints:
+        raise _mismatch(topic, complaints)
+    return TopicRoute(topic, payload, partition_column)
+
+
+def find_topic_column(columns: StructType) -> str:
+    """The column that names each row's topic, where no option does.
+
+    Raises:
+        ConfigError: there is no such column, or it does not hold text.
+    """
+    names = columns.fieldNames()
+    name = next((name for name in reversed(_TOPIC_COLUMNS) if name in names), None)
+    if name is None:
+        raise ConfigError("no topic to write to: set option topic, or add a column topic of strings")
+    if not isinstance(columns[name].dataType, StringType):
+        raise ConfigError(f"column {name} is {columns[name].dataType.simpleString()}, string expected to name topics")
+    return name
+
+
+def rows_by_value(rows: pa.RecordBatch, values: pa.Array) -> Iterator[tuple[object, pa.RecordBatch]]:
+    """``rows`` grouped by ``values``, in order of appearance; each group keeps its order. Null is a value."""
+    distinct = pc.unique(values)
+    if len(distinct) == 1:
+        yield distinct[0].as_py(), rows
+        return
+    for value in distinct:
+        chosen = pc.equal(values, value) if value.is_valid else pc.is_null(values)
+        yield value.as_py(), rows.filter(chosen)
+
+
+def _zone_complaints(shape: TopicShape, columns: StructType, payload: Sequence[str]) -> list[str]:
+    """Spark turns one kind of timestamp into the other by the session's time zone, the log would by UTC."""
+    complaints = []
+    for name in payload:
+        index = shape.schema.get_field_index(name)
+        if index < 0:
+            continue
+        found, expected = columns[name].dataType, spark_type(shape.schema.field(index).type)
+        if _is_timestamp(found) and _is_timestamp(expected) and found != expected:
+            complaints.append(f"column {name!r} is {found.simpleString()}, {expected.simpleString()} expected: cast it")
+    return complaints
+
+
+def _is_timestamp(kind: DataType | None) -> bool:
+    return isinstance(kind, TimestampType | TimestampNTZType)
+
+
+def _mismatch(topic: str, complaints: Sequence[str]) -> BrokerError:
+    return BrokerError(ErrorCode.SCHEMA_MISMATCH, f"topic {topic}: {'; '.join(complaints)}")
