@@ -142,7 +142,7 @@ def read_record_batch(buffer: pa.Buffer, schema: pa.Schema) -> pa.RecordBatch:
         buffer = pa.py_buffer(buffer.to_pybytes())
     try:
         return pa.ipc.read_record_batch(buffer, schema)
-    except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
+    except (pa.ArrowException, OSError, EOFError, ValueError, MemoryError) as error:
         reason = str(error).partition("\n")[0][:200]
         raise BrokerError(ErrorCode.CORRUPT_MESSAGE, f"Arrow cannot read the batch: {reason}") from None
 

@@ -68,7 +68,7 @@ def parse_schema(message: bytes) -> pa.Schema:
     schema_table_position(message[8:])
     try:
         schema = pa.ipc.read_schema(pa.py_buffer(message))
-    except (pa.ArrowException, OSError, ValueError, TypeError, KeyError) as error:
+    except (pa.ArrowException, OSError, EOFError, ValueError, TypeError) as error:
         raise malformed(f"not a schema: {_first_line(error)}") from None
     check_schema(schema)
     return _without_metadata(schema)

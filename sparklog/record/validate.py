@@ -7,8 +7,6 @@ full validation looks at every offset and every character. Everything is per bat
 
 from __future__ import annotations
 
-from itertools import islice
-
 import pyarrow as pa
 
 from sparklog.errors import BrokerError, ErrorCode
@@ -28,7 +26,7 @@ from sparklog.record.message import (
 from sparklog.record.nulls import misplaced_null
 
 #: What a producer may set; the rest is the leader's and the cleaner's.
-_PRODUCER_FLAGS = Flag.LZ4 | Flag.ZSTD | Flag.TRANSACTIONAL
+_PRODUCER_FLAGS = int(Flag.LZ4 | Flag.ZSTD | Flag.TRANSACTIONAL)
 _CODEC_FLAGS = {NOT_COMPRESSED: Flag(0), LZ4_FRAME: Flag.LZ4, ZSTD: Flag.ZSTD}
 _CODEC_NAMES = {Flag(0): "no compression", Flag.LZ4: "lz4", Flag.ZSTD: "zstd"}
 
@@ -78,7 +76,7 @@ def _check_header(header: BatchHeader, found_bytes: int, max_message_bytes: int)
         raise _too_large(found_bytes, max_message_bytes)
     if header.flags & ~_PRODUCER_FLAGS:
         raise BrokerError(
-            ErrorCode.INVALID_RECORD, f"flags {header.flags:#06x}, expected none but {int(_PRODUCER_FLAGS):#06x}"
+            ErrorCode.INVALID_RECORD, f"flags {header.flags:#06x}, expected none but {_PRODUCER_FLAGS:#06x}"
         )
     if header.record_count == 0 or header.offset_span != header.record_count:
         raise BrokerError(
@@ -132,7 +130,7 @@ def _check_sizes(message: BatchMessage, source: memoryview, header: BatchHeader,
 
 
 def _check_records(records: pa.RecordBatch, header: BatchHeader, event_time: str | None) -> None:
-    for field, column in zip(records.schema, islice(records.itercolumns(), None), strict=True):
+    for field, column in zip(records.schema, records.columns, strict=True):
         if path := misplaced_null(column, field):
             raise BrokerError(ErrorCode.INVALID_RECORD, f"column {path!r} holds nulls and is not nullable")
     found = event_time_range(records, event_time)

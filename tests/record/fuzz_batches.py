@@ -1,0 +1,126 @@
+"""Feeds broken batches to the validation, in a process of its own so that a crash is seen as one.
+
+Run as ``python fuzz_batches.py <seed> <rounds>``. Every round changes the bytes of a good batch, puts on a CRC
+that fits, and validates: the answer has to be a BrokerError, or the batch has to be good for every reader. The tally
+is printed.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import random
+import struct
+import sys
+
+import pyarrow as pa
+
+from sparklog.errors import BrokerError
+from sparklog.record.codec import EncodedBatch, decode_batch
+from sparklog.record.message import read_metadata_length
+from sparklog.record.schema import DEFAULT_SCHEMA
+from tests.record.batches import NESTED_SCHEMA, default_batch, encoded, nested_batch, resealed, validate
+
+NUMBERS = (
+    0,
+    1,
+    2,
+    4,
+    7,
+    8,
+    9,
+    10,
+    11,
+    63,
+    64,
+    255,
+    256,
+    65535,
+    2**24,
+    2**31 - 1,
+    2**31,
+    2**32 - 1,
+    2**40,
+    2**62,
+    2**63 - 1,
+)
+
+
+def mutated(body: bytes, dice: random.Random) -> bytes:
+    """``body`` with one to four changes somewhere, preferring the metadata."""
+    changed = bytearray(body)
+    metadata = read_metadata_length(body)
+    for _ in range(dice.choice((1, 1, 1, 2, 4))):
+        end = metadata if dice.random() < 0.35 else len(changed)
+        at = dice.randrange(max(min(end, len(changed)), 1))
+        kind = dice.choices(range(8), (4, 4, 4, 4, 4, 4, 4, 1))[0]
+        if kind == 0:
+            changed[at] ^= 1 << dice.randrange(8)
+        elif kind == 1:
+            changed[at] = dice.randrange(256)
+        elif kind in {2, 3}:
+            _put(changed, at & ~7, dice, "<q")
+        elif kind == 4:
+            _put(changed, at & ~3, dice, "<i")
+        elif kind == 5:
+            _put(changed, at & ~1, dice, "<h")
+        elif kind == 6:
+            other = dice.randrange(len(changed))
+            count = dice.choice((4, 8, 16, 24))
+            changed[at : at + count] = changed[other : other + count]
+        else:
+            _resize(changed, dice)
+        if len(changed) < 16:
+            break
+    return bytes(changed)
+
+
+def _put(changed: bytearray, at: int, dice: random.Random, form: str) -> None:
+    bits = 8 * struct.calcsize(form)
+    number = dice.choice(NUMBERS) if dice.random() < 0.8 else dice.getrandbits(bits)
+    number = (dice.choice((1, -1)) * number + (1 << bits - 1)) % (1 << bits) - (1 << bits - 1)
+    if at + bits // 8 <= len(changed):
+        struct.pack_into(form, changed, at, number)
+
+
+def _resize(changed: bytearray, dice: random.Random) -> None:
+    if dice.random() < 0.5:
+        del changed[dice.randrange(len(changed)) :]
+    else:
+        changed.extend(dice.randbytes(dice.choice((1, 8, 64))))
+
+
+def read_everything(batch: EncodedBatch, schema: pa.Schema) -> None:
+    """Touch every value as readers do; a batch that passed must not crash any of this."""
+    records = decode_batch(batch.header, memoryview(batch.body), schema)
+    taken = records.take(pa.array(range(records.num_rows - 1, -1, -1), pa.int64()))
+    taken.validate(full=True)
+    assert records.serialize().size
+    for column in records.columns:
+        with contextlib.suppress(OverflowError, ValueError):  # a time beyond Python's years: data, not damage
+            column.to_pylist()
+
+
+def main(seed: int, rounds: int) -> None:
+    dice = random.Random(seed)
+    seeds = [
+        (encoded(batch, compression), schema)
+        for batch, schema in ((default_batch(), DEFAULT_SCHEMA), (nested_batch(), NESTED_SCHEMA))
+        for compression in (None, "lz4", "zstd")
+    ]
+    tally: collections.Counter[str] = collections.Counter()
+    for _ in range(rounds):
+        batch, schema = dice.choice(seeds)
+        bad = resealed(batch, mutated(batch.body.to_pybytes(), dice))
+        try:
+            validate(bad, schema)
+        except BrokerError as error:
+            tally[error.code.name] += 1
+            continue
+        read_everything(bad, schema)
+        tally["accepted"] += 1
+    print(dict(tally))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]))

@@ -1,0 +1,12 @@
+"""Golden files: bytes on disk and wire that must never change, as hex with 32 bytes a line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+GOLDEN = Path(__file__).parent.parent / "golden"
+
+
+def golden_bytes(name: str) -> bytes:
+    """The bytes of ``tests/golden/<name>``."""
+    return bytes.fromhex((GOLDEN / name).read_text("ascii"))
