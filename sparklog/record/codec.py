@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types
@@ -161,12 +162,11 @@ def event_time_range(batch: pa.RecordBatch, event_time: str | None) -> tuple[int
         raise BrokerError(
             ErrorCode.INVALID_RECORD, f"event-time column {event_time!r} is {kind}, expected a timestamp or a date"
         )
-    whole = pa.int32() if types.is_date32(kind) else pa.int64()
-    extremes = pc.min_max(batch.column(index).view(whole)).as_py()
-    if extremes["min"] is None:
+    extremes = _extremes(batch.column(index))
+    if extremes is None:
         return NO_TIMESTAMP, NO_TIMESTAMP
     factor, divisor = _to_us(kind)
-    earliest, latest = extremes["min"] * factor // divisor, extremes["max"] * factor // divisor
+    earliest, latest = extremes[0] * factor // divisor, extremes[1] * factor // divisor
     if earliest < _I64_MIN or latest > _I64_MAX:
         raise BrokerError(
             ErrorCode.INVALID_RECORD, f"event times {earliest} to {latest} us in column {event_time!r} exceed 64 bits"
@@ -182,6 +182,18 @@ def _serialize_compressed(batch: pa.RecordBatch, compression: str) -> pa.Buffer:
     stream = sink.getvalue()
     start = read_metadata_length(memoryview(stream))
     return stream.slice(start, stream.size - start - _END_OF_STREAM_BYTES)
+
+
+def _extremes(column: pa.Array) -> tuple[int, int] | None:
+    """Smallest and greatest value of a column of times in its own unit, or None when there are none."""
+    whole = pa.int32() if types.is_date32(column.type) else pa.int64()
+    if column.null_count or len(column) == 0:
+        smallest, greatest = pc.min_max(column.view(whole)).values()
+        return (smallest.as_py(), greatest.as_py()) if smallest.is_valid else None
+    # numpy has less to set up for a small batch, and most batches have a time in every record.
+    dtype = whole.to_pandas_dtype()
+    values = np.frombuffer(column.buffers()[1], dtype, column.offset + len(column))[column.offset :]
+    return int(values.min()), int(values.max())
 
 
 def _to_us(kind: pa.DataType) -> tuple[int, int]:

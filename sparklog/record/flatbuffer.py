@@ -24,6 +24,9 @@ from sparklog.errors import BrokerError, ErrorCode
 _U16 = struct.Struct("<H")
 _U32 = struct.Struct("<I")
 _I32 = struct.Struct("<i")
+#: No table that is read here has more fields.
+_MAX_FIELDS = 8
+_VTABLES = [struct.Struct(f"<{1 + fields}H") for fields in range(_MAX_FIELDS + 1)]
 
 #: Scalars a table may hold.
 UBYTE = struct.Struct("<B")
@@ -47,16 +50,21 @@ class Table:
         BrokerError: CORRUPT_MESSAGE from the constructor and every method, when an offset leads outside.
     """
 
-    __slots__ = ("_bytes", "_vtable", "_vtable_bytes", "at", "source")
+    __slots__ = ("_bytes", "_entries", "at", "source")
 
     def __init__(self, source: ReadOnly, at: int) -> None:
         self.source = source
         self.at = at
-        self._vtable = at - _read(_I32, source, at)
-        self._vtable_bytes = _read(_U16, source, self._vtable)
-        self._bytes = _read(_U16, source, self._vtable + 2)
-        if self._vtable_bytes < 4 or self._vtable_bytes % 2 or self._vtable + self._vtable_bytes > len(source):
-            raise malformed(f"a vtable of {self._vtable_bytes} bytes at {self._vtable} in {len(source)} bytes")
+        vtable = at - _read(_I32, source, at)
+        vtable_bytes = _read(_U16, source, vtable)
+        if vtable_bytes < 4 or vtable_bytes % 2 or vtable + vtable_bytes > len(source):
+            raise malformed(f"a vtable of {vtable_bytes} bytes at {vtable} in {len(source)} bytes")
+        # Later versions of Arrow may have more fields than are looked at here.
+        fields = min(vtable_bytes // 2 - 2, _MAX_FIELDS)
+        entries: tuple[int, ...] = _VTABLES[fields].unpack_from(source, vtable + 2)
+        self._bytes = entries[0]
+        #: The table's bytes, then where each field is; field 0 stands at 1.
+        self._entries = entries
         if self._bytes < 4 or at + self._bytes > len(source):
             raise malformed(f"a table of {self._bytes} bytes at {at} in {len(source)} bytes")
 
@@ -92,10 +100,9 @@ class Table:
         return at + _read(_U32, self.source, at)
 
     def _place(self, index: int, size: int) -> int:
-        slot = 4 + 2 * index
-        if slot + 2 > self._vtable_bytes:
+        if index + 1 >= len(self._entries):
             return 0
-        place = _read(_U16, self.source, self._vtable + slot)
+        place = self._entries[index + 1]
         if place and not 4 <= place <= self._bytes - size:
             raise malformed(f"field {index} of {size} bytes at {place} in a table of {self._bytes} bytes")
         return place

@@ -7,7 +7,6 @@ are not allowed, because an Arrow file has one dictionary per column while every
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -34,13 +33,45 @@ class Node(NamedTuple):
     top: bool
 
 
-@lru_cache(maxsize=1024)
-def nodes_of(schema: pa.Schema) -> tuple[Node, ...]:
-    """The nodes a batch of ``schema`` has; the schema must satisfy ``refusals``."""
+class Layout(NamedTuple):
+    """What is compared with every batch of a schema."""
+
+    nodes: tuple[Node, ...]
+    #: Buffers of all nodes.
+    buffers: int
+    #: Places of the columns where a null is forbidden, in the column or somewhere inside.
+    required: tuple[int, ...]
+
+
+_LAYOUTS: dict[int, tuple[pa.Schema, Layout]] = {}
+_MAX_LAYOUTS = 1024
+
+
+def layout_of(schema: pa.Schema) -> Layout:
+    """The layout of ``schema``, which must satisfy ``refusals``; remembered for this very object.
+
+    Hashing a schema costs more than all comparisons with a layout, and ``parse_schema`` gives the same object for
+    the same bytes; so the object is the key, and is held so that its identity is not given to another.
+    """
+    known = _LAYOUTS.get(id(schema))
+    if known is not None:
+        return known[1]
     nodes: list[Node] = []
     for field in schema:
         _append_nodes(nodes, field, path=field.name, top=True)
-    return tuple(nodes)
+    required = tuple(index for index, field in enumerate(schema) if not field.nullable or has_required(field.type))
+    layout = Layout(tuple(nodes), sum(node.buffers for node in nodes), required)
+    if len(_LAYOUTS) >= _MAX_LAYOUTS:
+        _LAYOUTS.clear()
+    _LAYOUTS[id(schema)] = schema, layout
+    return layout
+
+
+def has_required(kind: pa.DataType) -> bool:
+    """True when something inside ``kind`` is not nullable, apart from the keys of maps, which Arrow checks."""
+    if types.is_map(kind):
+        return not kind.item_field.nullable or has_required(kind.item_type)
+    return any(not child.nullable or has_required(child.type) for child in children_of(kind))
 
 
 def refusals(schema: pa.Schema) -> list[str]:
@@ -57,8 +88,8 @@ def refusals(schema: pa.Schema) -> list[str]:
             found.append("a column without a name")
         elif reason:
             found.append(f"column {field.name!r} ({field.type}): {reason}")
-    if not found and len(nodes_of(schema)) > MAX_NODES:
-        found.append(f"{len(nodes_of(schema))} columns and nested columns, at most {MAX_NODES} expected")
+    if not found and (nodes := len(layout_of(schema).nodes)) > MAX_NODES:
+        found.append(f"{nodes} columns and nested columns, at most {MAX_NODES} expected")
     return found
 
 

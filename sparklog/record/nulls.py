@@ -5,12 +5,10 @@ A reader that trusts ``not null`` (Spark's generated code does) would take such 
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 import pyarrow as pa
 from pyarrow import types
 
-from sparklog.record.layout import is_list
+from sparklog.record.layout import has_required
 
 
 def misplaced_null(array: pa.Array, field: pa.Field) -> str | None:
@@ -25,7 +23,7 @@ def misplaced_null(array: pa.Array, field: pa.Field) -> str | None:
 def _misplaced(array: pa.Array, field: pa.Field, path: str) -> str | None:
     if not field.nullable and array.null_count:
         return path
-    if not _has_required(field.type):
+    if not has_required(field.type):
         return None
     if array.null_count:
         array = array.drop_null()
@@ -39,20 +37,6 @@ def _misplaced(array: pa.Array, field: pa.Field, path: str) -> str | None:
         inner = [(array.flatten(), field.type.value_field)]
     found = (_misplaced(child, of, f"{path}.{of.name}") for child, of in inner)
     return next((place for place in found if place), None)
-
-
-@lru_cache(maxsize=4096)
-def _has_required(kind: pa.DataType) -> bool:
-    """True when something inside ``kind`` is not nullable, apart from the keys of maps."""
-    if types.is_map(kind):
-        fields = [kind.item_field]
-    elif types.is_struct(kind):
-        fields = [kind.field(index) for index in range(kind.num_fields)]
-    elif is_list(kind) or types.is_fixed_size_list(kind):
-        fields = [kind.value_field]
-    else:
-        return False
-    return any(not field.nullable or _has_required(field.type) for field in fields)
 
 
 def _unsliced(array: pa.MapArray) -> pa.MapArray:

@@ -14,7 +14,7 @@ from sparklog.record.checksum import Buffer
 from sparklog.record.codec import event_time_range, read_record_batch, verify_body_crc
 from sparklog.record.flatbuffer import malformed
 from sparklog.record.header import BatchHeader, Flag
-from sparklog.record.layout import nodes_of
+from sparklog.record.layout import layout_of
 from sparklog.record.message import (
     LZ4_FRAME,
     NOT_COMPRESSED,
@@ -27,8 +27,9 @@ from sparklog.record.nulls import misplaced_null
 
 #: What a producer may set; the rest is the leader's and the cleaner's.
 _PRODUCER_FLAGS = int(Flag.LZ4 | Flag.ZSTD | Flag.TRANSACTIONAL)
-_CODEC_FLAGS = {NOT_COMPRESSED: Flag(0), LZ4_FRAME: Flag.LZ4, ZSTD: Flag.ZSTD}
-_CODEC_NAMES = {Flag(0): "no compression", Flag.LZ4: "lz4", Flag.ZSTD: "zstd"}
+_COMPRESSION_FLAGS = int(Flag.LZ4 | Flag.ZSTD)
+_CODEC_FLAGS = {NOT_COMPRESSED: 0, LZ4_FRAME: int(Flag.LZ4), ZSTD: int(Flag.ZSTD)}
+_CODEC_NAMES = {NOT_COMPRESSED: "no compression", LZ4_FRAME: "lz4", ZSTD: "zstd"}
 
 
 def validate_batch(
@@ -64,7 +65,7 @@ def validate_batch(
         records.validate(full=True)
     except (pa.ArrowException, ValueError) as error:
         raise _corrupt(str(error).partition("\n")[0][:200]) from None
-    _check_records(records, header, event_time)
+    _check_records(records, schema, header, event_time)
 
 
 def _check_header(header: BatchHeader, found_bytes: int, max_message_bytes: int) -> None:
@@ -99,13 +100,12 @@ def _check_columns(message: BatchMessage, schema: pa.Schema, record_count: int) 
     """Compare rows, nodes and buffers with those the schema has, without touching the body."""
     if message.rows != record_count:
         raise _corrupt(f"{message.rows} records found, {record_count} declared in the header")
-    nodes = nodes_of(schema)
-    expected_buffers = sum(node.buffers for node in nodes)
-    if len(message.nodes) != len(nodes) or len(message.buffers) != expected_buffers or message.variadic_counts:
+    nodes, buffers, _ = layout_of(schema)
+    if len(message.nodes) != len(nodes) or len(message.buffers) != buffers or message.variadic_counts:
         raise BrokerError(
             ErrorCode.SCHEMA_MISMATCH,
             f"{len(message.nodes)} columns with {len(message.buffers)} buffers and {message.variadic_counts} variadic "
-            f"counts found, {len(nodes)} with {expected_buffers} and none expected (nested columns included)",
+            f"counts found, {len(nodes)} with {buffers} and none expected (nested columns included)",
         )
     for node, (length, null_count) in zip(nodes, message.nodes, strict=True):
         if length < 0 or not 0 <= null_count <= length or (node.top and length != record_count):
@@ -115,10 +115,9 @@ def _check_columns(message: BatchMessage, schema: pa.Schema, record_count: int) 
 
 
 def _check_sizes(message: BatchMessage, source: memoryview, header: BatchHeader, max_message_bytes: int) -> None:
-    flag = _CODEC_FLAGS[message.codec]
-    declared = Flag(header.flags) & (Flag.LZ4 | Flag.ZSTD)
-    if flag != declared:
-        raise _corrupt(f"the batch is written with {_CODEC_NAMES[flag]}, the header's flags are {header.flags:#06x}")
+    if header.flags & _COMPRESSION_FLAGS != _CODEC_FLAGS[message.codec]:
+        found = _CODEC_NAMES[message.codec]
+        raise _corrupt(f"the batch is written with {found}, the header's flags are {header.flags:#06x}")
     if message.codec == NOT_COMPRESSED:
         return
     body = source[message.metadata_length :]
@@ -129,9 +128,9 @@ def _check_sizes(message: BatchMessage, source: memoryview, header: BatchHeader,
             raise _too_large(total, max_message_bytes)
 
 
-def _check_records(records: pa.RecordBatch, header: BatchHeader, event_time: str | None) -> None:
-    for field, column in zip(records.schema, records.columns, strict=True):
-        if path := misplaced_null(column, field):
+def _check_records(records: pa.RecordBatch, schema: pa.Schema, header: BatchHeader, event_time: str | None) -> None:
+    for index in layout_of(schema).required:
+        if path := misplaced_null(records.column(index), schema.field(index)):
             raise BrokerError(ErrorCode.INVALID_RECORD, f"column {path!r} holds nulls and is not nullable")
     found = event_time_range(records, event_time)
     if found != (header.min_timestamp, header.max_timestamp):
