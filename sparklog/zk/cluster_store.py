@@ -167,19 +167,25 @@ class ClusterStore:
         expected_version: int,
         leader_incarnation: int,
         added: Sequence[tuple[int, int]] = (),
+        topic_id: str = "",
     ) -> WriteOutcome:
         """The leader's compare-and-set of the ISR from ``expected_version``, bound to the ``added`` incarnations.
 
-        ``leader_incarnation`` is the writer's current one: it says which process this leader epoch belongs to.
+        ``leader_incarnation`` is the writer's current one: it says which process this leader epoch belongs to. With
+        ``topic_id`` the write cannot hit a topic that was deleted and created again under this name.
         """
         path = paths.state(tp)
         ops: list[Op] = [Check(paths.incarnation(broker_id), found) for broker_id, found in added]
+        if topic_id:
+            ops.append(Check(paths.topic_id(topic_id), -1))
         ops.append(SetData(path, codecs.encode_state(state, leader_incarnation), expected_version))
         try:
             return Written((await self.session.multi(ops))[-1])
         except ZkUnreachable as error:
             return FateUnknown(error.sent)
         except ZkMultiFailed as error:
+            if isinstance(error.cause, ZkNoNode) and error.index >= len(added):
+                return NodeGone()
             if error.index < len(added):
                 reason = f"broker {added[error.index][0]} is no longer incarnation {added[error.index][1]}"
             else:
@@ -225,7 +231,11 @@ class ClusterStore:
             )
         try:
             await self.session.multi(
-                [Create(paths.topic(record.name), value), Create(paths.partitions(record.name), b"")]
+                [
+                    Create(paths.topic(record.name), value),
+                    Create(paths.partitions(record.name), b""),
+                    Create(paths.topic_id(record.topic_id), record.name.encode()),
+                ]
             )
         except ZkMultiFailed as error:
             if isinstance(error.cause, ZkNodeExists):

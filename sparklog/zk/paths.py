@@ -2,6 +2,8 @@
 
 Pure names. ``/brokers/incarnations/<id>`` is persistent and its znode version is the broker's incarnation;
 ``/brokers/untrusted/<id>`` stays until a controller has stripped that broker's void in-sync claims.
+``/brokers/topic_ids/<id>`` lives exactly as long as the topic: a re-created topic's nodes have the same paths and may
+have the same versions, so a write meant for the old one is told apart by this node only.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ UNTRUSTED = "/brokers/untrusted"
 BROKER_ID_SEQUENCE = "/brokers/seqid"
 PRODUCER_IDS = "/brokers/producer_ids"
 TOPICS = "/brokers/topics"
+TOPIC_IDS = "/brokers/topic_ids"
 CONTROLLER = "/controller"
 CONTROLLER_EPOCH = "/controller_epoch"
 CONFIG = "/config"
@@ -34,6 +37,7 @@ BASE = (
     BROKER_ID_SEQUENCE,
     PRODUCER_IDS,
     TOPICS,
+    TOPIC_IDS,
     CONTROLLER_EPOCH,
     CONFIG,
     ISR_CHANGES,
@@ -62,6 +66,10 @@ def stopping(broker_id: int) -> str:
 
 def topic(name: str) -> str:
     return f"{TOPICS}/{name}"
+
+
+def topic_id(identity: str) -> str:
+    return f"{TOPIC_IDS}/{identity}"
 
 
 def partitions(name: str) -> str:

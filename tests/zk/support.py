@@ -52,7 +52,6 @@ def broker(broker_id: int, *, port: int = 9092, host: str = "h1", trusted: bool 
 
 async def put_state(store: ClusterStore, state: LeaderAndIsr = STATE, tp: TopicPartition = TP) -> None:
     """A partition as the controller would have made it."""
-    await store.session.ensure(paths.topic(tp.topic))
-    await store.session.ensure(paths.partitions(tp.topic))
-    await store.session.ensure(paths.partition(tp))
+    for path in (paths.topic(tp.topic), paths.partitions(tp.topic), paths.partition(tp)):
+        await store.session.ensure(path)
     await store.session.create(paths.state(tp), codecs.encode_state(state, 1))

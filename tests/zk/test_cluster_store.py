@@ -64,6 +64,22 @@ def test_write_isr_of_a_deleted_topic_says_so(connect: str) -> None:
     asyncio.run(scenario())
 
 
+def test_write_isr_for_a_topic_deleted_and_created_again_under_its_name_is_refused(connect: str) -> None:
+    """The old leader was away. Paths and versions are the same as before: only the topic id tells."""
+
+    async def scenario() -> None:
+        async with opened(connect) as store:
+            again = msgspec.structs.replace(TOPIC, topic_id="id-2")
+            await store.create_topic(again)
+            await put_state(store)
+            for topic_id, outcome in (("id-1", NodeGone()), ("id-2", Written(1))):
+                assert outcome == await store.write_isr(
+                    TP, STATE, expected_version=0, leader_incarnation=1, topic_id=topic_id
+                )
+
+    asyncio.run(scenario())
+
+
 def test_write_isr_without_a_connection_is_not_carried_out(connect: str) -> None:
     async def scenario() -> None:
         async with opened(connect) as store:
