@@ -1,0 +1,209 @@
+"""The seam between storage and the operating system: every raw file operation of ``sparklog.storage`` is here.
+
+``RealDisk`` is the machine's file system. ``sparklog.testing.sim_disk.SimDisk`` is a disk in memory that tears writes,
+fills up, fails and loses its page cache on demand; one contract test runs on both.
+
+All calls are synchronous and raise ``OSError``. Writes may be short, as write(2) may: use ``write_all``. Handles are
+integers and may be used from any thread, one call at a time for each byte range.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import mmap
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+Buffer = bytes | bytearray | memoryview
+
+#: Buffers a single writev takes. Source: Linux IOV_MAX.
+_MAX_BUFFERS = 1024
+
+
+class Disk(Protocol):
+    """One file system. Paths are absolute or relative to the process; nothing here caches."""
+
+    def open(self, path: Path, *, create: bool = False) -> int:
+        """Open for reading and writing; with ``create`` an absent file is made, a present one is not emptied."""
+
+    def close(self, handle: int) -> None: ...
+
+    def write(self, handle: int, buffers: Sequence[Buffer], at: int) -> int:
+        """Write the buffers back to back from file position ``at``; return the bytes written, maybe fewer."""
+
+    def read(self, handle: int, length: int, at: int) -> bytes:
+        """Read up to ``length`` bytes; fewer only at the end of the file."""
+
+    def map(self, handle: int, length: int) -> memoryview:
+        """A read-only view of the first ``length`` bytes, valid as long as it is referenced."""
+
+    def size(self, handle: int) -> int: ...
+
+    def truncate(self, handle: int, length: int) -> None: ...
+
+    def sync(self, handle: int) -> None: ...
+
+    def sync_directory(self, path: Path) -> None: ...
+
+    def copy(self, source: Path, target: Path, length: int) -> None:
+        """Make ``target`` a new file with the first ``length`` bytes of ``source``."""
+
+    def names(self, path: Path) -> list[str]:
+        """Names in a directory, sorted; FileNotFoundError when it does not exist."""
+
+    def exists(self, path: Path) -> bool: ...
+
+    def make_directory(self, path: Path) -> None:
+        """Make the directory and its parents; a present one is fine."""
+
+    def rename(self, source: Path, target: Path) -> None:
+        """Atomic; replaces a file at ``target``."""
+
+    def remove(self, path: Path) -> None: ...
+
+    def remove_tree(self, path: Path) -> None: ...
+
+    def lock(self, path: Path) -> int | None:
+        """Take an exclusive lock on a file, made if need be; None when another holds it. Closing the handle frees."""
+
+
+class RealDisk:
+    """The machine's file system."""
+
+    def open(self, path: Path, *, create: bool = False) -> int:
+        return os.open(path, os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0), 0o644)
+
+    def close(self, handle: int) -> None:
+        os.close(handle)
+
+    def write(self, handle: int, buffers: Sequence[Buffer], at: int) -> int:
+        return os.pwritev(handle, buffers, at)
+
+    def read(self, handle: int, length: int, at: int) -> bytes:
+        found = os.pread(handle, length, at)
+        if len(found) == length or not found:
+            return found
+        parts = [found]
+        missing = length - len(found)
+        while missing and (found := os.pread(handle, missing, at + length - missing)):
+            parts.append(found)
+            missing -= len(found)
+        return b"".join(parts)
+
+    def map(self, handle: int, length: int) -> memoryview:
+        return memoryview(mmap.mmap(handle, length, access=mmap.ACCESS_READ)) if length else memoryview(b"")
+
+    def size(self, handle: int) -> int:
+        return os.fstat(handle).st_size
+
+    def truncate(self, handle: int, length: int) -> None:
+        os.ftruncate(handle, length)
+
+    def sync(self, handle: int) -> None:
+        os.fsync(handle)
+
+    def sync_directory(self, path: Path) -> None:
+        handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+    def copy(self, source: Path, target: Path, length: int) -> None:
+        with source.open("rb") as reader, target.open("wb") as writer:
+            done = 0
+            while done < length:
+                moved = os.sendfile(writer.fileno(), reader.fileno(), done, length - done)
+                if not moved:
+                    raise OSError(errno.EIO, f"{done} bytes found, {length} expected", str(source))
+                done += moved
+
+    def names(self, path: Path) -> list[str]:
+        return sorted(os.listdir(path))  # noqa: PTH208 - names are wanted, not a Path for each of them
+
+    def exists(self, path: Path) -> bool:
+        return path.exists()
+
+    def make_directory(self, path: Path) -> None:
+        path.mkdir(parents=True, exist_ok=True)
+
+    def rename(self, source: Path, target: Path) -> None:
+        source.rename(target)
+
+    def remove(self, path: Path) -> None:
+        path.unlink()
+
+    def remove_tree(self, path: Path) -> None:
+        shutil.rmtree(path)
+
+    def lock(self, path: Path) -> int | None:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as failure:
+            os.close(handle)
+            if failure.errno in (errno.EWOULDBLOCK, errno.EACCES):
+                return None
+            raise
+        return handle
+
+
+def is_full(failure: OSError) -> bool:
+    """Whether the disk merely lacks room: the log stays usable, and a later append may succeed."""
+    return failure.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def write_all(disk: Disk, handle: int, buffers: Sequence[Buffer], at: int) -> int:
+    """Write all the buffers from ``at`` on, whatever short writes there are; return the bytes written.
+
+    A full disk first writes short and then fails: the caller cuts the file back to what it was.
+    """
+    expected = sum(map(len, buffers))
+    written = disk.write(handle, buffers[:_MAX_BUFFERS], at)
+    if written == expected:
+        return written
+    left = [memoryview(buffer) for buffer in buffers if len(buffer)]
+    progress = written
+    while True:
+        while left and progress >= len(left[0]):
+            progress -= len(left.pop(0))
+        if not left:
+            return expected
+        if progress:
+            left[0] = left[0][progress:]
+        progress = disk.write(handle, left[:_MAX_BUFFERS], at + written)
+        if progress <= 0:
+            raise OSError(errno.EIO, f"a write of {expected} bytes stopped after {written}")
+        written += progress
+
+
+def read_file(disk: Disk, path: Path) -> bytes:
+    """The whole file; FileNotFoundError when it does not exist."""
+    handle = disk.open(path)
+    try:
+        return disk.read(handle, disk.size(handle), 0)
+    finally:
+        disk.close(handle)
+
+
+def replace_file(disk: Disk, path: Path, content: bytes, *, sync: bool = True) -> None:
+    """Put ``content`` at ``path`` so that a crash leaves the old file or the new one, never a mixture.
+
+    With ``sync`` it is durable on return. Without, it survives a crash of the process, not of the machine.
+    """
+    fresh = path.with_name(path.name + ".tmp")
+    handle = disk.open(fresh, create=True)
+    try:
+        disk.truncate(handle, 0)
+        write_all(disk, handle, [content], 0)
+        if sync:
+            disk.sync(handle)
+    finally:
+        disk.close(handle)
+    disk.rename(fresh, path)
+    if sync:
+        disk.sync_directory(path.parent)

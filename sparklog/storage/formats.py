@@ -1,0 +1,46 @@
+"""Small state files: JSON with a ``version``, decoded strictly. A newer version is refused by name.
+
+Every struct stored this way has a field ``version`` whose default is the newest version this release writes.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from sparklog.errors import StorageError
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+class NewerFormatError(StorageError):
+    """The file was written by a newer release: it must be left alone, never taken for a damaged one."""
+
+
+class _Versioned(msgspec.Struct, frozen=True):
+    version: int
+
+
+def encode_state(value: msgspec.Struct) -> bytes:
+    return msgspec.json.encode(value)
+
+
+def decode_state(content: bytes, kind: type[T], *, path: Path) -> T:
+    """Decode ``content`` of the file ``path``.
+
+    Raises:
+        NewerFormatError: its version is newer than this release's.
+        StorageError: it is damaged; says where.
+    """
+    newest = next(field.default for field in msgspec.structs.fields(kind) if field.name == "version")
+    try:
+        found = msgspec.json.decode(content, type=_Versioned).version
+        if found > newest:
+            raise NewerFormatError(
+                f"{path}: format version {found} found, at most {newest} expected: written by a newer release"
+            )
+        return msgspec.json.decode(content, type=kind)
+    except (msgspec.DecodeError, msgspec.ValidationError) as failure:
+        raise StorageError(f"{path}: damaged: {failure}") from failure

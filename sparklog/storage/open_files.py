@@ -1,0 +1,47 @@
+"""A bound on open segment files: tens of thousands of partitions share a few hundred descriptors.
+
+Least recently used segments are closed first. Closing loses nothing: all of a segment's state in memory is on disk.
+"""
+
+from __future__ import annotations
+
+import resource
+from collections import OrderedDict
+from typing import Protocol
+
+#: Descriptors left to sockets and everything else of the process.
+_RESERVED = 512
+#: Data file, index file, and the duplicate a memory map holds.
+_PER_SEGMENT = 3
+
+
+class Closable(Protocol):
+    def close(self) -> None: ...
+
+
+class OpenFiles:
+    """The segments of one log directory that have open files. Owned by the event loop."""
+
+    def __init__(self, limit: int | None = None) -> None:
+        self.limit = limit if limit is not None else _default_limit()
+        self._open: OrderedDict[Closable, None] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def opened(self, segment: Closable) -> None:
+        """``segment`` opened its files: others may have to close theirs."""
+        self._open[segment] = None
+        while len(self._open) > self.limit:
+            self._open.popitem(last=False)[0].close()
+
+    def used(self, segment: Closable) -> None:
+        self._open.move_to_end(segment)
+
+    def closed(self, segment: Closable) -> None:
+        self._open.pop(segment, None)
+
+
+def _default_limit() -> int:
+    soft, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return max(16, min(4096, (soft - _RESERVED) // _PER_SEGMENT))

@@ -1,0 +1,163 @@
+"""Which batches of which producer are in the log: the table that makes a retried batch a duplicate.
+
+Pure: the log asks ``check`` before it appends as a leader, and records with ``record`` whatever was appended, as leader
+or follower. Entries are immutable, so a snapshot is a shallow copy. For each producer id the newest epoch and its last
+five batches are kept: a producer has at most five in flight. Source: KIP-98, KIP-360.
+
+A producer id nobody knows here must begin at sequence 0. (Kafka takes any sequence then; a pipelined batch that
+overtakes a refused first one would be accepted there and the first be lost.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+import msgspec
+
+from sparklog.errors import BrokerError, ErrorCode
+from sparklog.model import NO_PRODUCER, OffsetRange
+from sparklog.record.header import BatchHeader
+
+KEPT_BATCHES = 5
+_SEQUENCES = 2**31
+
+SNAPSHOT_SUFFIX = ".producers"
+
+
+class AppendedBatch(NamedTuple):
+    """One batch of a producer: inclusive sequences, half-open offsets."""
+
+    first_sequence: int
+    last_sequence: int
+    base_offset: int
+    end_offset: int
+
+
+class ProducerEntry(NamedTuple):
+    """What is known of one producer id. ``batches`` are those of ``epoch``, oldest first, at most five."""
+
+    epoch: int
+    batches: tuple[AppendedBatch, ...]
+    last_append_us: int
+
+
+class ProducerSnapshot(msgspec.Struct, frozen=True):
+    """The table as it was when the log ended at ``end_offset``.
+
+    ``entries``: producer id, epoch, time of the last append in us, batches as in ``AppendedBatch``.
+    """
+
+    end_offset: int
+    entries: tuple[tuple[int, int, int, tuple[tuple[int, int, int, int], ...]], ...]
+    version: int = 1
+
+
+Entries = Mapping[int, ProducerEntry]
+
+
+def check_sequence(entry: ProducerEntry | None, header: BatchHeader) -> OffsetRange | None:
+    """Decide about one batch of an idempotent producer: None when it is next in line.
+
+    Returns:
+        The earlier range when it is an exact duplicate of one of the last five batches.
+
+    Raises:
+        BrokerError: INVALID_PRODUCER_EPOCH, OUT_OF_ORDER_SEQUENCE_NUMBER or, for a duplicate older than the last
+            five batches, DUPLICATE_SEQUENCE_NUMBER.
+    """
+    first, epoch = header.first_sequence, header.producer_epoch
+    if entry is not None and epoch < entry.epoch:
+        raise BrokerError(
+            ErrorCode.INVALID_PRODUCER_EPOCH,
+            f"producer {header.producer_id}: epoch {epoch} found, {entry.epoch} is the newest",
+        )
+    if entry is None or epoch > entry.epoch or not entry.batches:
+        if first != 0:
+            what = "unknown here" if entry is None else f"in its new epoch {epoch}"
+            raise BrokerError(
+                ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
+                f"producer {header.producer_id}, {what}: sequence {first} found, 0 expected",
+            )
+        return None
+    last = _last_sequence(header)
+    for batch in reversed(entry.batches):
+        if batch.first_sequence == first and batch.last_sequence == last:
+            return OffsetRange(batch.base_offset, batch.end_offset)
+    expected = (entry.batches[-1].last_sequence + 1) % _SEQUENCES
+    if first == expected:
+        return None
+    if (expected - 1 - last) % _SEQUENCES < _SEQUENCES // 2:
+        raise BrokerError(
+            ErrorCode.DUPLICATE_SEQUENCE_NUMBER,
+            f"producer {header.producer_id}: sequences {first} to {last} came long ago, {expected} expected",
+        )
+    raise BrokerError(
+        ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
+        f"producer {header.producer_id}: sequence {first} found, {expected} expected",
+    )
+
+
+def with_batch(entry: ProducerEntry | None, header: BatchHeader) -> ProducerEntry:
+    """The entry after ``header``, which has its offsets, was appended."""
+    batch = AppendedBatch(header.first_sequence, _last_sequence(header), header.base_offset, header.next_offset)
+    if entry is None or header.producer_epoch > entry.epoch:
+        return ProducerEntry(header.producer_epoch, (batch,), header.append_time)
+    return ProducerEntry(entry.epoch, (*entry.batches[1 - KEPT_BATCHES :], batch), header.append_time)
+
+
+class ProducerTable:
+    """The producers of one log. Owned by its ``Log``; no I/O."""
+
+    def __init__(self, entries: Entries | None = None) -> None:
+        self._entries: dict[int, ProducerEntry] = dict(entries or {})
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def get(self, producer_id: int) -> ProducerEntry | None:
+        return self._entries.get(producer_id)
+
+    def record(self, header: BatchHeader) -> None:
+        """``header`` was appended."""
+        if header.producer_id != NO_PRODUCER and header.first_sequence >= 0:
+            self._entries[header.producer_id] = with_batch(self._entries.get(header.producer_id), header)
+
+    def entries(self) -> dict[int, ProducerEntry]:
+        """A copy that later appends do not change."""
+        return dict(self._entries)
+
+    def expire(self, before_us: int) -> None:
+        """Forget producers whose last append is older than ``before_us``."""
+        stale = [producer_id for producer_id, entry in self._entries.items() if entry.last_append_us < before_us]
+        for producer_id in stale:
+            del self._entries[producer_id]
+
+    def clear(self) -> None:
+        self._entries.clear()
+
+
+def to_snapshot(entries: Entries, end_offset: int) -> ProducerSnapshot:
+    return ProducerSnapshot(
+        end_offset,
+        tuple(
+            (producer_id, entry.epoch, entry.last_append_us, entry.batches) for producer_id, entry in entries.items()
+        ),
+    )
+
+
+def from_snapshot(snapshot: ProducerSnapshot) -> dict[int, ProducerEntry]:
+    return {
+        producer_id: ProducerEntry(epoch, tuple(AppendedBatch(*batch) for batch in batches), last_append_us)
+        for producer_id, epoch, last_append_us, batches in snapshot.entries
+    }
+
+
+def replay(table: ProducerTable, headers: Iterable[BatchHeader]) -> None:
+    """Bring the table up to date with batches found in the log."""
+    for header in headers:
+        table.record(header)
+
+
+def _last_sequence(header: BatchHeader) -> int:
+    return (header.first_sequence + header.record_count - 1) % _SEQUENCES

@@ -1,0 +1,391 @@
+"""Opening a log directory's partition: find out what of it is whole, and cut the rest.
+
+Below the recovery point everything was fsynced and only its outline is looked at: sizes, contiguity, footers. Beyond
+it every header is checked against the data by both CRCs, and the log is cut at the first batch that fails: what comes
+after a hole cannot be told from garbage. After a clean stop everything is below the recovery point.
+
+Data without header (an append that did not finish) are cut. Footers of earlier segments are recomputed: one that
+differs is cut, and the segment is sealed again later. A batch of a newer format version is not garbage: it is refused
+by name and nothing is cut.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from sparklog.errors import BrokerError, StorageError
+from sparklog.record.checksum import crc32c
+from sparklog.record.footer import BLOCK_DTYPE, arrow_footer, arrow_prelude
+from sparklog.record.header import FORMAT_VERSION, HEADER_BYTES, BatchHeader, Flag, header_array, unpack_header
+from sparklog.storage.append_plan import NO_MAXIMUM
+from sparklog.storage.disk import Disk, read_file
+from sparklog.storage.epochs import EPOCHS_FILE, EpochCache, EpochFile
+from sparklog.storage.formats import NewerFormatError, decode_state
+from sparklog.storage.open_files import OpenFiles
+from sparklog.storage.producers import (
+    SNAPSHOT_SUFFIX,
+    ProducerSnapshot,
+    ProducerTable,
+    from_snapshot,
+    replay,
+)
+from sparklog.storage.sealing import footer_of
+from sparklog.storage.segment import COPY_SUFFIX, DATA_SUFFIX, DELETED_SUFFIX, INDEX_SUFFIX, Segment, file_stem
+
+logger = logging.getLogger(__name__)
+
+_STEM_DIGITS = len(file_stem(0))
+#: High bits of a header's flags; kept in step with ``record.header`` by a test.
+_VERSION_SHIFT = 12
+
+
+class RecoveredLog(NamedTuple):
+    segments: list[Segment]
+    epochs: EpochCache
+    producers: ProducerTable
+    #: what was cut, for people; empty when nothing was
+    findings: tuple[str, ...]
+
+
+class _Scan(NamedTuple):
+    """Whole batches found at the start of a segment."""
+
+    #: those that were looked at, the first and the last whole one among them
+    headers: list[BatchHeader]
+    #: how many are whole
+    whole: int
+    #: why there are no more; empty when all are whole
+    failure: str
+
+
+def recover_log(
+    disk: Disk,
+    directory: Path,
+    *,
+    schemas: Mapping[int, bytes],
+    files: OpenFiles,
+    recovery_point: int,
+    thorough: bool,
+) -> RecoveredLog:
+    """Open all segments of ``directory``, cutting what is not whole.
+
+    ``thorough``: the page cache was lost, so footers below the recovery point are compared byte by byte as well.
+
+    Raises:
+        NewerFormatError: a batch or file of a newer release; nothing was changed.
+        StorageError: the disk failed.
+    """
+    try:
+        segments, findings = _recover_segments(
+            disk, directory, schemas=schemas, files=files, recovery_point=recovery_point, thorough=thorough
+        )
+        epochs = load_epochs(disk, directory, segments, recovery_point=recovery_point)
+        end = segments[-1].end_offset if segments else 0
+        _remove_newer_snapshots(disk, directory, end)
+        producers = load_producers(disk, directory, segments)
+    except OSError as failure:
+        raise StorageError(f"{directory}: {failure}") from failure
+    for finding in findings:
+        logger.warning("%s: %s", directory, finding)
+    return RecoveredLog(segments, epochs, producers, tuple(findings))
+
+
+def _recover_segments(
+    disk: Disk,
+    directory: Path,
+    *,
+    schemas: Mapping[int, bytes],
+    files: OpenFiles,
+    recovery_point: int,
+    thorough: bool,
+) -> tuple[list[Segment], list[str]]:
+    bases = _remove_leftovers(disk, directory)
+    segments: list[Segment] = []
+    findings: list[str] = []
+    for number, base in enumerate(bases):
+        segment = Segment(disk, directory, base_offset=base, files=files)
+        previous = segments[-1] if segments else None
+        if previous is not None and base != previous.end_offset:
+            failure = f"segment {base} does not follow {previous.end_offset}"
+        else:
+            next_base = bases[number + 1] if number + 1 < len(bases) else None
+            fsynced = next_base is not None and next_base <= recovery_point
+            failure = _recover_one(segment, schemas, fsynced_below=recovery_point, whole=fsynced, thorough=thorough)
+        if failure:
+            findings.append(failure)
+        if segment.count:
+            segments.append(segment)
+        if failure or not segment.count:
+            _remove_segments(disk, directory, bases[number + (segment.count > 0) :], files=files)
+            if number + 1 < len(bases):
+                findings.append(f"{len(bases) - number - 1} segments from {bases[number + 1]} on removed")
+            break
+    return segments, findings
+
+
+def _recover_one(
+    segment: Segment, schemas: Mapping[int, bytes], *, fsynced_below: int, whole: bool, thorough: bool
+) -> str:
+    """Adopt what is whole of one segment, cut the rest; return why something was cut ("" if not).
+
+    ``whole``: all of it was fsynced once. ``fsynced_below`` is then irrelevant; else batches from there on are checked.
+    """
+    disk = segment.disk
+    if not (disk.exists(segment.index_path) and disk.exists(segment.data_path)):
+        return f"segment {segment.base_offset} lacks its data or its index"
+    data, index = disk.open(segment.data_path), disk.open(segment.index_path)
+    try:
+        if whole and not thorough and _adopt_outline(segment, data, index, schemas=schemas):
+            return ""
+        index_size, data_size = disk.size(index), disk.size(data)
+        packed = disk.read(index, index_size - index_size % HEADER_BYTES, 0)
+        mapped = disk.map(data, data_size)
+        _refuse_newer(segment.index_path, packed)
+        headers = header_array(packed)
+        fsynced = (headers["base_offset"] + headers["offset_span"] <= fsynced_below).cumprod()
+        scan = _scan(segment.base_offset, packed, mapped, schemas=schemas, skip=int(fsynced.sum()))
+        if not scan.headers:
+            return scan.failure or f"segment {segment.base_offset} holds no batch"
+        segment.adopt(count=scan.whole, first=scan.headers[0], last=scan.headers[-1])
+        if index_size != scan.whole * HEADER_BYTES:
+            disk.truncate(index, scan.whole * HEADER_BYTES)
+        tail = data_size - segment.data_size
+        if tail:
+            footer = footer_of(headers[: scan.whole], mapped, schema_message=schemas[segment.schema_id])
+            segment.sealed = len(footer) == tail and disk.read(data, tail, segment.data_size) == footer
+            if not segment.sealed:
+                disk.truncate(data, segment.data_size)
+        return scan.failure
+    finally:
+        disk.close(data)
+        disk.close(index)
+
+
+def _adopt_outline(segment: Segment, data: int, index: int, *, schemas: Mapping[int, bytes]) -> bool:
+    """Adopt a segment that was fsynced as a whole, if its sizes and its first and last header fit each other."""
+    disk = segment.disk
+    count, odd = divmod(disk.size(index), HEADER_BYTES)
+    if odd or not count:
+        return False
+    try:
+        first = unpack_header(disk.read(index, HEADER_BYTES, 0))
+        last = unpack_header(disk.read(index, HEADER_BYTES, (count - 1) * HEADER_BYTES))
+    except BrokerError:
+        return False
+    tail = disk.size(data) - last.position - last.stored_bytes
+    if first.base_offset != segment.base_offset or first.schema_id not in schemas:
+        return False
+    if tail not in (0, len(arrow_footer(schemas[first.schema_id], np.zeros(count, dtype=BLOCK_DTYPE)))):
+        return False
+    segment.adopt(count=count, first=first, last=last)
+    segment.sealed = tail > 0
+    return True
+
+
+def _scan(base_offset: int, packed: bytes, data: memoryview, *, schemas: Mapping[int, bytes], skip: int) -> _Scan:
+    """Find the whole batches of a segment.
+
+    Of the first ``skip`` only the first and the last are looked at, unless they do not fit.
+    """
+    count = len(packed) // HEADER_BYTES
+    end, position, running_max, last_epoch = base_offset, -1, NO_MAXIMUM, -1
+    headers: list[BatchHeader] = []
+    for number in [0, *range(max(1, skip - 1), count)] if count else []:
+        failure = ""
+        try:
+            header = unpack_header(packed, number * HEADER_BYTES)
+        except BrokerError as error:
+            failure = str(error)
+        else:
+            if number == 0:
+                if header.schema_id not in schemas and skip:
+                    raise StorageError(
+                        f"schema id {header.schema_id} of segment {base_offset} is not in partition.json"
+                    )
+                position = _prelude_end(header, data, schemas)
+            elif number == skip - 1:
+                end, position, running_max = header.base_offset, header.position, header.running_max
+            running_max = max(running_max, header.max_timestamp)
+            failure = _problem(
+                header,
+                data,
+                first=number == 0,
+                end=end,
+                position=position,
+                running_max=running_max,
+                last_epoch=last_epoch,
+            )
+            if not failure and number >= skip:
+                crc = crc32c(data[position : position + header.stored_bytes])
+                if crc != header.body_crc:
+                    failure = f"CRC32C of the data {crc:#010x} found, {header.body_crc:#010x} expected"
+        if failure and number < skip:
+            return _scan(base_offset, packed, data, schemas=schemas, skip=0)
+        if failure:
+            return _Scan(headers, number, f"batch {number} of segment {base_offset}, offset {end}: {failure}")
+        headers.append(header)
+        end, position, last_epoch = header.next_offset, position + header.stored_bytes, header.leader_epoch
+    return _Scan(headers, count, "")
+
+
+def _problem(
+    header: BatchHeader,
+    data: memoryview,
+    *,
+    first: bool,
+    end: int,
+    position: int,
+    running_max: int,
+    last_epoch: int,
+) -> str:
+    for what, found, expected in (
+        ("base offset", header.base_offset, end),
+        ("position", header.position, position),
+        ("first-of-segment flag", bool(header.flags & Flag.FIRST_OF_SEGMENT), first),
+        ("running maximum timestamp", header.running_max, running_max),
+    ):
+        if found != expected:
+            return f"{what} {found} found, {expected} expected"
+    if header.leader_epoch < last_epoch:
+        return f"leader epoch {header.leader_epoch} found after {last_epoch}"
+    if position + header.stored_bytes > len(data):
+        return f"data end at {len(data)}, {position + header.stored_bytes} expected"
+    return ""
+
+
+def _prelude_end(header: BatchHeader, data: memoryview, schemas: Mapping[int, bytes]) -> int:
+    """Position of the first batch; 0, where none can be, when the file does not begin as it should."""
+    if header.schema_id not in schemas:
+        return 0
+    prelude = arrow_prelude(schemas[header.schema_id])
+    return len(prelude) if data[: len(prelude)] == prelude else 0
+
+
+def _refuse_newer(path: Path, packed: bytes) -> None:
+    """A whole header (its CRC fits) of a newer version must not be taken for damage."""
+    versions = header_array(packed)["flags"] >> _VERSION_SHIFT
+    for number in (versions > FORMAT_VERSION).nonzero()[0]:
+        raw = packed[int(number) * HEADER_BYTES : (int(number) + 1) * HEADER_BYTES]
+        if crc32c(raw[:-4]) == int.from_bytes(raw[-4:], "little"):
+            raise NewerFormatError(
+                f"{path}: batch header format version {versions[number]} found, at most {FORMAT_VERSION} expected: "
+                "written by a newer release"
+            )
+
+
+# --- epochs and producers ---------------------------------------------------------------------------------------
+
+
+def load_epochs(disk: Disk, directory: Path, segments: list[Segment], *, recovery_point: int) -> EpochCache:
+    """Believe ``leader-epochs`` below the recovery point as far as the first batch of each segment agrees with it,
+    and read the headers for the rest."""
+    if not segments:
+        return EpochCache()
+    path = directory / EPOCHS_FILE
+    try:
+        content = decode_state(read_file(disk, path), EpochFile, path=path)
+        epochs = EpochCache(content.entries)
+        through = min(content.through, recovery_point)
+        epochs.truncate(through)
+        epochs.advance_start(segments[0].base_offset)
+        for segment in segments:
+            expected = segment.header(0).leader_epoch
+            if segment.base_offset < through and epochs.epoch_at(segment.base_offset) != expected:
+                raise ValueError(f"epoch {expected} at offset {segment.base_offset} is not in it")
+        _add_epochs(epochs, segments, through=through)
+        return epochs
+    except FileNotFoundError:
+        pass
+    except NewerFormatError:
+        raise
+    except (StorageError, ValueError) as failure:
+        logger.warning("%s: not usable (%s), the batches are read instead", path, failure)
+    epochs = EpochCache()
+    try:
+        _add_epochs(epochs, segments, through=0)
+    except ValueError as failure:
+        raise StorageError(f"{directory}: {failure}") from failure
+    return epochs
+
+
+def _add_epochs(epochs: EpochCache, segments: list[Segment], *, through: int) -> None:
+    """Record the epochs of all batches from offset ``through`` on."""
+    for segment in segments:
+        if segment.end_offset <= through:
+            continue
+        headers = segment.headers()
+        headers = headers[headers["base_offset"] >= through]
+        column = headers["leader_epoch"]
+        changes = (column[1:] != column[:-1]).nonzero()[0] + 1
+        for at in [0, *changes.tolist()] if len(headers) else []:
+            epochs.assign(int(column[at]), int(headers["base_offset"][at]))
+
+
+def load_producers(disk: Disk, directory: Path, segments: list[Segment]) -> ProducerTable:
+    """The newest usable snapshot at or below the log's end, then the headers from there on."""
+    if not segments:
+        return ProducerTable()
+    end = segments[-1].end_offset
+    table, start = ProducerTable(), segments[0].base_offset
+    for offset in sorted(snapshot_offsets(disk, directory), reverse=True):
+        if offset > end:
+            continue
+        path = directory / (file_stem(offset) + SNAPSHOT_SUFFIX)
+        try:
+            table = ProducerTable(from_snapshot(decode_state(read_file(disk, path), ProducerSnapshot, path=path)))
+            start = offset
+            break
+        except NewerFormatError:
+            raise
+        except StorageError as failure:
+            logger.warning("%s; an older one is used", failure)
+    for segment in segments:
+        if segment.end_offset > start:
+            headers = segment.headers()
+            wanted = headers[(headers["base_offset"] >= start) & (headers["producer_id"] >= 0)].tobytes()
+            replay(table, (unpack_header(wanted, at) for at in range(0, len(wanted), HEADER_BYTES)))
+    return table
+
+
+def snapshot_offsets(disk: Disk, directory: Path) -> list[int]:
+    return [
+        int(name[:_STEM_DIGITS])
+        for name in disk.names(directory)
+        if name.endswith(SNAPSHOT_SUFFIX) and len(name) == _STEM_DIGITS + len(SNAPSHOT_SUFFIX)
+    ]
+
+
+def _remove_newer_snapshots(disk: Disk, directory: Path, end_offset: int) -> None:
+    for offset in snapshot_offsets(disk, directory):
+        if offset > end_offset:
+            disk.remove(directory / (file_stem(offset) + SNAPSHOT_SUFFIX))
+
+
+# --- files ------------------------------------------------------------------------------------------------------
+
+
+def _remove_leftovers(disk: Disk, directory: Path) -> list[int]:
+    """Finish deletions, drop unfinished copies; return the base offsets of the segments there are, rising."""
+    names = disk.names(directory)
+    deleted = {name[:_STEM_DIGITS] for name in names if name.endswith(DATA_SUFFIX + DELETED_SUFFIX)}
+    bases: set[int] = set()
+    for name in names:
+        stem, suffix = name[:_STEM_DIGITS], name[_STEM_DIGITS:]
+        of_segment = suffix in (DATA_SUFFIX, INDEX_SUFFIX) and stem.isdigit()
+        if name.endswith((".tmp", COPY_SUFFIX, DELETED_SUFFIX)) or (of_segment and stem in deleted):
+            disk.remove(directory / name)
+        elif of_segment:
+            bases.add(int(stem))
+    return sorted(bases)
+
+
+def _remove_segments(disk: Disk, directory: Path, bases: list[int], *, files: OpenFiles) -> None:
+    """Newest first, so that a crash in between leaves no hole."""
+    for base in reversed(bases):
+        for path in Segment(disk, directory, base_offset=base, files=files).mark_deleted():
+            disk.remove(path)

@@ -1,0 +1,124 @@
+"""Sealing: a rolled segment whose content is committed becomes an ordinary Arrow file, and durable.
+
+``SealJob.run`` works in a thread: footer, fsync of data and index, then beside them the producers' snapshot at the
+segment's end and the leader epochs up to there, fsync of the directory. The log learns of it back on the event loop
+(``Log.seal_finished``) and only then moves its recovery point.
+
+The log may be truncated or deleted meanwhile: ``cancel`` makes sure that afterwards nothing is written by path any
+more. The long fsyncs, of data and index, hold no lock, so that cancelling does not wait for them.
+"""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from sparklog.errors import BrokerError, StorageError
+from sparklog.record.footer import arrow_footer, blocks_of
+from sparklog.record.header import HEADER_BYTES, header_array
+from sparklog.storage.disk import Disk, is_full, replace_file, write_all
+from sparklog.storage.epochs import EPOCHS_FILE, EpochFile
+from sparklog.storage.formats import encode_state
+from sparklog.storage.partition_file import PARTITION_FILE
+from sparklog.storage.producers import SNAPSHOT_SUFFIX, Entries, to_snapshot
+from sparklog.storage.segment import Segment, file_stem
+
+
+class SchemaMessages(Protocol):
+    """Schema id to encapsulated Schema message."""
+
+    def __getitem__(self, schema_id: int, /) -> bytes: ...
+
+
+def footer_of(headers: npt.NDArray[np.void], data: memoryview, *, schema_message: bytes) -> bytes:
+    """End-of-stream mark and footer of the segment whose batches are ``headers`` and whose file begins as ``data``.
+
+    The same on every replica, since it depends on bytes that are.
+    """
+    return arrow_footer(schema_message, blocks_of(headers["position"], headers["length"], data))
+
+
+class SealJob:
+    """The work of sealing one segment. Made and finished on the event loop, run once in any thread."""
+
+    def __init__(
+        self, segment: Segment, *, schema_message: bytes, producers: Entries | None, epochs: EpochFile
+    ) -> None:
+        self.segment = segment
+        self.end_offset = segment.end_offset
+        #: footer and fsyncs are complete
+        self.done = False
+        self.cancelled = False
+        self._disk: Disk = segment.disk
+        self._paths = (segment.data_path, segment.index_path)
+        self._size = (segment.count, segment.data_size)
+        self._schema_message = schema_message
+        self._producers = producers
+        self._epochs = epochs
+        self._by_path = threading.Lock()
+
+    def cancel(self) -> None:
+        """Nothing is written by this job after this returns. Harmless when it has run, or never will."""
+        with self._by_path:
+            self.cancelled = True
+
+    def run(self) -> None:
+        """Write the footer and make the segment durable. Returns without ``done`` when cancelled or the disk is full
+        (it will be due again).
+
+        Raises:
+            StorageError: the log directory must go offline.
+        """
+        try:
+            self._run()
+        except OSError as failure:
+            if not self.cancelled and not is_full(failure):
+                raise StorageError(f"sealing {self._paths[0]}: {failure}") from failure
+        except BrokerError as failure:
+            if not self.cancelled:
+                raise StorageError(f"sealing {self._paths[0]}: {failure}") from failure
+
+    def _run(self) -> None:
+        handles: list[int] = []
+        try:
+            with self._by_path:
+                if self.cancelled:
+                    return
+                handles.extend(self._disk.open(path) for path in self._paths)
+                self._write_footer(*handles)
+            for handle in handles:
+                self._disk.sync(handle)
+        finally:
+            for handle in handles:
+                self._disk.close(handle)
+        with self._by_path:
+            if not self.cancelled:
+                self._write_beside(self._paths[0].parent)
+                self.done = True
+
+    def _write_footer(self, data: int, index: int) -> None:
+        count, data_size = self._size
+        headers = header_array(self._disk.read(index, count * HEADER_BYTES, 0))
+        footer = footer_of(headers, self._disk.map(data, data_size), schema_message=self._schema_message)
+        try:
+            write_all(self._disk, data, [footer], data_size)
+        except OSError:
+            self._disk.truncate(data, data_size)
+            raise
+
+    def _write_beside(self, directory: Path) -> None:
+        disk = self._disk
+        if self._producers is not None:
+            path = directory / (file_stem(self.end_offset) + SNAPSHOT_SUFFIX)
+            replace_file(disk, path, encode_state(to_snapshot(self._producers, self.end_offset)))
+        handle = disk.open(directory / PARTITION_FILE)
+        try:
+            disk.sync(handle)
+        finally:
+            disk.close(handle)
+        replace_file(disk, directory / EPOCHS_FILE, encode_state(self._epochs))
+        disk.sync_directory(directory.parent)

@@ -1,0 +1,336 @@
+"""One segment: ``<base offset>.arrow`` with the batches and ``<base offset>.index`` with their headers.
+
+::
+
+    .arrow   ARROW1 + Schema message | batch | batch | ...  [ end-of-stream + footer, once sealed ]
+    .index   header (96 bytes) | header | ...
+
+Batches are appended data first, then header; a batch exists once its header does. State in memory is a few numbers;
+the base offsets and positions of all batches are loaded when the segment is used and dropped when its files are
+closed. What is in the segment is decided elsewhere (``append_plan``, ``log``); when it is sealed, in ``sealing``.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from sparklog.errors import StorageError
+from sparklog.record.header import HEADER_BYTES, HEADER_DTYPE, BatchHeader, header_array, unpack_header
+from sparklog.storage.append_plan import NO_MAXIMUM
+from sparklog.storage.disk import Buffer, Disk, write_all
+from sparklog.storage.open_files import OpenFiles
+
+DATA_SUFFIX = ".arrow"
+INDEX_SUFFIX = ".index"
+#: A segment with a file of this further suffix is being deleted; what is left of it is removed on open.
+DELETED_SUFFIX = ".deleted"
+COPY_SUFFIX = ".copy"
+
+
+def file_stem(base_offset: int) -> str:
+    """Zero padded, so that names sort by offset, as in Kafka."""
+    return f"{base_offset:020d}"
+
+
+class Segment:
+    """Owned by its log, on the event loop. Files are opened by the first use and closed by ``OpenFiles``."""
+
+    __slots__ = (
+        "_bases",
+        "_data",
+        "_index",
+        "_mapped",
+        "_positions",
+        "base_offset",
+        "count",
+        "data_path",
+        "data_size",
+        "disk",
+        "end_offset",
+        "files",
+        "first_append_us",
+        "index_path",
+        "running_max",
+        "schema_id",
+        "sealed",
+    )
+
+    def __init__(self, disk: Disk, directory: Path, *, base_offset: int, files: OpenFiles) -> None:
+        self.disk = disk
+        self.files = files
+        self.base_offset = base_offset
+        self.data_path = directory / (file_stem(base_offset) + DATA_SUFFIX)
+        self.index_path = directory / (file_stem(base_offset) + INDEX_SUFFIX)
+        self.end_offset = base_offset
+        #: batches
+        self.count = 0
+        #: bytes of prelude and batches; a footer comes on top
+        self.data_size = 0
+        self.running_max = NO_MAXIMUM
+        self.schema_id = -1
+        self.first_append_us = -1
+        #: the footer is complete and durable
+        self.sealed = False
+        self._data = -1
+        self._index = -1
+        self._bases: array[int] = array("q")
+        self._positions: array[int] = array("q")
+        self._mapped: memoryview | None = None
+
+    def __repr__(self) -> str:
+        return f"Segment([{self.base_offset}, {self.end_offset}), {self.count} batches, {self.data_size} bytes)"
+
+    @property
+    def size_bytes(self) -> int:
+        return self.data_size + self.count * HEADER_BYTES
+
+    def adopt(self, *, count: int, first: BatchHeader, last: BatchHeader) -> None:
+        """Take the state of a segment found on disk from its first and last header."""
+        self.count = count
+        self.end_offset = last.next_offset
+        self.data_size = last.position + last.stored_bytes
+        self.running_max = last.running_max
+        self.schema_id = first.schema_id
+        self.first_append_us = first.append_time
+
+    # --- append -------------------------------------------------------------------------------------------------
+
+    def append(
+        self, headers: Sequence[BatchHeader], *, packed: Sequence[Buffer], data: Sequence[Buffer], prelude: bytes
+    ) -> None:
+        """Append batches whose headers are final. ``prelude`` starts the data of a new segment, else it is empty.
+
+        Raises:
+            OSError: nothing was appended, the files are as they were.
+            StorageError: they could not be cut back: the log directory must go offline.
+        """
+        new = self.count == 0
+        data_size = self.data_size
+        try:
+            if self._data < 0:
+                self._open(create=new)
+            else:
+                self.files.used(self)
+            written = write_all(self.disk, self._data, [prelude, *data] if prelude else data, data_size)
+            write_all(self.disk, self._index, packed, self.count * HEADER_BYTES)
+        except OSError as failure:
+            self._cut_back(failure)
+            raise
+        last = headers[-1]
+        assert data_size + written == last.position + last.stored_bytes, (self, last)
+        if new:
+            self.schema_id = headers[0].schema_id
+            self.first_append_us = headers[0].append_time
+        self.data_size = data_size + written
+        self.end_offset = last.next_offset
+        self.running_max = last.running_max
+        self.count += len(headers)
+        for header in headers:
+            self._bases.append(header.base_offset)
+            self._positions.append(header.position)
+
+    def _cut_back(self, failure: OSError) -> None:
+        try:
+            if self.count == 0:
+                self.close()
+                for path in (self.index_path, self.data_path):
+                    if self.disk.exists(path):
+                        self.disk.remove(path)
+            elif self._data >= 0:
+                self.disk.truncate(self._index, self.count * HEADER_BYTES)
+                self.disk.truncate(self._data, self.data_size)
+        except OSError as second:
+            raise StorageError(
+                f"{self.data_path}: an append failed ({failure}) and could not be cut back ({second})"
+            ) from failure
+
+    # --- read ---------------------------------------------------------------------------------------------------
+
+    def find(self, offset: int) -> int:
+        """Number of the batch that holds ``offset``, which lies in the segment."""
+        return bisect_right(self.bases(), offset) - 1
+
+    def reach(self, first: int, max_bytes: int, *, end_offset: int) -> int:
+        """Number after the last batch of ``[first, ...)`` within ``max_bytes`` that ends at or below ``end_offset``.
+
+        At least one batch whatever ``max_bytes``, unless even that ends above ``end_offset``.
+        """
+        if end_offset >= self.end_offset:
+            last = self.count
+        else:
+            last = bisect_right(self._bases, end_offset) - 1
+        if last - first <= 1:
+            return max(first, last)
+        start = self._positions[first]
+        if self.position_of(last) - start <= max_bytes:
+            return last
+        return max(first + 1, bisect_right(self._positions, start + max_bytes, first, last) - 1)
+
+    def position_of(self, batch: int) -> int:
+        """File position of the batch with this number; of the end of the data for the number after the last."""
+        return self._positions[batch] if batch < self.count else self.data_size
+
+    def bases(self) -> array[int]:
+        """Base offsets of all batches, rising. Not to be kept: appends grow it, closing drops it."""
+        if self._data < 0:
+            self._open()
+        else:
+            self.files.used(self)
+        return self._bases
+
+    def read(self, first: int, last: int) -> tuple[bytes, memoryview]:
+        """Headers and data of the batches ``[first, last)``; sealed data are a view of the mapped file."""
+        self.bases()
+        start = self._positions[first]
+        return self.read_headers(first, last), self._read_data(start, self.position_of(last) - start)
+
+    def read_headers(self, first: int, last: int) -> bytes:
+        """Packed headers of the batches ``[first, last)``."""
+        self.bases()
+        expected = (last - first) * HEADER_BYTES
+        found = self.disk.read(self._index, expected, first * HEADER_BYTES)
+        self._check_length(self.index_path, len(found), expected)
+        return found
+
+    def headers(self, first: int = 0) -> np.ndarray:
+        """Headers from number ``first`` to the end, as an array of ``HEADER_DTYPE``."""
+        return header_array(self.read_headers(first, self.count))
+
+    def header(self, batch: int) -> BatchHeader:
+        return unpack_header(self.read_headers(batch, batch + 1))
+
+    def first_at_or_after(self, timestamp_us: int, *, log_start_offset: int) -> BatchHeader | None:
+        """The first batch above ``log_start_offset`` that holds a record at or after ``timestamp_us``.
+
+        Only the running maximum can be searched, as producers' timestamps are not ordered. Batches below the log
+        start take part in it, so the rest of a segment cut by the log start is scanned.
+        """
+        if self.running_max < timestamp_us:
+            return None
+        headers = self.headers()
+        if log_start_offset <= self.base_offset:
+            found = int(np.searchsorted(headers["running_max"], timestamp_us, side="left"))
+        else:
+            inside = headers["base_offset"] + headers["offset_span"] > log_start_offset
+            matches = np.flatnonzero(inside & (headers["max_timestamp"] >= timestamp_us))
+            found = int(matches[0]) if len(matches) else len(headers)
+        return unpack_header(headers[found : found + 1].tobytes()) if found < len(headers) else None
+
+    def _read_data(self, start: int, length: int) -> memoryview:
+        if self.sealed:
+            if self._mapped is None:
+                self._mapped = self.disk.map(self._data, self.data_size)
+            return self._mapped[start : start + length]
+        found = self.disk.read(self._data, length, start)
+        self._check_length(self.data_path, len(found), length)
+        return memoryview(found)
+
+    def _check_length(self, path: Path, found: int, expected: int) -> None:
+        if found != expected:
+            raise StorageError(f"{path}: {found} bytes found, {expected} expected: the file was cut from outside")
+
+    # --- cutting ------------------------------------------------------------------------------------------------
+
+    def truncate(self, count: int, *, in_place: bool) -> None:
+        """Keep the first ``count`` (at least one) batches and no footer: index tail first, then data.
+
+        A file whose content a reader may have mapped must not shrink under it (SIGBUS): then not ``in_place``, the
+        part kept is copied and renamed over the file.
+        """
+        assert 0 < count <= self.count, (count, self)
+        last = self.header(count - 1)
+        data_size = last.position + last.stored_bytes
+        if in_place:
+            self.disk.truncate(self._index, count * HEADER_BYTES)
+            self.disk.truncate(self._data, data_size)
+        else:
+            self.close()
+            self._replace_by_copy(self.index_path, count * HEADER_BYTES)
+            self._replace_by_copy(self.data_path, data_size)
+        self.sealed = False
+        self._mapped = None
+        del self._bases[count:], self._positions[count:]
+        self.count = count
+        self.end_offset = last.next_offset
+        self.data_size = data_size
+        self.running_max = last.running_max
+
+    def _replace_by_copy(self, path: Path, length: int) -> None:
+        fresh = path.with_name(path.name + COPY_SUFFIX)
+        self.disk.copy(path, fresh, length)
+        self.disk.rename(fresh, path)
+
+    def mark_deleted(self) -> list[Path]:
+        """Rename the files out of the log; return what remains to be removed, in any thread."""
+        self.close()
+        doomed = []
+        for path in (self.data_path, self.index_path):
+            if self.disk.exists(path):
+                target = path.with_name(path.name + DELETED_SUFFIX)
+                self.disk.rename(path, target)
+                doomed.append(target)
+        return doomed
+
+    # --- files --------------------------------------------------------------------------------------------------
+
+    def _open(self, *, create: bool = False) -> None:
+        data = self.disk.open(self.data_path, create=create)
+        try:
+            index = self.disk.open(self.index_path, create=create)
+        except OSError:
+            self.disk.close(data)
+            raise
+        self._data, self._index = data, index
+        if create:
+            for handle in (data, index):
+                if self.disk.size(handle):
+                    self.disk.truncate(handle, 0)
+        if self.count:
+            packed = self.disk.read(index, self.count * HEADER_BYTES, 0)
+            if len(packed) != self.count * HEADER_BYTES:
+                self.close()
+                self._check_length(self.index_path, len(packed), self.count * HEADER_BYTES)
+            headers = header_array(packed)
+            self._bases.frombytes(headers["base_offset"].tobytes())
+            self._positions.frombytes(headers["position"].tobytes())
+        self.files.opened(self)
+
+    def close(self) -> None:
+        """Close the files and drop what can be loaded again. Views handed out stay valid."""
+        self.files.closed(self)
+        if self._data >= 0:
+            self.disk.close(self._data)
+        if self._index >= 0:
+            self.disk.close(self._index)
+        self._data = self._index = -1
+        self._bases = array("q")
+        self._positions = array("q")
+        self._mapped = None
+
+    def sync(self) -> None:
+        """fsync data, then index. Blocks."""
+        self.bases()
+        self.disk.sync(self._data)
+        self.disk.sync(self._index)
+
+
+def segment_at(segments: Sequence[Segment], offset: int) -> int:
+    """Number of the segment that holds ``offset``, -1 below the first."""
+    return bisect_right(segments, offset, key=_base_offset) - 1
+
+
+def segments_below(segments: Sequence[Segment], offset: int) -> int:
+    """How many segments begin below ``offset``."""
+    return bisect_left(segments, offset, key=_base_offset)
+
+
+def _base_offset(segment: Segment) -> int:
+    return segment.base_offset
+
+
+assert HEADER_DTYPE.itemsize == HEADER_BYTES
