@@ -1,0 +1,279 @@
+"""The driver's side of the barrier job: one generation of tasks after the other, until the cluster stops.
+
+A generation fails as a whole when one executor goes. The next one is submitted at once and sized to what is there; the
+brokers run on meanwhile and are adopted. When executors return and brokers are missing, the generation is asked to end
+and a larger one follows. Nothing here cancels a Spark job: Spark would kill the tasks without a word.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import threading
+import time
+from typing import Any, NamedTuple
+
+import msgspec
+from pyspark import SparkContext
+
+from sparklog.cluster.barrier_task import alone, run_task, supervise
+from sparklog.cluster.generation import Course, Directive, GenerationReport, GenerationSpec
+from sparklog.cluster.seat import DriverSeat
+from sparklog.errors import ClusterError
+
+log = logging.getLogger(__name__)
+
+POOL = "sparklog"
+_TICK_S = 0.2
+#: A generation that lived shorter than this failed for a reason that another try at once would not mend.
+_SHORT_LIFE_S = 5.0
+_LONGEST_PAUSE_S = 10.0
+
+
+class Sizing(NamedTuple):
+    """How many tasks the barrier job wants."""
+
+    tasks: int
+    #: Slots left for the jobs of others in the same application.
+    spare: int
+
+
+def concurrent_tasks(context: SparkContext) -> int:
+    """Tasks that the executors registered now can run at once."""
+    scala_context = context._jsc.sc()  # the only way to Spark's own count
+    profile = scala_context.resourceProfileManager().defaultResourceProfile()
+    return int(scala_context.maxNumConcurrentTasks(profile))
+
+
+def master_of(context: SparkContext) -> str:
+    return context.master or ""
+
+
+def require_slots(context: SparkContext, sizing: Sizing, *, brokers: int, timeout_s: float) -> None:
+    """Wait until enough executors have registered.
+
+    Raises:
+        ClusterError: there are too few slots: says how many, and what to change. Spark itself would look again for
+            ten minutes and could not be cancelled meanwhile.
+    """
+    needed = sizing.tasks + sizing.spare
+    deadline = time.monotonic() + timeout_s
+    while (found := concurrent_tasks(context)) < needed:
+        master = master_of(context)
+        if time.monotonic() > deadline or (master.startswith("local") and "cluster" not in master):
+            raise ClusterError(too_few_slots(found, sizing, brokers=brokers, master=master))
+        time.sleep(_TICK_S)
+
+
+def too_few_slots(found: int, sizing: Sizing, *, brokers: int, master: str) -> str:
+    spare = f" and {sizing.spare} for user jobs" if sizing.spare else ""
+    needed = sizing.tasks + sizing.spare
+    if master.startswith("local-cluster["):
+        change = f"--master 'local-cluster[{needed},1,1024]', or fewer brokers"
+    elif master.startswith("local"):
+        change = f"--master 'local[{needed}]' or more"
+    else:
+        change = "more executors or cores (spark.executor.instances, spark.cores.max), or fewer brokers"
+    return (
+        f"{brokers} brokers need {sizing.tasks} task slots at the same time{spare}, {needed} in all;"
+        f" {master} has {found}: use {change}"
+    )
+
+
+class Generations:
+    """Owner: the driver. Life cycle: ``start``, ``wait_ready``, ``stop``. Its thread submits the jobs."""
+
+    def __init__(self, context: SparkContext, seat: DriverSeat, spec: GenerationSpec, *, sizing: Sizing) -> None:
+        self._context = context
+        self._seat = seat
+        self._spec = spec
+        self._sizing = sizing
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="sparklog-generations", daemon=True)
+        self._reported = threading.Condition()
+        self._report: GenerationReport | None = None
+        self._failure: BaseException | None = None
+        #: Number of the generation submitted last.
+        self.generation = 0
+        #: The brokers were stopped in order by a generation's tasks.
+        self._stopped_in_order = False
+
+    @property
+    def report(self) -> GenerationReport | None:
+        """What the newest generation that has formed reported."""
+        return self._report
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def wait_ready(self, *, timeout_s: float) -> GenerationReport:
+        """The first report.
+
+        Raises:
+            ClusterError: no generation formed in time, or the thread ended.
+        """
+        with self._reported:
+            self._reported.wait_for(
+                lambda: self._report is not None or not self._thread.is_alive() or self._failure is not None, timeout_s
+            )
+            report, failure = self._report, self._failure
+        if report is None:
+            raise ClusterError(f"no generation of brokers formed within {timeout_s:g} s") from failure
+        return report
+
+    def stop(self, *, timeout_s: float = 60.0) -> None:
+        """Stop all brokers in order and end the thread. Without Spark, those of this host are stopped from here."""
+        self._stopping.set()
+        self._thread.join(timeout_s)
+        if not self._stopped_in_order and not self._seat.lost.is_set():
+            self._stop_from_here()
+
+    def _stop_from_here(self) -> None:
+        self.generation += 1
+        if not self._say(Course.STOP):
+            return
+        asyncio.run(supervise(self._next_spec(adopt_only=True), task=0, gather=alone))
+        self._stopped_in_order = True
+
+    # --- the thread ----------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        pause_s = 0.0
+        try:
+            while not self._seat.lost.is_set() and not self._stopped_in_order:
+                if self._stopping.is_set() and not self._spark_is_alive():
+                    return
+                tasks = min(self._sizing.tasks, self._slots())
+                if tasks < 1:
+                    time.sleep(_TICK_S)
+                    continue
+                began = time.monotonic()
+                failed = self._one_generation(tasks)
+                if self._stopping.is_set() and failed:
+                    return
+                if failed and time.monotonic() - began < _SHORT_LIFE_S:
+                    pause_s = min(max(2 * pause_s, _TICK_S), _LONGEST_PAUSE_S)
+                else:
+                    pause_s = 0.0
+                self._stopping.wait(pause_s)
+        except BaseException as error:
+            with self._reported:
+                self._failure = error
+            log.exception("no more generations are submitted")
+        finally:
+            with self._reported:
+                self._reported.notify_all()
+
+    def _one_generation(self, tasks: int) -> bool:
+        """Submit a job of ``tasks`` and steer it until it ends. True when it failed."""
+        self.generation += 1
+        told = Course.STOP if self._stopping.is_set() else Course.RUN
+        if not self._say(told):
+            return True
+        job = _Job(self._context, self._next_spec(adopt_only=told is Course.STOP), tasks)
+        job.start()
+        while job.is_alive():
+            job.join(_TICK_S)
+            self._look_for_report()
+            wanted = self._wanted(tasks, told)
+            if wanted is not told and self._say(wanted):
+                told = wanted
+        if job.error is not None:
+            if self._spark_is_alive() and not self._stopping.is_set():
+                log.warning("generation %d ended: %s", self.generation, _first_line(job.error))
+            return True
+        if Course.STOP.value in job.endings:
+            self._stopped_in_order = True
+        return False
+
+    def _wanted(self, tasks: int, told: Course) -> Course:
+        if self._stopping.is_set() and told is not Course.REGROUP:
+            return Course.STOP
+        if told is Course.RUN and self._should_grow(tasks):
+            log.info(
+                "generation %d: %d brokers are missing and there are slots for them", self.generation, self._missing
+            )
+            return Course.REGROUP
+        return told  # a generation that regroups is let end; a stop then takes one of its own
+
+    def _say(self, course: Course) -> bool:
+        """False when ZooKeeper is away: to be tried again, as the tasks could not hear it either."""
+        try:
+            self._seat.direct(Directive(self._seat.epoch, self.generation, course))
+        except ClusterError as error:
+            log.warning("generation %d cannot be told to %s: %s", self.generation, course.value, error)
+            return False
+        return True
+
+    def _next_spec(self, *, adopt_only: bool) -> GenerationSpec:
+        return msgspec.structs.replace(self._spec, generation=self.generation, adopt_only=adopt_only)
+
+    def _look_for_report(self) -> None:
+        if self._report is not None and self._report.generation == self.generation:
+            return
+        report = self._seat.report(self.generation)
+        if report is not None:
+            with self._reported:
+                self._report = report
+                self._reported.notify_all()
+            log.info(
+                "generation %d: brokers %s%s",
+                self.generation,
+                ", ".join(f"{b.broker_id} {'adopted' if b.adopted else 'started'}" for b in report.brokers) or "none",
+                "".join(f"; {problem}" for problem in report.problems),
+            )
+
+    @property
+    def _missing(self) -> int:
+        report = self._report
+        return self._spec.brokers - len(report.brokers) if report and report.generation == self.generation else 0
+
+    def _should_grow(self, tasks: int) -> bool:
+        """Only where the tasks were too few: a broker that fails for its own reasons is not mended by another task."""
+        return tasks < self._sizing.tasks and self._missing > 0 and self._slots() > tasks
+
+    def _slots(self) -> int:
+        try:
+            return concurrent_tasks(self._context)
+        except Exception:
+            # py4j's errors share no base class with anything; a dead JVM has no slots.
+            if self._spark_is_alive():
+                raise
+            return 0
+
+    def _spark_is_alive(self) -> bool:
+        try:
+            scala_context = self._context._jsc.sc()
+            return not scala_context.isStopped()
+        except Exception:
+            return False
+
+
+class _Job(threading.Thread):
+    """One barrier job, in a thread of its own because ``collect`` blocks for as long as the generation lives."""
+
+    def __init__(self, context: SparkContext, spec: GenerationSpec, tasks: int) -> None:
+        super().__init__(name=f"sparklog-generation-{spec.generation}", daemon=True)
+        self._context = context
+        self._spec = spec
+        self._tasks = tasks
+        self.error: BaseException | None = None
+        self.endings: list[str] = []
+
+    def run(self) -> None:
+        context = self._context
+        try:
+            context.setLocalProperty("spark.scheduler.pool", POOL)
+            context.setLocalProperty("spark.job.description", f"sparklog brokers, generation {self._spec.generation}")
+            rows: Any = context.parallelize(range(self._tasks), self._tasks)
+            self.endings = rows.barrier().mapPartitions(functools.partial(run_task, self._spec)).collect()
+        except BaseException as error:
+            self.error = error
+
+
+def _first_line(error: BaseException) -> str:
+    """The cause in a Java error is the first line that is not py4j's own."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    found = next((line for line in lines if "Exception" in line and "An error occurred" not in line), "")
+    return (found or (lines[0] if lines else type(error).__name__))[:300]

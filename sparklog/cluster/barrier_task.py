@@ -1,0 +1,253 @@
+"""One task of the barrier job: what runs in an executor's Python worker.
+
+All tasks of a generation take the same steps at the same gathers: survey the host, share out the directories, adopt or
+start the brokers, report, then follow the driver's directive. Stopping is a step of all tasks together, because a
+broker may only go when no other still needs it as leader or follower.
+
+This module and what it imports is loaded before the first gather: an executor's temporary directories, and with them
+a shipped environment, vanish with the application.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import sys
+from collections.abc import Awaitable, Callable, Iterator
+
+import msgspec
+from pyspark import BarrierTaskContext
+
+from sparklog.cluster.claims import claim_slot, survey_host
+from sparklog.cluster.generation import (
+    DIRECTIVE,
+    REPORT,
+    Course,
+    Directive,
+    GenerationReport,
+    GenerationSpec,
+    ServingBroker,
+)
+from sparklog.cluster.process import boot_id
+from sparklog.cluster.slots import HostSurvey, share_slots
+from sparklog.cluster.supervisor import BrokerSupervisor
+from sparklog.errors import ClusterError, StorageError
+from sparklog.storage.meta import Claim
+from sparklog.zk import codecs
+from sparklog.zk.cluster_store import ClusterStore
+from sparklog.zk.errors import ZkNodeExists
+from sparklog.zk.session import Node, ZkSession
+
+log = logging.getLogger(__name__)
+
+#: Until every broker of a generation serves or has failed.
+SETTLE_TIMEOUT_S = 60.0
+#: For followers to reach their leaders' ends once writes are refused.
+CATCH_UP_S = 3.0
+#: For a broker to flush and mark its directory clean.
+FINISH_S = 20.0
+
+Gather = Callable[[str], Awaitable[list[str]]]
+
+
+class _TaskReport(msgspec.Struct, frozen=True):
+    brokers: tuple[ServingBroker, ...]
+    problems: tuple[str, ...]
+
+
+def run_task(spec: GenerationSpec, _rows: Iterator[object]) -> Iterator[str]:
+    """The function of the barrier stage: yields how the task ended (a course, or "superseded")."""
+    context = BarrierTaskContext.get()
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("kazoo").setLevel(logging.WARNING)
+
+    async def gather(message: str) -> list[str]:
+        return await asyncio.to_thread(context.allGather, message)
+
+    yield asyncio.run(supervise(spec, task=context.partitionId(), gather=gather))
+
+
+async def alone(message: str) -> list[str]:
+    """The gather of a generation of one task, outside Spark."""
+    return [message]
+
+
+async def supervise(spec: GenerationSpec, *, task: int, gather: Gather) -> str:
+    """A generation as one task sees it.
+
+    Raises:
+        ClusterError: ZooKeeper is away; the job then fails and is submitted again, while the brokers serve on.
+    """
+    session = await ZkSession.open(spec.zookeeper, session_timeout_ms=spec.session_timeout_ms)
+    course = _CourseWatch(session, spec)
+    party = _Party(spec, ClusterStore(session), host=own_host(spec))
+    try:
+        await party.form(task=task, gather=gather)
+        await party.settle(course)
+        report = await party.report(gather)
+        if task == 0:
+            await _publish(session, spec, report)
+        ending = await course.changed(party)
+        log.info("generation %d/%d: %s", spec.driver_epoch, spec.generation, ending)
+        if ending == Course.STOP.value:
+            await party.stop(gather)
+        return ending
+    finally:
+        await party.disband()
+        course.close()
+        await session.close()
+
+
+class _CourseWatch:
+    """The driver's directive as this generation sees it."""
+
+    def __init__(self, session: ZkSession, spec: GenerationSpec) -> None:
+        self._own = (spec.driver_epoch, spec.generation)
+        self._ending = ""
+        self._event = asyncio.Event()
+        self._unwatch = session.watch_data(DIRECTIVE, self._seen)
+
+    def _seen(self, node: Node | None) -> None:
+        if node is None:
+            return
+        directive = codecs.decode(DIRECTIVE, node.data, Directive)
+        name = (directive.driver_epoch, directive.generation)
+        if name > self._own:
+            self._ending = "superseded"
+        elif name == self._own and directive.course is not Course.RUN:
+            self._ending = directive.course.value
+        if self._ending:
+            self._event.set()
+
+    @property
+    def ended(self) -> bool:
+        return self._event.is_set()
+
+    async def wait(self) -> None:
+        await self._event.wait()
+
+    async def changed(self, party: _Party) -> str:
+        """How the generation ends: by directive, or because brokers follow a newer one."""
+        waiting = {asyncio.create_task(self.wait()), asyncio.create_task(party.superseded())}
+        try:
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in waiting:
+                task.cancel()
+            await asyncio.gather(*waiting, return_exceptions=True)
+        return self._ending or "superseded"
+
+    def close(self) -> None:
+        self._unwatch()
+
+
+class _Party:
+    """A task's supervisors, their claims and their common steps."""
+
+    def __init__(self, spec: GenerationSpec, store: ClusterStore, *, host: str) -> None:
+        self._spec = spec
+        self._store = store
+        self._host = host
+        self._claims: list[Claim] = []
+        self._supervisors: list[BrokerSupervisor] = []
+        self._tasks: list[asyncio.Task[None]] = []
+        self._problems: list[str] = []
+
+    async def form(self, *, task: int, gather: Gather) -> None:
+        """Survey, share, claim, and start a supervisor for each directory of this task's share."""
+        spec = self._spec
+        survey = await survey_host(spec, task=task, host=f"{socket.gethostname()} {boot_id()}")
+        surveys = [msgspec.json.decode(text, type=HostSurvey) for text in await gather(_text(survey))]
+        if survey.problem and task == min(other.task for other in surveys if other.host == survey.host):
+            self._problems.append(survey.problem)
+        shares = share_slots(surveys, brokers=spec.brokers, per_task=0 if spec.adopt_only else spec.brokers_per_task)
+        for found in shares[task].slots:
+            try:
+                slot, claim = await claim_slot(found, spec, next_broker_id=self._store.allocate_broker_id)
+            except (ClusterError, StorageError, OSError) as error:
+                self._problems.append(str(error))
+                continue
+            self._claims.append(claim)
+            self._supervisors.append(BrokerSupervisor(slot, spec, host=self._host, retire=self._store.retire_broker))
+        self._tasks = [asyncio.create_task(supervisor.run()) for supervisor in self._supervisors]
+
+    async def settle(self, course: _CourseWatch) -> None:
+        """Wait until each broker serves or has failed once, or the generation is to end."""
+
+        async def all_settled() -> None:
+            for supervisor in self._supervisors:
+                await supervisor.settled.wait()
+
+        waiting = {asyncio.create_task(all_settled()), asyncio.create_task(course.wait())}
+        _, pending = await asyncio.wait(waiting, timeout=SETTLE_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
+        for task in pending:
+            task.cancel()
+        await asyncio.gather(*pending, return_exceptions=True)
+
+    async def report(self, gather: Gather) -> GenerationReport:
+        """What all tasks found, the same in each of them."""
+        own = _TaskReport(
+            brokers=tuple(broker for supervisor in self._supervisors if (broker := supervisor.serving) is not None),
+            problems=(*self._problems, *(s.problem for s in self._supervisors if s.problem)),
+        )
+        parts = [msgspec.json.decode(text, type=_TaskReport) for text in await gather(_text(own))]
+        return GenerationReport(
+            driver_epoch=self._spec.driver_epoch,
+            generation=self._spec.generation,
+            brokers=tuple(sorted((b for part in parts for b in part.brokers), key=lambda b: b.broker_id)),
+            problems=tuple(problem for part in parts for problem in part.problems),
+        )
+
+    async def superseded(self) -> None:
+        """Return when every broker of this task follows a newer supervisor; a task without brokers waits for ever."""
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if not self._supervisors or not all(supervisor.superseded for supervisor in self._supervisors):
+            await asyncio.Event().wait()
+
+    async def stop(self, gather: Gather) -> None:
+        """Refuse writes everywhere; let followers reach the leaders' ends; only then end the brokers, at once.
+
+        Stopped one after the other, each would leave the in-sync sets of the rest, and the last one out would be the
+        only one in sync.
+        """
+        await asyncio.gather(*(supervisor.quiesce() for supervisor in self._supervisors))
+        await gather("quiesced")
+        await asyncio.gather(*(supervisor.caught_up(timeout_s=CATCH_UP_S) for supervisor in self._supervisors))
+        await gather("caught up")
+        await asyncio.gather(*(supervisor.finish(timeout_s=FINISH_S) for supervisor in self._supervisors))
+
+    async def disband(self) -> None:
+        """End supervision; the brokers that run go on."""
+        for supervisor in self._supervisors:
+            supervisor.leave()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for claim in self._claims:
+            claim.release()
+
+
+def own_host(spec: GenerationSpec) -> str:
+    """The address this host's brokers give to clients."""
+    if spec.advertised_host:
+        return spec.advertised_host
+    name = socket.getfqdn()
+    try:
+        socket.getaddrinfo(name, None)
+    except OSError:
+        return socket.gethostname()
+    return name
+
+
+async def _publish(session: ZkSession, spec: GenerationSpec, report: GenerationReport) -> None:
+    encoded = codecs.encode(report)
+    with contextlib.suppress(ZkNodeExists):
+        await session.create(REPORT, encoded)
+        return
+    await session.set(REPORT, encoded)
+
+
+def _text(value: msgspec.Struct) -> str:
+    return msgspec.json.encode(value).decode()

@@ -1,0 +1,140 @@
+"""The driver's part of a cluster, in one place: ZooKeeper, the seat, the controller, the generations of brokers.
+
+The order is the point. Up: ZooKeeper, seat, controller, brokers. Down: the controller first, so that it takes no
+stopping broker for a dead one; the brokers all together; ZooKeeper last, as they need it to the end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from pathlib import Path
+
+from pyspark import SparkContext
+
+from sparklog.cluster.barrier import Generations, master_of, require_slots
+from sparklog.cluster.controller_loop import ControllerLoop
+from sparklog.cluster.embedded_zookeeper import EmbeddedZookeeper
+from sparklog.cluster.generation import GenerationReport, GenerationSpec
+from sparklog.cluster.options import ClusterOptions, brokers_per_task, is_one_machine, sizing
+from sparklog.cluster.seat import DriverSeat
+from sparklog.config import broker_config
+from sparklog.errors import ClusterError
+
+log = logging.getLogger(__name__)
+
+LOOPBACK = "127.0.0.1"
+SLOTS_TIMEOUT_S = 60.0
+READY_TIMEOUT_S = 120.0
+
+
+class ClusterDriver:
+    """Life cycle: ``take_seat`` (needs no Spark), ``start_brokers``, then ``stop``. Owner: one thread."""
+
+    def __init__(self, options: ClusterOptions) -> None:
+        self._options = options.checked()
+        self._session_timeout_ms = broker_config(options.settings).session_timeout_ms
+        self._embedded: EmbeddedZookeeper | None = None
+        self._seat: DriverSeat | None = None
+        self._controller: ControllerLoop | None = None
+        self._generations: Generations | None = None
+        self.zookeeper = options.zookeeper
+
+    @property
+    def data_dir(self) -> Path:
+        return self._options.data_dir
+
+    @property
+    def seat(self) -> DriverSeat:
+        assert self._seat is not None
+        return self._seat
+
+    @property
+    def report(self) -> GenerationReport | None:
+        return self._generations.report if self._generations is not None else None
+
+    def take_seat(self, *, zookeeper_host: str = LOOPBACK) -> None:
+        """Start or adopt ZooKeeper where none was given, and become the cluster's driver.
+
+        Raises:
+            ClusterError: ZooKeeper does not answer; another driver runs the cluster.
+        """
+        if not self._options.zookeeper:
+            self._embedded = EmbeddedZookeeper.start(self.data_dir.resolve() / "zookeeper", host=zookeeper_host)
+            self.zookeeper = self._embedded.connect
+        try:
+            self._seat = DriverSeat.take(self.zookeeper, session_timeout_ms=self._session_timeout_ms)
+        except ClusterError:
+            if self._embedded is not None:
+                self._embedded.leave()  # the driver that has the seat needs it
+            raise
+
+    def start_brokers(self, context: SparkContext) -> GenerationReport:
+        """Start or adopt the brokers; return when each serves.
+
+        Raises:
+            ClusterError: too few task slots; a broker that does not come up: says why. Call ``stop`` then as well.
+        """
+        options, master = self._options, master_of(context)
+        spec = self._spec(master)
+        size = sizing(options, master)
+        require_slots(context, size, brokers=options.brokers, timeout_s=SLOTS_TIMEOUT_S)
+        self._controller = ControllerLoop(self.zookeeper, self.seat.cluster_id)
+        self._controller.start()
+        self._generations = Generations(context, self.seat, spec, sizing=size)
+        self._generations.start()
+        report = self._generations.wait_ready(timeout_s=READY_TIMEOUT_S)
+        if report.problems:
+            raise ClusterError("; ".join(report.problems))
+        if len(report.brokers) < options.brokers:
+            raise ClusterError(
+                f"{options.brokers} brokers were asked for, and there are log directories for {len(report.brokers)}:"
+                " name more log directories, or ask for fewer brokers"
+            )
+        return report
+
+    def _spec(self, master: str) -> GenerationSpec:
+        options = self._options
+        here = is_one_machine(master) and not options.advertised_host
+        return GenerationSpec(
+            cluster_id=self.seat.cluster_id,
+            zookeeper=self.zookeeper,
+            driver_epoch=self.seat.epoch,
+            generation=0,
+            brokers=options.brokers,
+            brokers_per_task=brokers_per_task(options, master),
+            log_dirs=tuple(str(path.resolve() if is_one_machine(master) else path) for path in options.log_dirs),
+            data_dir=str(self.data_dir.resolve()),
+            port=options.port,
+            advertised_host=LOOPBACK if here else options.advertised_host,
+            # There is no authentication yet: what needs no other machine is not offered to any.
+            bind_host=LOOPBACK if here else "",
+            settings=options.settings,
+            session_timeout_ms=self._session_timeout_ms,
+        )
+
+    @property
+    def bootstrap(self) -> str:
+        """Addresses of the brokers that serve, for clients."""
+        report = self.report
+        return ",".join(f"{broker.host}:{broker.port}" for broker in report.brokers) if report is not None else ""
+
+    def stop(self) -> None:
+        """Stop everything in order. Idempotent. When another driver took the cluster over, only let go of it."""
+        lost = self._seat is not None and self._seat.lost.is_set()
+        if self._controller is not None:
+            self._controller.stop()
+            self._controller = None
+        if self._generations is not None:
+            self._generations.stop()
+            self._generations = None
+        if self._seat is not None:
+            self._seat.close()
+            self._seat = None
+        if self._embedded is not None:
+            with contextlib.suppress(ClusterError):
+                if lost:
+                    self._embedded.leave()
+                else:
+                    self._embedded.stop()
+            self._embedded = None

@@ -1,0 +1,100 @@
+"""What whoever starts a cluster may choose, and what follows from it for a given Spark master."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from sparklog.cluster.barrier import Sizing
+from sparklog.config import broker_config
+from sparklog.errors import ConfigError
+
+DEFAULT_PORT = 9092
+
+
+class ClusterOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """The cluster as asked for; checked by ``checked``."""
+
+    data_dir: Path
+    brokers: int = 3
+    #: New brokers a barrier task may start; 0: one, or one for each log directory.
+    brokers_per_executor: int = 0
+    #: Log directories of each host, one broker each; empty: made below ``data_dir``.
+    log_dirs: tuple[Path, ...] = ()
+    #: First port to try for a new log directory.
+    port: int = DEFAULT_PORT
+    #: Address clients are given; empty: this machine's loopback under a local master, else each host's name.
+    advertised_host: str = ""
+    #: ``host:port[,host:port][/chroot]``; empty: a ZooKeeper of the cluster's own.
+    zookeeper: str = ""
+    settings: dict[str, str] = {}
+    #: Task slots that must remain for other jobs of the same Spark application.
+    spare_slots: int = 0
+
+    def checked(self) -> ClusterOptions:
+        """Raises ConfigError naming what is out of range; settings as ``config.broker_config``."""
+        if self.brokers < 1:
+            raise ConfigError(f"brokers={self.brokers}: expected at least 1")
+        if self.brokers_per_executor < 0:
+            raise ConfigError(f"brokers per executor={self.brokers_per_executor}: expected at least 1")
+        if not 1 <= self.port <= 65_535:
+            raise ConfigError(f"port={self.port}: expected 1 to 65535")
+        if len({path.resolve() for path in self.log_dirs}) != len(self.log_dirs):
+            raise ConfigError(f"log directories must differ: {', '.join(str(path) for path in self.log_dirs)}")
+        broker_config(self.settings)
+        return self
+
+
+def is_one_machine(master: str) -> bool:
+    """Every executor runs on the driver's machine: local, local[N], local-cluster[...]."""
+    return master.startswith("local")
+
+
+def brokers_per_task(options: ClusterOptions, master: str) -> int:
+    if is_in_driver(master):
+        return options.brokers
+    if options.brokers_per_executor:
+        return options.brokers_per_executor
+    # Executors of local-cluster share the machine's directories; elsewhere each host has all of those named.
+    return max(len(options.log_dirs), 1) if not is_one_machine(master) else 1
+
+
+def is_in_driver(master: str) -> bool:
+    """local and local[N]: one JVM, so one task supervises all brokers."""
+    return is_one_machine(master) and not master.startswith("local-cluster")
+
+
+def sizing(options: ClusterOptions, master: str) -> Sizing:
+    return Sizing(math.ceil(options.brokers / brokers_per_task(options, master)), options.spare_slots)
+
+
+def read_settings(path: Path) -> dict[str, str]:
+    """A file of ``key = value`` lines; # begins a comment line.
+
+    Raises:
+        ConfigError: a line without a value, or a key given twice; names the file and the line.
+    """
+    settings: dict[str, str] = {}
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        text = line.strip()
+        if not text or text.startswith("#"):
+            continue
+        add_setting(settings, text, where=f"{path}, line {number}")
+    return settings
+
+
+def add_setting(settings: dict[str, str], text: str, *, where: str) -> None:
+    """Raises ConfigError when ``text`` is not ``key=value`` or its key is there already."""
+    key, equals, value = (part.strip() for part in text.partition("="))
+    if not (key and equals and value):
+        raise ConfigError(f"{where}: {text!r} found, expected key = value")
+    if key in settings:
+        raise ConfigError(f"{where}: {key} is set twice")
+    settings[key] = value
+
+
+def merged(settings: Mapping[str, str], over: Mapping[str, str]) -> dict[str, str]:
+    return {**settings, **over}

@@ -1,0 +1,95 @@
+"""Where a host's brokers meet their supervisors: sockets and process notes, by log directory.
+
+A Unix socket's path ends at 108 bytes, so these cannot stand in the log directories themselves. The names follow from
+the log directory alone: a supervisor of any generation, started by any driver, finds the same ones. /tmp and not
+TMPDIR, which cluster managers set to something that goes with the container.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import stat
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from sparklog.cluster.process import ProcessIdentity
+from sparklog.errors import ClusterError
+
+_BASE = Path("/tmp")
+
+
+def runtime_directory() -> Path:
+    """This user's directory, made if need be.
+
+    Raises:
+        ClusterError: what stands there is not a directory that only this user can enter: someone else's sockets
+            would be trusted.
+    """
+    path = _BASE / f"sparklog-{os.geteuid()}"
+    with contextlib.suppress(FileExistsError):
+        path.mkdir(mode=0o700)
+    found = path.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
+        raise ClusterError(
+            f"{path} must be a directory of user {os.geteuid()} with mode 0700;"
+            f" found owner {found.st_uid}, mode {stat.filemode(found.st_mode)}"
+        )
+    return path
+
+
+def _stem(log_dir: Path) -> str:
+    return hashlib.sha256(os.fsencode(log_dir.resolve())).hexdigest()[:16]
+
+
+def control_socket(log_dir: Path) -> Path:
+    return runtime_directory() / f"{_stem(log_dir)}.sock"
+
+
+@contextlib.contextmanager
+def host_lock(*, timeout_s: float = 10.0) -> Iterator[None]:
+    """Only one process of this user on this host is inside: new log directories take their ports one by one.
+
+    Raises:
+        ClusterError: not free within ``timeout_s``.
+    """
+    with _lock(runtime_directory() / "claims.lock", timeout_s=timeout_s, what="claims on this host"):
+        yield
+
+
+def note_process(log_dir: Path, identity: ProcessIdentity) -> None:
+    """Write down which process was started for ``log_dir``, for a supervisor that finds its socket silent."""
+    target = runtime_directory() / f"{_stem(log_dir)}.json"
+    with tempfile.NamedTemporaryFile(dir=target.parent, delete=False) as file:
+        file.write(msgspec.json.encode(identity))
+    Path(file.name).replace(target)
+
+
+def noted_process(log_dir: Path) -> ProcessIdentity | None:
+    try:
+        return msgspec.json.decode((runtime_directory() / f"{_stem(log_dir)}.json").read_bytes(), type=ProcessIdentity)
+    except (FileNotFoundError, msgspec.MsgspecError):
+        return None
+
+
+@contextlib.contextmanager
+def _lock(path: Path, *, timeout_s: float, what: str) -> Iterator[None]:
+    deadline = time.monotonic() + timeout_s
+    with path.open("ab") as file:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    raise ClusterError(
+                        f"{what}: {path} is locked by another process for over {timeout_s:g} s"
+                    ) from None
+                time.sleep(0.05)
+        yield

@@ -1,0 +1,107 @@
+"""Broker slots: which log directory belongs to which task of a generation.
+
+One directory is one disk is one broker. Executors come and go and two tasks may share a host, so nothing hangs on a
+task's index: every task surveys its host, all surveys are gathered, and ``share_slots`` gives the same answer in every
+task. What a broker is (id, port) stands in its directory's ``meta.json`` and nowhere else.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from sparklog.cluster.generation import GenerationSpec
+
+
+class FoundSlot(msgspec.Struct, frozen=True):
+    """A log directory of a host. ``broker_id`` and ``port`` are -1 while it has never held a broker."""
+
+    path: str
+    broker_id: int = -1
+    port: int = -1
+    #: A broker process answers there now.
+    live: bool = False
+
+
+class HostSurvey(msgspec.Struct, frozen=True):
+    """What one task sees of its host. ``host`` is equal exactly for tasks that see the same directories."""
+
+    task: int
+    host: str
+    slots: tuple[FoundSlot, ...]
+    #: Directories that could be made for new brokers, best first.
+    vacancies: tuple[str, ...]
+    problem: str = ""
+
+
+class Slot(NamedTuple):
+    """A claimed log directory: the place of one broker."""
+
+    path: Path
+    broker_id: int
+    port: int
+
+
+class Share(msgspec.Struct, frozen=True):
+    """One task's part: the directories whose brokers it supervises."""
+
+    slots: tuple[FoundSlot, ...]
+
+
+def share_slots(surveys: Sequence[HostSurvey], *, brokers: int, per_task: int) -> dict[int, Share]:
+    """Deal the directories out. Pure, and independent of the order of ``surveys``.
+
+    Directories with a broker come first, live ones before others, lower ids before higher: a broker that runs keeps a
+    supervisor, and one with data comes back before an empty one is made. They may exceed ``per_task``, as executors
+    may be fewer than before. New directories fill tasks up to ``per_task``, least loaded first.
+    """
+    hosts: dict[str, list[HostSurvey]] = defaultdict(list)
+    for survey in sorted(surveys, key=lambda survey: survey.task):
+        hosts[survey.host].append(survey)
+    load: dict[int, list[FoundSlot]] = {survey.task: [] for survey in surveys}
+
+    known = [(slot, host) for host, tasks in hosts.items() for slot in tasks[0].slots if slot.broker_id >= 0]
+    known.sort(key=lambda pair: (not pair[0].live, pair[0].broker_id, pair[1]))
+    for slot, host in known[:brokers]:
+        load[_least_loaded(hosts[host], load)].append(slot)
+
+    missing = brokers - min(len(known), brokers)
+    vacancies = {host: list(tasks[0].vacancies) for host, tasks in hosts.items()}
+    while missing > 0:
+        open_tasks = [
+            survey
+            for tasks in hosts.values()
+            for survey in tasks
+            if len(load[survey.task]) < per_task and vacancies[survey.host]
+        ]
+        if not open_tasks:
+            break
+        task = _least_loaded(open_tasks, load)
+        host = next(survey.host for survey in open_tasks if survey.task == task)
+        load[task].append(FoundSlot(vacancies[host].pop(0)))
+        missing -= 1
+    return {task: Share(tuple(slots)) for task, slots in load.items()}
+
+
+def _least_loaded(tasks: Sequence[HostSurvey], load: dict[int, list[FoundSlot]]) -> int:
+    return min((survey.task for survey in tasks), key=lambda task: (len(load[task]), task))
+
+
+def candidates(spec: GenerationSpec) -> tuple[list[Path], list[Path]]:
+    """Log directories of this host: those that stand, and those that could be made."""
+    if spec.log_dirs:
+        paths = [Path(path) for path in spec.log_dirs]
+        return [path for path in paths if path.is_dir()], [path for path in paths if not path.is_dir()]
+    root = Path(spec.data_dir)
+    standing = sorted(
+        (path for path in root.glob("slot-*") if path.is_dir() and path.name[5:].isdigit()),
+        key=lambda path: int(path.name[5:]),
+    )
+    taken = {path.name for path in standing}
+    free = (f"slot-{k}" for k in itertools.count() if f"slot-{k}" not in taken)
+    return standing, [root / name for name in itertools.islice(free, spec.brokers)]

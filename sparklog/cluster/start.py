@@ -1,0 +1,172 @@
+"""From arguments to a running cluster and back: what ``jobs/cluster.py`` calls.
+
+ZooKeeper and Spark's JVM start side by side, as both take seconds. From then on this thread waits for a signal; what
+happens to executors and brokers is the business of the generations' thread.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from types import FrameType
+
+from pyspark import SparkConf, SparkContext
+
+from sparklog.cluster.cluster_driver import LOOPBACK, ClusterDriver
+from sparklog.cluster.options import ClusterOptions, is_one_machine
+from sparklog.cluster.process import identify
+from sparklog.cluster.spark_environment import prepare, remove_spark_home
+from sparklog.errors import SparklogError
+
+#: A driver that is refused its seat is usually refused within this; Spark is then not even started.
+_REFUSAL_S = 0.5
+
+
+def run_cluster(options: ClusterOptions, *, tell: Callable[[str], None]) -> int:
+    """Run a cluster until Ctrl-C or SIGTERM; return the exit code. ``tell`` gets the lines for the user."""
+    stop = _StopSignals(tell)
+    try:
+        options.checked()
+        options.data_dir.mkdir(parents=True, exist_ok=True)
+        _log_to(options)
+        return _run(options, stop, tell)
+    except SparklogError as error:
+        tell(f"error: {error}")
+        return 1
+    except OSError as error:
+        tell(f"error: {error}")
+        return 1
+
+
+def _run(options: ClusterOptions, stop: _StopSignals, tell: Callable[[str], None]) -> int:
+    cluster = ClusterDriver(options)
+    master = prepare(os.environ, brokers=options.brokers, data_dir=options.data_dir.resolve())
+    seating = _Seating(cluster, host=LOOPBACK if is_one_machine(master) else _driver_host())
+    context: SparkContext | None = None
+    try:
+        seating.start()
+        seating.join(_REFUSAL_S)
+        seating.check()
+        if not stop.asked.is_set():
+            context = SparkContext(conf=SparkConf())
+            stop.install()  # Spark puts its own handler of Ctrl-C there, which cancels jobs
+        seating.join()
+        seating.check()
+        if context is None or stop.asked.is_set():
+            return 0
+        cluster.start_brokers(context)
+        tell(_ready(cluster, options))
+        while not stop.asked.wait(1.0):
+            if cluster.seat.lost.is_set():
+                tell("another driver has taken the cluster over; its brokers run on")
+                return 1
+        return 0
+    except KeyboardInterrupt:
+        return 130
+    finally:
+        stop.install()
+        began = time.monotonic()
+        cluster.stop()
+        if context is not None:
+            context.stop()
+        remove_spark_home(options.data_dir.resolve())
+        if stop.asked.is_set():
+            tell(f"stopped in {time.monotonic() - began:.1f} s")
+
+
+class _Seating(threading.Thread):
+    """ZooKeeper and the seat, beside the start of Spark's JVM."""
+
+    def __init__(self, cluster: ClusterDriver, *, host: str) -> None:
+        super().__init__(name="sparklog-seating", daemon=True)
+        self._cluster = cluster
+        self._host = host
+        self._error: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            self._cluster.take_seat(zookeeper_host=self._host)
+        except BaseException as error:
+            self._error = error
+
+    def check(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+
+class _StopSignals:
+    """Ctrl-C and SIGTERM as an event. A second one gives up on an ordered stop: the brokers then run on."""
+
+    def __init__(self, tell: Callable[[str], None]) -> None:
+        self.asked = threading.Event()
+        self._tell = tell
+        self.install()
+
+    def install(self) -> None:
+        signal.signal(signal.SIGINT, self._caught)
+        signal.signal(signal.SIGTERM, self._caught)
+
+    def _caught(self, number: int, _frame: FrameType | None) -> None:
+        if self.asked.is_set():
+            os.write(2, b"\nleaving without stopping the brokers: start the cluster again to adopt or stop them\n")
+            os._exit(128 + number)
+        self.asked.set()
+        self._tell("\nstopping the cluster (once more: leave at once, brokers run on)")
+
+
+def _ready(cluster: ClusterDriver, options: ClusterOptions) -> str:
+    report = cluster.report
+    assert report is not None
+    adopted = sum(broker.adopted for broker in report.brokers)
+    lines = [
+        f"sparklog is ready after {_process_age_s():.1f} s"
+        + (f" ({adopted} of {len(report.brokers)} brokers were running already)" if adopted else ""),
+        "",
+        f"  bootstrap servers  {cluster.bootstrap}",
+        f"  ZooKeeper          {cluster.zookeeper}",
+        f"  data directory     {options.data_dir.resolve()}",
+        f"  first topic        {_command()} topics create events --partitions 6 --bootstrap {cluster.bootstrap}",
+        "",
+        "Ctrl-C stops it.",
+    ]
+    return "\n".join(lines)
+
+
+def _command() -> str:
+    """The sparklog program of this environment, as it can be typed here."""
+    beside = os.path.join(os.path.dirname(sys.executable), "sparklog")  # noqa: PTH118, PTH120  as it will be typed
+    return os.path.relpath(beside) if os.path.exists(beside) else "sparklog"  # noqa: PTH110
+
+
+def _process_age_s() -> float:
+    """Since this process began, imports included."""
+    own = identify(os.getpid())
+    with open("/proc/uptime") as file:  # noqa: PTH123
+        uptime_s = float(file.read().split()[0])
+    return uptime_s - own.start_time / os.sysconf("SC_CLK_TCK") if own is not None else 0.0
+
+
+def _driver_host() -> str:
+    import socket
+
+    return socket.getfqdn()
+
+
+def _log_to(options: ClusterOptions) -> None:
+    """What happens to generations and brokers goes to the terminal; everything to ``driver.log``."""
+    everything = logging.FileHandler(options.data_dir / "driver.log")
+    everything.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    terminal = logging.StreamHandler()
+    terminal.setFormatter(logging.Formatter("%(asctime)s %(message)s", datefmt="%H:%M:%S"))
+    terminal.addFilter(lambda record: record.levelno >= logging.WARNING or record.name == "sparklog.cluster.barrier")
+    root = logging.getLogger()
+    root.setLevel(logging.INFO)
+    root.addHandler(everything)
+    root.addHandler(terminal)
+    for noisy in ("py4j", "kazoo", "sparklog.zk.kazoo"):
+        logging.getLogger(noisy).setLevel(logging.ERROR)

@@ -1,0 +1,394 @@
+"""Watching over one broker process: adopt it or start it, notice its end, start it again.
+
+Runs in a barrier task, but does not need Spark. The broker is no child in any sense that matters: it has its own
+session and its own output files, it outlives this supervisor, and the next one adopts it over its control socket.
+
+Invariants: only the process that holds the directory's claim runs this. A process is signalled only after its
+start time was compared. A registration is retired only for a process whose end was seen.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+
+import msgspec
+
+import sparklog
+from sparklog.broker.process_config import ProcessConfig
+from sparklog.cluster import runtime_directory
+from sparklog.cluster.control import BrokerStatus, ControlConnection, Superseded
+from sparklog.cluster.generation import GenerationSpec, ServingBroker
+from sparklog.cluster.process import ProcessIdentity, exited, identify, is_alive, send_signal
+from sparklog.cluster.slots import Slot
+from sparklog.errors import ClusterError
+
+log = logging.getLogger(__name__)
+
+#: Between two looks at a broker's status.
+STATUS_INTERVAL_S = 1.0
+#: A process that has neither a socket nor an end after this is hung in its start.
+START_TIMEOUT_S = 60.0
+FIRST_DELAY_S, LONGEST_DELAY_S = 0.2, 30.0
+#: A broker that served so long starts again without a pause.
+STEADY_S = 60.0
+
+#: What is run for each slot, with ``--config <file>`` after it.
+BROKER_PROGRAM = (sys.executable, "-m", "sparklog.broker")
+
+Retire = Callable[[int, int], Awaitable[bool]]
+
+#: Children of this process by pid, so that their remains are collected and none is waited for when it is left behind.
+_children: dict[int, subprocess.Popen[bytes]] = {}
+
+
+class BrokerSupervisor:
+    """Owner: one barrier task's loop. Life cycle: ``run`` as a task; ``settled`` once it serves or has failed first;
+    then ``quiesce``, ``caught_up``, ``finish`` for a stop of the cluster, or ``leave`` for another supervisor."""
+
+    def __init__(
+        self,
+        slot: Slot,
+        spec: GenerationSpec,
+        *,
+        host: str,
+        retire: Retire,
+        program: tuple[str, ...] = BROKER_PROGRAM,
+    ) -> None:
+        self._program = program
+        self._slot = slot
+        self._spec = spec
+        self._host = host
+        self._retire = retire
+        self._connection: ControlConnection | None = None
+        self._status: BrokerStatus | None = None
+        self._process: ProcessIdentity | None = None
+        self._ending = False
+        self._adopted = False
+        self._delay_s = 0.0
+        self.settled = asyncio.Event()
+        self.superseded = False
+        #: Why the broker does not serve; empty while it does.
+        self.problem = "the broker has not started yet"
+
+    @property
+    def slot(self) -> Slot:
+        return self._slot
+
+    @property
+    def serving(self) -> ServingBroker | None:
+        status = self._status
+        if status is None or self._process is None:
+            return None
+        return ServingBroker(
+            broker_id=self._slot.broker_id,
+            host=self._host,
+            port=status.port,
+            pid=self._process.pid,
+            incarnation=status.incarnation,
+            log_dir=str(self._slot.path),
+            adopted=self._adopted,
+        )
+
+    async def run(self) -> None:
+        """Until the generation ends, or a newer one has the broker."""
+        try:
+            while not self._ending:
+                began = time.monotonic()
+                try:
+                    await self._one_life()
+                except (OSError, ClusterError) as error:
+                    if isinstance(error, Superseded):
+                        raise
+                    self._failed(str(error))
+                if self._ending or self._spec.adopt_only:
+                    return
+                await asyncio.sleep(self._next_delay(time.monotonic() - began))
+        except Superseded as newer:
+            log.info("broker %d follows a newer supervisor: %s", self._slot.broker_id, newer)
+            self.superseded = True
+        finally:
+            self.settled.set()
+
+    def _next_delay(self, served_s: float) -> float:
+        """At once after a steady life, then doubling."""
+        delay_s = 0.0 if served_s >= STEADY_S else self._delay_s
+        self._delay_s = min(max(delay_s * 2, FIRST_DELAY_S), LONGEST_DELAY_S)
+        return delay_s
+
+    async def _one_life(self) -> None:
+        """Adopt or start the broker and return when it is dead."""
+        self._adopted = await self._adopt()
+        if self._connection is None:
+            if self._spec.adopt_only:
+                return
+            await self._start()
+        assert self._connection is not None
+        self._process = self._connection.peer
+        self.problem = ""
+        log.info(
+            "broker %d %s: pid %d, port %d",
+            self._slot.broker_id,
+            "adopted" if self._adopted else "started",
+            self._process.pid,
+            self._slot.port,
+        )
+        self.settled.set()
+        try:
+            await self._watch()
+        finally:
+            await self._disconnect()
+        await self._bury()
+
+    # --- adopting and starting -----------------------------------------------------------------------------------
+
+    async def _adopt(self) -> bool:
+        """Take over a process that runs already. False when there is none, or none that can be used: then it is
+        dead by the time this returns."""
+        path = runtime_directory.control_socket(self._slot.path)
+        noted = runtime_directory.noted_process(self._slot.path)
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while True:
+            connection = await ControlConnection.open(path)
+            if connection is not None:
+                if await self._greet(connection, connection.peer):
+                    return True
+                continue
+            # No socket. A broker that another supervisor has just started will have one soon.
+            if noted is None or not is_alive(noted):
+                return False
+            if time.monotonic() > deadline:
+                await self._kill(noted, f"has had no control socket for {START_TIMEOUT_S:g} s")
+                return False
+            await asyncio.sleep(0.1)
+
+    async def _start(self) -> None:
+        """Raises ClusterError with the broker's last words when it ends before it serves."""
+        out = self._slot.path / "broker.out"
+        process = await asyncio.to_thread(self._spawn, out)
+        self._process = process
+        path = runtime_directory.control_socket(self._slot.path)
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while is_alive(process):
+            connection = await ControlConnection.open(path)
+            if connection is not None and connection.peer == process:
+                if await self._greet(connection, process):
+                    return
+            elif connection is not None:
+                await connection.close()  # the socket of a process that is about to lose it to ours
+            if time.monotonic() > deadline:
+                await self._kill(process, f"did not serve within {START_TIMEOUT_S:g} s")
+                break
+            await asyncio.sleep(0.05)
+        child = _children.pop(process.pid, None)
+        code = child.wait() if child else None
+        raise ClusterError(f"broker {self._slot.broker_id} ended with code {code} before it served: {_last_line(out)}")
+
+    def _spawn(self, out: Path) -> ProcessIdentity:
+        slot, spec = self._slot, self._spec
+        config = ProcessConfig(
+            cluster_id=spec.cluster_id,
+            broker_id=slot.broker_id,
+            log_dir=str(slot.path),
+            host=self._host,
+            port=slot.port,
+            bind_host=spec.bind_host,
+            zookeeper=spec.zookeeper,
+            settings=spec.settings,
+            control_socket=str(runtime_directory.control_socket(slot.path)),
+            driver_epoch=spec.driver_epoch,
+            generation=spec.generation,
+            log_file=str(slot.path / "broker.log"),
+        )
+        config_file = runtime_directory.control_socket(slot.path).with_suffix(".config.json")
+        config_file.write_bytes(msgspec.json.format(msgspec.json.encode(config)))
+        with out.open("wb") as output:
+            # Its own session: no terminal's signals, no part in the fate of the executor's process group. Its own
+            # files: a pipe to the executor would block the broker once the executor is gone. Not in the executor's
+            # working directory, which goes with the application.
+            child = subprocess.Popen(
+                [*self._program, "--config", str(config_file)],
+                start_new_session=True,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                cwd="/",
+                env=broker_environment(os.environ),
+            )
+        _children[child.pid] = child
+        process = identify(child.pid)
+        if process is None:
+            code = _children.pop(child.pid).wait()
+            raise ClusterError(f"broker {slot.broker_id} ended with code {code} at once: {_last_line(out)}")
+        runtime_directory.note_process(slot.path, process)
+        return process
+
+    async def _greet(self, connection: ControlConnection, process: ProcessIdentity) -> bool:
+        """Say hello until the broker serves, and keep the connection: it is the lease. False when the process ended
+        or had to be killed."""
+        deadline = time.monotonic() + START_TIMEOUT_S
+        name = {"driver_epoch": self._spec.driver_epoch, "generation": self._spec.generation}
+        try:
+            status = await connection.call("hello", timeout_s=self._hung_after_s, **name)
+            while status.incarnation < 0:
+                if time.monotonic() > deadline:
+                    await self._kill(process, f"did not serve within {START_TIMEOUT_S:g} s (state {status.state!r})")
+                    return False
+                await asyncio.sleep(0.05)
+                status = await connection.call("status", timeout_s=self._hung_after_s)
+        except asyncio.TimeoutError:
+            await connection.close()
+            await self._kill(process, f"did not answer for {self._hung_after_s:g} s")
+            return False
+        except ConnectionError:
+            await connection.close()
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(exited(process), 1.0)
+            return False
+        except BaseException:
+            await connection.close()
+            raise
+        self._connection, self._status = connection, status
+        return True
+
+    # --- watching ------------------------------------------------------------------------------------------------
+
+    @property
+    def _hung_after_s(self) -> float:
+        """Twice what ZooKeeper waits: by then its partitions have other leaders and its own watchdog has failed."""
+        return 2 * self._spec.session_timeout_ms / 1000 + 2
+
+    async def _watch(self) -> None:
+        """Return when the process has ended; a hung one is ended first."""
+        assert self._connection is not None
+        process = self._connection.peer
+        end = asyncio.create_task(exited(process))
+        try:
+            while not end.done():
+                await asyncio.wait({end}, timeout=STATUS_INTERVAL_S)
+                if not end.done():
+                    await self._look(process)
+        finally:
+            end.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await end
+
+    async def _look(self, process: ProcessIdentity) -> None:
+        try:
+            if self._connection is None:
+                self._connection = await ControlConnection.open(runtime_directory.control_socket(self._slot.path))
+                if self._connection is None:
+                    return
+                name = {"driver_epoch": self._spec.driver_epoch, "generation": self._spec.generation}
+                self._status = await self._connection.call("hello", timeout_s=self._hung_after_s, **name)
+            else:
+                self._status = await self._connection.call("status", timeout_s=self._hung_after_s)
+        except asyncio.TimeoutError:
+            await self._disconnect()
+            await self._kill(process, f"did not answer for {self._hung_after_s:g} s")
+        except ConnectionError:
+            await self._disconnect()
+
+    async def _bury(self) -> None:
+        """Say at once that the broker is dead: its partitions get new leaders without waiting for its session."""
+        status, process, self._status = self._status, self._process, None
+        if process is not None and (child := _children.pop(process.pid, None)) is not None:
+            child.wait()
+        if status is None:
+            return
+        try:
+            retired = await self._retire(self._slot.broker_id, status.incarnation)
+        except ClusterError as error:  # without ZooKeeper its session ends the registration later
+            log.warning("broker %d: its registration could not be retired: %s", self._slot.broker_id, error)
+            retired = False
+        if not self._ending:
+            self._failed(
+                f"process {process.pid if process else '?'} ended{', registration retired' if retired else ''}"
+            )
+
+    def _failed(self, why: str) -> None:
+        self.problem = f"broker {self._slot.broker_id} in {self._slot.path}: {why}"
+        log.warning("%s", self.problem)
+        self.settled.set()
+
+    async def _kill(self, process: ProcessIdentity, why: str) -> None:
+        log.error("broker %d: process %d %s: killed", self._slot.broker_id, process.pid, why)
+        send_signal(process, signal.SIGKILL)
+        await exited(process)
+
+    async def _disconnect(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            await connection.close()
+
+    # --- ending --------------------------------------------------------------------------------------------------
+
+    async def quiesce(self) -> None:
+        """Let the broker refuse writes. A broker that cannot be told has no part in the ordered stop."""
+        self._ending = True
+        await self._tell("quiesce")
+
+    async def caught_up(self, *, timeout_s: float) -> bool:
+        """Wait until every in-sync follower has all that this broker leads."""
+        deadline = time.monotonic() + timeout_s
+        while (status := await self._tell("status")) is not None and status.lagging > 0:
+            if time.monotonic() > deadline:
+                log.warning("broker %d: %d partitions still lag", self._slot.broker_id, status.lagging)
+                return False
+            await asyncio.sleep(0.05)
+        return True
+
+    async def finish(self, *, timeout_s: float) -> None:
+        """Let the broker flush, mark its directory clean and end; kill it when it does not."""
+        self._ending = True
+        process = self._process
+        if process is None:
+            return
+        await self._tell("finish")
+        try:
+            await asyncio.wait_for(exited(process), timeout_s)
+        except asyncio.TimeoutError:
+            await self._kill(process, f"had not finished after {timeout_s:g} s")
+
+    def leave(self) -> None:
+        """End without touching the broker."""
+        self._ending = True
+
+    async def _tell(self, op: str) -> BrokerStatus | None:
+        if self._connection is None:
+            return None
+        try:
+            return await self._connection.call(op, timeout_s=self._hung_after_s)
+        except (asyncio.TimeoutError, OSError, ClusterError) as error:
+            log.warning("broker %d was not told to %s: %s", self._slot.broker_id, op, error or type(error).__name__)
+            return None
+
+
+def broker_environment(inherited: Mapping[str, str]) -> dict[str, str]:
+    """A worker's environment without Spark's part in it, and with this very package importable."""
+    keep = {key: value for key, value in inherited.items() if not key.startswith(("PYSPARK_", "SPARK_", "_SPARK"))}
+    paths = [str(Path(sparklog.__file__).parent.parent)]
+    paths += [path for path in inherited.get("PYTHONPATH", "").split(os.pathsep) if path and not _is_sparks(path)]
+    keep["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
+    return keep
+
+
+def _is_sparks(path: str) -> bool:
+    name = Path(path).name
+    return name == "pyspark.zip" or (name.startswith("py4j-") and name.endswith(".zip"))
+
+
+def _last_line(path: Path) -> str:
+    try:
+        lines = path.read_text(errors="replace").split("\n")
+    except OSError as error:
+        return str(error)
+    return next((line.strip() for line in reversed(lines) if line.strip()), f"nothing in {path}")
