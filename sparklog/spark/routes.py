@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.types import (
-    DataType,
     IntegralType,
     NullType,
     StringType,
@@ -26,6 +26,7 @@ from sparklog.errors import BrokerError, ConfigError, ErrorCode
 from sparklog.record.schema import fit_table
 from sparklog.spark.schema import TopicShape, arrow_columns, spark_type
 
+_TIMESTAMPS = (TimestampType, TimestampNTZType)
 _TOPIC_COLUMNS = ("topic", "_topic")
 _PARTITION_COLUMNS = ("partition", "_partition")
 _LEFT_BEHIND = frozenset({"offset", "timestampType", "_offset", "_timestamp", *_TOPIC_COLUMNS, *_PARTITION_COLUMNS})
@@ -96,7 +97,7 @@ def find_topic_column(columns: StructType) -> str:
     return name
 
 
-def rows_by_value(rows: pa.RecordBatch, values: pa.Array) -> Iterator[tuple[object, pa.RecordBatch]]:
+def rows_by_value(rows: pa.RecordBatch, values: pa.Array) -> Iterator[tuple[Any, pa.RecordBatch]]:
     """``rows`` grouped by ``values``, in order of appearance; each group keeps its order. Null is a value."""
     distinct = pc.unique(values)
     if len(distinct) == 1:
@@ -115,13 +116,9 @@ def _zone_complaints(shape: TopicShape, columns: StructType, payload: Sequence[s
         if index < 0:
             continue
         found, expected = columns[name].dataType, spark_type(shape.schema.field(index).type)
-        if _is_timestamp(found) and _is_timestamp(expected) and found != expected:
+        if isinstance(found, _TIMESTAMPS) and isinstance(expected, _TIMESTAMPS) and found != expected:
             complaints.append(f"column {name!r} is {found.simpleString()}, {expected.simpleString()} expected: cast it")
     return complaints
-
-
-def _is_timestamp(kind: DataType | None) -> bool:
-    return isinstance(kind, TimestampType | TimestampNTZType)
 
 
 def _mismatch(topic: str, complaints: Sequence[str]) -> BrokerError:

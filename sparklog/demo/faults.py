@@ -1,0 +1,156 @@
+"""The kills of the demonstration: one executor and one broker, by SIGKILL, in the middle of the write.
+
+A thread follows the end of the log and strikes when the write has come far enough, so that rows are in flight on both
+occasions however fast the machine is.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from pyspark.sql import SparkSession
+
+from sparklog.client.admin import Admin
+from sparklog.demo.story import Story
+from sparklog.errors import ClusterError, SparklogError
+from sparklog.model import TopicPartition
+
+_POLL_S = 0.05
+_TURN_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Executor:
+    """An executor's JVM on this machine; ``tasks`` it is running."""
+
+    executor_id: str
+    pid: int
+    tasks: int
+
+
+class FaultThread(threading.Thread):
+    """Runs beside the write: kills an executor at ``first`` rows in the log and a leader at ``second``.
+
+    Ends by itself once both are done, or when ``finish`` says that the write is over. ``failure`` holds what went
+    wrong, for the main thread to raise.
+    """
+
+    def __init__(
+        self, spark: SparkSession, bootstrap: str, topic: str, *, first: int, second: int, story: Story
+    ) -> None:
+        super().__init__(name="demo-faults", daemon=True)
+        self._spark = spark
+        self._bootstrap = bootstrap
+        self._topic = topic
+        self._thresholds = (first, second)
+        self._story = story
+        self._over = threading.Event()
+        self.kills = 0
+        self.failure: Exception | None = None
+
+    def finish(self) -> None:
+        """The write is over: wait for what is under way, and raise what failed.
+
+        Raises:
+            ClusterError: the write ended before both kills were done.
+        """
+        self._over.set()
+        self.join(_TURN_S)
+        if self.failure is not None:
+            raise self.failure
+        if self.kills < 2:
+            raise ClusterError(f"the write was over after {self.kills} of 2 kills: nothing was shown")
+
+    def run(self) -> None:
+        first, second = self._thresholds
+        try:
+            with Admin(self._bootstrap, client_id="sparklog-demo") as admin:
+                if self._await_rows(admin, first):
+                    self._kill_executor(admin)
+                if self._await_rows(admin, second):
+                    self._kill_leader(admin)
+        except (SparklogError, OSError) as error:
+            self.failure = error
+
+    def _await_rows(self, admin: Admin, threshold: int) -> bool:
+        return _await(lambda: committed_rows(admin, self._topic) >= threshold, self._over)
+
+    def _kill_executor(self, admin: Admin) -> None:
+        victim = max(executors(self._spark), key=lambda executor: executor.tasks)
+        rows = committed_rows(admin, self._topic)
+        os.kill(victim.pid, signal.SIGKILL)
+        self.kills += 1
+        self._story.tell(
+            "executor killed",
+            f"{victim.executor_id}, JVM {victim.pid}, with {victim.tasks} running tasks; {rows:,} rows committed",
+        )
+
+    def _kill_leader(self, admin: Admin) -> None:
+        before = admin.describe_topic(self._topic).partitions[0]
+        victim = next(broker for broker in admin.describe_brokers() if broker.address.broker_id == before.leader)
+        rows = committed_rows(admin, self._topic)
+        os.kill(victim.pid, signal.SIGKILL)
+        killed_at = time.monotonic()
+        self.kills += 1
+        self._story.tell(
+            "broker killed",
+            f"broker {before.leader}, process {victim.pid}, led partition 0 and {victim.leaders - 1} more; "
+            f"{rows:,} rows committed",
+        )
+        never = threading.Event()
+        if not _await(lambda: _leader_epoch(admin, self._topic) > before.leader_epoch, never, within_s=_TURN_S):
+            raise ClusterError(f"partition 0 of {self._topic} got no new leader within {_TURN_S:g} s")
+        after = admin.describe_topic(self._topic).partitions[0]
+        self._story.tell(
+            "new leader", f"broker {after.leader} leads partition 0 after {time.monotonic() - killed_at:.1f} s"
+        )
+
+
+def committed_rows(admin: Admin, topic: str) -> int:
+    """Offsets below the high watermarks, summed over the topic's partitions."""
+    partitions = [TopicPartition(topic, part.partition) for part in admin.describe_topic(topic).partitions]
+    return sum(admin.list_offsets(partitions, at="latest").values())
+
+
+def executors(spark: SparkSession) -> list[Executor]:
+    """The living executors of a session whose master is ``local-cluster``: children of the driver's JVM.
+
+    Raises:
+        ClusterError: there are none, as under any other master.
+    """
+    context = spark.sparkContext
+    seen = context._jsc.sc().statusStore().executorList(True)
+    tasks = {seen.apply(at).id(): seen.apply(at).activeTasks() for at in range(seen.size())}
+    found = []
+    jvm = context._jvm
+    assert jvm is not None
+    for child in jvm.java.lang.ProcessHandle.current().children().toArray():
+        words = child.info().commandLine().orElse("").split()
+        if "--executor-id" in words and child.isAlive():
+            executor_id = words[words.index("--executor-id") + 1]
+            found.append(Executor(executor_id, child.pid(), tasks.get(executor_id, 0)))
+    if not found:
+        raise ClusterError(
+            f"no executor is a child of the driver (master {context.master}): use local-cluster[3,2,1024]"
+        )
+    return found
+
+
+def _leader_epoch(admin: Admin, topic: str) -> int:
+    """The leader epoch of partition 0, or -1 while it has no leader."""
+    partition = admin.describe_topic(topic).partitions[0]
+    return -1 if partition.leader is None else partition.leader_epoch
+
+
+def _await(condition: Callable[[], bool], over: threading.Event, *, within_s: float = float("inf")) -> bool:
+    """Poll until ``condition`` holds; False when ``over`` is set first or the time is up."""
+    deadline = time.monotonic() + within_s
+    while not condition():
+        if over.wait(_POLL_S) or time.monotonic() > deadline:
+            return False
+    return True

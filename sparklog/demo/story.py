@@ -1,0 +1,57 @@
+"""What happened, when, and what was compared with what: collected while it happens, printed at the end."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+from rich.console import Console
+from rich.table import Table
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One comparison of the source with what the log gave back."""
+
+    what: str
+    expected: str
+    found: str
+    equal: bool
+
+
+@dataclass(slots=True)
+class Story:
+    """Events in order of time. Owned by the demonstration's main thread; its fault thread adds through ``tell`` too,
+    which appends and so needs no lock."""
+
+    console: Console
+    started: float = field(default_factory=time.monotonic)
+    events: list[tuple[float, str, str]] = field(default_factory=list)
+    checks: list[Check] = field(default_factory=list)
+
+    def tell(self, what: str, detail: str = "") -> None:
+        """Record an event and show it at once."""
+        seconds = time.monotonic() - self.started
+        self.events.append((seconds, what, detail))
+        self.console.print(f"{seconds:6.1f} s  {what}{': ' if detail else ''}{detail}", highlight=False, markup=False)
+
+    def check(self, what: str, *, expected: object, found: object) -> None:
+        self.checks.append(Check(what, _shown(expected), _shown(found), expected == found))
+
+    @property
+    def all_equal(self) -> bool:
+        return bool(self.checks) and all(check.equal for check in self.checks)
+
+    def print_tables(self) -> None:
+        happened = Table("seconds", "event", "", title="What happened", title_justify="left")
+        for seconds, what, detail in self.events:
+            happened.add_row(f"{seconds:.1f}", what, detail)
+        compared = Table("compared", "source", "read back", "", title="What came out", title_justify="left")
+        for check in self.checks:
+            compared.add_row(check.what, check.expected, check.found, "equal" if check.equal else "[red]DIFFERENT")
+        self.console.print(happened)
+        self.console.print(compared)
+
+
+def _shown(value: object) -> str:
+    return f"{value:,}" if isinstance(value, int) else str(value)
