@@ -101,7 +101,8 @@ def _convert(array: pa.Array, target: pa.DataType) -> pa.Array:
     if isinstance(source, pa.BaseExtensionType):
         return _convert(array.storage, target)
     if types.is_dictionary(source):
-        return _convert(array.dictionary_decode(), target)
+        # The values first: pyarrow cannot decode dictionaries of views, which polars' categoricals are.
+        return _convert(array.dictionary, target).take(array.indices)
     if types.is_null(source):
         return pa.nulls(len(array), target)
     if types.is_struct(target):

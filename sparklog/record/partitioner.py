@@ -130,7 +130,7 @@ def _spans(keys: pa.Array) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]
     """All bytes of the column and where each key begins and how long it is; a null has length 0."""
     kind = keys.type
     if types.is_dictionary(kind):
-        keys = keys.dictionary_decode()
+        keys = keys.dictionary.cast(pa.large_binary()).take(keys.indices)
         kind = keys.type
     if types.is_string_view(kind) or types.is_binary_view(kind) or types.is_fixed_size_binary(kind):
         keys = keys.cast(pa.large_binary())

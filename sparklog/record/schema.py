@@ -68,10 +68,11 @@ def parse_schema(message: bytes) -> pa.Schema:
     schema_table_position(message[8:])
     try:
         schema = pa.ipc.read_schema(pa.py_buffer(message))
+        check_schema(schema)
+        return _without_metadata(schema)
     except (pa.ArrowException, OSError, EOFError, ValueError, TypeError) as error:
+        # ValueError comes also later than from reading: names are decoded when they are first looked at.
         raise malformed(f"not a schema: {_first_line(error)}") from None
-    check_schema(schema)
-    return _without_metadata(schema)
 
 
 def check_schema(schema: pa.Schema) -> None:

@@ -81,6 +81,8 @@ def test_fixed_size_dictionary_and_chunked_keys() -> None:
     expected = partitions_for_keys(keys, 11).tolist()
     assert partitions_for_keys(keys.cast(pa.binary(4)), 11).tolist() == expected
     assert partitions_for_keys(keys.dictionary_encode(), 11).tolist() == expected
+    views = pa.DictionaryArray.from_arrays([1, 0, 1], pa.array(["efgh", "abcd"], pa.string_view()))
+    assert partitions_for_keys(views, 11).tolist() == expected
     assert partitions_for_keys(pa.chunked_array([keys.slice(0, 1), keys.slice(1)]), 11).tolist() == expected
     assert partitions_for_keys(pa.chunked_array([], pa.binary()), 11).tolist() == []
 
