@@ -1,1 +1,68 @@
-"""sparklog: a partitioned, replicated log that runs as a Spark application."""
+"""sparklog: a partitioned, replicated log that runs as a Spark application.
+
+Names are loaded when they are first used: ``import sparklog`` is cheap and needs no Spark.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sparklog.client.admin import Admin as Admin
+    from sparklog.client.consumer import Consumer as Consumer
+    from sparklog.client.errors import BufferFull as BufferFull
+    from sparklog.client.errors import ClientTimeout as ClientTimeout
+    from sparklog.client.origin import Origin as Origin
+    from sparklog.client.origin import origin as origin
+    from sparklog.client.producer import Producer as Producer
+    from sparklog.client.results import RecordMetadata as RecordMetadata
+    from sparklog.client.results import WriteResult as WriteResult
+    from sparklog.cluster.local import LocalCluster as LocalCluster
+    from sparklog.errors import BrokerError as BrokerError
+    from sparklog.errors import ClusterError as ClusterError
+    from sparklog.errors import ConfigError as ConfigError
+    from sparklog.errors import ErrorCode as ErrorCode
+    from sparklog.errors import SparklogError as SparklogError
+    from sparklog.errors import StorageError as StorageError
+    from sparklog.model import OffsetRange as OffsetRange
+    from sparklog.model import TopicPartition as TopicPartition
+    from sparklog.spark import configure as configure
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "Admin": "sparklog.client.admin",
+    "BrokerError": "sparklog.errors",
+    "BufferFull": "sparklog.client.errors",
+    "ClientTimeout": "sparklog.client.errors",
+    "ClusterError": "sparklog.errors",
+    "ConfigError": "sparklog.errors",
+    "Consumer": "sparklog.client.consumer",
+    "ErrorCode": "sparklog.errors",
+    "LocalCluster": "sparklog.cluster.local",
+    "OffsetRange": "sparklog.model",
+    "Origin": "sparklog.client.origin",
+    "Producer": "sparklog.client.producer",
+    "RecordMetadata": "sparklog.client.results",
+    "SparklogError": "sparklog.errors",
+    "StorageError": "sparklog.errors",
+    "TopicPartition": "sparklog.model",
+    "WriteResult": "sparklog.client.results",
+    "configure": "sparklog.spark",
+    "origin": "sparklog.client.origin",
+}
+
+__all__ = [*_HOME, "__version__"]  # noqa: PLE0604 - the table above is the one list of names
+
+
+def __getattr__(name: str) -> object:
+    home = _HOME.get(name)
+    if home is None:
+        raise AttributeError(f"module 'sparklog' has no attribute {name!r}")
+    found = globals()[name] = getattr(importlib.import_module(home), name)
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOME})

@@ -86,6 +86,11 @@ class AsyncConnection(asyncio.BufferedProtocol):
             raise self._lost_error()
         self._write(message, body)
 
+    @property
+    def writable(self) -> bool:
+        """False while the peer takes less than is written; ``drained`` waits for the end of that."""
+        return self._writable.is_set()
+
     async def drained(self) -> None:
         """Wait until the peer has taken enough of what was written; returns at once when closed."""
         await self._writable.wait()

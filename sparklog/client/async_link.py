@@ -1,0 +1,245 @@
+"""The asyncio side of a client: connections to the brokers of one cluster, and metadata kept fresh.
+
+It answers at once with what it has, starts getting what it has not, and calls ``changed`` when there is something new:
+its user decides synchronously and never waits in the middle of a decision. Every method is called on its loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any
+
+from sparklog.client.backoff import Backoff
+from sparklog.client.bootstrap import Address, parse_bootstrap
+from sparklog.client.metadata import MetadataCache
+from sparklog.errors import BrokerError, ErrorCode
+from sparklog.net.async_client import AsyncConnection
+from sparklog.protocol.messages import Metadata, MetadataReply, Reply, Request, TopicMetadata
+
+
+class _Broker:
+    """One broker's connection, or when to try for one again."""
+
+    __slots__ = ("connection", "failures", "opening", "retry_at_s")
+
+    def __init__(self) -> None:
+        self.connection: AsyncConnection | None = None
+        self.opening = False
+        self.failures = 0
+        self.retry_at_s = 0.0
+
+
+class AsyncLink:
+    """Owned by one event loop; ``close`` ends its connections and tasks."""
+
+    def __init__(
+        self,
+        bootstrap: str | Iterable[str],
+        *,
+        client_id: str,
+        changed: Callable[[], None],
+        request_timeout_s: float,
+        connect_timeout_s: float = 5.0,
+        backoff: Backoff = Backoff(),  # noqa: B008 - an immutable value
+    ) -> None:
+        """``changed`` is called when a connection has come or gone, or metadata are new.
+
+        Raises:
+            ConfigError: ``bootstrap`` holds no address.
+        """
+        self.metadata = MetadataCache()
+        #: Topics the last replies called unknown or unusable, with what they said.
+        self.topic_errors: dict[str, TopicMetadata] = {}
+        self.last_problem = ""
+        #: Counts the changes of ``metadata`` and ``topic_errors``.
+        self.version = 0
+        self._bootstrap = parse_bootstrap(bootstrap)
+        self._client_id = client_id
+        self._changed = changed
+        self._request_timeout_s = request_timeout_s
+        self._connect_timeout_s = connect_timeout_s
+        self._backoff = backoff
+        self._brokers: dict[int, _Broker] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._wanted: set[str] = set()
+        self._refreshing = False
+        self._refreshes = 0
+        self._refreshed_at_s = float("-inf")
+        self._random = random.Random()
+        self._closed = False
+
+    # --- connections ---
+
+    def connection(self, broker_id: int) -> AsyncConnection | None:
+        """The open connection to a broker; else None, and one is being opened unless that failed just now."""
+        broker = self._brokers.setdefault(broker_id, _Broker())
+        if broker.connection is not None and not broker.connection.closed:
+            return broker.connection
+        endpoint = self.metadata.brokers.get(broker_id)
+        if endpoint is not None and not broker.opening and self._now() >= broker.retry_at_s:
+            broker.opening = True
+            self.start(self._connect(broker_id, broker, Address(endpoint.host, endpoint.port)))
+        return None
+
+    async def ask_any(self, request: Request) -> Reply:
+        """Ask some broker once. Raises BrokerError."""
+        connection = await self._any_connection()
+        future = connection.request(request)
+        try:
+            reply, _ = await asyncio.wait_for(future, self._request_timeout_s)
+        except asyncio.TimeoutError:
+            connection.abort()
+            raise BrokerError(
+                ErrorCode.NETWORK_EXCEPTION, f"{connection.address}: no answer within {self._request_timeout_s:g} s"
+            ) from None
+        return reply
+
+    def close(self) -> None:
+        self._closed = True
+        for task in self._tasks:
+            task.cancel()
+        for broker in self._brokers.values():
+            if broker.connection is not None:
+                broker.connection.on_lost = None
+                broker.connection.close()
+
+    async def closed(self) -> None:
+        """Wait until what ``close`` ended has ended."""
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _connect(self, broker_id: int, broker: _Broker, address: Address) -> None:
+        try:
+            connection = await self._open(address)
+        except BrokerError as error:
+            self.last_problem = str(error)
+            broker.retry_at_s = self._now() + self._delay_s(broker.failures)
+            broker.failures += 1
+            asyncio.get_running_loop().call_at(broker.retry_at_s, self._tell)
+            self.want_metadata(self.metadata.topic_names())
+        else:
+            answered = connection.hello.broker_id if connection.hello else -1
+            self._keep(answered, connection)
+            if answered != broker_id:  # another broker has taken that address over
+                broker.retry_at_s = self._now() + self._delay_s(broker.failures)
+                broker.failures += 1
+                self.want_metadata(self.metadata.topic_names())
+        finally:
+            broker.opening = False
+        self._tell()
+
+    async def _any_connection(self) -> AsyncConnection:
+        alive = [b.connection for b in self._brokers.values() if b.connection is not None and not b.connection.closed]
+        if alive:
+            return self._random.choice(alive)
+        known = [Address(broker.host, broker.port) for broker in self.metadata.brokers.values()]
+        addresses = list(dict.fromkeys([*self._shuffled(known), *self._shuffled(self._bootstrap)]))
+        failures = []
+        for address in addresses:
+            try:
+                connection = await self._open(address)
+            except BrokerError as error:  # noqa: PERF203 - the next address is tried
+                if error.code != ErrorCode.NETWORK_EXCEPTION:
+                    raise
+                failures.append(error.detail)
+            else:
+                self._keep(connection.hello.broker_id if connection.hello else -1, connection)
+                return connection
+        raise BrokerError(ErrorCode.NETWORK_EXCEPTION, f"no broker can be reached: {'; '.join(failures)}")
+
+    def _keep(self, broker_id: int, connection: AsyncConnection) -> None:
+        broker = self._brokers.setdefault(broker_id, _Broker())
+        if self._closed or (broker.connection is not None and not broker.connection.closed):
+            connection.close()  # two were opened at the same time
+            return
+        broker.connection = connection
+        broker.failures = 0
+        connection.on_lost = self._tell
+
+    async def _open(self, address: Address) -> AsyncConnection:
+        return await AsyncConnection.open(
+            address.host,
+            address.port,
+            client_id=self._client_id,
+            cluster_id=self.metadata.cluster_id,
+            connect_timeout_s=self._connect_timeout_s,
+        )
+
+    # --- metadata ---
+
+    def want_metadata(self, topics: Iterable[str]) -> None:
+        """Ask for these topics' metadata: at once after a quiet time, later and later if wished again and again."""
+        self._wanted.update(topics)
+        if self._wanted and not self._refreshing and not self._closed:
+            self._refreshing = True
+            self.start(self._refresh())
+
+    def progress(self) -> None:
+        """A request was served as the metadata said: wishes are granted without a growing delay again."""
+        self._refreshes = 0
+
+    async def _refresh(self) -> None:
+        try:
+            while self._wanted:
+                wait_s = self._refreshed_at_s + self._delay_s(self._refreshes) - self._now()
+                if wait_s > 0:
+                    await asyncio.sleep(wait_s)
+                self._refreshes += 1
+                self._refreshed_at_s = self._now()
+                topics = tuple(sorted(self._wanted))
+                try:
+                    reply = await self.ask_any(Metadata(0, topics))
+                except BrokerError as error:
+                    self.last_problem = str(error)
+                    if not error.retriable:
+                        self.topic_errors.update(
+                            (name, TopicMetadata(int(error.code), name, detail=error.detail)) for name in topics
+                        )
+                        self._wanted.difference_update(topics)
+                        self.version += 1
+                    self._tell()
+                    continue
+                self._wanted.difference_update(topics)
+                if isinstance(reply, MetadataReply):
+                    self._take(reply)
+        finally:
+            self._refreshing = False
+
+    def _take(self, reply: MetadataReply) -> None:
+        self.version += 1
+        self.metadata.update(reply)
+        for topic in reply.topics:
+            if topic.code == ErrorCode.NONE:
+                self.topic_errors.pop(topic.name, None)
+            else:
+                self.topic_errors[topic.name] = topic
+        self._tell()
+
+    # --- small things ---
+
+    def _tell(self) -> None:
+        if not self._closed:
+            self._changed()
+
+    def start(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run ``work`` as a task that ends with this link."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.result()  # our own bug: let the loop's exception handler have it
+
+    def _delay_s(self, count: int) -> float:
+        return self._backoff.delay_ms(count, self._random.random()) / 1000
+
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    def _shuffled(self, addresses: Iterable[Address]) -> list[Address]:
+        items = list(addresses)
+        self._random.shuffle(items)
+        return items

@@ -1,0 +1,301 @@
+"""Records handed over one by one, until there are enough of them for a batch; and the room they may take.
+
+``send`` appends to plain lists under one lock; Arrow arrays are built once per chunk, by the I/O thread. A chunk is not
+bound to a partition unless its records are: keys are hashed for the whole chunk at once when it is encoded.
+
+A record waits for company only while earlier records of its topic are on their way, and at most ``linger_ms``: a
+producer with nothing to do sends at once, and one under load makes larger batches by itself.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from sparklog.client.errors import BufferFull, ProducerClosed
+from sparklog.client.partitioning import ProducerTopic
+from sparklog.client.results import BatchOutcome, RecordFuture, RecordMetadata
+from sparklog.errors import BrokerError, ErrorCode
+from sparklog.record.schema import DEFAULT_SCHEMA
+
+#: What a record takes in the buffer besides its bytes: list slots, the future, Arrow's offsets.
+RECORD_OVERHEAD_BYTES = 64
+
+Header: TypeAlias = "dict[str, str | bytes | None]"
+
+
+class RecordChunk:
+    """Records of one topic that are encoded together. Appended to under the collector's lock, then only read."""
+
+    def __init__(self, topic: ProducerTopic, partition: int | None, created_ms: float) -> None:
+        self.topic = topic
+        self.partition = partition
+        self.created_ms = created_ms
+        self.size = 0
+        self.lock = threading.Lock()
+        self.finished: Future[None] = Future()
+        self.keys: list[bytes | str | None] = []
+        self.values: list[Any] = []
+        self.headers: list[list[Header] | None] = []
+        self.timestamps: list[int] = []
+        self._batch_of: npt.NDArray[np.int64] | None = None
+        self._place_of: npt.NDArray[np.int64] | None = None
+        self._outcomes: list[BatchOutcome | None] = []
+        self._failure: BaseException | None = None
+        self._open = 0
+        self._listeners: list[tuple[int, Callable[[RecordMetadata | BaseException], None]]] = []
+        self._error_seen = False
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def append(self, key: bytes | str | None, value: Any, headers: list[Header] | None, timestamp: int) -> RecordFuture:
+        self.keys.append(key)
+        self.values.append(value)
+        self.headers.append(headers)
+        self.timestamps.append(timestamp)
+        return RecordFuture(self, len(self.values) - 1)
+
+    def to_batch(self, topic: ProducerTopic) -> pa.RecordBatch:
+        """The records as one batch of the topic's schema. Raises BrokerError SCHEMA_MISMATCH."""
+        if topic.is_default:
+            schema = DEFAULT_SCHEMA
+            columns = [
+                pa.array(self.keys, schema.field("key").type),
+                pa.array(self.values, schema.field("value").type),
+                pa.array(self.headers, schema.field("headers").type),
+                pa.array(self.timestamps, pa.int64()).cast(schema.field("timestamp").type),
+            ]
+            return pa.RecordBatch.from_arrays(columns, schema=schema)
+        try:
+            return pa.RecordBatch.from_pylist(self.values, schema=topic.schema)
+        except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+            raise BrokerError(ErrorCode.SCHEMA_MISMATCH, f"records of {topic.name!r}: {error}") from error
+
+    # --- outcomes ---
+
+    def placed(self, rows_of_batches: Sequence[npt.NDArray[np.int64]]) -> None:
+        """Which rows went into which batch, in the order of the batches. Called once, before any ``batch_done``."""
+        batch_of = np.empty(len(self), np.int64)
+        place_of = np.empty(len(self), np.int64)
+        for index, rows in enumerate(rows_of_batches):
+            batch_of[rows] = index
+            place_of[rows] = np.arange(len(rows))
+        self._outcomes = [None] * len(rows_of_batches)
+        self._open = len(rows_of_batches)
+        self._place_of = place_of
+        self._batch_of = batch_of
+
+    def batch_done(self, index: int, outcome: BatchOutcome) -> None:
+        self._outcomes[index] = outcome
+        self._open -= 1
+        if outcome.error is not None and self._failure is None:
+            self._failure = outcome.error
+        self._tell(ended=not self._open)
+
+    def fail(self, error: BaseException) -> None:
+        """All of it failed before it was placed."""
+        assert self._batch_of is None
+        self._failure = error
+        self._tell(ended=True)
+
+    @property
+    def failed(self) -> bool:
+        return self._failure is not None
+
+    def take_failure(self) -> BaseException | None:
+        if self._error_seen:
+            return None
+        self._error_seen = True
+        return self._failure
+
+    def outcome(self, index: int) -> RecordMetadata | BaseException | None:
+        """What became of one record, None while that is open."""
+        if self._batch_of is None or self._place_of is None:
+            return self._failure
+        batch = self._outcomes[int(self._batch_of[index])]
+        if batch is None:
+            return None
+        if batch.error is not None:
+            return batch.error
+        offset = batch.base_offset + int(self._place_of[index]) if batch.base_offset >= 0 else -1
+        return RecordMetadata(self.topic.name, batch.partition, offset, self.timestamps[index])
+
+    def listen(self, index: int, resolve: Callable[[RecordMetadata | BaseException], None]) -> None:
+        """Call ``resolve`` once with the outcome: now, or when it is there."""
+        with self.lock:
+            outcome = self.outcome(index)
+            if outcome is None:
+                self._listeners.append((index, resolve))
+        if outcome is not None:
+            resolve(outcome)
+
+    def error_seen(self) -> None:
+        self._error_seen = True
+
+    def _tell(self, *, ended: bool) -> None:
+        ready = []
+        with self.lock:
+            waiting, self._listeners = self._listeners, []
+            for index, resolve in waiting:
+                outcome = self.outcome(index)
+                if outcome is None:
+                    self._listeners.append((index, resolve))
+                else:
+                    ready.append((resolve, outcome))
+        for resolve, outcome in ready:
+            resolve(outcome)
+        if ended:
+            self.finished.set_result(None)
+
+
+class Collector:
+    """Open chunks and the bytes in hand of one producer. Every method may be called from any thread."""
+
+    def __init__(
+        self,
+        *,
+        batch_bytes: int,
+        linger_ms: float,
+        buffer_bytes: int,
+        max_block_s: float,
+        wake: Callable[[], None],
+        opened: Callable[[RecordChunk], None],
+    ) -> None:
+        """``wake`` tells the I/O thread that there is something to take; ``opened`` is told of every new chunk."""
+        self._batch_bytes = batch_bytes
+        self._linger_ms = linger_ms
+        self._buffer_bytes = buffer_bytes
+        self._max_block_s = max_block_s
+        self._wake = wake
+        self._opened = opened
+        #: The thread that makes room by taking: it must not wait for itself when a future's callback writes.
+        self.io_thread: int | None = None
+        self._room = threading.Condition(threading.Lock())
+        self._used = 0
+        self._closed: BaseException | None = None
+        self._open: dict[tuple[str, int | None], RecordChunk] = {}
+        self._full: deque[RecordChunk] = deque()
+
+    @property
+    def used_bytes(self) -> int:
+        return self._used
+
+    def append(
+        self,
+        topic: ProducerTopic,
+        partition: int | None,
+        *,
+        key: bytes | str | None,
+        value: Any,
+        headers: list[Header] | None,
+        timestamp: int,
+        size: int,
+    ) -> RecordFuture:
+        """Take one record. Raises BufferFull or ProducerClosed."""
+        size += RECORD_OVERHEAD_BYTES
+        slot = (topic.name, partition)
+        tell = False
+        with self._room:
+            if self._closed is not None or self._used + size > self._buffer_bytes:
+                self._wait_for_room(size)
+            self._used += size
+            chunk = self._open.get(slot)
+            if chunk is None:
+                chunk = self._open[slot] = RecordChunk(topic, partition, time.monotonic() * 1000)
+                self._opened(chunk)
+                tell = True
+            future = chunk.append(key, value, headers, timestamp)
+            chunk.size += size
+            if chunk.size >= self._batch_bytes:
+                self._full.append(self._open.pop(slot))
+                tell = True
+        if tell:
+            self._wake()
+        return future
+
+    def reserve(self, size: int) -> None:
+        """Room for a batch of a table. Raises BufferFull or ProducerClosed."""
+        with self._room:
+            if self._closed is not None or self._used + size > self._buffer_bytes:
+                self._wait_for_room(size)
+            self._used += size
+
+    def release(self, size: int) -> None:
+        with self._room:
+            self._used -= size
+            self._room.notify_all()
+
+    def take_due(self, now_ms: float, busy: Callable[[str], bool]) -> list[RecordChunk]:
+        """Chunks that are full, have waited long enough, or whose topic has nothing on its way."""
+        if not self._open and not self._full:
+            return []
+        with self._room:
+            due = list(self._full)
+            self._full.clear()
+            for slot, chunk in list(self._open.items()):
+                if chunk.created_ms + self._linger_ms <= now_ms or not busy(slot[0]):
+                    due.append(self._open.pop(slot))
+        return due
+
+    def next_due_ms(self) -> float | None:
+        """When the oldest open chunk has waited long enough."""
+        if not self._open:
+            return None
+        with self._room:
+            return min((chunk.created_ms for chunk in self._open.values()), default=0.0) + self._linger_ms
+
+    def seal(self) -> None:
+        """Nothing that is here waits for company any longer."""
+        with self._room:
+            self._full.extend(self._open.values())
+            self._open.clear()
+        self._wake()
+
+    def close(self, error: ProducerClosed | BaseException) -> list[RecordChunk]:
+        """Take nothing more, wake whoever waits for room with ``error``, and give back what was not taken."""
+        with self._room:
+            self._closed = self._closed or error
+            left = [*self._full, *self._open.values()]
+            self._full.clear()
+            self._open.clear()
+            self._room.notify_all()
+        return left
+
+    def _wait_for_room(self, size: int) -> None:
+        """Called with the lock; something larger than the buffer has room when there is nothing else."""
+        deadline = time.monotonic() + self._max_block_s
+        while True:
+            if self._closed is not None:
+                raise ProducerClosed(str(self._closed))
+            if not self._used or self._used + size <= self._buffer_bytes or threading.get_ident() == self.io_thread:
+                return
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise BufferFull(
+                    f"producer's buffer: {self._used} of {self._buffer_bytes} bytes in use for {self._max_block_s:g} s,"
+                    f" no room for {size}"
+                )
+            self._full.extend(self._open.values())
+            self._open.clear()
+            self._wake()
+            self._room.wait(left)
+
+
+def header_list(headers: Mapping[str, str | bytes | None] | Sequence[tuple[str, str | bytes | None]]) -> list[Header]:
+    """Headers as Arrow takes them. Raises TypeError for a name that is no text or a value that is no bytes or text."""
+    pairs = headers.items() if isinstance(headers, Mapping) else headers
+    found: list[Header] = []
+    for name, value in pairs:
+        if not isinstance(name, str) or not (value is None or isinstance(value, (str, bytes))):
+            raise TypeError(f"header {name!r}: {value!r}; expected text, and bytes, text or None")
+        found.append({"key": name, "value": value})
+    return found

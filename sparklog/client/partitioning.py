@@ -1,0 +1,255 @@
+"""A producer's tables into encoded batches, one partition each: by key, as told, or in turn. Pure but for the turn.
+
+Rows are brought together by Arrow's ``take`` over a stable sort of their partitions, so the order of the rows of a
+partition is kept and no Python loop sees a row. Bounded: the caller hands in pieces of a table, and each piece is cut
+so that no batch is larger than wanted or than the topic allows.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sparklog.config import topic_config
+from sparklog.errors import BrokerError, ConfigError, ErrorCode
+from sparklog.protocol.messages import TopicMetadata
+from sparklog.record.codec import EncodedBatch, encode_batch
+from sparklog.record.keys import partitions_of
+from sparklog.record.partitioner import NO_PARTITION
+from sparklog.record.schema import DEFAULT_EVENT_TIME, DEFAULT_KEY_COLUMNS, DEFAULT_SCHEMA, fit_table, parse_schema
+
+#: Column of a table that says where its rows go; it is not stored.
+PARTITION_COLUMN = "_partition"
+#: What a piece of a table may take before it is cut into partitions.
+_MAX_PIECE_BYTES = 32 * 1024 * 1024
+
+Rows: TypeAlias = "npt.NDArray[np.int64]"
+#: One partition for all rows, one for each row, or None: by key, else in turn.
+Destination: TypeAlias = "int | npt.NDArray[np.int64] | None"
+
+
+class EncodedPart(NamedTuple):
+    """Rows of one partition, encoded; ``rows`` are their numbers in what was given, in the order they are in."""
+
+    partition: int
+    encoded: EncodedBatch
+    rows: Rows
+
+
+class ProducerTopic:
+    """What a producer has to know of a topic. Immutable but for whose turn it is; used from any thread."""
+
+    def __init__(self, metadata: TopicMetadata) -> None:
+        """Raises BrokerError when the topic's newest schema cannot be read here."""
+        latest = metadata.schemas[-1]
+        self.metadata = metadata
+        self.name = metadata.name
+        self.topic_id = metadata.topic_id
+        self.partition_count = len(metadata.partitions)
+        self.schema_id = latest.schema_id
+        self.schema = parse_schema(latest.message)
+        self.is_default = self.schema.equals(DEFAULT_SCHEMA)
+        self.key_columns = tuple(metadata.key_columns) or (DEFAULT_KEY_COLUMNS if self.is_default else ())
+        self.event_time = metadata.event_time or (DEFAULT_EVENT_TIME if self.is_default else None)
+        try:
+            self.max_message_bytes = topic_config(metadata.config).max_message_bytes
+        except ConfigError:  # settings of a newer broker: the broker has the last word on sizes anyway
+            self.max_message_bytes = topic_config({}).max_message_bytes
+        self._turns = itertools.count(random.randrange(1 << 16))
+
+    def next_partition(self) -> int:
+        """For rows without a key: each time another one, starting anywhere."""
+        return next(self._turns) % self.partition_count
+
+    def continued_by(self, metadata: TopicMetadata) -> ProducerTopic:
+        """The same topic by newer metadata; itself when nothing a producer sees has changed."""
+        mine = self.metadata
+        if (
+            metadata.topic_id == mine.topic_id
+            and len(metadata.partitions) == len(mine.partitions)
+            and metadata.schemas == mine.schemas
+            and metadata.config == mine.config
+        ):
+            return self
+        return ProducerTopic(metadata)
+
+
+# --- tables ---
+
+
+def to_table(data: Any) -> pa.Table:
+    """A pyarrow table out of a pyarrow table or batch, a pandas or polars frame, or anything that exports Arrow.
+
+    A pandas index is left out.
+
+    Raises:
+        TypeError: names the type found.
+    """
+    if isinstance(data, pa.Table):
+        return data
+    if isinstance(data, pa.RecordBatch):
+        return pa.Table.from_batches([data])
+    if isinstance(data, pa.RecordBatchReader):
+        return data.read_all()
+    module = type(data).__module__.partition(".")[0]
+    if module == "pandas" and hasattr(data, "columns"):
+        return pa.Table.from_pandas(data, preserve_index=False)
+    if hasattr(data, "__arrow_c_stream__"):
+        return pa.table(data)
+    raise TypeError(f"{type(data).__name__} found; expected a pyarrow, pandas or polars table")
+
+
+def fit_to_topic(topic: ProducerTopic, table: pa.Table, now_us: int) -> pa.Table:
+    """``table`` with exactly the topic's columns; in default topics a missing timestamp is ``now_us``.
+
+    Raises:
+        BrokerError: SCHEMA_MISMATCH naming the columns that do not fit.
+    """
+    fitted = fit_table(table, topic.schema)
+    if topic.is_default:
+        index = topic.schema.get_field_index(DEFAULT_EVENT_TIME)
+        times = fitted.column(index)
+        if times.null_count:
+            field = topic.schema.field(index)
+            fitted = fitted.set_column(index, field, pc.fill_null(times, pa.scalar(now_us, field.type)))
+    return fitted
+
+
+def take_destinations(
+    topic: ProducerTopic, table: pa.Table, partition: int | None
+) -> tuple[pa.Table, npt.NDArray[np.int64] | int | None]:
+    """The table without its ``_partition`` column (unless the topic has one), and where its rows go.
+
+    Raises:
+        BrokerError: UNKNOWN_TOPIC_OR_PARTITION for a partition the topic does not have, INVALID_RECORD for nulls.
+    """
+    if partition is not None:
+        check_partition(topic, partition)
+        return table, partition
+    index = table.schema.get_field_index(PARTITION_COLUMN)
+    if index < 0 or topic.schema.get_field_index(PARTITION_COLUMN) >= 0:
+        return table, None
+    column = table.column(index)
+    if column.null_count:
+        raise BrokerError(ErrorCode.INVALID_RECORD, f"column {PARTITION_COLUMN!r} holds {column.null_count} nulls")
+    if not pa.types.is_integer(column.type):
+        raise BrokerError(
+            ErrorCode.SCHEMA_MISMATCH, f"column {PARTITION_COLUMN!r} is {column.type}, whole numbers expected"
+        )
+    partitions = np.asarray(column.to_numpy(), dtype=np.int64)
+    if len(partitions):
+        check_partition(topic, int(partitions.min()))
+        check_partition(topic, int(partitions.max()))
+    return table.remove_column(index), partitions
+
+
+def pieces(
+    topic: ProducerTopic, table: pa.Table, destination: Destination, *, batch_bytes: int
+) -> Iterator[tuple[pa.RecordBatch, Destination]]:
+    """A table in pieces to encode one after the other: a batch's worth, times the partitions where rows spread."""
+    if not table.num_rows:
+        return
+    spreads = isinstance(destination, np.ndarray) or (destination is None and bool(topic.key_columns))
+    wanted = min(_MAX_PIECE_BYTES, batch_bytes * (topic.partition_count if spreads else 1))
+    rows = max(1, table.num_rows * wanted // max(1, table.nbytes))
+    for at in range(0, table.num_rows, rows):
+        for batch in table.slice(at, rows).combine_chunks().to_batches():
+            yield batch, destination[at : at + batch.num_rows] if isinstance(destination, np.ndarray) else destination
+            at += batch.num_rows
+
+
+# --- rows to partitions ---
+
+
+def encode_parts(
+    topic: ProducerTopic, batch: pa.RecordBatch, destination: Destination, *, compression: str | None, batch_bytes: int
+) -> Iterator[EncodedPart]:
+    """The rows of ``batch``, which has the topic's schema, as batches of one partition each.
+
+    Raises:
+        BrokerError: MESSAGE_TOO_LARGE for a single record over the topic's limit.
+    """
+    assigned = _assign(topic, batch, destination)
+    if isinstance(assigned, int):
+        rows = np.arange(batch.num_rows, dtype=np.int64)
+        yield from _encode_cut(topic, batch, assigned, rows, compression=compression, batch_bytes=batch_bytes)
+        return
+    order = np.argsort(assigned, kind="stable").astype(np.int64)
+    grouped = batch.take(pa.array(order))
+    counts = np.bincount(assigned)
+    ends = np.cumsum(counts)
+    for partition in np.flatnonzero(counts).tolist():
+        start, end = int(ends[partition] - counts[partition]), int(ends[partition])
+        yield from _encode_cut(
+            topic,
+            grouped.slice(start, end - start),
+            partition,
+            order[start:end],
+            compression=compression,
+            batch_bytes=batch_bytes,
+        )
+
+
+def _assign(topic: ProducerTopic, batch: pa.RecordBatch, destination: Destination) -> int | npt.NDArray[np.int64]:
+    """One partition when it is the same for all rows, else one for each."""
+    if isinstance(destination, int):
+        return destination
+    if destination is None:
+        if not topic.key_columns:
+            return topic.next_partition()
+        destination = partitions_of(batch, topic.key_columns, topic.partition_count).astype(np.int64)
+        without_key = destination == NO_PARTITION
+        if without_key.any():
+            destination[without_key] = topic.next_partition()
+    first = int(destination[0])
+    return first if (destination == first).all() else destination
+
+
+def _encode_cut(
+    topic: ProducerTopic,
+    batch: pa.RecordBatch,
+    partition: int,
+    rows: Rows,
+    *,
+    compression: str | None,
+    batch_bytes: int,
+) -> Iterator[EncodedPart]:
+    # A quarter is left for what encoding adds: padding of every buffer and the message's metadata.
+    wanted = min(batch_bytes, topic.max_message_bytes * 3 // 4)
+    count = max(1, min(batch.num_rows, batch.num_rows * wanted // max(1, batch.nbytes)))
+    for at in range(0, batch.num_rows, count):
+        yield from _encode_one(topic, batch.slice(at, count), partition, rows[at : at + count], compression=compression)
+
+
+def _encode_one(
+    topic: ProducerTopic, batch: pa.RecordBatch, partition: int, rows: Rows, *, compression: str | None
+) -> Iterator[EncodedPart]:
+    encoded = encode_batch(batch, schema_id=topic.schema_id, compression=compression, event_time=topic.event_time)
+    size = max(encoded.header.length, batch.nbytes)
+    if size <= topic.max_message_bytes:
+        yield EncodedPart(partition, encoded, rows)
+    elif batch.num_rows == 1:
+        raise BrokerError(
+            ErrorCode.MESSAGE_TOO_LARGE,
+            f"one record of {topic.name!r} takes {size} bytes, max.message.bytes is {topic.max_message_bytes}",
+        )
+    else:
+        half = batch.num_rows // 2
+        yield from _encode_one(topic, batch.slice(0, half), partition, rows[:half], compression=compression)
+        yield from _encode_one(topic, batch.slice(half), partition, rows[half:], compression=compression)
+
+
+def check_partition(topic: ProducerTopic, partition: int) -> None:
+    """Raises BrokerError UNKNOWN_TOPIC_OR_PARTITION unless the topic has ``partition``."""
+    if not 0 <= partition < topic.partition_count:
+        raise BrokerError(
+            ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+            f"partition {partition}: topic {topic.name!r} has {topic.partition_count} partitions",
+        )

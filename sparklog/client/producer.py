@@ -1,0 +1,322 @@
+"""Writing to topics: record by record, or tables at once.
+
+Records are acknowledged by all in-sync replicas by default, and sent again under the same sequence until they are, so a
+retry is not a duplicate. One thread of the producer does all I/O; ``send`` and ``write`` block only for metadata of a
+topic seen the first time and when the buffer is full.
+"""
+
+from __future__ import annotations
+
+import atexit
+import datetime as dt
+import threading
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from types import TracebackType
+from typing import Any
+
+from sparklog.client.bootstrap import parse_bootstrap
+from sparklog.client.collector import Collector, RecordChunk, header_list
+from sparklog.client.errors import ClientTimeout, ProducerClosed
+from sparklog.client.partitioning import (
+    ProducerTopic,
+    check_partition,
+    encode_parts,
+    fit_to_topic,
+    pieces,
+    take_destinations,
+    to_table,
+)
+from sparklog.client.results import Completion, RecordMetadata, TableWrite, WriteResult
+from sparklog.client.sender import Sender, SenderSettings, Ticket
+from sparklog.errors import BrokerError, ConfigError, ErrorCode
+from sparklog.protocol.messages import ACKS_ALL
+from sparklog.record.codec import COMPRESSIONS
+
+MIB = 1024 * 1024
+#: Of a producer that nobody flushes; ``flush`` raises the first.
+_MAX_FAILURES_KEPT = 100
+_EXIT_FLUSH_S = 5.0
+
+
+class Producer:
+    """A client that writes. Safe to share between threads; close it, or use it in a ``with`` block.
+
+    >>> with Producer("localhost:9092") as producer:                                        # doctest: +SKIP
+    ...     future = producer.send("events", b"hello", key=b"k")
+    ...     producer.write("flights", table).result().record_count
+    """
+
+    def __init__(
+        self,
+        bootstrap: str | Iterable[str],
+        *,
+        acks: str | int = "all",
+        linger_ms: float = 5.0,
+        batch_bytes: int = MIB,
+        compression: str | None = None,
+        buffer_bytes: int = 64 * MIB,
+        max_block_s: float = 60.0,
+        request_timeout_s: float = 30.0,
+        delivery_timeout_s: float = 120.0,
+        idempotent: bool = True,
+        client_id: str = "sparklog-producer",
+    ) -> None:
+        """Starts the I/O thread; connects when there is something to ask.
+
+        Args:
+            acks: ``"all"`` in-sync replicas, 1 for the leader alone, 0 for none: then futures tell no offset and
+                losses go unseen. Only with ``"all"`` are retries free of duplicates.
+            linger_ms: the longest time a record waits for company while earlier ones are on their way; with nothing
+                on its way it is sent at once.
+            batch_bytes: about the size of a batch, before compression.
+            compression: None, ``"lz4"`` or ``"zstd"``, inside Arrow.
+            buffer_bytes: what may be handed over and not yet acknowledged; then ``send`` and ``write`` block.
+            max_block_s: how long they block before BufferFull, or ClientTimeout for a topic's metadata.
+            delivery_timeout_s: after that a record that is not acknowledged fails with ClientTimeout.
+
+        Raises:
+            ConfigError: names the argument, the value and what is expected.
+        """
+        acks_code = {"all": ACKS_ALL, "-1": ACKS_ALL, "1": 1, "0": 0}.get(str(acks))
+        if acks_code is None:
+            raise ConfigError(f"acks={acks!r}: expected 'all', 1 or 0")
+        if compression not in {None, "none", *COMPRESSIONS}:
+            raise ConfigError(f"compression={compression!r}: expected None, {', '.join(map(repr, COMPRESSIONS))}")
+        for name, value in {
+            "batch_bytes": batch_bytes,
+            "buffer_bytes": buffer_bytes,
+            "max_block_s": max_block_s,
+            "request_timeout_s": request_timeout_s,
+            "delivery_timeout_s": delivery_timeout_s,
+        }.items():
+            if value <= 0:
+                raise ConfigError(f"{name}={value!r}: expected more than 0")
+        if linger_ms < 0:
+            raise ConfigError(f"linger_ms={linger_ms!r}: expected 0 or more")
+        self._compression = None if compression == "none" else compression
+        self._batch_bytes = batch_bytes
+        self._max_block_s = max_block_s
+        self._lock = threading.Lock()
+        self._open: set[Completion] = set()
+        self._failed: list[Completion] = []
+        self._closed = False
+        settings = SenderSettings(
+            bootstrap=",".join(map(str, parse_bootstrap(bootstrap))),
+            client_id=client_id,
+            acks=acks_code,
+            idempotent=idempotent and acks_code == ACKS_ALL,
+            batch_bytes=batch_bytes,
+            compression=self._compression,
+            request_timeout_s=request_timeout_s,
+            delivery_timeout_s=delivery_timeout_s,
+            max_request_bytes=max(8 * MIB, batch_bytes),
+            metadata_max_age_s=300.0,
+        )
+        self._sender = Sender(
+            settings,
+            lambda wake: Collector(
+                batch_bytes=batch_bytes,
+                linger_ms=linger_ms,
+                buffer_bytes=buffer_bytes,
+                max_block_s=max_block_s,
+                wake=wake,
+                opened=self._opened,
+            ),
+        )
+        self._collector = self._sender.collector
+        # A producer nobody closed still gets its records out when the program ends; a with block needs none of it.
+        atexit.register(self._exit)
+
+    # --- writing ---
+
+    def send(
+        self,
+        topic: str,
+        value: bytes | str | Mapping[str, Any] | None = None,
+        *,
+        key: bytes | str | None = None,
+        headers: Mapping[str, str | bytes | None] | Sequence[tuple[str, str | bytes | None]] | None = None,
+        timestamp: dt.datetime | int | None = None,
+        partition: int | None = None,
+    ) -> Future[RecordMetadata]:
+        """Hand one record over; the future tells where it is once it is acknowledged.
+
+        Text is stored as UTF-8. ``timestamp`` is a datetime or microseconds since the epoch, by default now. For a
+        typed topic ``value`` is a mapping of its columns, and key, headers and timestamp are among those. Without
+        ``partition`` the key decides, by Kafka's murmur2; without a key, batches take turns.
+
+        Raises:
+            BrokerError: UNKNOWN_TOPIC_OR_PARTITION, INVALID_TOPIC_EXCEPTION, SCHEMA_MISMATCH.
+            BufferFull: no room within ``max_block_s``.
+            ClientTimeout: no metadata within ``max_block_s``.
+            TypeError: a value, key or header of another type.
+            ProducerClosed: after ``close``.
+        """
+        known = self._sender.topics.get(topic)
+        if known is None:
+            known = self._topic(topic)
+        if partition is not None:
+            check_partition(known, partition)
+        if timestamp is None:
+            time_us = time.time_ns() // 1000
+        elif isinstance(timestamp, int):
+            time_us = timestamp
+        else:
+            time_us = round(timestamp.timestamp() * 1_000_000)
+        if not known.is_default:
+            value, size = _typed_row(known, value, key, headers)
+        else:
+            if type(value) is not bytes and type(value) is not str and value is not None:
+                value = _as_bytes("value", value)
+            if type(key) is not bytes and type(key) is not str and key is not None:
+                key = _as_bytes("key", key)
+            size = (len(value) if value is not None else 0) + (len(key) if key is not None else 0)
+        found = None
+        if headers:
+            found = header_list(headers)
+            size += sum(len(header["key"] or "") + len(header["value"] or b"") for header in found)
+        return self._collector.append(
+            known, partition, key=key, value=value, headers=found, timestamp=time_us, size=size
+        )
+
+    def write(self, topic: str, data: Any, *, partition: int | None = None) -> Future[WriteResult]:
+        """Hand a table over: pyarrow ``Table`` or ``RecordBatch``, a pandas or polars frame, or what exports Arrow.
+
+        Columns are found by name and converted where that loses nothing. Rows go to ``partition``; else to what an
+        integer column ``_partition`` says, which is not stored; else by the topic's key columns; else to the
+        partitions in turn. Encoding is done here, in the caller's thread, while earlier batches are on their way. The
+        future ends when all rows have; if it fails, some of them may be in the log.
+
+        Raises:
+            BrokerError: SCHEMA_MISMATCH (names the columns), UNKNOWN_TOPIC_OR_PARTITION, INVALID_TOPIC_EXCEPTION,
+                MESSAGE_TOO_LARGE.
+            BufferFull, ClientTimeout, ProducerClosed: as ``send``.
+            TypeError: ``data`` is no table.
+        """
+        known = self._topic(topic)
+        table, destination = take_destinations(known, to_table(data), partition)
+        table = fit_to_topic(known, table, time.time_ns() // 1000)
+        writing = TableWrite(topic)
+        self._opened(writing)
+        try:
+            for piece, where in pieces(known, table, destination, batch_bytes=self._batch_bytes):
+                for part in encode_parts(
+                    known, piece, where, compression=self._compression, batch_bytes=self._batch_bytes
+                ):
+                    size = int(part.encoded.header.length)
+                    self._collector.reserve(size)
+                    self._sender.submit(known, part.partition, part.encoded, Ticket(writing, writing.add_batch(), size))
+        except BaseException as error:
+            writing.future.error_seen = True
+            writing.seal(error)
+            raise
+        writing.seal()
+        return writing.future
+
+    def flush(self, timeout_s: float | None = None) -> None:
+        """Wait until everything handed over before is acknowledged or has failed.
+
+        Raises:
+            SparklogError: the first failure since the last flush that no future has told anybody yet.
+            ClientTimeout: not done in time; it goes on.
+        """
+        self._collector.seal()
+        with self._lock:
+            waiting = list(self._open)
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        for completion in waiting:
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            try:
+                completion.finished.result(left)
+            except FutureTimeoutError:
+                raise ClientTimeout(f"flush: not everything was acknowledged within {timeout_s:g} s") from None
+        with self._lock:
+            failed, self._failed = self._failed, []
+        for completion in failed:
+            error = completion.take_failure()
+            if error is not None:
+                raise error
+
+    def close(self, timeout_s: float | None = None) -> None:
+        """Flush, and end the I/O thread. Raises as ``flush``; what did not end in time fails with ProducerClosed."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            self.flush(timeout_s)
+        finally:
+            self._stop()
+
+    def __enter__(self) -> Producer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.close()
+            return
+        # What led here matters more than what becomes of the rest, which is still given a moment.
+        self._closed = True
+        try:
+            self.flush(timeout_s=5.0)
+        except Exception as second:
+            if hasattr(error, "add_note"):  # Python 3.11
+                error.add_note(f"sparklog producer while closing: {second}")
+        finally:
+            self._sender.stop(ProducerClosed("the producer was closed before this was acknowledged"))
+
+    def partitions(self, topic: str) -> int:
+        """How many partitions a topic has. Raises as ``send``."""
+        return self._topic(topic).partition_count
+
+    # --- inside ---
+
+    def _topic(self, name: str) -> ProducerTopic:
+        if self._closed:
+            raise ProducerClosed("the producer is closed")
+        return self._sender.topic(name, self._max_block_s)
+
+    def _opened(self, completion: Completion | RecordChunk) -> None:
+        with self._lock:
+            self._open.add(completion)
+        completion.finished.add_done_callback(lambda _: self._ended(completion))
+
+    def _stop(self) -> None:
+        atexit.unregister(self._exit)
+        self._sender.stop(ProducerClosed("the producer was closed before this was acknowledged"))
+
+    def _exit(self) -> None:
+        self.close(_EXIT_FLUSH_S)
+
+    def _ended(self, completion: Completion) -> None:
+        with self._lock:
+            self._open.discard(completion)
+            if completion.failed and len(self._failed) < _MAX_FAILURES_KEPT:
+                self._failed.append(completion)
+
+
+def _as_bytes(what: str, found: Any) -> bytes:
+    if isinstance(found, str):
+        return found.encode()
+    if isinstance(found, (bytes, bytearray, memoryview)):
+        return bytes(found)
+    raise TypeError(f"{what}: {type(found).__name__} found, expected bytes or text")
+
+
+def _typed_row(topic: ProducerTopic, value: Any, key: Any, headers: Any) -> tuple[Mapping[str, Any], int]:
+    """A record of a typed topic, checked for its columns; values are checked when the chunk is encoded."""
+    if not isinstance(value, Mapping):
+        raise TypeError(f"value: {type(value).__name__} found; topic {topic.name!r} expects {topic.schema.names}")
+    if key is not None or headers is not None:
+        raise TypeError(f"topic {topic.name!r} has columns of its own: key and headers are not among a typed record")
+    unknown = value.keys() - set(topic.schema.names)
+    if unknown:
+        raise BrokerError(
+            ErrorCode.SCHEMA_MISMATCH,
+            f"columns {sorted(map(str, unknown))} are not among those of {topic.name!r}: {topic.schema.names}",
+        )
+    return value, sum(len(part) if isinstance(part, (str, bytes)) else 8 for part in value.values())

@@ -1,0 +1,234 @@
+"""What a producer's futures give, and the futures themselves.
+
+A record's future must cost next to nothing, since there is one per record and most are never looked at: it holds its
+chunk and its place in it, and becomes a full ``concurrent.futures.Future`` when somebody first waits on it, adds a
+callback or hands it to ``wait``, ``as_completed`` or ``asyncio.wrap_future``.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, NamedTuple, Protocol
+
+from sparklog.model import OffsetRange
+
+
+class RecordMetadata(NamedTuple):
+    """Where a record is. ``offset`` is -1 when the broker does not tell it (acks=0, or a duplicate found late)."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp_us: int
+
+
+class WrittenRange(NamedTuple):
+    """Offsets ``[start, end)`` of one partition; -1 both when the broker does not tell them."""
+
+    partition: int
+    offsets: OffsetRange
+
+
+class WriteResult(NamedTuple):
+    """Where the rows of a table are. A partition may have several ranges, others' records between them."""
+
+    topic: str
+    record_count: int
+    ranges: tuple[WrittenRange, ...]
+
+
+class BatchOutcome(NamedTuple):
+    """What became of one batch: its offsets, or why not."""
+
+    partition: int
+    base_offset: int
+    record_count: int
+    error: BaseException | None = None
+
+
+class Completion(Protocol):
+    """What was handed to a producer in one go and ends as one: a chunk of records, or a table."""
+
+    #: Resolved, never with an exception, when no batch of it is under way any more.
+    finished: Future[None]
+
+    @property
+    def failed(self) -> bool:
+        """True when a part of it failed."""
+
+    def batch_done(self, index: int, outcome: BatchOutcome) -> None:
+        """Batch number ``index`` has come to its end; called once each, from the I/O thread."""
+
+    def fail(self, error: BaseException) -> None:
+        """Nothing more comes of it: it could not be encoded, or the producer ends."""
+
+    def take_failure(self) -> BaseException | None:
+        """The first error, unless somebody has had it from a future already; then and afterwards None."""
+
+
+class RecordOutcomes(Protocol):
+    """What a record's future asks its chunk."""
+
+    lock: threading.Lock
+
+    def outcome(self, index: int) -> RecordMetadata | BaseException | None: ...
+
+    def listen(self, index: int, resolve: Callable[[RecordMetadata | BaseException], None]) -> None: ...
+
+    def error_seen(self) -> None: ...
+
+
+#: What ``Future.__init__`` sets: asking for one of these is what makes a record's future a full one.
+_FULL = frozenset({"_condition", "_state", "_result", "_exception", "_waiters", "_done_callbacks"})
+
+
+class RecordFuture(Future[RecordMetadata]):
+    """The future of one record; see the module. It cannot be cancelled: the record is on its way."""
+
+    def __init__(self, chunk: RecordOutcomes, index: int) -> None:
+        # Future.__init__ is left for __getattr__: it costs ten times as much as these two lines.
+        self._chunk = chunk
+        self._index = index
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in _FULL:
+            raise AttributeError(name)
+        self._become_full()
+        return self.__dict__[name]
+
+    def done(self) -> bool:
+        return self._chunk.outcome(self._index) is not None
+
+    def cancel(self) -> bool:
+        return False
+
+    def result(self, timeout: float | None = None) -> RecordMetadata:
+        outcome = self._chunk.outcome(self._index)
+        if isinstance(outcome, RecordMetadata):
+            return outcome
+        try:
+            return super().result(timeout)
+        finally:
+            self._saw_error()
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        if isinstance(self._chunk.outcome(self._index), RecordMetadata):
+            return None
+        error = super().exception(timeout)
+        self._saw_error()
+        return error
+
+    def _saw_error(self) -> None:
+        if isinstance(self._chunk.outcome(self._index), BaseException):
+            self._chunk.error_seen()
+
+    def _become_full(self) -> None:
+        with self._chunk.lock:
+            if "_condition" in self.__dict__:
+                return  # another thread was faster
+            super().__init__()
+        self._chunk.listen(self._index, self._resolve)
+
+    def _resolve(self, outcome: RecordMetadata | BaseException) -> None:
+        if isinstance(outcome, BaseException):
+            self.set_exception(outcome)
+        else:
+            self.set_result(outcome)
+
+
+class WriteFuture(Future[WriteResult]):
+    """The future of a table; remembers whether its error has been seen. It cannot be cancelled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.error_seen = False
+
+    def cancel(self) -> bool:
+        return False
+
+    def result(self, timeout: float | None = None) -> WriteResult:
+        try:
+            return super().result(timeout)
+        finally:
+            self.error_seen = self.error_seen or self.done()
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        error = super().exception(timeout)
+        self.error_seen = True
+        return error
+
+
+class TableWrite:
+    """The completion of one ``write``: batches are added while the table is cut, then it is sealed."""
+
+    def __init__(self, topic: str) -> None:
+        self.topic = topic
+        self.future = WriteFuture()
+        self.finished: Future[None] = Future()
+        self._lock = threading.Lock()
+        self._open = 1  # the writer itself, until sealed
+        self._outcomes: dict[int, BatchOutcome] = {}
+        self._error: BaseException | None = None
+        self._count = 0
+
+    def add_batch(self) -> int:
+        """The number of the next batch."""
+        with self._lock:
+            self._open += 1
+            self._count += 1
+            return self._count - 1
+
+    def seal(self, error: BaseException | None = None) -> None:
+        """No more batches; with an error the writer could not go on."""
+        self._close_one(error)
+
+    def batch_done(self, index: int, outcome: BatchOutcome) -> None:
+        self._outcomes[index] = outcome
+        self._close_one(outcome.error)
+
+    def fail(self, error: BaseException) -> None:
+        self._close_one(error)
+
+    @property
+    def failed(self) -> bool:
+        return self._error is not None
+
+    def take_failure(self) -> BaseException | None:
+        error, self._error = (None if self.future.error_seen else self._error), None
+        return error
+
+    def _close_one(self, error: BaseException | None) -> None:
+        with self._lock:
+            self._error = self._error or error
+            self._open -= 1
+            if self._open:
+                return
+        if self._error is not None:
+            self.future.set_exception(self._error)
+        else:
+            self.future.set_result(self._result())
+        self.finished.set_result(None)
+
+    def _result(self) -> WriteResult:
+        ranges: list[WrittenRange] = []
+        total = 0
+        for _, outcome in sorted(self._outcomes.items()):
+            total += outcome.record_count
+            if outcome.base_offset < 0:
+                ranges.append(WrittenRange(outcome.partition, OffsetRange(-1, -1)))
+            else:
+                end = outcome.base_offset + outcome.record_count
+                ranges.append(WrittenRange(outcome.partition, OffsetRange(outcome.base_offset, end)))
+        return WriteResult(self.topic, total, tuple(_merged(ranges)))
+
+
+def _merged(ranges: list[WrittenRange]) -> list[WrittenRange]:
+    """Ranges by partition and offset, neighbours joined."""
+    joined: list[WrittenRange] = []
+    for found in sorted(set(ranges)):
+        if joined and joined[-1].partition == found.partition and joined[-1].offsets.end == found.offsets.start >= 0:
+            found = WrittenRange(found.partition, OffsetRange(joined.pop().offsets.start, found.offsets.end))
+        joined.append(found)
+    return joined

@@ -1,0 +1,560 @@
+"""The producer's I/O thread: takes chunks and batches, sends them to the leaders, tells what became of them.
+
+One function, ``_pump``, looks at everything and starts what can be started. It runs when something was handed over,
+when an answer or a connection came, when metadata changed, and when the earliest delay ends; it never waits. All
+decisions about order, retries and sequences are the accumulator's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import random
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import NamedTuple
+
+from sparklog.client.accumulator import Accumulator, BatchState, ProducerBatch, ProducerIdentity
+from sparklog.client.async_link import AsyncLink
+from sparklog.client.collector import Collector, RecordChunk
+from sparklog.client.errors import ClientTimeout, ProducerClosed
+from sparklog.client.metadata import topic_error
+from sparklog.client.partitioning import ProducerTopic, encode_parts
+from sparklog.client.results import BatchOutcome, Completion
+from sparklog.errors import TRAITS, BrokerError, ErrorCode, SparklogError
+from sparklog.model import TopicPartition
+from sparklog.net.async_client import Answer, AsyncConnection
+from sparklog.net.loop import new_event_loop
+from sparklog.protocol.frames import Buffer
+from sparklog.protocol.messages import (
+    InitProducerId,
+    InitProducerIdReply,
+    Produce,
+    ProducePartition,
+    ProduceReply,
+    ProduceResult,
+)
+from sparklog.record.codec import EncodedBatch, decode_batch, encode_batch
+from sparklog.record.header import Flag
+from sparklog.record.schema import fit_table, parse_schema
+
+#: "Unknown topic" may mean "not told yet" for so long.
+UNKNOWN_TOPIC_GRACE_S = 2.0
+_MAX_REQUESTS_PER_BROKER = 5
+#: A request open for so long makes the thread ask who leads now: a leader that hangs does not say so itself.
+_SUSPECT_AFTER_S = 1.0
+
+
+class SenderSettings(NamedTuple):
+    """What the producer was made with, in this thread's terms."""
+
+    bootstrap: str
+    client_id: str
+    acks: int
+    idempotent: bool
+    batch_bytes: int
+    compression: str | None
+    request_timeout_s: float
+    delivery_timeout_s: float
+    max_request_bytes: int
+    metadata_max_age_s: float
+
+
+class Ticket(NamedTuple):
+    """What a batch carries through the accumulator: whom to tell, and the room to give back."""
+
+    completion: Completion
+    number: int
+    reserved: int
+
+
+class _TopicWish(NamedTuple):
+    name: str
+    deadline_ms: float
+    unknown_until_ms: float
+    future: Future[ProducerTopic]
+
+
+class _Sent:
+    """A produce request under way."""
+
+    __slots__ = ("batches", "connection", "deadline_ms", "timer")
+
+    def __init__(self, connection: AsyncConnection, batches: list[ProducerBatch], deadline_ms: float) -> None:
+        self.connection = connection
+        self.batches = batches
+        self.deadline_ms = deadline_ms
+        self.timer: asyncio.TimerHandle | None = None
+
+
+class Sender:
+    """Owner of the I/O thread. ``submit``, ``topic``, ``wake`` and ``stop`` may be called from any thread."""
+
+    def __init__(self, settings: SenderSettings, collector: Callable[[Callable[[], None]], Collector]) -> None:
+        """Starts the thread. ``collector`` is made here because it has to be able to wake the thread.
+
+        Raises:
+            ConfigError: the bootstrap servers are no addresses.
+        """
+        self._settings = settings
+        self._loop = new_event_loop()
+        try:
+            self._link = AsyncLink(
+                settings.bootstrap,
+                client_id=settings.client_id,
+                changed=self._pump,
+                request_timeout_s=settings.request_timeout_s,
+            )
+        except BaseException:
+            self._loop.close()
+            raise
+        self.collector = collector(self.wake)
+        #: Topics as they are now; read from any thread, replaced as a whole by this one.
+        self.topics: dict[str, ProducerTopic] = {}
+        self._accumulator = Accumulator(idempotent=settings.idempotent)
+        self._incoming: deque[ProducerBatch] = deque()
+        self._wishes: list[_TopicWish] = []
+        self._unknown_since: dict[str, float] = {}
+        self._in_flight: dict[AsyncConnection, int] = {}
+        self._getting_identity = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._refreshed_ms = 0.0
+        self._woken = False
+        self._draining: set[AsyncConnection] = set()
+        self._seen_version = -1
+        self._broken: BaseException | None = None
+        self._closed_error = ProducerClosed("the producer is closed")
+        self._thread = threading.Thread(target=self._run, name="sparklog-producer", daemon=True)
+        self._thread.start()
+        self.collector.io_thread = self._thread.ident
+
+    # --- from any thread ---
+
+    def wake(self) -> None:
+        """Have the thread look again, soon."""
+        if not self._woken:
+            self._woken = True
+            try:
+                self._loop.call_soon_threadsafe(self._pump)
+            except RuntimeError:
+                if self._broken is None:  # only an ended thread's loop is closed
+                    raise
+
+    def submit(self, topic: ProducerTopic, partition: int, encoded: EncodedBatch, ticket: Ticket) -> None:
+        """Queue one encoded batch; room for it has been reserved."""
+        self._incoming.append(self._batch(topic, partition, encoded, ticket))
+        self.wake()
+        if self._broken is not None:  # the thread will not look again
+            self._fail_incoming()
+
+    def topic(self, name: str, timeout_s: float) -> ProducerTopic:
+        """The topic, waiting for its metadata when it is not known yet.
+
+        Raises:
+            BrokerError: UNKNOWN_TOPIC_OR_PARTITION, INVALID_TOPIC_EXCEPTION, SCHEMA_MISMATCH.
+            ClientTimeout: no broker said anything in time.
+        """
+        known = self.topics.get(name)
+        if known is not None:
+            return known
+        now = time.monotonic() * 1000
+        wish = _TopicWish(name, now + timeout_s * 1000, now + UNKNOWN_TOPIC_GRACE_S * 1000, Future())
+        if threading.get_ident() == self._thread.ident:
+            raise ClientTimeout(f"metadata of topic {name!r} cannot be waited for in a future's callback")
+        try:
+            self._loop.call_soon_threadsafe(self._wish, wish)
+        except RuntimeError:
+            raise ProducerClosed("the producer is closed") from None
+        return wish.future.result()
+
+    def stop(self, reason: BaseException) -> None:
+        """End the thread; what is not done yet fails with ``reason``."""
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._break, reason)
+            self._thread.join()
+
+    @property
+    def sequence_resets(self) -> int:
+        return self._accumulator.sequence_resets
+
+    # --- the thread ---
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_forever()
+            self._link.close()
+            self._loop.run_until_complete(self._link.closed())
+            # One more turn lets the transports close their sockets.
+            self._loop.run_until_complete(asyncio.sleep(0))
+        finally:
+            asyncio.set_event_loop(None)
+            self._loop.close()
+
+    def _pump(self) -> None:
+        self._woken = False
+        if self._broken is not None:
+            return
+        try:
+            now = _now_ms()
+            self._take_topics()
+            self._grant_wishes(now)
+            while self._incoming:
+                self._accumulator.add(self._incoming.popleft())
+            for chunk in self.collector.take_due(now, self._accumulator.topic_busy):
+                self._encode_chunk(chunk)
+            self._give_up_unknown(now)
+            for batch in self._accumulator.expire(now):
+                self._expired(batch)
+            self._send_all(now)
+            self._want_what_is_missing(now)
+            self._set_timer(now)
+        except Exception as error:  # a bug of ours must not leave futures open for ever
+            self._break(error)
+            raise
+
+    def _send_all(self, now: float) -> None:
+        while True:
+            requests = self._accumulator.drain(
+                now, self._leader, can_take=self._can_take, max_request_bytes=self._settings.max_request_bytes
+            )
+            if not requests:
+                return
+            for broker_id, batches in requests.items():
+                self._send(broker_id, batches)
+
+    def _leader(self, tp: TopicPartition) -> int | None:
+        leader = self._link.metadata.leader(tp)
+        return leader.broker_id if leader else None
+
+    def _can_take(self, broker_id: int) -> bool:
+        connection = self._link.connection(broker_id)
+        if connection is None or self._in_flight.get(connection, 0) >= _MAX_REQUESTS_PER_BROKER:
+            return False
+        if self._settings.acks == 0 and not connection.writable:  # no answers that would hold us back
+            if connection not in self._draining:
+                self._draining.add(connection)
+                self._link.start(self._drain(connection))
+            return False
+        return True
+
+    async def _drain(self, connection: AsyncConnection) -> None:
+        await connection.drained()
+        self._draining.discard(connection)
+        self._pump()
+
+    def _send(self, broker_id: int, batches: list[ProducerBatch]) -> None:
+        connection = self._link.connection(broker_id)
+        assert connection is not None, "drain asked can_take"
+        now = _now_ms()
+        latest = min(batch.deadline_ms for batch in batches)
+        timeout_s = max(0.001, min(self._settings.request_timeout_s, (latest - now) / 1000))
+        partitions = []
+        body: list[Buffer] = []
+        for batch in batches:
+            header, encoded = batch.encoded
+            partitions.append(
+                ProducePartition(batch.tp.topic, batch.tp.partition, batch.topic_id, 1, header.stored_bytes)
+            )
+            body += (header.pack(), memoryview(encoded))
+        request = Produce(0, self._settings.acks, int(timeout_s * 1000) or 1, tuple(partitions))
+        if self._settings.acks == 0:
+            self._send_unacknowledged(connection, request, body, batches)
+            return
+        self._in_flight[connection] = self._in_flight.get(connection, 0) + 1
+        sent = _Sent(connection, batches, now + timeout_s * 1000)
+        self._watch(sent)
+        connection.request(request, body).add_done_callback(functools.partial(self._answered, sent))
+
+    def _watch(self, sent: _Sent) -> None:
+        """Look after a request: at its end of time, and before that whether it waits for somebody deposed."""
+        wait_s = min(_SUSPECT_AFTER_S, (sent.deadline_ms - _now_ms()) / 1000)
+        sent.timer = self._loop.call_later(max(0.0, wait_s), self._suspect, sent)
+
+    def _suspect(self, sent: _Sent) -> None:
+        deposed = any(self._leader(batch.tp) not in {batch.broker_id, None} for batch in sent.batches)
+        if deposed or _now_ms() >= sent.deadline_ms:
+            sent.connection.abort()  # fails what is in flight on it; the same sequences go to the new leader
+            return
+        self._link.want_metadata({batch.tp.topic for batch in sent.batches})
+        self._watch(sent)
+
+    def _send_unacknowledged(
+        self,
+        connection: AsyncConnection,
+        request: Produce,
+        body: list[bytes | memoryview],
+        batches: list[ProducerBatch],
+    ) -> None:
+        try:
+            connection.send_only(request, body)
+        except BrokerError as error:
+            for batch in batches:
+                self._failed(batch, error.code, error.detail)
+            return
+        for batch in batches:
+            self._succeeded(batch, -1)
+
+    def _answered(self, sent: _Sent, future: asyncio.Future[Answer]) -> None:
+        if sent.timer is not None:
+            sent.timer.cancel()
+        self._in_flight[sent.connection] -= 1
+        if not self._in_flight[sent.connection]:
+            del self._in_flight[sent.connection]
+        if future.cancelled() or self._broken is not None:
+            return
+        error = future.exception()
+        if error is None:
+            self._take_results(sent.batches, future)
+        else:
+            known = error if isinstance(error, BrokerError) else None
+            for batch in sent.batches:
+                self._failed(
+                    batch, known.code if known else ErrorCode.NETWORK_EXCEPTION, known.detail if known else str(error)
+                )
+        self._pump()
+
+    def _take_results(self, batches: list[ProducerBatch], future: asyncio.Future[Answer]) -> None:
+        reply, _ = future.result()
+        results: Sequence[ProduceResult] = reply.results if isinstance(reply, ProduceReply) else ()
+        for index, batch in enumerate(batches):
+            if index >= len(results):
+                self._failed(batch, ErrorCode.INVALID_REQUEST, f"no result in {type(reply).__name__}")
+            elif results[index].code == ErrorCode.NONE:
+                self._succeeded(batch, results[index].base_offset)
+            elif results[index].code == ErrorCode.DUPLICATE_SEQUENCE_NUMBER:
+                self._succeeded(batch, -1)  # in the log, so long ago that the broker does not know where
+            else:
+                self._failed(batch, ErrorCode(results[index].code), results[index].detail)
+
+    # --- outcomes ---
+
+    def _succeeded(self, batch: ProducerBatch, base_offset: int) -> None:
+        self._accumulator.succeeded(batch)
+        self._link.progress()
+        self._finish(batch, base_offset, None)
+
+    def _failed(self, batch: ProducerBatch, code: ErrorCode, detail: str) -> None:
+        if TRAITS[code].refresh_metadata:
+            self._link.want_metadata([batch.tp.topic])
+        if not self._accumulator.failed(batch, code, now_ms=_now_ms(), roll=random.random(), detail=detail):
+            self._finish(batch, -1, BrokerError(code, detail or f"partition {batch.tp}"))
+
+    def _expired(self, batch: ProducerBatch) -> None:
+        last = batch.last_error or self._link.last_problem or "it was never sent: no leader is known"
+        self._finish(
+            batch,
+            -1,
+            ClientTimeout(
+                f"writing {batch.encoded.header.record_count} records to {batch.tp}: not acknowledged within"
+                f" {self._settings.delivery_timeout_s:g} s, last: {last}"
+            ),
+        )
+
+    def _finish(self, batch: ProducerBatch, base_offset: int, error: BaseException | None) -> None:
+        ticket = batch.handle
+        assert isinstance(ticket, Ticket)
+        self.collector.release(ticket.reserved)
+        outcome = BatchOutcome(batch.tp.partition, base_offset, batch.encoded.header.record_count, error)
+        ticket.completion.batch_done(ticket.number, outcome)
+
+    def _break(self, reason: BaseException) -> None:
+        """The end, wanted or not: everything that is open fails with ``reason``."""
+        if self._broken is not None:
+            return
+        self._broken = reason
+        closed = reason if isinstance(reason, ProducerClosed) else ProducerClosed(f"the producer failed: {reason!r}")
+        self._closed_error = closed
+        for chunk in self.collector.close(closed):
+            chunk.fail(closed)
+        self._fail_incoming()
+        for batch in self._accumulator.batches():
+            self._accumulator.give_up(batch)
+            self._finish(batch, -1, closed)
+        for wish in self._wishes:
+            wish.future.set_exception(closed)
+        self._wishes.clear()
+        self._loop.stop()
+
+    def _fail_incoming(self) -> None:
+        """Called by this thread when it ends, and by others afterwards."""
+        while True:
+            try:
+                batch = self._incoming.popleft()
+            except IndexError:
+                return
+            self._finish(batch, -1, self._closed_error)
+
+    # --- chunks to batches ---
+
+    def _batch(self, topic: ProducerTopic, partition: int, encoded: EncodedBatch, ticket: Ticket) -> ProducerBatch:
+        return ProducerBatch(
+            TopicPartition(topic.name, partition),
+            encoded,
+            topic_id=topic.topic_id,
+            deadline_ms=_now_ms() + self._settings.delivery_timeout_s * 1000,
+            handle=ticket,
+        )
+
+    def _encode_chunk(self, chunk: RecordChunk) -> None:
+        topic = self.topics.get(chunk.topic.name, chunk.topic)
+        try:
+            parts = list(
+                encode_parts(
+                    topic,
+                    chunk.to_batch(topic),
+                    chunk.partition,
+                    compression=self._settings.compression,
+                    batch_bytes=self._settings.batch_bytes,
+                )
+            )
+        except SparklogError as error:
+            self.collector.release(chunk.size)
+            chunk.fail(error)
+            return
+        chunk.placed([part.rows for part in parts])
+        left = chunk.size
+        for index, part in enumerate(parts):
+            share = left if index == len(parts) - 1 else chunk.size * len(part.rows) // len(chunk)
+            left -= share
+            self._accumulator.add(self._batch(topic, part.partition, part.encoded, Ticket(chunk, index, share)))
+
+    # --- metadata and identity ---
+
+    def _wish(self, wish: _TopicWish) -> None:
+        if self._broken is not None:
+            wish.future.set_exception(self._closed_error)
+            return
+        self._link.topic_errors.pop(wish.name, None)  # what was said when somebody asked before may be past
+        self._wishes.append(wish)
+        self._link.want_metadata([wish.name])
+        self._pump()
+
+    def _grant_wishes(self, now: float) -> None:
+        left = []
+        for wish in self._wishes:
+            unusable = self._link.topic_errors.get(wish.name)
+            error = topic_error(unusable) if unusable else None
+            final = error is not None and (not error.retriable or now >= wish.unknown_until_ms)
+            if wish.name in self.topics:
+                wish.future.set_result(self.topics[wish.name])
+            elif error is not None and final:
+                wish.future.set_exception(error)
+            elif now >= wish.deadline_ms:
+                last = self._link.last_problem or "no broker answered"
+                wish.future.set_exception(ClientTimeout(f"metadata of topic {wish.name!r}: not there, last: {last}"))
+            else:
+                self._link.want_metadata([wish.name])
+                left.append(wish)
+        self._wishes = left
+
+    def _take_topics(self) -> None:
+        """Bring ``topics`` up to date with the cache, and batches up to date with their topic's schema."""
+        if self._seen_version == self._link.version and not self._wishes:
+            return
+        self._seen_version = self._link.version
+        for name in (*self.topics, *(wish.name for wish in self._wishes)):
+            metadata = self._link.metadata.topic(name)
+            known = self.topics.get(name)
+            if metadata is None:
+                self.topics.pop(name, None)
+            elif known is None:
+                self._add_topic(name, ProducerTopic(metadata))
+            elif known.metadata is not metadata:
+                now = known.continued_by(metadata)
+                if now is not known:
+                    self._add_topic(name, now)
+                    self._follow_topic(now)
+
+    def _add_topic(self, name: str, topic: ProducerTopic) -> None:
+        self.topics = {**self.topics, name: topic}
+
+    def _follow_topic(self, topic: ProducerTopic) -> None:
+        for batch in self._accumulator.batches(topic.name):
+            if batch.state is BatchState.IN_FLIGHT:
+                continue
+            if batch.topic_id != topic.topic_id:
+                self._accumulator.give_up(batch)
+                detail = f"topic {topic.name!r} was deleted and created again since the records were handed over"
+                self._finish(batch, -1, BrokerError(ErrorCode.INCONSISTENT_TOPIC_ID, detail))
+            elif batch.encoded.header.schema_id < topic.schema_id:
+                batch.encoded = _with_schema(batch.encoded, topic)
+
+    def _give_up_unknown(self, now: float) -> None:
+        """Fail what goes to topics that have been unknown for the grace period: they are gone."""
+        for name in self._unknown_since.keys() - self._link.topic_errors.keys():
+            del self._unknown_since[name]
+        for name, unusable in list(self._link.topic_errors.items()):
+            since = self._unknown_since.setdefault(name, now)
+            batches = self._accumulator.batches(name)
+            error = topic_error(unusable)
+            if not batches or error is None or now < since + UNKNOWN_TOPIC_GRACE_S * 1000:
+                continue
+            for batch in batches:
+                if batch.state is not BatchState.IN_FLIGHT:
+                    self._accumulator.give_up(batch)
+                    self._finish(batch, -1, error)
+
+    def _want_what_is_missing(self, now: float) -> None:
+        leaderless = {tp.topic for tp in self._accumulator.busy_partitions() if self._link.metadata.leader(tp) is None}
+        if leaderless:
+            self._link.want_metadata(leaderless)
+        elif self.topics and now - self._refreshed_ms > self._settings.metadata_max_age_s * 1000:
+            self._refreshed_ms = now
+            self._link.want_metadata(self.topics)
+        if self._accumulator.identity_wanted and not self._getting_identity:
+            self._getting_identity = True
+            self._link.start(self._get_identity())
+
+    async def _get_identity(self) -> None:
+        attempt = 0
+        while self._broken is None and not self._accumulator.empty:
+            try:
+                reply = await self._link.ask_any(InitProducerId(0))
+            except BrokerError as error:
+                self._link.last_problem = str(error)
+                await asyncio.sleep(min(1.0, 0.025 * 2**attempt) * random.uniform(0.8, 1.2))
+                attempt = min(attempt + 1, 10)
+                continue
+            if isinstance(reply, InitProducerIdReply):
+                self._accumulator.set_identity(ProducerIdentity(reply.producer_id, reply.producer_epoch))
+            break
+        self._getting_identity = False
+        self._pump()
+
+    def _set_timer(self, now: float) -> None:
+        times = [wish.deadline_ms for wish in self._wishes]
+        times += [wish.unknown_until_ms for wish in self._wishes if wish.unknown_until_ms > now]
+        for at in (self._accumulator.next_time_ms(now), self.collector.next_due_ms()):
+            if at is not None:
+                times.append(at)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if times:
+            self._timer = self._loop.call_later(max(0.0, min(times) - now) / 1000, self._pump)
+
+
+def _with_schema(encoded: EncodedBatch, topic: ProducerTopic) -> EncodedBatch:
+    """The same records under the topic's newest schema; its place in the producer's sequence stays."""
+    header = encoded.header
+    old = next(schema for schema in topic.metadata.schemas if schema.schema_id == header.schema_id)
+    records = decode_batch(header, encoded.body, parse_schema(old.message))
+    compression = "lz4" if header.flags & Flag.LZ4 else "zstd" if header.flags & Flag.ZSTD else None
+    return encode_batch(
+        fit_table(records, topic.schema),
+        schema_id=topic.schema_id,
+        compression=compression,
+        event_time=topic.event_time,
+        producer_id=header.producer_id,
+        producer_epoch=header.producer_epoch,
+        first_sequence=header.first_sequence,
+        transactional=bool(header.flags & Flag.TRANSACTIONAL),
+    )
+
+
+def _now_ms() -> float:
+    return time.monotonic() * 1000
