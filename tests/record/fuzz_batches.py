@@ -1,24 +1,26 @@
 """Feeds broken batches to the validation, in a process of its own so that a crash is seen as one.
 
-Run as ``python fuzz_batches.py <seed> <rounds>``. Every round changes the bytes of a good batch, puts on a CRC
-that fits, and validates: the answer has to be a BrokerError, or the batch has to be good for every reader. The tally
-is printed.
+Run as ``python -m tests.record.fuzz_batches <seed> <rounds>``. Every round changes the bytes of a good batch, puts on a
+CRC that fits, and validates: the answer has to be a BrokerError, or the batch has to be good for every reader. Schema
+messages are treated likewise. The tally is printed as JSON.
 """
 
 from __future__ import annotations
 
 import collections
 import contextlib
+import json
 import random
 import struct
 import sys
+from collections.abc import Iterator
 
 import pyarrow as pa
 
 from sparklog.errors import BrokerError
 from sparklog.record.codec import EncodedBatch, decode_batch
 from sparklog.record.message import read_metadata_length
-from sparklog.record.schema import DEFAULT_SCHEMA
+from sparklog.record.schema import DEFAULT_SCHEMA, parse_schema, schema_message
 from tests.record.batches import NESTED_SCHEMA, default_batch, encoded, nested_batch, resealed, validate
 
 NUMBERS = (
@@ -101,25 +103,54 @@ def read_everything(batch: EncodedBatch, schema: pa.Schema) -> None:
             column.to_pylist()
 
 
+def judge(bad: EncodedBatch, schema: pa.Schema) -> str:
+    """The error's name, or "accepted" when the batch is good for every reader."""
+    try:
+        validate(bad, schema)
+    except BrokerError as error:
+        return error.code.name
+    read_everything(bad, schema)
+    return "accepted"
+
+
+def judge_schema(message: bytes) -> str:
+    """The error's name, or "schema" when it is one that can be written again."""
+    try:
+        schema = parse_schema(message)
+    except BrokerError as error:
+        return f"schema {error.code.name}"
+    assert parse_schema(schema_message(schema)).equals(schema)
+    return "schema"
+
+
+def every_flip(batch: EncodedBatch) -> Iterator[bytes]:
+    """Every single bit flipped, and every length it could be cut to."""
+    body = batch.body.to_pybytes()
+    for bit in range(8 * len(body)):
+        changed = bytearray(body)
+        changed[bit // 8] ^= 1 << bit % 8
+        yield bytes(changed)
+    for length in range(len(body)):
+        yield body[:length]
+
+
 def main(seed: int, rounds: int) -> None:
     dice = random.Random(seed)
-    seeds = [
+    tally: collections.Counter[str] = collections.Counter()
+    for compression in (None, "zstd"):
+        batch = encoded(default_batch(4), compression)
+        tally.update(judge(resealed(batch, body), DEFAULT_SCHEMA) for body in every_flip(batch))
+    good = [
         (encoded(batch, compression), schema)
         for batch, schema in ((default_batch(), DEFAULT_SCHEMA), (nested_batch(), NESTED_SCHEMA))
         for compression in (None, "lz4", "zstd")
     ]
-    tally: collections.Counter[str] = collections.Counter()
     for _ in range(rounds):
-        batch, schema = dice.choice(seeds)
-        bad = resealed(batch, mutated(batch.body.to_pybytes(), dice))
-        try:
-            validate(bad, schema)
-        except BrokerError as error:
-            tally[error.code.name] += 1
-            continue
-        read_everything(bad, schema)
-        tally["accepted"] += 1
-    print(dict(tally))
+        batch, schema = dice.choice(good)
+        tally[judge(resealed(batch, mutated(batch.body.to_pybytes(), dice)), schema)] += 1
+    messages = [schema_message(DEFAULT_SCHEMA), schema_message(NESTED_SCHEMA)]
+    tally.update(judge_schema(mutated(dice.choice(messages), dice)) for _ in range(rounds // 4))
+    print(json.dumps(tally))
 
 
 if __name__ == "__main__":
