@@ -1,0 +1,96 @@
+"""Shared by the cluster tests: generation specs and a supervisor of a fake broker."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+from sparklog.cluster.generation import GenerationSpec
+from sparklog.cluster.process import identify
+from sparklog.cluster.runtime_directory import noted_process
+from sparklog.cluster.slots import Slot
+from sparklog.cluster.supervisor import BrokerSupervisor
+
+FAKE_BROKER = str(Path(__file__).with_name("fake_broker.py"))
+
+
+def spec(data_dir: Path, *, generation: int = 1, **changes: object) -> GenerationSpec:
+    fields: dict[str, object] = {
+        "cluster_id": "test-cluster",
+        "zookeeper": "127.0.0.1:1",
+        "driver_epoch": 1,
+        "generation": generation,
+        "brokers": 3,
+        "brokers_per_task": 1,
+        "log_dirs": (),
+        "data_dir": str(data_dir),
+        "port": 19092,
+        "advertised_host": "127.0.0.1",
+        "bind_host": "127.0.0.1",
+        "settings": {},
+        "session_timeout_ms": 500,
+    }
+    return GenerationSpec(**{**fields, **changes})  # type: ignore[arg-type]
+
+
+class Supervised:
+    """A supervisor with its task, and what it retired."""
+
+    def __init__(
+        self, data_dir: Path, *, behaviour: str = "serve", generation: int = 1, adopt_only: bool = False
+    ) -> None:
+        data_dir.mkdir(exist_ok=True)
+        self.retired: list[tuple[int, int]] = []
+        self.supervisor = BrokerSupervisor(
+            Slot(data_dir, 4, 19092),
+            spec(data_dir, generation=generation, adopt_only=adopt_only),
+            host="127.0.0.1",
+            retire=self._retire,
+            program=(sys.executable, FAKE_BROKER, behaviour),
+        )
+        self.task = asyncio.create_task(self.supervisor.run())
+
+    async def _retire(self, broker_id: int, incarnation: int) -> bool:
+        self.retired.append((broker_id, incarnation))
+        return True
+
+    async def settled(self) -> BrokerSupervisor:
+        await asyncio.wait_for(self.supervisor.settled.wait(), 20)
+        return self.supervisor
+
+    async def leave(self) -> None:
+        self.supervisor.leave()
+        self.task.cancel()
+        await asyncio.gather(self.task, return_exceptions=True)
+
+
+@contextlib.asynccontextmanager
+async def supervised(data_dir: Path, *, behaviour: str = "serve", generation: int = 1) -> AsyncIterator[Supervised]:
+    """Ends with the broker dead."""
+    one = Supervised(data_dir, behaviour=behaviour, generation=generation)
+    try:
+        yield one
+    finally:
+        await one.leave()
+        kill_noted(data_dir)
+
+
+def kill_noted(log_dir: Path) -> None:
+    process = noted_process(log_dir)
+    if process is not None and identify(process.pid) == process:
+        os.kill(process.pid, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(process.pid, 0)
+
+
+async def eventually(condition: Callable[[], bool], *, timeout_s: float = 20.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "did not happen in time"
+        await asyncio.sleep(0.02)

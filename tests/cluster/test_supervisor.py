@@ -1,0 +1,138 @@
+"""Supervision of a real process that speaks the control protocol."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from sparklog.cluster.process import identify
+from tests.cluster.support import Supervised, eventually, kill_noted, supervised
+
+
+def run(test: object) -> None:
+    asyncio.run(asyncio.wait_for(test, 60))  # type: ignore[arg-type]
+
+
+def test_a_broker_is_started_in_its_own_session_with_its_own_output(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with supervised(tmp_path) as one:
+            serving = (await one.settled()).serving
+            assert serving is not None
+            assert (serving.broker_id, serving.port, serving.adopted) == (4, 19092, False)
+            assert os.getsid(serving.pid) == serving.pid != os.getsid(0)
+            assert Path(f"/proc/{serving.pid}/fd/1").resolve() == (tmp_path / "broker.out").resolve()
+
+    run(test())
+
+
+def test_a_killed_broker_is_retired_and_started_again(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with supervised(tmp_path) as one:
+            first = (await one.settled()).serving
+            assert first is not None
+            os.kill(first.pid, signal.SIGKILL)
+            await eventually(lambda: one.retired == [(4, 7)])
+            await eventually(lambda: (now := one.supervisor.serving) is not None and now.pid != first.pid)
+            assert one.supervisor.problem == ""
+            assert identify(first.pid) is None
+
+    run(test())
+
+
+def test_the_next_generation_adopts_the_running_process(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with supervised(tmp_path, generation=1) as one:
+            first = (await one.settled()).serving
+            assert first is not None
+            await one.leave()
+            assert identify(first.pid) is not None
+            async with supervised(tmp_path, generation=2) as two:
+                second = (await two.settled()).serving
+                assert second is not None
+                assert (second.pid, second.adopted) == (first.pid, True)
+                # An adopted process is nobody's child; its end is seen all the same.
+                os.kill(second.pid, signal.SIGKILL)
+                await eventually(lambda: two.retired == [(4, 7)])
+            assert one.retired == []
+
+    run(test())
+
+
+def test_a_supervisor_gives_way_to_a_newer_generation(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with supervised(tmp_path, generation=1) as one:
+            await one.settled()
+            async with supervised(tmp_path, generation=2) as two:
+                await two.settled()
+                await eventually(lambda: one.supervisor.superseded, timeout_s=5)
+                assert one.retired == []
+                assert two.supervisor.serving is not None
+                assert not two.supervisor.superseded
+
+    run(test())
+
+
+def test_a_stopped_process_is_killed_and_replaced(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with supervised(tmp_path) as one:
+            first = (await one.settled()).serving
+            assert first is not None
+            os.kill(first.pid, signal.SIGSTOP)
+            await eventually(lambda: (now := one.supervisor.serving) is not None and now.pid != first.pid)
+            assert one.retired == [(4, 7)]
+
+    run(test())
+
+
+def test_a_broker_that_never_answers_is_killed_not_waited_for(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with supervised(tmp_path, behaviour="deaf") as one:
+            supervisor = await one.settled()
+            assert supervisor.serving is None
+            assert "broker 4" in supervisor.problem
+
+    run(test())
+
+
+def test_the_last_words_of_a_broker_that_fails_are_the_problem(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with supervised(tmp_path, behaviour="fail") as one:
+            supervisor = await one.settled()
+            assert "the disk of this broker is made of cheese" in supervisor.problem
+            assert "code 1" in supervisor.problem
+            assert one.retired == []
+
+    run(test())
+
+
+@pytest.mark.parametrize("behaviour", ["serve", "slow"])
+def test_the_ordered_stop_quiesces_waits_and_finishes(tmp_path: Path, behaviour: str) -> None:
+    async def test() -> None:
+        async with supervised(tmp_path, behaviour=behaviour) as one:
+            serving = (await one.settled()).serving
+            assert serving is not None
+            await one.supervisor.quiesce()
+            assert await one.supervisor.caught_up(timeout_s=5)
+            await one.supervisor.finish(timeout_s=5)
+            assert (tmp_path / "clean").read_text() == "quiesced True"
+            await asyncio.wait_for(one.task, 5)
+            assert identify(serving.pid) is None
+
+    run(test())
+
+
+def test_adopt_only_starts_nothing(tmp_path: Path) -> None:
+    async def test() -> None:
+        one = Supervised(tmp_path, adopt_only=True)
+        try:
+            await asyncio.wait_for(one.task, 5)
+            assert one.supervisor.serving is None
+            assert not (tmp_path / "broker.out").exists()
+        finally:
+            kill_noted(tmp_path)
+
+    run(test())

@@ -1,0 +1,19 @@
+"""What all tests share: every process a test starts runs the working tree, with this Python."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# Not an editable install: pyspark finds the data source by listing modules, and lists those of PYTHONPATH.
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    [str(ROOT), *(path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path and path != str(ROOT))]
+)
+os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+os.environ["SPARK_CONF_DIR"] = str(ROOT / "conf")
+# A developer's own Spark, and defaults meant for one shell, must not decide what a test sees.
+for name in ("SPARK_HOME", "PYSPARK_SUBMIT_ARGS", "SPARKLOG_BOOTSTRAP_SERVERS"):
+    os.environ.pop(name, None)
