@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -16,7 +17,7 @@ import pyarrow as pa
 
 from sparklog.broker.state import BrokerState
 from sparklog.config import topic_config
-from sparklog.controller.placement import place
+from sparklog.controller.placement import Load, Placement, check_assignment, place
 from sparklog.errors import BrokerError, ClusterError, ConfigError, ErrorCode
 from sparklog.model import NO_LEADER, TopicRecord, TopicSchema, check_topic_name
 from sparklog.net.server import ServerConnection
@@ -35,7 +36,6 @@ from sparklog.record.schema import DEFAULT_SCHEMA, parse_schema, schema_message
 
 _log = logging.getLogger(__name__)
 
-_MAX_PARTITIONS = 100_000
 _DEFAULT_TIMEOUT_MS = 30_000
 _MAX_TIMEOUT_MS = 600_000
 
@@ -73,7 +73,9 @@ def _answer_later(
         except ClusterError as error:
             connection.reply(ErrorReply(request.cid, ErrorCode.COORDINATOR_NOT_AVAILABLE, str(error)))
         except Exception as error:
-            connection.reply(ErrorReply(request.cid, ErrorCode.UNKNOWN_SERVER_ERROR, f"{type(error).__name__}: {error}"))
+            connection.reply(
+                ErrorReply(request.cid, ErrorCode.UNKNOWN_SERVER_ERROR, f"{type(error).__name__}: {error}")
+            )
             raise
 
     broker.spawn(answer(), f"{type(request).__name__} of {connection.peer}")
@@ -115,17 +117,17 @@ def _checked_topic(broker: BrokerState, request: CreateTopic) -> tuple[TopicReco
     except ConfigError as error:
         raise BrokerError(ErrorCode.INVALID_CONFIG, str(error)) from None
     schema, key_columns, event_time = _checked_schema(request)
-    assignment, warning = _assignment(broker, request)
+    placement = _placement(broker, request)
     record = TopicRecord(
         name=request.name,
         topic_id=uuid.uuid4().hex,
-        assignment=assignment,
+        assignment=placement.assignment,
         schemas=(TopicSchema(0, schema),),
         key_columns=key_columns,
         event_time=event_time,
         config=dict(request.config),
     )
-    return record, warning
+    return record, placement.warning
 
 
 def _checked_schema(request: CreateTopic) -> tuple[bytes, tuple[str, ...], str | None]:
@@ -152,33 +154,27 @@ def _checked_schema(request: CreateTopic) -> tuple[bytes, tuple[str, ...], str |
     return request.schema, request.key_columns, request.event_time
 
 
-def _assignment(broker: BrokerState, request: CreateTopic) -> tuple[tuple[tuple[int, ...], ...], str]:
-    live = broker.cache.incarnations
+def _placement(broker: BrokerState, request: CreateTopic) -> Placement:
+    live = broker.cache.brokers
     if request.assignment:
-        for number, replicas in enumerate(request.assignment):
-            if not replicas or len(set(replicas)) != len(replicas) or not set(replicas) <= set(live):
-                raise BrokerError(
-                    ErrorCode.INVALID_REPLICA_ASSIGNMENT,
-                    f"partition {number}: replicas {list(replicas)} found, different ones of {sorted(live)} expected",
-                )
-        if len({len(replicas) for replicas in request.assignment}) > 1:
-            raise BrokerError(
-                ErrorCode.INVALID_REPLICA_ASSIGNMENT, "every partition must have the same number of replicas"
-            )
-        return request.assignment, ""
+        return check_assignment(request.assignment, live)
     partitions = request.partitions if request.partitions != -1 else broker.config.num_partitions
     factor = request.replication_factor
     if factor == -1:
         factor = broker.config.default_replication_factor
-    if not 1 <= partitions <= _MAX_PARTITIONS:
-        raise BrokerError(ErrorCode.INVALID_PARTITIONS, f"{partitions} partitions found, 1 to {_MAX_PARTITIONS} expected")
-    if not 1 <= factor <= len(live):
-        raise BrokerError(
-            ErrorCode.INVALID_REPLICATION_FACTOR,
-            f"replication factor {factor} found, 1 to {len(live)} expected: live brokers are {sorted(live)}",
-        )
-    placement = place(broker.cache.brokers, partitions=partitions, replication_factor=factor)
-    return placement.assignment, placement.warning
+    return place(live, partitions=partitions, replication_factor=factor, load=_load(broker))
+
+
+def _load(broker: BrokerState) -> Load:
+    """Leaderships and replicas of every broker, so that a small topic goes where there is room."""
+    leaders: Counter[int] = Counter()
+    replicas: Counter[int] = Counter()
+    for name in broker.cache.topics():
+        topic = broker.cache.topic(name)
+        for known in topic.partitions.values() if topic else ():
+            leaders[known.state.leader] += 1
+            replicas.update(known.replicas)
+    return Load(leaders, replicas)
 
 
 async def _delete_topic(broker: BrokerState, request: DeleteTopic) -> Reply:
@@ -193,7 +189,9 @@ async def _delete_topic(broker: BrokerState, request: DeleteTopic) -> Reply:
         return known is None or known.change.topic_id != topic_id
 
     if not await _until(broker, gone, request.timeout_ms):
-        raise BrokerError(ErrorCode.REQUEST_TIMED_OUT, f"deletion of topic {request.name!r} was asked for, not yet done")
+        raise BrokerError(
+            ErrorCode.REQUEST_TIMED_OUT, f"deletion of topic {request.name!r} was asked for, not yet done"
+        )
     return Ack(request.cid)
 
 
@@ -207,8 +205,8 @@ async def _until(broker: BrokerState, true: Callable[[], bool], timeout_ms: int)
     loop = asyncio.get_running_loop()
     end = loop.time() + limit_ms / 1000
     while not true():
-        try:
-            await asyncio.wait_for(broker.next_metadata(), end - loop.time())
-        except asyncio.TimeoutError:
-            return true()
+        left_s = end - loop.time()
+        if left_s <= 0:
+            return False
+        await asyncio.wait({broker.next_metadata()}, timeout=left_s)
     return True

@@ -32,6 +32,7 @@ def handle_control_update(
         connection.reply(ControlUpdateReply(request.cid, refusal.code, (), refusal.detail))
         return
     broker.counters["control.updates"] += 1
+    broker.registry.vouch()
     before = broker.cache.incarnations
     try:
         broker.cache.apply(request)
@@ -72,7 +73,8 @@ def _tell_brokers(broker: BrokerState) -> None:
 def _decide(broker: BrokerState, update: ControlUpdate) -> list[Failure]:
     failed: list[Failure] = []
     for decision in update.partitions:
-        if broker.broker_id not in decision.replicas:
+        # A topic just created may have partitions whose first state is not written yet.
+        if broker.broker_id not in decision.replicas or decision.version < 0:
             continue
         try:
             _decide_one(broker, decision)
@@ -132,9 +134,7 @@ def _delete(broker: BrokerState, update: ControlUpdate) -> None:
 def _drop_stale(broker: BrokerState, update: ControlUpdate) -> None:
     """A full update names every replica of this broker: what it does not name is not its own any more."""
     own = {
-        (decision.topic, decision.partition)
-        for decision in update.partitions
-        if broker.broker_id in decision.replicas
+        (decision.topic, decision.partition) for decision in update.partitions if broker.broker_id in decision.replicas
     }
     for partition in broker.partitions:
         if partition.tp not in own:

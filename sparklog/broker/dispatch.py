@@ -67,7 +67,9 @@ class ConnectionHandler:
         except Exception as error:
             self._broker.counters["requests.failed"] += 1
             _log.exception("%s from %s failed", type(request).__name__, connection.peer)
-            connection.reply(ErrorReply(request.cid, ErrorCode.UNKNOWN_SERVER_ERROR, f"{type(error).__name__}: {error}"))
+            connection.reply(
+                ErrorReply(request.cid, ErrorCode.UNKNOWN_SERVER_ERROR, f"{type(error).__name__}: {error}")
+            )
 
     def connection_lost(self) -> None:
         self._broker.counters["connections.closed"] += 1

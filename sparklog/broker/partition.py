@@ -11,7 +11,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import pyarrow as pa
 
@@ -24,11 +24,11 @@ from sparklog.replica.effects import (
     AnswerProduce,
     AppendAsFollower,
     AppendAsLeader,
-    Effect,
     HighWatermarkMoved,
     IsrChanged,
     LogEndMoved,
     RefuseFetch,
+    ReportBadDecision,
     RestartLog,
     RoleChanged,
     ServeFetch,
@@ -83,15 +83,6 @@ class PendingProduce(NamedTuple):
     answered: Callable[[Answer], None]
 
 
-class Watch(Protocol):
-    """A fetch, or a fetch session, that wants to know when there is more. Called in the middle of a step: only
-    takes note, and acts on the next turn of the loop."""
-
-    def changed(self, partition: Partition) -> None: ...
-
-    def high_watermark_moved(self, partition: Partition) -> None: ...
-
-
 class Surroundings(Protocol):
     """What a partition needs of the broker around it. Nothing here blocks or steps the partition again."""
 
@@ -107,7 +98,11 @@ class Surroundings(Protocol):
 
     def role_changed(self, partition: Partition) -> None: ...
 
+    def log_end_moved(self, partition: Partition) -> None: ...
+
     def high_watermark_moved(self, partition: Partition) -> None: ...
+
+    def bad_decision(self, partition: Partition, detail: str) -> None: ...
 
     def log_failed(self, partition: Partition, error: Exception) -> None: ...
 
@@ -135,9 +130,6 @@ class Partition:
         #: Why this replica can do nothing any more, or None.
         self.offline: str | None = None
         self.stopped = False
-        #: Followers' fetches: told when the log grows. Consumers' fetches: told when the high watermark moves.
-        self.follower_watches: set[Watch] = set()
-        self.consumer_watches: set[Watch] = set()
         #: Deadline that the table's timer knows of; see ``Partitions.deadline_moved``.
         self.timer_ms: int | None = None
         self._surroundings = surroundings
@@ -146,7 +138,8 @@ class Partition:
         self._pending: dict[int, PendingProduce] = {}
         self._append_time_us: dict[int, int] = {}
         self._incoming: tuple[memoryview, memoryview] | None = None
-        self._verdict: FetchVerdict | None = None
+        self._append_refused: BrokerError | None = None
+        self._verdicts: list[FetchVerdict] = []
         self._next_ticket = 0
 
     # --- what the broker tells it ---
@@ -178,18 +171,26 @@ class Partition:
 
     def follower_fetched(self, event: FollowerFetched) -> FetchVerdict:
         """What to answer a follower: records, an error, or where its log diverges."""
-        self._verdict = None
+        self._verdicts.clear()
         self.step(event)
-        verdict, self._verdict = self._verdict, None
-        if verdict is None:
+        if not self._verdicts:
             return RefuseFetch(ErrorCode.NOT_LEADER_OR_FOLLOWER, f"{self.tp}: this replica is {self.replica.role}")
-        return verdict
+        return self._verdicts.pop()
 
-    def leader_answered(self, event: LeaderAnswered, headers: memoryview, bodies: memoryview) -> None:
-        """Take over what the leader sent for this partition."""
+    def leader_answered(self, event: LeaderAnswered, headers: memoryview, bodies: memoryview) -> BrokerError | None:
+        """Take over what the leader sent for this partition. Returns why its batches were not taken, or None."""
         self._incoming = (headers, bodies)
+        self._append_refused = None
         self.step(event)
         self._incoming = None
+        return self._append_refused
+
+    def advance_log_start(self, offset: int) -> None:
+        """The leader has deleted what is below ``offset``; what is committed here goes as well."""
+        try:
+            self.log.advance_log_start(offset)
+        except StorageError as error:
+            self._fail(error)
 
     def stop(self) -> None:
         """This replica is not the broker's any more, or the broker ends. Idempotent."""
@@ -197,7 +198,7 @@ class Partition:
             self.step(Stopped())
             self.stopped = True
             self._answer_all(ErrorCode.NOT_LEADER_OR_FOLLOWER, f"{self.tp}: the replica was stopped")
-            self._wake_all()
+            self._surroundings.role_changed(self)
 
     def fail(self, error: Exception) -> None:
         """The log directory is offline, found out elsewhere."""
@@ -205,12 +206,28 @@ class Partition:
             self.offline = str(error)
             self.step(LogFailed(self.offline))
             self._answer_all(ErrorCode.KAFKA_STORAGE_ERROR, self.offline)
-            self._wake_all()
+            self._surroundings.role_changed(self)
 
     def check_usable(self) -> None:
         """Raises BrokerError KAFKA_STORAGE_ERROR when the log directory is offline."""
         if self.offline is not None:
             raise BrokerError(ErrorCode.KAFKA_STORAGE_ERROR, f"{self.tp}: {self.offline}")
+
+    def require_leader(self, leader_epoch: int) -> None:
+        """Raises BrokerError: NOT_LEADER_OR_FOLLOWER, or the epoch named (-1: none) is older or newer than here."""
+        code = self.replica.check_epoch(leader_epoch)
+        if code is None and not self.replica.is_leader:
+            code = ErrorCode.NOT_LEADER_OR_FOLLOWER
+        if code is not None:
+            raise BrokerError(code, self.standing(leader_epoch))
+
+    def standing(self, leader_epoch: int) -> str:
+        """What this replica is, against the epoch a request named."""
+        replica = self.replica
+        return (
+            f"{self.tp}: leader epoch {leader_epoch} asked for, this replica is {replica.role} in epoch "
+            f"{replica.leader_epoch}, leader {replica.leader}"
+        )
 
     # --- effects ---
 
@@ -219,9 +236,8 @@ class Partition:
         now_us = time.time_ns() // 1000
         try:
             # A retry of what is in the log already is answered as such, even when the schema has moved on since.
-            if not self.log.is_duplicate(pending.batches):
-                for header, body in pending.batches:
-                    validate_batch(header, body, **self.rules._asdict())
+            for header, body in pending.batches[self.log.duplicate_count(pending.batches) :]:
+                self._validate(header, body)
             written = self.log.append_as_leader(pending.batches, leader_epoch=effect.leader_epoch, now_us=now_us)
         except BrokerError as error:
             self._answer(effect.ticket, error.code, detail=f"{self.tp}: {error.detail}")
@@ -234,6 +250,17 @@ class Partition:
             self._append_time_us[effect.ticket] = now_us
             self._events.append(LeaderAppended(effect.ticket, written.start, written.end))
 
+    def _validate(self, header: BatchHeader, body: memoryview) -> None:
+        """Raises BrokerError for whatever is wrong with a batch, foreseen or not: hostile bytes must not fail more
+        than their own request."""
+        try:
+            validate_batch(header, body, **self.rules._asdict())
+        except BrokerError:
+            raise
+        except Exception as error:
+            _log.exception("%s: a batch could not be checked", self.tp)
+            raise BrokerError(ErrorCode.CORRUPT_MESSAGE, f"not checkable: {type(error).__name__}: {error}") from None
+
     def _answer_produce(self, effect: AnswerProduce) -> None:
         self._answer(effect.ticket, effect.code, base_offset=effect.base_offset, detail=effect.detail)
 
@@ -244,6 +271,8 @@ class Partition:
             end_offset = self.log.append_as_follower(headers, bodies)
         except BrokerError as error:
             _log.error("%s: batches from the leader refused: %s", self.tp, error)
+            self._append_refused = error
+            self._events.append(FollowerAppended(self.log.log_end_offset))
         except StorageError as error:
             self._fail(error)
         else:
@@ -269,18 +298,16 @@ class Partition:
 
     def _high_watermark_moved(self, effect: HighWatermarkMoved) -> None:
         self.log.set_high_watermark(effect.high_watermark)
-        for watch in self.consumer_watches:
-            watch.changed(self)
-        for watch in self.follower_watches:
-            watch.high_watermark_moved(self)
         self._surroundings.high_watermark_moved(self)
 
     def _log_end_moved(self, effect: LogEndMoved) -> None:
-        for watch in self.follower_watches:
-            watch.changed(self)
+        self._surroundings.log_end_moved(self)
 
     def _take_verdict(self, effect: FetchVerdict) -> None:
-        self._verdict = effect
+        self._verdicts.append(effect)
+
+    def _report_bad_decision(self, effect: ReportBadDecision) -> None:
+        self._surroundings.bad_decision(self, effect.detail)
 
     def _start_fetching(self, effect: StartFetching) -> None:
         self._surroundings.start_fetching(self, effect.leader, effect.leader_epoch)
@@ -290,7 +317,6 @@ class Partition:
 
     def _role_changed(self, effect: RoleChanged) -> None:
         _log.info("%s: %s in leader epoch %d", self.tp, effect.role, effect.leader_epoch)
-        self._wake_all()
         self._surroundings.role_changed(self)
 
     # --- answers ---
@@ -305,10 +331,6 @@ class Partition:
         for ticket in list(self._pending):
             self._answer(ticket, code, detail=detail)
 
-    def _wake_all(self) -> None:
-        for watch in [*self.follower_watches, *self.consumer_watches]:
-            watch.changed(self)
-
     def _fail(self, error: Exception) -> None:
         if not isinstance(error, StorageError):
             _log.exception("%s: step failed", self.tp, exc_info=error)
@@ -316,7 +338,7 @@ class Partition:
         self._surroundings.log_failed(self, error)
 
 
-_PERFORM: dict[type, Callable[[Partition, Effect], None]] = {
+_PERFORM: dict[type, Callable[[Partition, Any], None]] = {
     AppendAsLeader: Partition._append_as_leader,
     AnswerProduce: Partition._answer_produce,
     AppendAsFollower: Partition._append_as_follower,
@@ -332,4 +354,5 @@ _PERFORM: dict[type, Callable[[Partition, Effect], None]] = {
     StartFetching: Partition._start_fetching,
     StopFetching: Partition._stop_fetching,
     RoleChanged: Partition._role_changed,
-}  # type: ignore[assignment, dict-item]
+    ReportBadDecision: Partition._report_bad_decision,
+}

@@ -109,8 +109,10 @@ class Partitions:
             self._directory.delete(tp)
             log = None
         if log is None:
-            log = self._directory.create(tp, topic.change.topic_id, topic.change.schemas, topic.config)
-        replica = Replica(self._broker.broker_id, log, settings=_replica_settings(topic))
+            log = self._directory.create(tp, topic.change.topic_id, schemas=topic.change.schemas, config=topic.config)
+        replica = Replica(
+            self._broker.broker_id, log, high_watermark=log.high_watermark, settings=_replica_settings(topic)
+        )
         partition = Partition(
             tp,
             topic.change.topic_id,
@@ -119,12 +121,14 @@ class Partitions:
             rules=_append_rules(topic),
             surroundings=self.wiring,
         )
-        _add_schemas(log, topic.change)
+        self.retune(partition, topic)
         return partition
 
     def retune(self, partition: Partition, topic: CachedTopic) -> None:
         """The topic's schemas or settings may have changed."""
         _add_schemas(partition.log, topic.change)
+        partition.log.config = topic.config
+        partition.replica.settings = _replica_settings(topic)
         partition.rules = _append_rules(topic)
 
     def drop(self, partition: Partition) -> None:
@@ -142,12 +146,39 @@ class Partitions:
     def follower_lost(self, replica_id: int) -> None:
         """The follower's connection closed; every partition led here that it follows is told."""
         for partition in self:
-            if partition.replica.role == "leader" and replica_id in partition.replica.replicas:
+            if partition.replica.is_leader:
                 partition.step(FollowerConnectionLost(replica_id))
 
     @property
     def led(self) -> int:
-        return sum(partition.replica.role == "leader" for partition in self._hosted.values())
+        """Partitions this broker leads."""
+        return sum(partition.replica.is_leader for partition in self._hosted.values())
+
+    @property
+    def movable(self) -> int:
+        """Led partitions that another live in-sync replica could lead."""
+        live = self._broker.cache.incarnations
+        own = self._broker.broker_id
+        return sum(
+            partition.replica.is_leader and any(b != own and b in live for b in partition.replica.isr)
+            for partition in self._hosted.values()
+        )
+
+    @property
+    def lagging(self) -> int:
+        """Led partitions whose in-sync followers do not have the whole log yet."""
+        return sum(
+            partition.replica.is_leader and partition.replica.high_watermark < partition.log.log_end_offset
+            for partition in self._hosted.values()
+        )
+
+    def flushing(self) -> list[Partition]:
+        """Replicas of topics that are fsynced by time."""
+        return [partition for partition in self._hosted.values() if partition.log.config.flush_ms > 0]
+
+    def unclaimed_logs(self) -> list[Log]:
+        """Logs that were found on disk and belong to no hosted replica."""
+        return [log for log in self._directory.logs() if log.tp not in self._hosted]
 
     # --- time ---
 
@@ -209,7 +240,5 @@ def _append_rules(topic: CachedTopic) -> AppendRules:
 
 
 def _add_schemas(log: Log, change: TopicChange) -> None:
-    known = {schema.schema_id for schema in log.schemas}
     for schema in change.schemas:
-        if schema.schema_id not in known:
-            log.add_schema(schema)
+        log.add_schema(schema)

@@ -6,13 +6,15 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
 from sparklog.broker.metadata_cache import MetadataCache
 from sparklog.config import BrokerConfig
 
 if TYPE_CHECKING:
+    from sparklog.broker.fetch import Fetches
+    from sparklog.broker.partition import Partition
     from sparklog.broker.partitions import Partitions
     from sparklog.broker.registry import Registry
 
@@ -23,9 +25,18 @@ class BrokerState:
     """Owner: the broker's event loop; made by ``process``, handed to every request handler."""
 
     partitions: Partitions
+    fetches: Fetches
     registry: Registry
 
-    def __init__(self, broker_id: int, cluster_id: str, *, log_dir: str, config: BrokerConfig) -> None:
+    def __init__(
+        self,
+        broker_id: int,
+        cluster_id: str,
+        *,
+        log_dir: str,
+        config: BrokerConfig,
+        on_log_failed: Callable[[Partition | None, Exception], None],
+    ) -> None:
         self.broker_id = broker_id
         self.cluster_id = cluster_id
         self.config = config
@@ -38,8 +49,11 @@ class BrokerState:
         #: No new writes: the cluster is stopping and followers are to reach the leaders' ends.
         self.quiesced = False
         self.log_dir = log_dir
+        #: Told when the log directory is found broken, by whichever partition found it.
+        self.log_failed = on_log_failed
         self._tasks: set[asyncio.Task[None]] = set()
         self._metadata_waiters: list[asyncio.Future[None]] = []
+        self._role_waiters: list[asyncio.Future[None]] = []
 
     def now_ms(self) -> int:
         """The clock that replicas are stepped with: never goes back."""
@@ -47,15 +61,17 @@ class BrokerState:
 
     def next_metadata(self) -> asyncio.Future[None]:
         """Done when the controller's next word has been taken over."""
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._metadata_waiters.append(future)
-        return future
+        return _waiter(self._metadata_waiters)
 
     def metadata_changed(self) -> None:
-        waiters, self._metadata_waiters = self._metadata_waiters, []
-        for future in waiters:
-            if not future.done():
-                future.set_result(None)
+        _wake(self._metadata_waiters)
+
+    def next_role_change(self) -> asyncio.Future[None]:
+        """Done when a replica's role has changed, or the way the process is to end."""
+        return _waiter(self._role_waiters)
+
+    def roles_changed(self) -> None:
+        _wake(self._role_waiters)
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
         """Run work beside the requests; ``end_tasks`` cancels what is left of it."""
@@ -74,3 +90,16 @@ class BrokerState:
         if not task.cancelled() and task.exception() is not None:
             self.counters["tasks.failed"] += 1
             _log.error("%s failed", task.get_name(), exc_info=task.exception())
+
+
+def _waiter(waiters: list[asyncio.Future[None]]) -> asyncio.Future[None]:
+    future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    waiters.append(future)
+    return future
+
+
+def _wake(waiters: list[asyncio.Future[None]]) -> None:
+    for future in waiters:
+        if not future.done():
+            future.set_result(None)
+    waiters.clear()

@@ -220,9 +220,11 @@ class SessionRequest(NamedTuple):
 
 
 class SessionBuilder:
-    """Fetcher side, one per leader connection: turns what is wanted into requests. One request is under way at most.
+    """Fetcher side, one per leader connection: turns what is wanted into requests.
 
-    ``want`` and ``forget`` may be called at any time; what they change goes into the next request.
+    ``want`` and ``forget`` may be called at any time; what they change goes into the next request. Once a session is
+    ``established`` the next request may be sent before the last one is answered: it ends that one's long poll, so that
+    what changed does not wait for it. Answers are reported in order.
     """
 
     def __init__(self) -> None:
@@ -254,23 +256,39 @@ class SessionBuilder:
             self._changed.pop(key, None)
             self._forgotten[key] = None
 
+    @property
+    def established(self) -> bool:
+        """The server has told the session's id."""
+        return self._session_id != NO_SESSION
+
+    @property
+    def session_id(self) -> int:
+        return self._session_id
+
+    @property
+    def changed(self) -> bool:
+        """There is something to say that the server does not know yet."""
+        return bool(self._changed or self._forgotten)
+
     def next_request(self) -> SessionRequest:
         if self._epoch == FULL:
             request = SessionRequest(self._session_id, FULL, tuple(self._wanted.values()), ())
         else:
             changed = tuple(self._wanted[key] for key in self._changed)
             request = SessionRequest(self._session_id, self._epoch, changed, tuple(self._forgotten))
+            self._epoch += 1
         self._changed.clear()
         self._forgotten.clear()
         return request
 
     def answered(self, reply: FetchReply) -> None:
-        """The reply to the last request came. A session error starts a new session; so does a server without a slot."""
+        """The reply to the oldest request under way came. A session error starts a new session; so does a server
+        without a slot."""
         if reply.code != ErrorCode.NONE or reply.session_id == NO_SESSION:
             self.lost()
-            return
-        self._session_id = reply.session_id
-        self._epoch += 1
+        elif not self.established:
+            self._session_id = reply.session_id
+            self._epoch = 1
 
     def lost(self) -> None:
         """The connection or the session is gone: the next request names everything."""

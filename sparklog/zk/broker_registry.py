@@ -88,6 +88,16 @@ class BrokerRegistry:
                     return
                 await self._session.delete(path)  # of an earlier session of this broker
 
+    async def withdraw_stopping(self) -> None:
+        """Take ``announce_stopping`` back: this broker stays."""
+        self._stopping = False
+        while True:
+            await self._session.connected()
+            with suppress(ZkUnreachable):
+                with suppress(ZkNoNode):
+                    await self._session.delete(paths.stopping(self._registration.broker_id))
+                return
+
     def vouch(self) -> None:
         """The controller knows that this process was untrusted and has acted on it: what is in the log from now on
         survives a session expiry, so later registrations are trusted."""

@@ -1,0 +1,49 @@
+"""``python -m sparklog.broker --config file.json``: one broker, until it is told to stop.
+
+Exit codes: 0 stopped as asked, 64 the configuration is wrong, 69 cannot start, 70 the event loop stalled, 71 stopping
+took too long, 74 the log directory failed. The reason is the last line of the log.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import sys
+from pathlib import Path
+
+from sparklog.broker.logs import configure_logging
+from sparklog.broker.process import BrokerProcess
+from sparklog.broker.process_config import ProcessConfig, load_process_config
+from sparklog.errors import ConfigError
+from sparklog.net.loop import new_event_loop
+
+EXIT_CONFIG = 64
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m sparklog.broker", description="One sparklog broker.")
+    parser.add_argument("--config", type=Path, required=True, help="JSON file, see sparklog.broker.process_config")
+    path = parser.parse_args().config
+    try:
+        config = load_process_config(path)
+        config.broker_settings()
+        configure_logging(config.log_file)
+    except (ConfigError, OSError) as error:
+        sys.stderr.write(f"{error}\n")
+        return EXIT_CONFIG
+    loop = new_event_loop()
+    asyncio.set_event_loop(loop)
+    try:
+        return loop.run_until_complete(_run(config))
+    finally:
+        loop.close()
+        logging.shutdown()
+
+
+async def _run(config: ProcessConfig) -> int:
+    return await BrokerProcess(config).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,303 @@
+"""Fetch requests of consumers and followers: answered at once, or held until there is something to say.
+
+One long poll is one ``_OpenFetch``. It looks at a partition once, and again only when the partition says that
+something moved, so a fetch that waits costs nothing. Partitions speak up in the middle of their steps; a held fetch
+only takes note and answers on the next turn of the loop, once for all that moved in this one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from sparklog.broker.fetch_look import Look, look_for_consumer, look_for_follower
+from sparklog.broker.partition import FetchVerdict, Partition
+from sparklog.broker.state import BrokerState
+from sparklog.errors import BrokerError, ErrorCode
+from sparklog.model import TopicPartition
+from sparklog.net.server import ServerConnection
+from sparklog.protocol.frames import Buffer
+from sparklog.protocol.messages import CONSUMER, Fetch, FetchPartition, FetchReply
+from sparklog.replica.effects import ServeFetch
+from sparklog.replica.events import FollowerFetched
+from sparklog.replica.fetch_session import FULL, FetchContext, Key, SessionCache
+
+#: A follower learns of a moved high watermark this late at most, unless records take the news along earlier.
+_MARK_LINGER_S = 0.01
+_MAX_WAIT_MS = 60_000
+
+
+class _OpenFetch:
+    """One fetch request from arrival to reply. Owner: ``Fetches``."""
+
+    __slots__ = (
+        "_broker",
+        "_deadline",
+        "_linger",
+        "_looks",
+        "_next_look",
+        "_stale",
+        "connection",
+        "context",
+        "done",
+        "request",
+        "verdicts",
+    )
+
+    def __init__(
+        self, broker: BrokerState, connection: ServerConnection, *, request: Fetch, context: FetchContext
+    ) -> None:
+        self._broker = broker
+        self.connection = connection
+        self.request = request
+        self.context = context
+        #: What the leader's replicas said to the positions named in this request; ServeFetch is not kept.
+        self.verdicts: dict[Key, FetchVerdict] = {}
+        self.done = False
+        self._looks: dict[Key, Look] = {}
+        self._stale: dict[Key, FetchPartition] = {}
+        self._next_look: asyncio.Handle | None = None
+        self._linger: asyncio.TimerHandle | None = None
+        self._deadline: asyncio.TimerHandle | None = None
+
+    @property
+    def of_follower(self) -> bool:
+        return self.request.replica_id != CONSUMER
+
+    def begin(self) -> None:
+        """Answer now if there is a reason to, else wait."""
+        self._stale = {(wanted.topic, wanted.partition): wanted for wanted in self.context.due()}
+        if self._enough() or self.request.max_wait_ms <= 0:
+            self.complete()
+            return
+        self._deadline = asyncio.get_running_loop().call_later(
+            min(self.request.max_wait_ms, _MAX_WAIT_MS) / 1000, self.complete
+        )
+        if self.of_follower and self._has_news():
+            self.answer_shortly()
+
+    def moved(self, key: Key, wanted: FetchPartition) -> None:
+        """This partition is worth another look."""
+        self._stale[key] = wanted
+
+    def look_soon(self) -> None:
+        """Look again on the next turn of the loop: there may be enough now."""
+        if self._next_look is None and not self.done:
+            self._next_look = asyncio.get_running_loop().call_soon(self._look_again)
+
+    def answer_shortly(self) -> None:
+        """Answer with what there is once the linger is over."""
+        if self._linger is None and not self.done:
+            self._linger = asyncio.get_running_loop().call_later(_MARK_LINGER_S, self.complete)
+
+    def complete(self) -> None:
+        """Answer with what there is."""
+        if self.done:
+            return
+        self._look()
+        self.abandon()
+        results = [look.result for look in self._looks.values()]
+        reply = self.context.reply(results)
+        body: list[Buffer] = []
+        body_bytes = 0
+        for look in self._looks.values():
+            if look.records is not None:
+                body.append(look.records.headers)
+                body.extend(look.records.bodies)
+                body_bytes += look.size
+        self._broker.counters["fetch.follower.bytes" if self.of_follower else "fetch.consumer.bytes"] += body_bytes
+        self.connection.reply(FetchReply(self.request.cid, reply.code, reply.session_id, reply.partitions), body)
+
+    def abandon(self) -> None:
+        """No answer any more: it was given, or nobody waits for it."""
+        self.done = True
+        self._broker.fetches.forget(self)
+        for handle in (self._next_look, self._linger, self._deadline):
+            if handle is not None:
+                handle.cancel()
+
+    def _look_again(self) -> None:
+        self._next_look = None
+        if self.done:
+            return
+        if self._enough():
+            self.complete()
+        elif self.of_follower and self._has_news():
+            self.answer_shortly()
+
+    def _look(self) -> None:
+        """Look at all partitions that are new or moved. What the size limit leaves no room for is not looked at, and
+        stays due in its session."""
+        stale, self._stale = self._stale, {}
+        for key in stale:
+            self._looks.pop(key, None)
+        left = self.request.max_bytes - sum(look.size for look in self._looks.values())
+        look_at = look_for_follower if self.of_follower else look_for_consumer
+        for key, wanted in stale.items():
+            if left <= 0:
+                self._stale[key] = wanted
+                continue
+            look = look_at(
+                self._broker.partitions,
+                wanted,
+                verdict=self.verdicts.get(key),
+                max_bytes=left,
+                isolation=self.request.isolation,
+            )
+            self._looks[key] = look
+            left -= look.size
+
+    def _enough(self) -> bool:
+        self._look()
+        size = 0
+        for look in self._looks.values():
+            if look.urgent:
+                return True
+            size += look.size
+        if size and (size >= self.request.min_bytes or self._stale):
+            return True
+        # A follower's new session is answered at once: only then can it add partitions while a request waits.
+        return self.of_follower and self.request.session_epoch == FULL
+
+    def _has_news(self) -> bool:
+        return any(self.context.has_news(look.result) for look in self._looks.values())
+
+
+class Fetches:
+    """All fetches of one broker that wait, and the sessions they belong to. Owner: its event loop."""
+
+    def __init__(self, broker: BrokerState, sessions: SessionCache) -> None:
+        self._broker = broker
+        self._sessions = sessions
+        self._by_session: dict[int, _OpenFetch] = {}
+        #: Fetches without a session, by partition.
+        self._sessionless: dict[Key, dict[_OpenFetch, FetchPartition]] = {}
+        self._by_connection: dict[ServerConnection, set[_OpenFetch]] = {}
+        self._followers: dict[int, ServerConnection] = {}
+
+    # --- requests ---
+
+    def handle(self, connection: ServerConnection, request: Fetch) -> None:
+        broker = self._broker
+        earlier = self._by_session.get(request.session_id) if request.session_id else None
+        if earlier is not None:
+            # The fetcher has changed its mind about what it wants; the older request must not hold up the newer.
+            earlier.complete()
+        try:
+            context = self._sessions.begin(request, broker.now_ms())
+        except BrokerError as error:
+            broker.counters["fetch.session.errors"] += 1
+            connection.reply(FetchReply(request.cid, error.code, 0, ()))
+            return
+        fetch = _OpenFetch(broker, connection, request=request, context=context)
+        if fetch.of_follower:
+            broker.counters["fetch.follower.requests"] += 1
+            self._followers[request.replica_id] = connection
+            self._note_positions(fetch)
+        else:
+            broker.counters["fetch.consumer.requests"] += 1
+        fetch.begin()
+        if not fetch.done:
+            self._hold(fetch)
+
+    def _note_positions(self, fetch: _OpenFetch) -> None:
+        """Tell each named partition how far the follower is."""
+        request = fetch.request
+        for wanted in fetch.context.named:
+            partition = self._broker.partitions.get(TopicPartition(wanted.topic, wanted.partition))
+            if partition is None or partition.offline is not None:
+                continue
+            if wanted.topic_id and wanted.topic_id != partition.topic_id:
+                continue
+            verdict = partition.follower_fetched(
+                FollowerFetched(
+                    request.replica_id,
+                    request.incarnation,
+                    wanted.leader_epoch,
+                    wanted.fetch_offset,
+                    wanted.last_epoch,
+                )
+            )
+            if type(verdict) is not ServeFetch:
+                fetch.verdicts[wanted.topic, wanted.partition] = verdict
+
+    def _hold(self, fetch: _OpenFetch) -> None:
+        session = fetch.context.session
+        if session is not None:
+            self._by_session[session.session_id] = fetch
+        else:
+            for wanted in fetch.context.named:
+                self._sessionless.setdefault((wanted.topic, wanted.partition), {})[fetch] = wanted
+        self._by_connection.setdefault(fetch.connection, set()).add(fetch)
+
+    def forget(self, fetch: _OpenFetch) -> None:
+        session = fetch.context.session
+        if session is not None:
+            if self._by_session.get(session.session_id) is fetch:
+                del self._by_session[session.session_id]
+        else:
+            for wanted in fetch.context.named:
+                key = (wanted.topic, wanted.partition)
+                waiting = self._sessionless.get(key)
+                if waiting is not None and waiting.pop(fetch, None) is not None and not waiting:
+                    del self._sessionless[key]
+        of_connection = self._by_connection.get(fetch.connection)
+        if of_connection is not None:
+            of_connection.discard(fetch)
+            if not of_connection:
+                del self._by_connection[fetch.connection]
+
+    def connection_lost(self, connection: ServerConnection) -> None:
+        for fetch in list(self._by_connection.get(connection, ())):
+            fetch.abandon()
+        for replica_id, of in list(self._followers.items()):
+            if of is connection:
+                del self._followers[replica_id]
+                if not self._broker.quiesced:
+                    self._broker.partitions.follower_lost(replica_id)
+
+    # --- what moves ---
+
+    def log_end_moved(self, partition: Partition) -> None:
+        """There is more for followers."""
+        for fetch in self._concerned(partition):
+            if fetch.of_follower:
+                fetch.look_soon()
+
+    def high_watermark_moved(self, partition: Partition) -> None:
+        """There is more for consumers; followers hear of it with the next records, or shortly."""
+        for fetch in self._concerned(partition):
+            if fetch.of_follower:
+                fetch.answer_shortly()
+            else:
+                fetch.look_soon()
+
+    def changed(self, partition: Partition) -> None:
+        """The replica's role changed, or it is gone: whoever waits for it must hear."""
+        for fetch in self._concerned(partition):
+            fetch.look_soon()
+
+    def _concerned(self, partition: Partition) -> list[_OpenFetch]:
+        """Waiting fetches that name this partition; it is marked for another look in each."""
+        key: Key = (partition.tp.topic, partition.tp.partition)
+        found = []
+        for session in self._sessions.wake(*key):
+            fetch = self._by_session.get(session.session_id)
+            if fetch is not None:
+                fetch.moved(key, session.wanted[key])
+                found.append(fetch)
+        for fetch, wanted in self._sessionless.get(key, {}).items():
+            fetch.moved(key, wanted)
+            found.append(fetch)
+        return found
+
+
+def handle_fetch(broker: BrokerState, connection: ServerConnection, request: Fetch, body: memoryview) -> None:
+    if request.isolation not in {0, 1}:
+        raise BrokerError(
+            ErrorCode.INVALID_REQUEST, f"isolation {request.isolation} found, expected 0 (uncommitted) or 1 (committed)"
+        )
+    broker.fetches.handle(connection, request)
+
+
+def connection_lost(broker: BrokerState, connection: ServerConnection) -> None:
+    broker.fetches.connection_lost(connection)

@@ -1,0 +1,129 @@
+"""One look at one partition on behalf of one fetch: records, an error, or nothing new.
+
+A consumer sees what is below the high watermark of whichever replica it asks. A follower sees the leader's whole log,
+provided that its own history has been compared with the leader's: for positions named in the request at hand the
+replica core has done so, for earlier ones of the same session it is done again here.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from sparklog.broker.partition import FetchVerdict, Partition
+from sparklog.broker.partitions import Partitions
+from sparklog.errors import BrokerError, ErrorCode
+from sparklog.model import TopicPartition
+from sparklog.protocol.messages import FetchedPartition, FetchPartition
+from sparklog.record.header import HEADER_BYTES
+from sparklog.replica.effects import AnswerDiverging, RefuseFetch
+from sparklog.storage.log import LogSlice
+
+
+class Look(NamedTuple):
+    """What a partition has to say. ``urgent``: an error or a divergence, which is not held back."""
+
+    result: FetchedPartition
+    records: LogSlice | None
+    size: int
+    urgent: bool
+
+
+def look_for_consumer(
+    partitions: Partitions, wanted: FetchPartition, *, verdict: FetchVerdict | None, max_bytes: int, isolation: int
+) -> Look:
+    partition: Partition | None = None
+    try:
+        partition = partitions.require(TopicPartition(wanted.topic, wanted.partition), wanted.topic_id)
+        replica = partition.replica
+        code = replica.check_epoch(wanted.leader_epoch)
+        if code is not None:
+            raise BrokerError(code, partition.standing(wanted.leader_epoch))
+        code = replica.check_offset(wanted.fetch_offset)
+        if code is not None:
+            raise BrokerError(code, _out_of_reach(partition, wanted.fetch_offset))
+        return _read(partition, wanted, end_offset=replica.readable_end(isolation), max_bytes=max_bytes)
+    except BrokerError as error:
+        return _error(partition, wanted, error)
+
+
+def look_for_follower(
+    partitions: Partitions, wanted: FetchPartition, *, verdict: FetchVerdict | None, max_bytes: int, isolation: int
+) -> Look:
+    partition: Partition | None = None
+    try:
+        partition = partitions.require(TopicPartition(wanted.topic, wanted.partition), wanted.topic_id)
+        # The role may have changed since the position was judged, or while the fetch waited.
+        partition.require_leader(wanted.leader_epoch)
+        if isinstance(verdict, RefuseFetch):
+            raise BrokerError(verdict.code, f"{partition.tp}: {verdict.detail}")
+        if isinstance(verdict, AnswerDiverging):
+            return _diverging(partition, wanted, verdict.epoch, verdict.end_offset)
+        if wanted.last_epoch >= 0:
+            log = partition.log
+            ours = log.end_of_epoch(wanted.last_epoch)
+            if ours.epoch != wanted.last_epoch or ours.end_offset < wanted.fetch_offset:
+                return _diverging(partition, wanted, ours.epoch, ours.end_offset)
+        return _read(partition, wanted, end_offset=partition.log.log_end_offset, max_bytes=max_bytes)
+    except BrokerError as error:
+        return _error(partition, wanted, error, for_follower=True)
+
+
+def _read(partition: Partition, wanted: FetchPartition, *, end_offset: int, max_bytes: int) -> Look:
+    if max_bytes <= 0 or wanted.fetch_offset >= end_offset:
+        return Look(_result(partition, wanted), None, 0, urgent=False)
+    records = partition.log.read(
+        wanted.fetch_offset, max_bytes=max(min(wanted.max_bytes, max_bytes), 1), end_offset=end_offset
+    )
+    if not records.batch_count:
+        return Look(_result(partition, wanted), None, 0, urgent=False)
+    result = _result(partition, wanted, batch_count=records.batch_count, body_bytes=records.body_bytes)
+    return Look(result, records, records.batch_count * HEADER_BYTES + records.body_bytes, urgent=False)
+
+
+def _diverging(partition: Partition, wanted: FetchPartition, epoch: int, end_offset: int) -> Look:
+    result = _result(partition, wanted, diverging=(epoch, end_offset))
+    return Look(result, None, 0, urgent=True)
+
+
+def _result(
+    partition: Partition,
+    wanted: FetchPartition,
+    *,
+    batch_count: int = 0,
+    body_bytes: int = 0,
+    diverging: tuple[int, int] | None = None,
+) -> FetchedPartition:
+    replica, log = partition.replica, partition.log
+    return FetchedPartition(
+        wanted.topic,
+        wanted.partition,
+        ErrorCode.NONE,
+        replica.high_watermark,
+        replica.readable_end(1),
+        log.log_start_offset,
+        log.log_end_offset,
+        batch_count,
+        body_bytes,
+        diverging,
+    )
+
+
+def _error(
+    partition: Partition | None, wanted: FetchPartition, error: BrokerError, *, for_follower: bool = False
+) -> Look:
+    marks = (-1, -1, -1, -1)
+    if partition is not None:
+        replica, log = partition.replica, partition.log
+        # A follower that is out of range begins with the first segment, which makes its files equal to the leader's.
+        start = log.first_segment_offset if for_follower else log.log_start_offset
+        marks = (replica.high_watermark, replica.readable_end(1), start, log.log_end_offset)
+    result = FetchedPartition(wanted.topic, wanted.partition, error.code, *marks, detail=error.detail)
+    return Look(result, None, 0, urgent=True)
+
+
+def _out_of_reach(partition: Partition, offset: int) -> str:
+    log = partition.log
+    return (
+        f"{partition.tp}: offset {offset} asked for, the log is [{log.log_start_offset}, {log.log_end_offset}) "
+        f"with high watermark {partition.replica.high_watermark}"
+    )

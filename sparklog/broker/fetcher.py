@@ -1,0 +1,316 @@
+"""The following side of replication: one connection to each broker that leads something this broker follows.
+
+Each connection carries one incremental fetch session for all partitions followed there, with one long poll under way.
+Answers are applied partition by partition in their order: records appended, logs truncated, high watermarks raised, as
+the replica's core decides. A partition the leader has an error for rests for a moment; the others go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import struct
+from collections import deque
+from typing import NamedTuple
+
+from sparklog.broker.partition import Partition
+from sparklog.broker.state import BrokerState
+from sparklog.errors import BrokerError, ErrorCode
+from sparklog.net.async_client import AsyncConnection
+from sparklog.protocol.messages import Fetch, FetchedPartition, FetchPartition, FetchReply, Reply
+from sparklog.record.header import HEADER_BYTES
+from sparklog.replica.events import LeaderAnswered
+from sparklog.replica.fetch_session import Key, SessionBuilder
+
+_log = logging.getLogger(__name__)
+
+_PARTITION_PAUSE_S = 0.1
+_FIRST_PAUSE_S = 0.05
+_LONGEST_PAUSE_S = 1.0
+_CONNECT_TIMEOUT_S = 3.0
+#: On top of the long poll: after that a leader that does not answer is given up, and the connection with it.
+_ANSWER_TIMEOUT_S = 10.0
+_BASE_OFFSET = struct.Struct("<q")
+_OFFSET_SPAN = struct.Struct("<I")
+_OFFSET_SPAN_AT = 56
+
+
+class Followed(NamedTuple):
+    """A partition followed at one leader in one epoch."""
+
+    partition: Partition
+    leader_epoch: int
+
+
+class Position(NamedTuple):
+    """Where a request asked the leader to go on."""
+
+    leader_epoch: int
+    offset: int
+
+
+class _UnderWay(NamedTuple):
+    """A request whose answer has not come. ``session_id`` as it was when the request was made."""
+
+    answer: asyncio.Future[tuple[Reply, memoryview]]
+    session_id: int
+    named: dict[Key, Position]
+
+
+class LeaderFetcher:
+    """Everything this broker follows at one leader. Owner: ``Fetchers``; runs as one task from first use on."""
+
+    def __init__(self, broker: BrokerState, leader_id: int) -> None:
+        self.leader_id = leader_id
+        self._broker = broker
+        self._followed: dict[Key, Followed] = {}
+        self._session = SessionBuilder()
+        #: Where each partition stood in the requests answered so far.
+        self._positions: dict[Key, Position] = {}
+        self._under_way: deque[_UnderWay] = deque()
+        self._nudge: asyncio.Handle | None = None
+        self._wanted = asyncio.Event()
+        self._connection: AsyncConnection | None = None
+
+    def follow(self, partition: Partition, leader_epoch: int) -> None:
+        key = (partition.tp.topic, partition.tp.partition)
+        self._followed[key] = Followed(partition, leader_epoch)
+        self._want(key)
+        self._wanted.set()
+        self._nudge_soon()
+
+    def unfollow(self, key: Key) -> None:
+        if self._followed.pop(key, None) is not None:
+            self._session.forget(*key)
+
+    def _nudge_soon(self) -> None:
+        """Something new is wanted while a long poll waits: end it with a second request, one for all that is new."""
+        if self._nudge is None:
+            self._nudge = asyncio.get_running_loop().call_soon(self._send_nudge)
+
+    def _send_nudge(self) -> None:
+        self._nudge = None
+        if self._session.established and self._session.changed and len(self._under_way) == 1:
+            self._send()
+
+    async def run(self) -> None:
+        """Fetch until cancelled; a lost connection is made again with growing pauses."""
+        pause_s = _FIRST_PAUSE_S
+        try:
+            while True:
+                await self._wanted.wait()
+                try:
+                    await self._connect()
+                    pause_s = _FIRST_PAUSE_S
+                    await self._fetch_on()
+                except (BrokerError, asyncio.TimeoutError) as error:
+                    self._broker.counters["fetcher.connections.failed"] += 1
+                    _log.info("fetching from broker %d: %s", self.leader_id, error or "no answer in time")
+                self._disconnect()
+                await asyncio.sleep(pause_s)
+                pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
+        finally:
+            self._disconnect()
+
+    async def _connect(self) -> None:
+        broker = self._broker
+        endpoint = broker.cache.endpoint(self.leader_id)
+        if endpoint is None:
+            raise BrokerError(ErrorCode.BROKER_NOT_AVAILABLE, f"broker {self.leader_id} is not live")
+        self._connection = await AsyncConnection.open(
+            endpoint.host,
+            endpoint.port,
+            client_id=f"replica-{broker.broker_id}",
+            cluster_id=broker.cluster_id,
+            connect_timeout_s=_CONNECT_TIMEOUT_S,
+            max_frame_bytes=broker.config.max_frame_bytes + broker.config.replica_fetch_response_max_bytes,
+        )
+        hello = self._connection.hello
+        if hello is not None and hello.broker_id != self.leader_id:
+            raise BrokerError(
+                ErrorCode.BROKER_NOT_AVAILABLE,
+                f"broker {self.leader_id} expected at {self._connection.address}, {hello.broker_id} answered",
+            )
+
+    def _disconnect(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+        for request in self._under_way:
+            request.answer.cancel()
+        self._under_way.clear()
+        self._positions.clear()
+        self._session.lost()
+
+    async def _fetch_on(self) -> None:
+        """One request after the other, as long as something is followed here."""
+        timeout_s = self._broker.config.replica_fetch_wait_max_ms / 1000 + _ANSWER_TIMEOUT_S
+        while True:
+            if not self._under_way:
+                while not self._followed:
+                    self._wanted.clear()
+                    await self._wanted.wait()
+                self._send()
+            request = self._under_way[0]
+            reply, body = await asyncio.wait_for(request.answer, timeout_s)
+            assert isinstance(reply, FetchReply)
+            self._under_way.popleft()
+            self._positions.update(request.named)
+            if request.session_id == self._session.session_id:
+                self._session.answered(reply)
+            if reply.code != ErrorCode.NONE:
+                self._broker.counters["fetcher.sessions.lost"] += 1
+                continue
+            self._apply_all(reply, body)
+            self._send_nudge()
+
+    def _send(self) -> None:
+        assert self._connection is not None
+        broker, config = self._broker, self._broker.config
+        session = self._session.next_request()
+        named = {
+            (wanted.topic, wanted.partition): Position(wanted.leader_epoch, wanted.fetch_offset)
+            for wanted in session.partitions
+        }
+        broker.counters["fetcher.requests"] += 1
+        request = Fetch(
+            0,
+            broker.broker_id,
+            broker.incarnation,
+            config.replica_fetch_wait_max_ms,
+            1,
+            config.replica_fetch_response_max_bytes,
+            0,
+            session.session_id,
+            session.session_epoch,
+            session.partitions,
+            session.forgotten,
+        )
+        self._under_way.append(_UnderWay(self._connection.request(request), session.session_id, named))
+
+    def _want(self, key: Key) -> None:
+        followed = self._followed[key]
+        partition = followed.partition
+        self._session.want(
+            FetchPartition(
+                key[0],
+                key[1],
+                partition.topic_id,
+                followed.leader_epoch,
+                partition.log.log_end_offset,
+                self._broker.config.replica_fetch_max_bytes,
+                partition.log.last_epoch,
+                partition.log.log_start_offset,
+            )
+        )
+
+    # --- answers ---
+
+    def _apply_all(self, reply: FetchReply, body: memoryview) -> None:
+        at = 0
+        for answer in reply.partitions:
+            headers_end = at + answer.batch_count * HEADER_BYTES
+            end = headers_end + answer.body_bytes
+            key = (answer.topic, answer.partition)
+            followed = self._followed.get(key)
+            position = self._positions.get(key)
+            if followed is not None and position is not None and not followed.partition.stopped:
+                self._apply(followed, position, answer, headers=body[at:headers_end], bodies=body[headers_end:end])
+            at = end
+
+    def _apply(
+        self,
+        followed: Followed,
+        position: Position,
+        answer: FetchedPartition,
+        *,
+        headers: memoryview,
+        bodies: memoryview,
+    ) -> None:
+        key = (answer.topic, answer.partition)
+        partition = followed.partition
+        before = partition.log.log_end_offset
+        refused = partition.leader_answered(
+            LeaderAnswered(
+                leader_epoch=position.leader_epoch,
+                fetch_offset=position.offset,
+                code=answer.code,
+                high_watermark=answer.high_watermark,
+                log_start_offset=answer.log_start_offset,
+                log_end_offset=answer.log_end_offset,
+                diverging=answer.diverging,
+                batch_count=answer.batch_count,
+                end_offset=_end_offset(headers) if answer.batch_count else before,
+            ),
+            headers,
+            bodies,
+        )
+        self._broker.counters["fetcher.bytes"] += len(headers) + len(bodies)
+        if answer.log_start_offset > partition.log.log_start_offset and answer.code == ErrorCode.NONE:
+            partition.advance_log_start(answer.log_start_offset)
+        if self._followed.get(key) is not followed:
+            return
+        moved = partition.log.log_end_offset != before
+        if refused is not None:
+            self._broker.counters["fetcher.batches.refused"] += 1
+            self._rest(key, followed)
+        elif answer.code != ErrorCode.NONE and not moved:
+            self._broker.counters["fetcher.errors"] += 1
+            _log.info("%s: broker %d answers %s %s", partition.tp, self.leader_id, answer.code, answer.detail)
+            self._rest(key, followed)
+        elif moved or answer.batch_count or answer.diverging is not None:
+            self._want(key)
+            self._session.again(*key)
+
+    def _rest(self, key: Key, followed: Followed) -> None:
+        """Leave the partition out of the session for a moment."""
+        self._session.forget(*key)
+        asyncio.get_running_loop().call_later(_PARTITION_PAUSE_S, self._resume, key, followed)
+
+    def _resume(self, key: Key, followed: Followed) -> None:
+        if self._followed.get(key) is followed and not followed.partition.stopped:
+            self._want(key)
+            self._nudge_soon()
+
+
+def _end_offset(headers: memoryview) -> int:
+    """Exclusive end of the last of these batches; the log verifies the headers before it believes them."""
+    last = len(headers) - HEADER_BYTES
+    return int(
+        _BASE_OFFSET.unpack_from(headers, last)[0] + _OFFSET_SPAN.unpack_from(headers, last + _OFFSET_SPAN_AT)[0]
+    )
+
+
+class Fetchers:
+    """The fetchers of one broker, one for each leader. Owner: its event loop."""
+
+    def __init__(self, broker: BrokerState) -> None:
+        self._broker = broker
+        self._by_leader: dict[int, LeaderFetcher] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+        self._closed = False
+
+    def follow(self, partition: Partition, leader: int, leader_epoch: int) -> None:
+        """Fetch this partition from ``leader`` from its log's end on; replaces what was ordered before."""
+        self.unfollow(partition, unless=leader)
+        if self._closed:
+            return
+        fetcher = self._by_leader.get(leader)
+        if fetcher is None:
+            fetcher = self._by_leader[leader] = LeaderFetcher(self._broker, leader)
+            self._tasks.append(
+                asyncio.get_running_loop().create_task(fetcher.run(), name=f"fetch from broker {leader}")
+            )
+        fetcher.follow(partition, leader_epoch)
+
+    def unfollow(self, partition: Partition, *, unless: int = -1) -> None:
+        key = (partition.tp.topic, partition.tp.partition)
+        for leader, fetcher in self._by_leader.items():
+            if leader != unless:
+                fetcher.unfollow(key)
+
+    async def close(self) -> None:
+        self._closed = True
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)

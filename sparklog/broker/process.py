@@ -1,0 +1,350 @@
+"""One broker process from start to exit: what is opened in which order, and how it ends.
+
+Start: lock the log directory, answer on the control socket, recover the logs, listen, register in ZooKeeper, serve.
+Registration comes last, for whoever sees it connects. A started broker leads nothing until the controller says so.
+
+End: hand over leaderships (when controlled), stop taking part, close the ZooKeeper session so that others go on, then
+fsync and leave the clean-stop marker. Every wait is bounded, and a timer in a thread of its own bounds them all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import os
+import signal
+import threading
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from sparklog.broker.control_socket import ControlSocket
+from sparklog.broker.dispatch import ConnectionHandler
+from sparklog.broker.fetch import Fetches
+from sparklog.broker.fetcher import Fetchers
+from sparklog.broker.lease import Lease, LeaseName, OrphanStep
+from sparklog.broker.partition import Partition
+from sparklog.broker.partitions import Partitions
+from sparklog.broker.process_config import ProcessConfig
+from sparklog.broker.registry import Registry
+from sparklog.broker.state import BrokerState
+from sparklog.broker.upkeep import Upkeep
+from sparklog.broker.watchdog import Watchdog
+from sparklog.broker.wiring import Wiring
+from sparklog.errors import SparklogError
+from sparklog.model import BrokerRegistration
+from sparklog.net.server import Server, serve
+from sparklog.protocol.messages import HelloReply
+from sparklog.replica.fetch_session import SessionCache
+from sparklog.storage.checkpoints import read_boot_id
+from sparklog.storage.log_set import LogDirectory
+
+_log = logging.getLogger(__name__)
+
+EXIT_OK = 0
+EXIT_CANNOT_START = 69
+EXIT_STOP_TIMED_OUT = 71
+EXIT_LOG_FAILED = 74
+
+#: Beyond the wait for successors: closing connections, fsync, ZooKeeper.
+_STOP_LIMIT_S = 20.0
+_ORPHAN_CHECK_S = 1.0
+
+
+class Ending(Enum):
+    """How the process is to end."""
+
+    #: Leaderships are moved first.
+    CONTROLLED = "controlled"
+    #: The whole cluster stops: nothing is moved, the ISRs stay as they are.
+    FINISH = "finish"
+    AT_ONCE = "at once"
+
+
+class BrokerProcess:
+    """Owner: ``__main__``; everything runs on one event loop. Implements ``control_socket.Steering``."""
+
+    def __init__(self, config: ProcessConfig) -> None:
+        self._config = config
+        settings = config.broker_settings()
+        self._broker = BrokerState(
+            config.broker_id, config.cluster_id, log_dir=config.log_dir, config=settings, on_log_failed=self._log_failed
+        )
+        self._lease = Lease(
+            LeaseName(config.driver_epoch, config.generation),
+            supervised=bool(config.control_socket),
+            orphan_timeout_ms=settings.orphan_timeout_ms,
+            orphan_max_ms=settings.orphan_max_ms,
+        )
+        self._watchdog = Watchdog(settings.session_timeout_ms)
+        self._control: ControlSocket | None = None
+        self._directory: LogDirectory | None = None
+        self._registry: Registry | None = None
+        self._server: Server | None = None
+        self._fetchers: Fetchers | None = None
+        self._upkeep: Upkeep | None = None
+        self._ending: Ending | None = None
+        self._ending_asked = asyncio.Event()
+        self._log_error: Exception | None = None
+
+    async def run(self) -> int:
+        """The exit code, once everything is closed."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._signalled)
+        starting = loop.create_task(self._start(), name="start")
+        asked = loop.create_task(self._ending_asked.wait(), name="wait for the end")
+        try:
+            await asyncio.wait({starting, asked}, return_when=asyncio.FIRST_COMPLETED)
+            if starting.done():
+                starting.result()
+                await asked
+            else:
+                starting.cancel()
+                await asyncio.gather(starting, return_exceptions=True)
+        except (SparklogError, OSError) as error:
+            _log.critical("broker %d cannot start: %s", self._config.broker_id, error)
+            self._end(Ending.AT_ONCE)
+            await self._stop()
+            return EXIT_CANNOT_START
+        finally:
+            asked.cancel()
+        await self._stop()
+        return EXIT_LOG_FAILED if self._log_error is not None else EXIT_OK
+
+    # --- start ---
+
+    async def _start(self) -> None:
+        config, broker, loop = self._config, self._broker, asyncio.get_running_loop()
+        self._directory = await loop.run_in_executor(None, self._open_directory)
+        if config.control_socket:
+            self._control = ControlSocket(config.control_socket, self._lease, self)
+            await self._control.open()
+            self._check_lease()
+        for log in await loop.run_in_executor(None, self._directory.load):
+            for finding in log.findings:
+                _log.warning("%s: %s", log.tp, finding)
+        self._fetchers = Fetchers(broker)
+        self._upkeep = Upkeep(broker, self._directory)
+        broker.partitions = Partitions(broker, self._directory)
+        broker.partitions.wiring = Wiring(broker, fetchers=self._fetchers, upkeep=self._upkeep)
+        # Session ids of an earlier process must not be taken for this one's.
+        first_id = int.from_bytes(os.urandom(4), "big")
+        broker.fetches = Fetches(broker, SessionCache(slots=broker.config.fetch_session_slots, first_id=first_id))
+        self._server = await self._listen()
+        self._registry = broker.registry = await Registry.open(broker, config.zookeeper, self._registration())
+        self._watchdog.start()
+        self._upkeep.start()
+        # What was made until now lives as long as the process: the collector need not look at it again.
+        gc.collect()
+        gc.freeze()
+        _log.info(
+            "broker %d serves at %s:%d as incarnation %d, %d logs in %s",
+            broker.broker_id,
+            config.host,
+            self._server.port,
+            broker.incarnation,
+            len(self._directory.logs()),
+            config.log_dir,
+        )
+        self._report_ready()
+
+    def _open_directory(self) -> LogDirectory:
+        config = self._config
+        return LogDirectory.open(
+            Path(config.log_dir),
+            cluster_id=config.cluster_id,
+            broker_id=config.broker_id,
+            port=config.port,
+            config=self._broker.config,
+        )
+
+    async def _listen(self) -> Server:
+        config, settings = self._config, self._broker.config
+        return await serve(
+            lambda connection: ConnectionHandler(self._broker, connection),
+            host=config.bind_host or config.host,
+            port=config.port,
+            describe=self._describe,
+            max_frame_bytes=settings.max_frame_bytes,
+            max_in_flight=settings.max_in_flight,
+            queued_max_bytes=settings.queued_max_bytes,
+        )
+
+    def _describe(self, cid: int, version: int) -> HelloReply:
+        broker = self._broker
+        return HelloReply(
+            cid, version, broker.broker_id, broker.incarnation, broker.cluster_id, broker.config.max_frame_bytes
+        )
+
+    def _registration(self) -> BrokerRegistration:
+        assert self._server is not None and self._directory is not None
+        config = self._config
+        return BrokerRegistration(
+            broker_id=config.broker_id,
+            host=config.host,
+            port=self._server.port,
+            boot_id=read_boot_id(),
+            cluster_id=config.cluster_id,
+            trusted=self._directory.trusted,
+            rack=config.rack,
+        )
+
+    def _report_ready(self) -> None:
+        if self._config.ready_fd >= 0 and self._server is not None:
+            try:
+                os.write(self._config.ready_fd, f"ready {self._server.port}\n".encode())
+                os.close(self._config.ready_fd)
+            except OSError as error:
+                _log.warning("nobody waits for this broker: %s", error)
+
+    # --- what ends it ---
+
+    def _signalled(self) -> None:
+        """The first signal is a controlled stop; another one while that goes on ends it at once."""
+        self._end(Ending.AT_ONCE if self._ending is not None else Ending.CONTROLLED)
+
+    def _end(self, ending: Ending) -> None:
+        if self._ending is None or ending is Ending.AT_ONCE:
+            self._ending = ending
+        self._ending_asked.set()
+        self._broker.roles_changed()
+
+    def _log_failed(self, partition: Partition | None, error: Exception) -> None:
+        """One directory is one disk: when it fails for one replica it has failed for all."""
+        if partition is not None:
+            partition.fail(error)
+        if self._log_error is None:
+            self._log_error = error
+            self._broker.counters["log.failures"] += 1
+            _log.critical("log directory %s is offline: %s", self._config.log_dir, error)
+            self._broker.state = "failed"
+            asyncio.get_running_loop().call_soon(self._fail_all, error)
+
+    def _fail_all(self, error: Exception) -> None:
+        for partition in self._broker.partitions:
+            partition.fail(error)
+        self._end(Ending.CONTROLLED)
+
+    def _check_lease(self) -> None:
+        step = self._lease.check(self._broker.now_ms())
+        if step is OrphanStep.STOP:
+            _log.warning("no supervisor for too long: stopping")
+            self._end(Ending.CONTROLLED)
+        elif self._registry is not None and self._ending is None:
+            if step is OrphanStep.ASK_RELIEF:
+                self._broker.spawn(self._ask_relief(), "orphan")
+            elif self._registry.announced:
+                self._broker.spawn(self._registry.withdraw_stopping(), "adopted")
+        if self._ending is None:
+            asyncio.get_running_loop().call_later(_ORPHAN_CHECK_S, self._check_lease)
+
+    async def _ask_relief(self) -> None:
+        """An orphan stops once a live controller has moved its leaderships, and serves on without one."""
+        registry = self._broker.registry
+        if not await registry.controller_lives():
+            return
+        if not registry.announced:
+            _log.warning("no supervisor: asking to be relieved")
+            await registry.announce_stopping()
+        elif not self._broker.partitions.movable and not self._lease.held:
+            self._end(Ending.CONTROLLED)
+
+    # --- steering, from the control socket ---
+
+    def status(self) -> dict[str, Any]:
+        broker = self._broker
+        serving = self._registry is not None
+        return {
+            "broker_id": broker.broker_id,
+            "incarnation": broker.incarnation,
+            "pid": os.getpid(),
+            "port": self._server.port if self._server is not None else -1,
+            "state": broker.state if serving else "starting",
+            "quiesced": broker.quiesced,
+            "leading": broker.partitions.led if serving else 0,
+            "lagging": broker.partitions.lagging if serving else 0,
+        }
+
+    def stop(self, *, controlled: bool) -> None:
+        self._end(Ending.CONTROLLED if controlled else Ending.AT_ONCE)
+
+    def quiesce(self) -> None:
+        self._broker.quiesced = True
+
+    def finish(self) -> None:
+        self.quiesce()
+        self._end(Ending.FINISH)
+
+    # --- stop ---
+
+    async def _stop(self) -> None:
+        limit_s = self._broker.config.controlled_stop_timeout_ms / 1000 + _STOP_LIMIT_S
+        guard = threading.Timer(limit_s, _give_up, [limit_s])
+        guard.daemon = True
+        guard.start()
+        broker = self._broker
+        if broker.state == "running":
+            broker.state = "stopping"
+        _log.info("broker %d stops (%s)", broker.broker_id, self._ending.value if self._ending else "?")
+        self._watchdog.stop()
+        if self._registry is not None and self._ending is Ending.CONTROLLED:
+            await self._hand_over()
+        await self._leave()
+        if self._directory is not None:
+            await asyncio.get_running_loop().run_in_executor(None, self._close_directory)
+        if self._control is not None:
+            await self._control.close()
+        guard.cancel()
+        _log.info("broker %d has stopped", broker.broker_id)
+
+    async def _hand_over(self) -> None:
+        """Wait until this broker leads nothing that another could lead, or time is up, or at once is asked for."""
+        broker = self._broker
+
+        async def relieved() -> None:
+            await broker.registry.announce_stopping()
+            while broker.partitions.movable and self._ending is not Ending.AT_ONCE:
+                await broker.next_role_change()
+
+        timeout_s = broker.config.controlled_stop_timeout_ms / 1000
+        try:
+            await asyncio.wait_for(relieved(), timeout_s)
+        except (asyncio.TimeoutError, SparklogError) as error:
+            detail = str(error) or f"still after {timeout_s:g} s"
+            _log.warning("stopping while leading %d partitions: %s", broker.partitions.led, detail)
+
+    async def _leave(self) -> None:
+        """Answer what waits, close connections, end the ZooKeeper session."""
+        broker = self._broker
+        broker.quiesced = True
+        if self._upkeep is not None:
+            self._upkeep.close()
+        if self._fetchers is not None:
+            await self._fetchers.close()
+            for partition in broker.partitions:
+                partition.stop()
+            broker.partitions.stop_timer()
+        if self._server is not None:
+            await self._server.close()
+        await broker.end_tasks()
+        if self._registry is not None:
+            await self._registry.close()
+
+    def _close_directory(self) -> None:
+        """In a thread: the last fsyncs take the disk's time."""
+        assert self._directory is not None
+        try:
+            if self._log_error is None and self._registry is not None:
+                self._directory.write_clean_marker()
+        except SparklogError as error:
+            _log.error("no clean stop: %s", error)
+            self._log_error = self._log_error or error
+        finally:
+            self._directory.close()
+
+
+def _give_up(limit_s: float) -> None:
+    _log.critical("stopping took more than %.0f s: ending the process", limit_s)
+    os._exit(EXIT_STOP_TIMED_OUT)

@@ -1,0 +1,189 @@
+"""The broker's dealings with ZooKeeper: its registration, the ISR writes of its leaders, topics and producer ids.
+
+Nothing here decides. Results of ISR writes go back to the partition as events, on the loop, whenever they come; a
+partition that was dropped meanwhile gets none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import suppress
+
+from sparklog.broker.partition import Partition
+from sparklog.broker.state import BrokerState
+from sparklog.errors import ClusterError
+from sparklog.model import BrokerRegistration, LeaderAndIsr, TopicPartition, TopicRecord, VersionedState
+from sparklog.replica.effects import WriteIsr
+from sparklog.replica.events import IsrRefused, IsrWriteFailed, IsrWritten
+from sparklog.zk import paths
+from sparklog.zk.broker_registry import BrokerRegistry
+from sparklog.zk.cluster_store import ClusterStore, FateUnknown, NodeGone, Refused, Written
+from sparklog.zk.errors import ZkError, ZkNoNode, ZkUnreachable
+from sparklog.zk.session import ZkSession
+
+_log = logging.getLogger(__name__)
+
+#: ISR changes within this time are told to the controller in one notification.
+_NOTIFY_DELAY_S = 0.02
+
+
+class Registry:
+    """Owner: the broker process' event loop, from ``open`` to ``close``."""
+
+    def __init__(self, broker: BrokerState, session: ZkSession, registration: BrokerRegistration) -> None:
+        self._broker = broker
+        self._session = session
+        self._store = ClusterStore(session)
+        self._registration = BrokerRegistry(
+            session, registration, on_registered=self._registered_again, on_failed=self._registration_failed
+        )
+        self._changed: dict[TopicPartition, None] = {}
+        self._producer_ids = iter(range(0))
+        self._producer_ids_lock = asyncio.Lock()
+        self.announced = False
+
+    @classmethod
+    async def open(cls, broker: BrokerState, zookeeper: str, registration: BrokerRegistration) -> Registry:
+        """Connect and register; sets ``broker.incarnation``.
+
+        Raises:
+            ClusterError: no ZooKeeper, another cluster's, or a broker elsewhere holds the id.
+        """
+        config = broker.config
+        session = await ZkSession.open(
+            zookeeper,
+            session_timeout_ms=config.session_timeout_ms,
+            connect_timeout_ms=config.zk_connection_timeout_ms,
+        )
+        registry = cls(broker, session, registration)
+        try:
+            found = await registry._store.cluster_id(create=False)
+            if found != broker.cluster_id:
+                raise ClusterError(f"ZooKeeper at {zookeeper} is of cluster {found!r}, expected {broker.cluster_id!r}")
+            broker.incarnation = await registry._registration.start(timeout_ms=config.zk_connection_timeout_ms)
+        except BaseException:
+            await registry.close()
+            raise
+        return registry
+
+    async def close(self) -> None:
+        await self._registration.close()
+        await self._session.close()
+
+    def _registered_again(self, incarnation: int) -> None:
+        """A session expired; this is the same process with its log intact, under a new incarnation."""
+        self._broker.incarnation = incarnation
+        self._broker.counters["zookeeper.registrations"] += 1
+
+    def _registration_failed(self, error: Exception) -> None:
+        self._broker.counters["zookeeper.registrations.failed"] += 1
+
+    # --- in-sync sets -----------------------------------------------------------------------------------------------
+
+    def write_isr(self, partition: Partition, effect: WriteIsr) -> None:
+        self._broker.counters["isr.writes"] += 1
+        self._broker.spawn(self._write_isr(partition, effect), f"ISR of {partition.tp}")
+
+    async def _write_isr(self, partition: Partition, effect: WriteIsr) -> None:
+        state = LeaderAndIsr(effect.leader, effect.leader_epoch, effect.isr, effect.controller_epoch)
+        outcome = await self._store.write_isr(
+            partition.tp,
+            state,
+            expected_version=effect.expected_version,
+            leader_incarnation=self._broker.incarnation,
+            added=effect.added,
+        )
+        expected = effect.expected_version
+        if partition.stopped:
+            return
+        if isinstance(outcome, Written):
+            _log.info("%s: ISR is now %s (version %d)", partition.tp, list(effect.isr), outcome.version)
+            self._broker.cache.state_written(partition.tp, state, version=outcome.version)
+            partition.step(IsrWritten(effect.isr, outcome.version))
+        elif isinstance(outcome, Refused):
+            self._broker.counters["isr.writes.refused"] += 1
+            _log.info("%s: ISR %s refused: %s", partition.tp, list(effect.isr), outcome.reason)
+            self._refused(partition, outcome.found, expected)
+        elif isinstance(outcome, FateUnknown):
+            self._broker.counters["isr.writes.lost"] += 1
+            partition.step(IsrWriteFailed(expected))
+            found = await self._store.read_state_again(partition.tp)
+            if found is not None and not partition.stopped:
+                self._refused(partition, found, expected)
+        else:
+            assert isinstance(outcome, NodeGone)
+            _log.info("%s: ISR %s not written: the topic is gone", partition.tp, list(effect.isr))
+
+    def _refused(self, partition: Partition, found: VersionedState, expected: int) -> None:
+        self._broker.cache.state_written(partition.tp, found.state, version=found.version)
+        partition.step(IsrRefused(found.state, found.version, expected))
+
+    def isr_changed(self, tp: TopicPartition) -> None:
+        """Tell the controller, together with whatever else changes in the next moment."""
+        if not self._changed:
+            self._broker.spawn(self._notify(), "ISR change notification")
+        self._changed[tp] = None
+
+    async def _notify(self) -> None:
+        await asyncio.sleep(_NOTIFY_DELAY_S)
+        changed, self._changed = tuple(self._changed), {}
+        while True:
+            await self._session.connected()
+            with suppress(ZkUnreachable):
+                await self._store.notify_isr_change(changed)
+                return
+
+    # --- topics and producers ---------------------------------------------------------------------------------------
+
+    async def create_topic(self, record: TopicRecord) -> None:
+        """Raises BrokerError as ``ClusterStore.create_topic``; ZkUnreachable when it is not there afterwards."""
+        try:
+            await self._store.create_topic(record)
+        except ZkUnreachable as error:
+            if not error.sent:
+                raise
+            await self._session.connected(timeout_ms=self._broker.config.session_timeout_ms)
+            found = await self._store.read_topic(record.name)
+            if found is None or found[0].topic_id != record.topic_id:
+                raise
+
+    async def request_delete(self, name: str, topic_id: str) -> None:
+        await self._store.request_delete_topic(name, topic_id)
+
+    async def next_producer_id(self) -> int:
+        """A producer id never given out before; one ZooKeeper write for a thousand of them."""
+        async with self._producer_ids_lock:
+            try:
+                return next(self._producer_ids)
+            except StopIteration:
+                self._producer_ids = iter(await self._store.next_producer_ids())
+                return next(self._producer_ids)
+
+    # --- stopping ---------------------------------------------------------------------------------------------------
+
+    async def announce_stopping(self) -> None:
+        """Ask the controller to move this broker's leaderships away."""
+        self.announced = True
+        await self._registration.announce_stopping()
+
+    async def withdraw_stopping(self) -> None:
+        """A supervisor has come back: this broker stays."""
+        self.announced = False
+        await self._registration.withdraw_stopping()
+
+    def vouch(self) -> None:
+        """A controller has told this incarnation what it is, so it has taken note if its logs were untrusted."""
+        self._registration.vouch()
+
+    async def controller_lives(self) -> bool:
+        """Whether somebody is there to move leaderships."""
+        try:
+            return await self._session.exists(paths.CONTROLLER)
+        except ZkError:
+            return False
+
+    async def deregister(self) -> None:
+        """Take the registration away now, rather than when ZooKeeper misses the session."""
+        with suppress(ZkNoNode, ZkUnreachable):
+            await self._session.delete(paths.broker(self._broker.broker_id))

@@ -1,0 +1,105 @@
+"""Work that nobody waits for: sealing, checkpoints, retention, flushes.
+
+Sealing starts when the high watermark says so; the rest on timers. What takes the disk's time runs in threads; a log
+is only ever touched from the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+from sparklog.broker.partition import Partition
+from sparklog.broker.state import BrokerState
+from sparklog.errors import StorageError
+from sparklog.storage.log import Log
+from sparklog.storage.log_set import LogDirectory
+from sparklog.storage.sealing import SealJob
+
+_log = logging.getLogger(__name__)
+
+_SEAL_THREADS = 2
+_FLUSH_CHECK_MS = 100
+
+
+class Upkeep:
+    """Owner: the broker process' event loop, from ``start`` to ``close``."""
+
+    def __init__(self, broker: BrokerState, directory: LogDirectory) -> None:
+        self._broker = broker
+        self._directory = directory
+        self._pool = ThreadPoolExecutor(_SEAL_THREADS, thread_name_prefix="seal")
+        self._closed = False
+
+    def start(self) -> None:
+        config = self._broker.config
+        self._every(config.checkpoint_interval_ms, self._checkpoint, "checkpoint")
+        self._every(config.retention_check_interval_ms, self._retain, "retention")
+        self._every(_FLUSH_CHECK_MS, self._flush, "flush")
+
+    def close(self) -> None:
+        """No new work; what runs in threads ends by itself, and its result is dropped."""
+        self._closed = True
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def committed(self, partition: Partition) -> None:
+        """The high watermark moved: a rolled segment may have become complete."""
+        if self._closed:
+            return
+        for job in partition.log.seals_due():
+            self._broker.spawn(self._seal(partition, job), f"seal {partition.tp}")
+
+    async def _seal(self, partition: Partition, job: SealJob) -> None:
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._pool, job.run)
+        except StorageError as error:
+            self._broker.log_failed(partition, error)
+            return
+        partition.log.seal_finished(job)
+        if job.done:
+            self._broker.counters["segments.sealed"] += 1
+
+    def _every(self, interval_ms: int, work: Callable[[], object], name: str) -> None:
+        async def repeat() -> None:
+            while True:
+                await asyncio.sleep(interval_ms / 1000)
+                try:
+                    done = work()
+                    if asyncio.iscoroutine(done):
+                        await done
+                except (StorageError, OSError) as error:
+                    self._broker.counters[f"{name}.failed"] += 1
+                    _log.error("%s failed: %s", name, error)
+
+        self._broker.spawn(repeat(), name)
+
+    async def _checkpoint(self) -> None:
+        write = self._directory.checkpoint_job()
+        await asyncio.get_running_loop().run_in_executor(self._pool, write)
+        self._broker.counters["checkpoints"] += 1
+
+    def _retain(self) -> None:
+        """Leaders delete by age and size; followers delete what their leader has deleted."""
+        now_us = time.time_ns() // 1000
+        for partition in self._broker.partitions:
+            if partition.offline is not None:
+                continue
+            self.committed(partition)
+            if partition.replica.is_leader:
+                deleted = self._guarded(partition, lambda log: log.apply_retention(now_us))
+                self._broker.counters["segments.deleted"] += deleted
+
+    def _flush(self) -> None:
+        now_us = time.time_ns() // 1000
+        for partition in self._broker.partitions.flushing():
+            self._guarded(partition, lambda log: log.flush_if_due(now_us))
+
+    def _guarded(self, partition: Partition, work: Callable[[Log], int]) -> int:
+        try:
+            return work(partition.log)
+        except StorageError as error:
+            self._broker.log_failed(partition, error)
+            return 0
