@@ -215,6 +215,8 @@ class Leader:
             if removed:
                 self._propose(self.isr.shrink(removed, expected_version=self.view.version), effects)
             elif added:
+                for broker, _ in added:  # a fresh lag clock, or who was away for long would be removed at once
+                    self.progress[broker].caught_up_ms = now_ms
                 self._propose(self.isr.expand(added, expected_version=self.view.version), effects)
         self._schedule_check(now_ms)
 
@@ -235,9 +237,11 @@ class Leader:
         )
 
     def _may_join(self, broker: int, peer: Progress, now_ms: int) -> bool:
-        """Live, of the incarnation that fetched, not on its way out, and holding all that may be committed."""
+        """Live, of the incarnation that fetched, not on its way out, and holding all that may be committed. One that
+        lags must have fetched lately: who just left for its silence would come back on what is known of old."""
         view = self.view
-        lag_max = view.settings.lag_max_messages
+        settings = view.settings
+        lag = view.log.log_end_offset - peer.log_end
         return (
             peer.log_end >= view.high_watermark
             and peer.log_end >= self.epoch_start
@@ -246,7 +250,8 @@ class Leader:
             and broker in view.replicas
             and peer.disconnected_ms is None
             and now_ms >= peer.retry_ms
-            and (not lag_max or view.log.log_end_offset - peer.log_end <= lag_max)
+            and (not lag or now_ms < peer.fetched_ms + settings.lag_time_max_ms)
+            and (not settings.lag_max_messages or lag <= settings.lag_max_messages)
         )
 
     def _out_of_sync(self, broker: int, now_ms: int) -> bool:

@@ -418,7 +418,7 @@ class Replica:
         return self._become_offline(ErrorCode.NOT_LEADER_OR_FOLLOWER, "stopped on this broker", final=True)
 
     #: by type, so that the hot events cost one dictionary look-up
-    _DISPATCH: ClassVar[dict[type, Callable[[Replica, Any, int], list[Effect]]]] = {
+    _DISPATCH: ClassVar[dict[type, Callable[[Any, Any, int], list[Effect]]]] = {
         events.ProduceArrived: _produce_arrived,
         events.LeaderAppended: _leader_appended,
         events.LeaderAppendFailed: _leader_append_failed,

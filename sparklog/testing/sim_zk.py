@@ -1,0 +1,72 @@
+"""ZooKeeper as the replication protocol uses it: versioned partition nodes, registrations, incarnations.
+
+Each method is one atomic operation of the real server (a multi where it checks several nodes). Delay and loss of
+requests and replies are the callers' business: they come through ``SimWorld.send``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from sparklog.model import LeaderAndIsr, TopicPartition, VersionedState
+
+
+class Registration(NamedTuple):
+    """An ephemeral broker node. ``trusted`` is false when the page cache was lost since the last clean state."""
+
+    incarnation: int
+    trusted: bool
+
+
+@dataclass(frozen=True, slots=True)
+class BadVersion:
+    """The compare-and-set lost; this is what the node holds."""
+
+    found: VersionedState
+
+
+class SimZk:
+    """Mutable, shared by all simulated processes. ``on_write`` sees each new partition state, for the checker."""
+
+    def __init__(self, on_write: Callable[[TopicPartition, VersionedState, VersionedState], None]) -> None:
+        self.nodes: dict[TopicPartition, VersionedState] = {}
+        self.registered: dict[int, Registration] = {}
+        self._incarnations: dict[int, int] = {}
+        self._on_write = on_write
+
+    def create(self, tp: TopicPartition, state: LeaderAndIsr) -> None:
+        self.nodes[tp] = VersionedState(state, 0)
+
+    def read(self, tp: TopicPartition) -> VersionedState:
+        return self.nodes[tp]
+
+    def register(self, broker_id: int, *, trusted: bool) -> int:
+        """One multi: the next incarnation, and the ephemeral node that names it."""
+        incarnation = self._incarnations.get(broker_id, 0) + 1
+        self._incarnations[broker_id] = incarnation
+        self.registered[broker_id] = Registration(incarnation, trusted)
+        return incarnation
+
+    def incarnation(self, broker_id: int) -> int:
+        """The last registered one, whether its session lives or not; 0 before the first."""
+        return self._incarnations.get(broker_id, 0)
+
+    def expire(self, broker_id: int, incarnation: int) -> None:
+        """The session of that incarnation ended."""
+        registration = self.registered.get(broker_id)
+        if registration is not None and registration.incarnation == incarnation:
+            del self.registered[broker_id]
+
+    def write_state(
+        self, tp: TopicPartition, state: LeaderAndIsr, expected_version: int, added: tuple[tuple[int, int], ...] = ()
+    ) -> VersionedState | BadVersion:
+        """Compare-and-set, in a multi that checks the incarnation of each added broker."""
+        before = self.nodes[tp]
+        if before.version != expected_version or any(self.incarnation(b) != i for b, i in added):
+            return BadVersion(before)
+        after = VersionedState(state, before.version + 1)
+        self.nodes[tp] = after
+        self._on_write(tp, before, after)
+        return after
