@@ -1,0 +1,62 @@
+"""Real data in, an executor and a broker killed on the way, the same data out: ./spark-submit.sh demo [arguments]"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+from rich.console import Console
+
+from sparklog.cluster.local import LocalCluster
+from sparklog.cluster.spark_environment import prepare
+from sparklog.demo.run import run
+from sparklog.demo.story import Story
+from sparklog.errors import SparklogError
+
+BROKERS = 3
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="spark-submit.sh demo", description=__doc__)
+    parser.add_argument(
+        "--data-dir", type=Path, metavar="DIR", help="keep the cluster's data here; must be new (a temporary directory)"
+    )
+    return parser.parse_args()
+
+
+def demonstrate(data_dir: Path, console: Console) -> bool:
+    prepare(os.environ, brokers=BROKERS, data_dir=data_dir)
+    story = Story(console)
+    spark = SparkSession.builder.appName("sparklog demo").getOrCreate()
+    try:
+        with LocalCluster(spark, brokers=BROKERS, data_dir=data_dir / "cluster") as cluster:
+            story.tell("cluster ready", f"{BROKERS} brokers at {cluster.bootstrap}")
+            return run(spark, cluster.bootstrap, scratch=data_dir / "scratch", story=story)
+    finally:
+        spark.stop()
+
+
+def main() -> int:
+    console = Console(soft_wrap=True)
+    chosen = arguments().data_dir
+    if chosen is not None and chosen.exists():
+        console.print(f"error: {chosen} exists: name a new directory", markup=False)
+        return 2
+    with tempfile.TemporaryDirectory(prefix="sparklog-demo-", ignore_cleanup_errors=True) as temporary:
+        data_dir = chosen or Path(temporary)
+        data_dir.mkdir(parents=True, exist_ok=True)
+        try:
+            is_equal = demonstrate(data_dir.resolve(), console)
+        except SparklogError as error:
+            console.print(f"error: {error}", markup=False)
+            return 1
+    console.print("[bold green]All of it is equal." if is_equal else "[bold red]Not equal: see the table.")
+    return 0 if is_equal else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,68 @@
+"""One Spark session and three real brokers for all tests of this directory."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from sparklog.client.admin import Admin
+from sparklog.spark.configure import configure
+from sparklog.testing.process_cluster import ProcessCluster
+
+_QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+_numbers = itertools.count()
+
+
+@pytest.fixture(scope="session")
+def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessCluster]:
+    with ProcessCluster(tmp_path_factory.mktemp("brokers")) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+def plain_spark() -> Iterator[SparkSession]:
+    """A session that knows no brokers. Its zone is not UTC, so that a timestamp that is not converted shows."""
+    spark = (
+        SparkSession.builder.master("local[2]")
+        .config("spark.driver.extraJavaOptions", _QUICK_JVM)
+        .config("spark.ui.enabled", "false")
+        .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.sql.session.timeZone", "America/New_York")
+        .getOrCreate()
+    )
+    yield spark
+    spark.stop()
+
+
+@pytest.fixture
+def spark(plain_spark: SparkSession, brokers: ProcessCluster) -> SparkSession:
+    configure(plain_spark, bootstrap=brokers.bootstrap)
+    return plain_spark
+
+
+@pytest.fixture(scope="session")
+def admin(brokers: ProcessCluster) -> Iterator[Admin]:
+    with Admin(brokers.bootstrap) as client:
+        yield client
+
+
+@pytest.fixture
+def topic() -> str:
+    """A name that no other test uses."""
+    return f"topic-{next(_numbers)}"
+
+
+@pytest.fixture
+def fails() -> Callable[[Callable[[], object]], str]:
+    """Call something that Spark has to fail, and give the message."""
+
+    def call(action: Callable[[], object]) -> str:
+        with pytest.raises(PySparkException) as caught:
+            action()
+        return str(caught.value)
+
+    return call

@@ -1,0 +1,114 @@
+"""What users get wrong, as they see it: typed, with names, found and expected, and nothing written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as sf
+
+from sparklog.client.admin import Admin
+
+pytestmark = pytest.mark.integration
+
+
+def test_an_unknown_option(spark: SparkSession, fails: Callable[[Callable[[], object]], str]) -> None:
+    load = spark.read.format("sparklog").option("subscribe", "x").option("startingOffset", "earliest").load
+    assert "unknown option 'startingoffset'; did you mean 'startingOffsets'?" in fails(load)
+
+
+def test_no_brokers_to_ask(plain_spark: SparkSession, fails: Callable[[Callable[[], object]], str]) -> None:
+    load = plain_spark.newSession().read.format("sparklog").option("subscribe", "x").load
+    assert "no brokers to ask: set option bootstrap.servers" in fails(load)
+
+
+def test_an_unknown_topic(spark: SparkSession, fails: Callable[[Callable[[], object]], str]) -> None:
+    load = spark.read.format("sparklog").option("subscribe", "nobody-made-this").load
+    message = fails(load)
+    assert "UNKNOWN_TOPIC_OR_PARTITION" in message
+    assert "nobody-made-this" in message
+
+
+def test_an_unknown_partition(
+    spark: SparkSession, admin: Admin, topic: str, fails: Callable[[Callable[[], object]], str]
+) -> None:
+    admin.create_topic(topic, partitions=2)
+    load = spark.read.format("sparklog").option("assign", f'{{"{topic}": [1, 2]}}').load
+    assert f"UNKNOWN_TOPIC_OR_PARTITION: option assign: {topic}-2" in fails(load)
+
+
+def test_an_offset_outside_the_log(
+    spark: SparkSession, admin: Admin, topic: str, fails: Callable[[Callable[[], object]], str]
+) -> None:
+    admin.create_topic(topic, partitions=1)
+    reader = spark.read.format("sparklog").option("subscribe", topic)
+    message = fails(reader.option("endingOffsets", f'{{"{topic}": {{"0": 7}}}}').load().count)
+    assert f"OFFSET_OUT_OF_RANGE: endingOffsets 7 of {topic}-0 found, 0 to 0 expected" in message
+
+
+def test_a_column_the_topic_does_not_have(
+    spark: SparkSession, admin: Admin, topic: str, fails: Callable[[Callable[[], object]], str]
+) -> None:
+    admin.create_topic(topic, partitions=1, schema="carrier string not null, delay double")
+    reader = spark.read.format("sparklog").schema("delya double").option("subscribe", topic)
+    assert "delya: not a column of the topic (columns: carrier, delay, _topic" in fails(reader.load().count)
+
+
+@pytest.mark.parametrize(
+    ("columns", "named"),
+    [
+        ("'AA' carrier, 'late' delay", ["'delay'"]),
+        ("'AA' carier, 1.5D delay", ["'carier'", "'carrier'"]),
+        ("'AA' carrier, interval '1' month delay", ["delay (interval month)"]),
+    ],
+)
+def test_columns_that_do_not_fit_are_named_and_nothing_is_written(
+    spark: SparkSession,
+    admin: Admin,
+    topic: str,
+    *,
+    fails: Callable[[Callable[[], object]], str],
+    columns: str,
+    named: list[str],
+) -> None:
+    description = admin.create_topic(topic, partitions=1, schema="carrier string not null, delay double")
+    writer = spark.sql(f"select {columns}").write.format("sparklog").option("topic", topic).mode("append")
+    message = fails(writer.save)
+    assert "SCHEMA_MISMATCH" in message
+    for name in named:
+        assert name in message
+    assert set(admin.list_offsets(description.topic_partitions()).values()) == {0}
+
+
+def test_a_null_where_the_topic_has_none(
+    spark: SparkSession, admin: Admin, topic: str, fails: Callable[[Callable[[], object]], str]
+) -> None:
+    admin.create_topic(topic, partitions=1, schema="carrier string not null, delay double")
+    rows = spark.sql("select if(id = 1, null, 'AA') carrier, 1.5D delay from range(2)")
+    message = fails(rows.write.format("sparklog").option("topic", topic).mode("append").save)
+    assert "SCHEMA_MISMATCH" in message
+    assert "'carrier'" in message
+
+
+def test_overwrite_says_what_to_do(
+    spark: SparkSession, admin: Admin, topic: str, fails: Callable[[Callable[[], object]], str]
+) -> None:
+    admin.create_topic(topic, partitions=1)
+    writer = spark.sql("select 'v' value").write.format("sparklog").option("topic", topic)
+    assert 'write with .mode("append")' in fails(writer.mode("overwrite").save)
+
+
+def test_no_topic_to_write_to(spark: SparkSession, fails: Callable[[Callable[[], object]], str]) -> None:
+    writer = spark.sql("select 'v' value").write.format("sparklog").mode("append")
+    assert "no topic to write to: set option topic" in fails(writer.save)
+
+
+def test_a_partition_the_topic_does_not_have(
+    spark: SparkSession, admin: Admin, topic: str, fails: Callable[[Callable[[], object]], str]
+) -> None:
+    admin.create_topic(topic, partitions=2)
+    rows = spark.range(1).select(sf.lit("v").alias("value"), sf.lit(2).alias("partition"))
+    message = fails(rows.write.format("sparklog").option("topic", topic).mode("append").save)
+    assert "UNKNOWN_TOPIC_OR_PARTITION" in message
+    assert "has 2 partitions" in message
