@@ -57,7 +57,7 @@ class BatchMessage(NamedTuple):
 
 
 def read_batch_message(source: ReadOnly) -> BatchMessage:
-    """Read ``source``, which has to be exactly one RecordBatch message.
+    """Read ``source``, which has to be exactly one RecordBatch message, padded to a multiple of 8 bytes.
 
     Raises:
         BrokerError: CORRUPT_MESSAGE when it is another message, shorter or longer than it says, or when a
@@ -68,6 +68,9 @@ def read_batch_message(source: ReadOnly) -> BatchMessage:
     body_length = message.scalar(_BODY_LENGTH, LONG)
     if metadata_length + body_length != len(source):
         raise malformed(f"metadata of {metadata_length} and body of {body_length} bytes in {len(source)} bytes")
+    if body_length % ALIGNMENT:
+        # It would put every later batch of the file at a place where Arrow does not read.
+        raise malformed(f"a body of {body_length} bytes, expected a multiple of {ALIGNMENT}")
     batch = message.table(_HEADER)
     if batch is None:
         raise malformed("a RecordBatch message without a record batch")

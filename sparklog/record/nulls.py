@@ -30,19 +30,16 @@ def _misplaced(array: pa.Array, field: pa.Field, path: str) -> str | None:
     if types.is_struct(field.type):
         inner = [(array.field(index), field.type.field(index)) for index in range(field.type.num_fields)]
     elif types.is_map(field.type):
-        # A map's keys are checked by Arrow. keys and items ignore a slice and nulls, which drop_null has removed.
-        items = _unsliced(array).items
-        inner = [(items, field.type.item_field)]
+        inner = [(_items(array), field.type.item_field)]  # the keys are checked by Arrow
     else:
         inner = [(array.flatten(), field.type.value_field)]
     found = (_misplaced(child, of, f"{path}.{of.name}") for child, of in inner)
     return next((place for place in found if place), None)
 
 
-def _unsliced(array: pa.MapArray) -> pa.MapArray:
-    if array.offset == 0 and len(array) == 0:
-        return array
-    first, last = array.offsets[0].as_py(), array.offsets[len(array)].as_py()
-    if array.offset == 0 and first == 0 and last == len(array.values):
-        return array
-    return array.take(pa.array(range(len(array)), pa.int64()))
+def _items(array: pa.MapArray) -> pa.Array:
+    """The items of a map column without nulls; ``MapArray.items`` would ignore that the column is a slice."""
+    if len(array) == 0:
+        return array.items.slice(0, 0)
+    first, last = array.offsets[0].as_py(), array.offsets[-1].as_py()
+    return array.items.slice(first, last - first)

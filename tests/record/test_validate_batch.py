@@ -127,7 +127,7 @@ def test_nested_nulls_count_only_where_their_parents_exist() -> None:
         (lambda kind: kind, [{"x": 1}, None], [{"x": None}]),
         (pa.list_, [[{"x": 1}], None, []], [[{"x": 1}, {"x": None}]]),
         (lambda kind: pa.list_(kind, 1), [[{"x": 1}], None], [[{"x": None}]]),
-        (lambda kind: pa.map_(pa.string(), kind), [[("k", {"x": 1})], None], [[("k", {"x": None})]]),
+        (lambda kind: pa.map_(pa.string(), kind), [[("k", {"x": 1})], None, []], [[], [("k", {"x": None})]]),
     ):
         schema = pa.schema([pa.field("a", wrap(required))])
         good = encoded(pa.RecordBatch.from_arrays([pa.array(holds, wrap(loose))], ["a"]))
@@ -240,6 +240,22 @@ def test_buffers_outside_the_body() -> None:
     for replacement in ((16, 2**62), (24, 6), (2**62, 6), (-8, 6), (16, -6), (2**63 - 8, 16), (17, 5), (8, 6), (-8, 0)):
         error = refused(patched(batch, (16, 6), replacement), TEXTS)
         assert error.code is CORRUPT and "buffer 2" in error.detail
+
+
+def test_a_length_that_is_no_multiple_of_8() -> None:
+    batch = one_column(["aa", "bb", "cc"], pa.string())
+    source = batch.body.to_pybytes()
+    message = read_batch_message(source)
+    body = bytearray(source + bytes(3))
+    length = struct.pack("<q", message.body_length)
+    places = [at for at in range(0, message.metadata_length, 4) if source[at : at + 8] == length]
+    errors = []
+    for at in places:
+        changed = bytearray(body)
+        struct.pack_into("<q", changed, at, message.body_length + 3)
+        errors.append(refused(resealed(batch, bytes(changed)), TEXTS))
+    assert all(error.code is CORRUPT for error in errors)
+    assert any("expected a multiple of 8" in error.detail for error in errors)
 
 
 def test_nodes_that_lie() -> None:
