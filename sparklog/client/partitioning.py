@@ -57,7 +57,7 @@ class ProducerTopic:
         self.schema = parse_schema(latest.message)
         self.is_default = self.schema.equals(DEFAULT_SCHEMA)
         self.key_columns = tuple(metadata.key_columns) or (DEFAULT_KEY_COLUMNS if self.is_default else ())
-        self.event_time = metadata.event_time or (DEFAULT_EVENT_TIME if self.is_default else None)
+        self.event_time = metadata.event_time  # nothing else: the broker compares the header with this very column
         try:
             self.max_message_bytes = topic_config(metadata.config).max_message_bytes
         except ConfigError:  # settings of a newer broker: the broker has the last word on sizes anyway
