@@ -1,9 +1,9 @@
 """Where a consumed batch comes from: carried in the metadata of its schema, so that a batch stays a plain Arrow batch.
 
-A consumer hands out ``pyarrow.RecordBatch`` and nothing else. ``origin(batch)`` tells topic, partition, the offset of the
-first record and the leader epoch it was written in; offsets count up by one from there (within a batch of a compacted
-topic they may have gaps, which only the ``_offset`` column of ``Consumer(..., with_offsets=True)`` shows). Batches can be put
-together into a table as they are: Arrow does not compare metadata for that.
+A consumer hands out ``pyarrow.RecordBatch`` and nothing else. ``origin(batch)`` tells topic, partition, the offset of
+the first record and the leader epoch it was written in; offsets count up by one from there (within a batch of a
+compacted topic they may have gaps, which only the ``_offset`` column of ``Consumer(..., log_columns=True)`` shows).
+Batches can be put together into a table as they are: Arrow does not compare metadata for that.
 """
 
 from __future__ import annotations

@@ -286,7 +286,7 @@ class Sender:
         self,
         connection: AsyncConnection,
         request: Produce,
-        body: list[bytes | memoryview],
+        body: Sequence[Buffer],
         batches: list[ProducerBatch],
     ) -> None:
         try:

@@ -89,6 +89,10 @@ class BlockingConnection:
         raise_for_error(received.reply)
         return received.reply, received.body
 
+    def fileno(self) -> int:
+        """For ``select``: readable when a reply has begun to arrive."""
+        return self._socket.fileno()
+
     def close(self) -> None:
         if not self.closed:
             self.closed = True

@@ -1,0 +1,342 @@
+"""The consumer's fetches: one long poll per leader, always under way while its last answer is being used.
+
+Single-threaded. ``advance`` sends what is missing, waits for the first answers and turns them into batches; the next
+fetch of a broker is sent before its answer is decoded. An answer counts only for partitions whose position is still the
+one that was asked for, so a seek simply makes it worthless.
+"""
+
+from __future__ import annotations
+
+import select
+import time
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from sparklog.client.errors import ClientTimeout
+from sparklog.client.fetched import FetchedBatch, PartitionBytes, decode_partition, split_partitions
+from sparklog.client.link import ClusterLink
+from sparklog.client.schemas import SchemaLookup
+from sparklog.errors import BrokerError, ErrorCode, SparklogError
+from sparklog.model import TopicPartition
+from sparklog.net.blocking import BlockingConnection
+from sparklog.protocol.messages import CONSUMER, Fetch, FetchPartition, FetchReply
+
+_MAX_WAIT_MS = 500
+#: A long poll unanswered for so long makes the consumer ask who leads now.
+_SUSPECT_AFTER_S = 1.5
+#: "Unknown topic" may mean "not told yet" for so long.
+_UNKNOWN_TOPIC_GRACE_S = 2.0
+
+
+class Feed:
+    """One assigned partition: where its next fetch starts, and when it may be sent."""
+
+    __slots__ = ("failing_since", "failures", "position", "retry_at", "topic_id", "tp")
+
+    def __init__(self, tp: TopicPartition, topic_id: str, position: int) -> None:
+        self.tp = tp
+        self.topic_id = topic_id
+        self.position = position
+        self.failures = 0
+        self.failing_since = 0.0
+        self.retry_at = 0.0
+
+
+class FeedBatch(NamedTuple):
+    """A decoded batch and the partition it is of."""
+
+    tp: TopicPartition
+    fetched: FetchedBatch
+
+
+class _Poll:
+    """A fetch under way at one broker: what was asked for, at which offset."""
+
+    __slots__ = ("asked", "connection", "sent_at")
+
+    def __init__(self, connection: BlockingConnection, asked: dict[TopicPartition, int], sent_at: float) -> None:
+        self.connection = connection
+        self.asked = asked
+        self.sent_at = sent_at
+
+
+class Fetcher:
+    """Owned by one consumer and used by its thread. ``feeds`` may be changed between calls."""
+
+    def __init__(self, link: ClusterLink, *, max_bytes: int, isolation: int) -> None:
+        self.feeds: dict[TopicPartition, Feed] = {}
+        self._link = link
+        self._max_bytes = max_bytes
+        self._isolation = isolation
+        self._connections: dict[int, BlockingConnection] = {}
+        self._under_way: dict[int, _Poll] = {}
+        self._schemas: dict[str, SchemaLookup] = {}
+        self._stale: set[str] = set()
+        self._refresh_at = 0.0
+        self._refreshes = 0
+        self._turn = 0
+        #: Only these are fetched; None: all.
+        self.active: set[TopicPartition] | None = None
+        #: Met after records had been taken from an answer: those are handed out first.
+        self._error: Exception | None = None
+
+    def close(self) -> None:
+        for connection in self._connections.values():
+            connection.close()
+        self._connections.clear()
+        self._under_way.clear()
+
+    def advance(self, timeout_s: float) -> list[FeedBatch]:
+        """Batches as soon as some arrive, at most ``timeout_s`` from now; positions move behind them.
+
+        Raises:
+            BrokerError: OFFSET_OUT_OF_RANGE and all that waiting does not help; positions are where they were.
+            ClientTimeout: a partition could not be read for the link's time-out.
+        """
+        deadline = time.monotonic() + timeout_s
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+        while True:
+            now = time.monotonic()
+            self._refresh_when_due(now)
+            self._send_missing(now)
+            left = max(0.0, deadline - now)
+            batches = self._receive_ready(min(left, self._next_look_s(now)))
+            if batches or time.monotonic() >= deadline:
+                return batches
+
+    # --- sending ---
+
+    def _send_missing(self, now: float) -> None:
+        for broker_id, group in self._link.metadata.group_by_leader(self._sendable(now)).items():
+            if broker_id is None:
+                self._stale.update(tp.topic for tp in group)
+            elif broker_id not in self._under_way:
+                self._send(broker_id, group)
+
+    def _sendable(self, now: float) -> list[TopicPartition]:
+        return [
+            feed.tp
+            for feed in self.feeds.values()
+            if feed.retry_at <= now and (self.active is None or feed.tp in self.active)
+        ]
+
+    def _send(self, broker_id: int, group: list[TopicPartition]) -> None:
+        asked = {tp: self.feeds[tp].position for tp in self._in_turn(group)}
+        wanted = []
+        for tp, position in asked.items():
+            leader = self._link.metadata.leader(tp)
+            epoch = leader.epoch if leader else -1
+            wanted.append(
+                FetchPartition(tp.topic, tp.partition, self.feeds[tp].topic_id, epoch, position, self._max_bytes)
+            )
+        request = Fetch(
+            0,
+            CONSUMER,
+            incarnation=-1,
+            max_wait_ms=_MAX_WAIT_MS,
+            min_bytes=1,
+            max_bytes=self._max_bytes,
+            isolation=self._isolation,
+            session_id=0,
+            session_epoch=-1,
+            partitions=tuple(wanted),
+        )
+        try:
+            connection = self._connection(broker_id)
+            connection.send(request)
+        except BrokerError as error:
+            self._all_failed(asked, error)
+            return
+        self._under_way[broker_id] = _Poll(connection, asked, time.monotonic())
+
+    def _in_turn(self, group: list[TopicPartition]) -> list[TopicPartition]:
+        """Another partition first each time: an answer that is full leaves out those at the end."""
+        self._turn += 1
+        at = self._turn % len(group)
+        return group[at:] + group[:at]
+
+    def _connection(self, broker_id: int) -> BlockingConnection:
+        connection = self._connections.get(broker_id)
+        if connection is None or connection.closed:
+            connection = self._connections[broker_id] = self._link.open_connection(broker_id)
+        return connection
+
+    # --- receiving ---
+
+    def _receive_ready(self, wait_s: float) -> list[FeedBatch]:
+        if not self._under_way:
+            time.sleep(wait_s)
+            return []
+        poller = select.poll()
+        by_socket = {}
+        for broker_id, poll in self._under_way.items():
+            number = poll.connection.fileno()
+            by_socket[number] = broker_id
+            poller.register(number, select.POLLIN)
+        found: list[FeedBatch] = []
+        for number, _ in poller.poll(wait_s * 1000):
+            try:
+                found += self._receive(by_socket[number])
+            except SparklogError as error:  # noqa: PERF203 - what other brokers sent is not lost
+                if not found:
+                    raise
+                self._error = error
+                break
+        return found
+
+    def _receive(self, broker_id: int) -> list[FeedBatch]:
+        poll = self._under_way.pop(broker_id)
+        try:
+            reply, body = poll.connection.receive()
+            if not isinstance(reply, FetchReply):
+                poll.connection.close()
+                raise BrokerError(ErrorCode.INVALID_REQUEST, f"broker {broker_id} answered Fetch with {reply!r:.100}")
+            if reply.code != ErrorCode.NONE:
+                raise BrokerError(reply.code, f"fetch from broker {broker_id}")
+        except BrokerError as error:
+            self._all_failed(poll.asked, error)
+            return []
+        answers = []
+        for part in split_partitions(reply.partitions, body):
+            tp = TopicPartition(part.answer.topic, part.answer.partition)
+            feed = self.feeds.get(tp)
+            if feed is None or poll.asked.get(tp) != feed.position:
+                continue
+            if part.answer.code != ErrorCode.NONE:
+                self._failed(feed, BrokerError(part.answer.code, part.answer.detail or f"fetch of {tp}"))
+                continue
+            feed.failures = 0
+            self._refreshes = 0
+            if part.headers:
+                answers.append((feed, feed.position, part))
+        return self._use(broker_id, answers)
+
+    def _use(self, broker_id: int, answers: list[tuple[Feed, int, PartitionBytes]]) -> list[FeedBatch]:
+        for _, _, part in answers:
+            self._know_schemas(part)
+        for feed, _, part in answers:
+            feed.position = part.next_offset
+        if answers:
+            self._send_ahead(broker_id)
+        found: list[FeedBatch] = []
+        decoded = 0
+        try:
+            for feed, start, part in answers:
+                schema_of = self._schema_of(feed.tp.topic)
+                found += [FeedBatch(feed.tp, batch) for batch in decode_partition(part, schema_of, start=start)]
+                decoded += 1
+        except BrokerError as error:
+            # Nothing may be passed over: this partition and those behind it are asked for again.
+            for feed, start, _ in answers[decoded:]:
+                feed.position = start
+            if not found and self._error is None:
+                raise
+            self._error = self._error or error
+        return found
+
+    def _send_ahead(self, broker_id: int) -> None:
+        """The next fetch, while this answer is used. What is wrong with it is told after the answer is handed out."""
+        group = self._link.metadata.group_by_leader(self._sendable(time.monotonic())).get(broker_id)
+        if group:
+            try:
+                self._send(broker_id, group)
+            except SparklogError as error:
+                self._error = error
+
+    def _schema_of(self, topic: str) -> SchemaLookup:
+        lookup = self._schemas.get(topic)
+        if lookup is None:
+            lookup = self._schemas[topic] = SchemaLookup(self._link, topic)
+        return lookup
+
+    def _know_schemas(self, part: PartitionBytes) -> None:
+        schema_of = self._schema_of(part.answer.topic)
+        for header in part.headers:
+            schema_of(header.schema_id)
+
+    # --- failures ---
+
+    def _all_failed(self, asked: Mapping[TopicPartition, int], error: BrokerError) -> None:
+        for tp in asked:
+            feed = self.feeds.get(tp)
+            if feed is not None:
+                self._failed(feed, error)
+
+    def _failed(self, feed: Feed, error: BrokerError) -> None:
+        now = time.monotonic()
+        if not feed.failures:
+            feed.failing_since = now
+        since = now - feed.failing_since
+        unknown = error.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION and since > _UNKNOWN_TOPIC_GRACE_S
+        if not error.retriable or unknown:
+            raise BrokerError(error.code, f"{feed.tp} at offset {feed.position}: {error.detail}")
+        if since > self._link.timeout_s:
+            raise ClientTimeout(
+                f"reading {feed.tp} at offset {feed.position}: not possible for {self._link.timeout_s:g} s,"
+                f" last: {error}"
+            ) from error
+        feed.retry_at = now + self._link.pause_ms(feed.failures) / 1000
+        feed.failures += 1
+        if error.refresh_metadata:
+            self._stale.add(feed.tp.topic)
+
+    def _refresh_when_due(self, now: float) -> None:
+        self._suspect_silent(now)
+        if not self._stale or now < self._refresh_at:
+            return
+        topics, self._stale = self._stale, set()
+        self._refresh_at = now + self._link.pause_ms(self._refreshes) / 1000
+        self._refreshes += 1
+        try:
+            self._link.refresh(sorted(topics))
+        except BrokerError as error:
+            self._stale |= topics
+            self._all_failed({tp: 0 for tp in self.feeds if tp.topic in topics}, error)
+            return
+        for feed in self.feeds.values():
+            if feed.tp.topic in topics:
+                self._check_still_there(feed)
+
+    def _check_still_there(self, feed: Feed) -> None:
+        topic = self._link.metadata.topic(feed.tp.topic)
+        if topic is None:
+            self._failed(feed, BrokerError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "no broker knows the topic"))
+        elif feed.topic_id and topic.topic_id != feed.topic_id:
+            raise BrokerError(
+                ErrorCode.INCONSISTENT_TOPIC_ID,
+                f"{feed.tp} at offset {feed.position}: the topic was deleted and created again",
+            )
+        elif self._link.metadata.leader(feed.tp) is None:
+            self._failed(feed, BrokerError(ErrorCode.LEADER_NOT_AVAILABLE, "the partition has no leader"))
+
+    def _suspect_silent(self, now: float) -> None:
+        """A leader that hangs does not say so: see who leads now, and leave it when that is somebody else."""
+        for broker_id, poll in list(self._under_way.items()):
+            silent_s = now - poll.sent_at
+            if silent_s < _SUSPECT_AFTER_S or _readable(poll.connection):
+                continue
+            leaders = {self._link.metadata.leader(tp) for tp in poll.asked if tp in self.feeds}
+            deposed = any(leader is not None and leader.broker_id != broker_id for leader in leaders)
+            if deposed or silent_s > self._link.request_timeout_s:
+                del self._under_way[broker_id]
+                poll.connection.close()
+                detail = f"broker {broker_id} has not answered for {silent_s:.1f} s"
+                self._all_failed(poll.asked, BrokerError(ErrorCode.NETWORK_EXCEPTION, detail))
+            else:
+                self._stale.update(tp.topic for tp in poll.asked)
+
+    def _next_look_s(self, now: float) -> float:
+        """How long nothing but an answer matters."""
+        times = [feed.retry_at for feed in self.feeds.values() if feed.retry_at > now]
+        if self._stale:
+            times.append(self._refresh_at)
+        return min(max(0.001, min(times) - now), 1.0) if times else 1.0
+
+
+def _readable(connection: BlockingConnection) -> bool:
+    """Whether an answer has begun to arrive: the caller may have been away for long."""
+    poller = select.poll()
+    poller.register(connection.fileno(), select.POLLIN)
+    return bool(poller.poll(0))

@@ -1,0 +1,388 @@
+"""A cluster in one thread: real sockets and frames, logs in lists, and faults on demand.
+
+It keeps the promises a client relies on (leaders only, sequences checked by the broker's own table, whole batches)
+and breaks what a test tells it to break. Replication does not exist here: all brokers see one set of logs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+import pyarrow as pa
+
+from sparklog.errors import BrokerError, ErrorCode
+from sparklog.model import BrokerEndpoint, TopicPartition, TopicSchema
+from sparklog.net.server import Server, ServerConnection, serve
+from sparklog.protocol.messages import (
+    EARLIEST,
+    LATEST,
+    Ack,
+    CreateTopic,
+    CreateTopicReply,
+    DeleteTopic,
+    DescribeBroker,
+    DescribeBrokerReply,
+    ErrorReply,
+    Fetch,
+    FetchedPartition,
+    FetchReply,
+    HelloReply,
+    InitProducerId,
+    InitProducerIdReply,
+    ListedOffset,
+    ListOffsets,
+    ListOffsetsReply,
+    Metadata,
+    MetadataReply,
+    PartitionMetadata,
+    Produce,
+    ProduceReply,
+    ProduceResult,
+    Request,
+    TopicMetadata,
+)
+from sparklog.record.header import HEADER_BYTES, BatchHeader, unpack_header
+from sparklog.record.schema import DEFAULT_SCHEMA, parse_schema, schema_message
+from sparklog.record.validate import validate_batch
+from sparklog.storage.producers import ProducerTable, check_sequence
+
+#: What a test may do to a request before the broker sees it: return True to say "handled".
+Fault = Callable[["FakeBroker", ServerConnection, Request], bool]
+
+
+class FakeLog:
+    """One partition: its batches as (header, body)."""
+
+    def __init__(self) -> None:
+        self.leader = 0
+        self.epoch = 0
+        self.batches: list[tuple[BatchHeader, bytes]] = []
+        self.producers = ProducerTable()
+        self.start = 0
+
+    @property
+    def end(self) -> int:
+        return self.batches[-1][0].next_offset if self.batches else self.start
+
+    def append(self, header: BatchHeader, body: bytes) -> int:
+        if header.producer_id >= 0:
+            earlier = check_sequence(self.producers.get(header.producer_id), header)
+            if earlier is not None:
+                return earlier.start
+        stored = header._replace(
+            base_offset=self.end, leader_epoch=self.epoch, append_time=time.time_ns() // 1000, running_max=0
+        )
+        self.batches.append((stored, body))
+        self.producers.record(stored)
+        return stored.base_offset
+
+
+class FakeTopic:
+    def __init__(self, name: str, topic_id: str, partitions: int, schema: pa.Schema, key: tuple[str, ...]) -> None:
+        self.name = name
+        self.topic_id = topic_id
+        self.logs = [FakeLog() for _ in range(partitions)]
+        self.schemas = [TopicSchema(0, schema_message(schema))]
+        self.key = key
+        self.event_time = "timestamp" if schema.equals(DEFAULT_SCHEMA) else None
+        self.config: dict[str, str] = {}
+
+
+class FakeBroker:
+    """One broker: a port and the faults set on it."""
+
+    def __init__(self, cluster: FakeCluster, broker_id: int) -> None:
+        self.cluster = cluster
+        self.broker_id = broker_id
+        self.port = 0
+        self.server: Server | None = None
+        self.faults: list[Fault] = []
+        self.requests: list[Request] = []
+
+    def metadata_broker(self) -> BrokerEndpoint:
+        return BrokerEndpoint(self.broker_id, "127.0.0.1", self.port, 1)
+
+
+class FakeCluster:
+    """Start with ``with``; every change made from the test's thread goes through ``do``."""
+
+    def __init__(self, brokers: int = 2) -> None:
+        self.loop = asyncio.new_event_loop()
+        self.brokers = [FakeBroker(self, broker_id) for broker_id in range(brokers)]
+        self.topics: dict[str, FakeTopic] = {}
+        self.next_producer_id = 100
+        self.topic_ids = 0
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> FakeCluster:
+        self._thread.start()
+        for broker in self.brokers:
+            self.start(broker.broker_id)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for broker in self.brokers:
+            self.stop(broker.broker_id)
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join(10)
+        assert not self._thread.is_alive()
+
+    @property
+    def bootstrap(self) -> str:
+        return ",".join(f"127.0.0.1:{broker.port}" for broker in self.brokers)
+
+    # --- what tests do ---
+
+    def do(self, change: Callable[[], Any]) -> Any:
+        """Run ``change`` on the brokers' thread and give its result."""
+        done: Future[Any] = Future()
+
+        def run() -> None:
+            try:
+                done.set_result(change())
+            except BaseException as error:
+                done.set_exception(error)
+
+        self.loop.call_soon_threadsafe(run)
+        return done.result(10)
+
+    def create(
+        self, name: str, *, partitions: int = 1, schema: pa.Schema = DEFAULT_SCHEMA, key: Any = None
+    ) -> FakeTopic:
+        def make() -> FakeTopic:
+            self.topic_ids += 1
+            keys = key if key is not None else ("key",) if schema.equals(DEFAULT_SCHEMA) else ()
+            topic = self.topics[name] = FakeTopic(name, f"id{self.topic_ids}", partitions, schema, tuple(keys))
+            for index, log in enumerate(topic.logs):
+                log.leader = index % len(self.brokers)
+            return topic
+
+        return self.do(make)
+
+    def fault(self, broker_id: int, fault: Fault) -> None:
+        self.do(lambda: self.brokers[broker_id].faults.append(fault))
+
+    def move(self, tp: TopicPartition, leader: int) -> None:
+        def change() -> None:
+            log = self.topics[tp.topic].logs[tp.partition]
+            log.leader, log.epoch = leader, log.epoch + 1
+
+        self.do(change)
+
+    def start(self, broker_id: int) -> None:
+        broker = self.brokers[broker_id]
+
+        async def listen() -> None:
+            broker.server = await serve(
+                lambda connection: _Handler(broker, connection),
+                host="127.0.0.1",
+                port=broker.port,
+                describe=lambda cid, version: HelloReply(cid, version, broker_id, 1, "fake", 1 << 27),
+                max_frame_bytes=1 << 27,
+                max_in_flight=64,
+                queued_max_bytes=1 << 28,
+            )
+            broker.port = broker.server.port
+
+        asyncio.run_coroutine_threadsafe(listen(), self.loop).result(10)
+
+    def stop(self, broker_id: int) -> None:
+        broker = self.brokers[broker_id]
+        if broker.server is not None:
+            asyncio.run_coroutine_threadsafe(broker.server.close(), self.loop).result(10)
+            broker.server = None
+
+    def records(self, topic: str) -> list[pa.RecordBatch]:
+        """Everything in a topic, partition by partition."""
+
+        def read() -> list[pa.RecordBatch]:
+            found = self.topics[topic]
+            return [
+                pa.ipc.read_record_batch(pa.py_buffer(body), parse_schema(found.schemas[header.schema_id].message))
+                for log in found.logs
+                for header, body in log.batches
+            ]
+
+        return self.do(read)
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        self.loop.run_forever()
+        pending = asyncio.all_tasks(self.loop)
+        for task in pending:
+            task.cancel()
+        self.loop.run_until_complete(asyncio.gather(*pending, return_exceptions=True))
+        self.loop.run_until_complete(asyncio.sleep(0))
+        asyncio.set_event_loop(None)
+        self.loop.close()
+
+
+class _Handler:
+    """One connection of one broker."""
+
+    def __init__(self, broker: FakeBroker, connection: ServerConnection) -> None:
+        self.broker = broker
+        self.cluster = broker.cluster
+        self.connection = connection
+
+    def connection_lost(self) -> None:
+        pass
+
+    def request_received(self, request: Request, body: memoryview) -> None:
+        self.broker.requests.append(request)
+        for fault in list(self.broker.faults):
+            if fault(self.broker, self.connection, request):
+                return
+        self.answer(request, body)
+
+    def answer(self, request: Request, body: memoryview) -> None:
+        cid = request.cid
+        match request:
+            case Metadata():
+                self.connection.reply(self._metadata(request))
+            case Produce():
+                reply = ProduceReply(cid, tuple(self._produce(request, body)))
+                self.connection.done(cid) if request.acks == 0 else self.connection.reply(reply)
+            case Fetch():
+                self._fetch(request, time.monotonic() + request.max_wait_ms / 1000)
+            case ListOffsets():
+                self.connection.reply(ListOffsetsReply(cid, tuple(self._listed(p) for p in request.partitions)))
+            case InitProducerId():
+                self.cluster.next_producer_id += 1
+                self.connection.reply(InitProducerIdReply(cid, self.cluster.next_producer_id, 0))
+            case CreateTopic():
+                self._create(request)
+            case DeleteTopic():
+                known = self.cluster.topics.pop(request.name, None)
+                unknown = ErrorReply(cid, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"topic {request.name!r}")
+                self.connection.reply(Ack(cid) if known else unknown)
+            case DescribeBroker():
+                self.connection.reply(
+                    DescribeBrokerReply(cid, self.broker.broker_id, 1, 4242, "0", "/logs", "running", (), {})
+                )
+            case _:
+                self.connection.reply(ErrorReply(cid, ErrorCode.UNKNOWN_API, str(request)))
+
+    def _create(self, request: CreateTopic) -> None:
+        cluster = self.cluster
+        if request.name in cluster.topics:
+            self.connection.reply(ErrorReply(request.cid, ErrorCode.TOPIC_ALREADY_EXISTS, request.name))
+            return
+        cluster.topic_ids += 1
+        schema = parse_schema(request.schema) if request.schema else DEFAULT_SCHEMA
+        count = max(1, request.partitions)
+        topic = FakeTopic(request.name, f"id{cluster.topic_ids}", count, schema, request.key_columns)
+        topic.config = request.config
+        cluster.topics[request.name] = topic
+        self.connection.reply(CreateTopicReply(request.cid, topic.topic_id))
+
+    def _metadata(self, request: Metadata) -> MetadataReply:
+        cluster = self.cluster
+        names = sorted(cluster.topics) if request.topics is None else request.topics
+        topics = []
+        for name in names:
+            topic = cluster.topics.get(name)
+            if topic is None:
+                topics.append(TopicMetadata(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, name))
+                continue
+            parts = tuple(
+                PartitionMetadata(index, log.leader, log.epoch, (log.leader,), (log.leader,))
+                for index, log in enumerate(topic.logs)
+            )
+            topics.append(
+                TopicMetadata(
+                    0, name, topic.topic_id, parts, tuple(topic.schemas), topic.key, topic.event_time, topic.config
+                )
+            )
+        alive = tuple(broker.metadata_broker() for broker in cluster.brokers if broker.server is not None)
+        return MetadataReply(request.cid, "fake", 1, alive, tuple(topics))
+
+    def _log(self, topic: str, partition: int, topic_id: str) -> FakeLog:
+        known = self.cluster.topics.get(topic)
+        if known is None or partition >= len(known.logs):
+            raise BrokerError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"{topic}-{partition}")
+        if topic_id and known.topic_id != topic_id:
+            raise BrokerError(ErrorCode.INCONSISTENT_TOPIC_ID, f"{topic_id} found, {known.topic_id} expected")
+        log = known.logs[partition]
+        if log.leader != self.broker.broker_id:
+            raise BrokerError(ErrorCode.NOT_LEADER_OR_FOLLOWER, f"{topic}-{partition} is led by {log.leader}")
+        return log
+
+    def _produce(self, request: Produce, body: memoryview) -> list[ProduceResult]:
+        results = []
+        at = 0
+        for part in request.partitions:
+            assert part.batch_count == 1
+            header = unpack_header(body, at)
+            content = bytes(body[at + HEADER_BYTES : at + HEADER_BYTES + part.body_bytes])
+            at += HEADER_BYTES + part.body_bytes
+            try:
+                log = self._log(part.topic, part.partition, part.topic_id)
+                topic = self.cluster.topics[part.topic]
+                latest = topic.schemas[-1]
+                validate_batch(
+                    header,
+                    content,
+                    schema=parse_schema(latest.message),
+                    schema_id=latest.schema_id,
+                    max_message_bytes=int(topic.config.get("max.message.bytes", 1 << 24)),
+                    event_time=topic.event_time,
+                )
+                results.append(ProduceResult(0, log.append(header, content), 0, 0))
+            except BrokerError as error:
+                results.append(ProduceResult(int(error.code), -1, 0, 0, error.detail))
+        assert at == len(body)
+        return results
+
+    def _listed(self, part: Any) -> ListedOffset:
+        try:
+            log = self._log(part.topic, part.partition, "")
+        except BrokerError as error:
+            return ListedOffset(int(error.code), -1, -1, -1, error.detail)
+        if part.timestamp_us == LATEST:
+            return ListedOffset(0, log.end, -1, log.epoch)
+        if part.timestamp_us == EARLIEST:
+            return ListedOffset(0, log.start, -1, log.epoch)
+        for header, _ in log.batches:
+            if header.max_timestamp >= part.timestamp_us:
+                return ListedOffset(0, header.base_offset, header.max_timestamp, log.epoch)
+        return ListedOffset(0, -1, -1, log.epoch)
+
+    def _fetch(self, request: Fetch, until: float) -> None:
+        if self.connection.closed:
+            return
+        answers, body = [], b""
+        for part in request.partitions:
+            answer, content = self._fetched(part, request)
+            answers.append(answer)
+            body += content
+        if not body and not any(answer.code for answer in answers) and time.monotonic() < until:
+            self.cluster.loop.call_later(0.01, self._fetch, request, until)
+            return
+        self.connection.reply(FetchReply(request.cid, 0, 0, tuple(answers)), [body])
+
+    def _fetched(self, part: Any, request: Fetch) -> tuple[FetchedPartition, bytes]:
+        def failed(code: int, detail: str) -> tuple[FetchedPartition, bytes]:
+            return FetchedPartition(part.topic, part.partition, code, -1, -1, -1, -1, detail=detail), b""
+
+        try:
+            log = self._log(part.topic, part.partition, part.topic_id)
+        except BrokerError as error:
+            return failed(int(error.code), error.detail)
+        if not log.start <= part.fetch_offset <= log.end:
+            return failed(ErrorCode.OFFSET_OUT_OF_RANGE, f"{part.fetch_offset} not in [{log.start}, {log.end}]")
+        headers, bodies = b"", b""
+        for header, content in log.batches:
+            if header.next_offset > part.fetch_offset and (not bodies or len(bodies) < part.max_bytes):
+                headers += header.pack()
+                bodies += content
+        count = len(headers) // HEADER_BYTES
+        answer = FetchedPartition(
+            part.topic, part.partition, 0, log.end, log.end, log.start, log.end, count, len(bodies)
+        )
+        return answer, headers + bodies
