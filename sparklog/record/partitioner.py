@@ -60,14 +60,15 @@ def murmur2_column(keys: _Keys) -> npt.NDArray[np.uint32]:
 def _hash(
     content: npt.NDArray[np.uint8], starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.uint32]:
-    # Longest first: those that still have a whole word at a step are then a prefix of the arrays.
-    order = np.argsort(-lengths, kind="stable")
-    starts, lengths = starts[order], lengths[order]
-    state = np.uint32(_SEED) ^ lengths.astype(np.uint32)
+    order = _longest_first(lengths)
+    if order is not None:
+        starts, lengths = starts[order], lengths[order]
+    state: npt.NDArray[np.uint32] = np.uint32(_SEED) ^ lengths.astype(np.uint32)
     words = _words(content)
     steps = int(lengths[0]) // 4 if len(lengths) else 0
-    for step in range(steps):
-        active = int(np.searchsorted(-lengths, -4 * (step + 1), side="right"))
+    # Those that still have a whole word at a step are a prefix of the arrays.
+    active_at = np.searchsorted(-lengths, np.arange(-4, -4 * steps - 1, -4), side="right").tolist()
+    for step, active in enumerate(active_at):
         if active < _FEW:
             _finish_few(state[:active], words, starts[:active] + 4 * step, lengths[:active] // 4 - step)
             break
@@ -76,9 +77,23 @@ def _hash(
     state ^= state >> np.uint32(13)
     state *= np.uint32(_M)
     state ^= state >> np.uint32(15)
+    if order is None:
+        return state
     hashes: npt.NDArray[np.uint32] = np.empty_like(state)
     hashes[order] = state
     return hashes
+
+
+def _longest_first(lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.intp] | None:
+    """The order in which no key is longer than the one before, or None when they stand so."""
+    if len(lengths) == 0:
+        return None
+    longest = lengths.max()
+    if longest == lengths.min():
+        return None
+    shorter_by = longest - lengths
+    # numpy sorts 16-bit numbers by radix, many times faster.
+    return np.argsort(shorter_by.astype(np.uint16) if longest < 1 << 16 else shorter_by, kind="stable")
 
 
 def _finish_few(
