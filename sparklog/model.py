@@ -7,7 +7,7 @@ Values only: frozen, comparable, picklable, without I/O and without clocks. Time
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 import msgspec
 
@@ -136,3 +136,8 @@ def check_topic_name(name: str) -> str | None:
     if name in {".", ".."} or not TOPIC_NAME.match(name):
         return f"topic name {name[:60]!r} ({len(name)} characters) must match [a-zA-Z0-9._-]{{1,249}}, not '.' or '..'"
     return None
+
+
+def assert_never(value: NoReturn) -> NoReturn:
+    """What a ``match`` over a union ends in: the type checker proves that no case is missing."""
+    raise AssertionError(f"not a case: {value!r}")

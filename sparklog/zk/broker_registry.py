@@ -99,8 +99,8 @@ class BrokerRegistry:
                 return
 
     def vouch(self) -> None:
-        """The controller knows that this process was untrusted and has acted on it: what is in the log from now on
-        survives a session expiry, so later registrations are trusted."""
+        """A controller has taken this incarnation in: what is in the log from now on survives a session expiry, so
+        later registrations are trusted (unless the mark says that it has not finished)."""
         self._registration = msgspec.structs.replace(self._registration, trusted=True)
 
     def _session_moved(self, state: SessionState) -> None:
@@ -177,10 +177,12 @@ class BrokerRegistry:
             # dead. Waiting for ZooKeeper to notice would cost a session timeout.
             ops.append(Delete(ids, node.version))
         # A process that could not vouch for its log may have come and gone without a controller to act on it.
-        was_untrusted = await session.exists(untrusted)
-        if not mine.trusted and not was_untrusted:
+        marked = await session.exists(untrusted)
+        # This very process was untrusted and a controller has acted on it: its log is whole from then on.
+        trusted = mine.trusted or (self.incarnation != NO_EPOCH and not marked)
+        if not trusted and not marked:
             ops.append(Create(untrusted, codecs.encode(codecs.CounterNode(version + 1))))
-        claim = msgspec.structs.replace(mine, incarnation=version + 1, trusted=mine.trusted and not was_untrusted)
+        claim = msgspec.structs.replace(mine, incarnation=version + 1, trusted=trusted and not marked)
         ops.append(Create(ids, codecs.encode_broker(claim), ephemeral=True))
         ops.append(SetData(counter, b"", version))
         return int((await session.multi(ops))[-1])

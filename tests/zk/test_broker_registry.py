@@ -114,6 +114,23 @@ def test_an_untrusted_process_stays_untrusted_until_a_controller_has_acted(conne
     asyncio.run(scenario())
 
 
+def test_an_untrusted_process_is_trusted_after_an_expiry_once_a_controller_has_acted(connect: str) -> None:
+    async def scenario() -> None:
+        async with opened(connect) as store:
+            registry = await registered(store, broker(1, trusted=False))
+            for marked in (True, False):
+                if not marked:
+                    await store.session.delete(paths.untrusted(1))
+                before = registry.incarnation
+                await expire(store.session)
+                await until(lambda before=before: registry.incarnation > before, "a new registration")  # type: ignore[misc]
+                assert [b.trusted for b in await store.live_brokers()] == [not marked]
+            assert not await store.session.exists(paths.untrusted(1))
+            await registry.close()
+
+    asyncio.run(scenario())
+
+
 def test_announced_stopping_is_said_again_after_an_expiry(connect: str) -> None:
     async def scenario() -> None:
         async with opened(connect) as store, opened(connect) as other:

@@ -1,0 +1,161 @@
+"""What one broker incarnation has still to be told: an outbox that holds names, not messages.
+
+An update is built from the cluster's state at the moment it can be sent, so a broker that is slow or away gets the
+newest decision only, and a lost update is simply told again: brokers order decisions by node version. The first
+update of an incarnation is full. At most one update is under way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from sparklog.controller.cluster_state import ClusterState, Partition, Topic
+from sparklog.model import NO_LEADER, BrokerEndpoint, BrokerRegistration, VersionedState
+from sparklog.protocol.messages import ControlUpdate, PartitionDecision
+
+_RETRY_FIRST_MS = 50
+_RETRY_MAX_MS = 1000
+
+
+class BrokerLink:
+    """Owner: one ``Controller``. Made for one incarnation and dropped with it."""
+
+    def __init__(self, registration: BrokerRegistration) -> None:
+        self.registration = registration
+        self.retry_at_ms: int | None = None
+        self.in_flight: int | None = None
+        self._failures = 0
+        self._sent_full = False
+        self._sent_brokers = False
+        self._sent_topics: set[str] = set()
+        self._sent_partitions: dict[Partition, None] = {}
+        self._sent_deleted: dict[tuple[str, str], None] = {}
+        self._full = True
+        self._brokers = True
+        self._topics: set[str] = set()
+        self._partitions: dict[Partition, None] = {}
+        self._deleted: dict[tuple[str, str], None] = {}
+
+    # --- what there is to tell -------------------------------------------------------------------------------------
+
+    def brokers_changed(self) -> None:
+        self._brokers = True
+
+    def partitions_changed(self, partitions: Iterable[Partition]) -> None:
+        if not self._full:
+            self._partitions.update(dict.fromkeys(partitions))
+
+    def topic_changed(self, topic: Topic) -> None:
+        if not self._full:
+            self._topics.add(topic.record.name)
+
+    def topic_deleted(self, topic: Topic) -> None:
+        for partition in topic.partitions:
+            self._partitions.pop(partition, None)
+            self._sent_partitions.pop(partition, None)
+        self._topics.discard(topic.record.name)
+        self._sent_topics.discard(topic.record.name)
+        if topic.announced:
+            # Named even when a full update is due: that one may be under way already, built before.
+            self._deleted[topic.record.name, topic.record.topic_id] = None
+
+    def ready(self, now_ms: int) -> bool:
+        """Something is to be told and may be sent now."""
+        if self.in_flight is not None or (self.retry_at_ms is not None and now_ms < self.retry_at_ms):
+            return False
+        return self._full or self._brokers or bool(self._topics or self._partitions or self._deleted)
+
+    @property
+    def idle(self) -> bool:
+        waiting = self._full or self._brokers or self._topics or self._partitions or self._deleted
+        return self.in_flight is None and not waiting
+
+    # --- one update ------------------------------------------------------------------------------------------------
+
+    def build(
+        self,
+        update_id: int,
+        state: ClusterState,
+        *,
+        controller_id: str,
+        controller_epoch: int,
+        brokers: tuple[BrokerEndpoint, ...],
+    ) -> ControlUpdate:
+        """The update to send now; what it holds counts as told once ``answered``."""
+        if self._full:
+            topics = [topic for topic in state.topics.values() if topic.announced]
+            partitions = [partition for topic in topics for partition in topic.partitions]
+            deleted = dict(self._deleted)
+            later: dict[Partition, None] = {}
+            later_topics: set[str] = set()
+        else:
+            deleted = dict(self._deleted)
+            # A topic created again waits one update, so that its predecessor is gone from the broker's disk first.
+            names = {name for name, _ in deleted}
+            later = {p: None for p in self._partitions if p.tp.topic in names} if names else {}
+            later_topics = self._topics & names
+            topics = [state.topics[name] for name in self._topics - later_topics if name in state.topics]
+            partitions = [p for p in self._partitions if p not in later] if later else list(self._partitions)
+        self._sent_full, self._sent_brokers = self._full, self._brokers or self._full
+        self._sent_topics = {topic.record.name for topic in topics}
+        self._sent_partitions = {} if self._full else dict.fromkeys(partitions)
+        self._sent_deleted = deleted
+        self._full = self._brokers = False
+        self._topics, self._partitions, self._deleted = later_topics, later, {}
+        self.in_flight, self.retry_at_ms = update_id, None
+        return ControlUpdate(
+            cid=0,
+            controller_id=controller_id,
+            controller_epoch=controller_epoch,
+            incarnation=self.registration.incarnation,
+            full=self._sent_full,
+            brokers=brokers if self._sent_brokers else None,
+            topics=tuple(topic.change for topic in topics),
+            partitions=tuple(self._told(partition) for partition in partitions),
+            deleted=tuple(deleted),
+        )
+
+    def _told(self, partition: Partition) -> PartitionDecision:
+        """A leader epoch given to an earlier incarnation of this broker is never told to this one: it would resume
+        the epoch, perhaps with a shorter log. Until the controller has raised it the broker hears of no leader."""
+        stored = partition.stored
+        if (
+            stored is not None
+            and stored.state.leader == self.registration.broker_id
+            and stored.leader_incarnation != self.registration.incarnation
+        ):
+            state = msgspec.structs.replace(stored.state, leader=NO_LEADER)
+            return partition.told(VersionedState(state, stored.version))
+        return partition.told(stored)
+
+    def answered(self, update_id: int) -> bool:
+        """False: an answer to nothing that is under way."""
+        if update_id != self.in_flight:
+            return False
+        self.in_flight = None
+        self._failures = 0
+        self._forget_sent()
+        return True
+
+    def lost(self, update_id: int, now_ms: int, *, full: bool = False) -> None:
+        """Tell it again later; all of it when ``full``."""
+        if update_id != self.in_flight:
+            return
+        self.in_flight = None
+        self._full = self._full or self._sent_full or full
+        self._brokers = self._brokers or self._sent_brokers
+        self._deleted = {**self._sent_deleted, **self._deleted}
+        if not self._full:
+            self._topics |= self._sent_topics
+            self._partitions = {**self._sent_partitions, **self._partitions}
+        self._forget_sent()
+        self.back_off(now_ms)
+
+    def back_off(self, now_ms: int) -> None:
+        self.retry_at_ms = now_ms + min(_RETRY_MAX_MS, _RETRY_FIRST_MS << min(self._failures, 10))
+        self._failures += 1
+
+    def _forget_sent(self) -> None:
+        self._sent_topics, self._sent_partitions, self._sent_deleted = set(), {}, {}

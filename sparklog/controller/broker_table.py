@@ -1,0 +1,118 @@
+"""Which brokers live, stop, or have vanished without being given up yet. Mutable, owned by one ``Controller``.
+
+A registration that disappears means a dead broker, except where many disappear together or this process had lost
+ZooKeeper itself: then ZooKeeper, or the way to it, is the likelier cause. Such brokers are *held* for one session
+timeout: nothing is elected away from them, nor to them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from sparklog.controller.election import Standing
+from sparklog.model import BrokerRegistration
+
+
+class BrokerChanges(NamedTuple):
+    """``arrived`` are new incarnations; ``failed`` brokers are given up; ``held`` ones have just vanished."""
+
+    arrived: tuple[BrokerRegistration, ...] = ()
+    failed: tuple[int, ...] = ()
+    held: tuple[int, ...] = ()
+
+
+class BrokerTable:
+    """``registrations`` are of live brokers; a held one's stays in ``held``, with the time it is given up."""
+
+    def __init__(self, *, controller_epoch: int, session_timeout_ms: int) -> None:
+        self._controller_epoch = controller_epoch
+        self._session_timeout_ms = session_timeout_ms
+        self.registrations: dict[int, BrokerRegistration] = {}
+        self.stopping: frozenset[int] = frozenset()
+        self._stopping_incarnations: Mapping[int, int] = {}
+        self._held: dict[int, tuple[BrokerRegistration | None, int]] = {}
+        self._vanished_at: dict[int, int] = {}
+        #: Until then every broker that is missed is held.
+        self._wary_until_ms = 0
+
+    @property
+    def standing(self) -> Standing:
+        live = {broker_id: found.incarnation for broker_id, found in self.registrations.items()}
+        return Standing(live, frozenset(self._held), self.stopping, self._controller_epoch)
+
+    @property
+    def deadline_ms(self) -> int | None:
+        return min((deadline for _, deadline in self._held.values()), default=None)
+
+    def present(self) -> list[BrokerRegistration]:
+        """Registrations of live brokers and of held ones, by id: where clients may try."""
+        held = [found for found, _ in self._held.values() if found is not None]
+        return sorted([*self.registrations.values(), *held], key=lambda found: found.broker_id)
+
+    def be_wary(self, now_ms: int) -> None:
+        """This process was cut off from ZooKeeper: what it misses in the next session timeout is held."""
+        self._wary_until_ms = now_ms + self._session_timeout_ms
+        self._hold({broker_id: registration for broker_id, (registration, _) in self._held.items()}, now_ms)
+
+    def load(self, brokers: Iterable[BrokerRegistration], expected: Iterable[int], now_ms: int) -> BrokerChanges:
+        """Start a term with these live brokers; ``expected`` are those that partition states count on."""
+        changes = self.read(brokers, now_ms)
+        missing = sorted(set(expected) - set(self.registrations))
+        if now_ms < self._wary_until_ms or self._many(len(missing), len(missing) + len(self.registrations)):
+            self._hold(dict.fromkeys(missing), now_ms)
+            return changes._replace(held=tuple(missing))
+        return changes
+
+    def read(self, brokers: Iterable[BrokerRegistration], now_ms: int) -> BrokerChanges:
+        found = {broker.broker_id: broker for broker in brokers}
+        vanished = {i: known for i, known in self.registrations.items() if i not in found}
+        arrived = tuple(
+            broker
+            for broker_id, broker in found.items()
+            if broker_id not in self.registrations or self.registrations[broker_id].incarnation != broker.incarnation
+        )
+        before = len(self.registrations)
+        self.registrations = found
+        for broker_id in found:
+            self._held.pop(broker_id, None)
+            self._vanished_at.pop(broker_id, None)
+        self._vanished_at = {i: at for i, at in self._vanished_at.items() if now_ms - at < self._session_timeout_ms}
+        recent = len(self._vanished_at)
+        self._vanished_at.update(dict.fromkeys(vanished, now_ms))
+        self._set_stopping()
+        if now_ms < self._wary_until_ms or self._many(len(vanished) + recent, before + recent):
+            self._hold(vanished, now_ms)
+            return BrokerChanges(arrived, (), tuple(vanished))
+        return BrokerChanges(arrived, tuple(vanished), ())
+
+    def read_stopping(self, stopping: Mapping[int, int]) -> set[int]:
+        """Brokers whose stopping began or ended."""
+        before = self.stopping
+        self._stopping_incarnations = stopping
+        self._set_stopping()
+        return set(before ^ self.stopping)
+
+    def give_up(self, now_ms: int) -> tuple[int, ...]:
+        """Held brokers whose time is over: they have failed."""
+        over = tuple(broker_id for broker_id, (_, deadline) in self._held.items() if deadline <= now_ms)
+        for broker_id in over:
+            del self._held[broker_id]
+        return over
+
+    def _set_stopping(self) -> None:
+        self.stopping = frozenset(
+            broker_id
+            for broker_id, incarnation in self._stopping_incarnations.items()
+            if broker_id in self.registrations and self.registrations[broker_id].incarnation == incarnation
+        )
+
+    def _hold(self, vanished: Mapping[int, BrokerRegistration | None], now_ms: int) -> None:
+        deadline = max(now_ms + self._session_timeout_ms, self._wary_until_ms)
+        for broker_id, registration in vanished.items():
+            self._held[broker_id] = (registration, deadline)
+
+    @staticmethod
+    def _many(vanished: int, of: int) -> bool:
+        """Most of the brokers, and more than one: a lone broker's death is a death."""
+        return vanished >= 2 and 2 * vanished > of

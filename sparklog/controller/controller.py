@@ -1,0 +1,481 @@
+"""One controller term: facts about the cluster in, orders out. Pure: no I/O, no clock.
+
+The core works by levels. An event changes what is known and marks the partitions it may concern; then each marked
+partition is looked at again (``election.decide``) and, where its stored state is not right, a write is ordered. A
+write that loses its compare-and-set brings back what is true, and the partition is looked at again. So a conflict, a
+lost answer and a take-over by a new controller need no code of their own.
+
+Invariants: a state is told to brokers only once it is durable; one write per partition and one update per broker are
+under way at most; nothing is ordered while ZooKeeper cannot be reached, nor after the term has ended.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from sparklog.controller import election
+from sparklog.controller.broker_link import BrokerLink
+from sparklog.controller.broker_table import BrokerChanges, BrokerTable
+from sparklog.controller.cluster_state import ClusterState, Partition
+from sparklog.controller.effects import (
+    CREATE,
+    AskLogEnds,
+    DeleteTopic,
+    DropDeletionRequest,
+    Effect,
+    ReadStates,
+    Report,
+    Resign,
+    StateWrite,
+    TrustBroker,
+    WriteStates,
+)
+from sparklog.controller.events import (
+    BrokersRead,
+    DeletionsRead,
+    Disconnected,
+    Event,
+    Fenced,
+    Loaded,
+    LogEndsRead,
+    Reconnected,
+    StatesRead,
+    StatesRefused,
+    StatesUnknown,
+    StatesWritten,
+    StoppingRead,
+    Ticked,
+    TopicDeleted,
+    TopicGone,
+    TopicRead,
+    TopicSnapshot,
+    UpdateAnswered,
+    UpdateLost,
+)
+from sparklog.controller.lost_tails import LostTails
+from sparklog.controller.outbox import Outbox
+from sparklog.controller.suspicions import Suspicions
+from sparklog.errors import ErrorCode
+from sparklog.model import NO_LEADER, BrokerEndpoint, BrokerRegistration, TopicPartition, VersionedState, assert_never
+
+
+@dataclass(frozen=True, slots=True)
+class ControllerSettings:
+    """``topic_defaults`` are the cluster's, below a topic's own settings."""
+
+    session_timeout_ms: int = 6000
+    unclean_recovery_timeout_ms: int = 30_000
+    topic_defaults: dict[str, str] = field(default_factory=dict)
+
+
+class Controller:
+    """One term, from ``Loaded`` until ``Resign``. Owner: one event loop, or the simulator."""
+
+    def __init__(self, *, controller_id: str, controller_epoch: int, settings: ControllerSettings) -> None:
+        self.controller_id = controller_id
+        self.controller_epoch = controller_epoch
+        self.state = ClusterState(settings.topic_defaults)
+        self.brokers = BrokerTable(controller_epoch=controller_epoch, session_timeout_ms=settings.session_timeout_ms)
+        self.resigned = False
+        self._outbox = Outbox(controller_id=controller_id, controller_epoch=controller_epoch)
+        self._lost_tails = LostTails(settings.unclean_recovery_timeout_ms)
+        self._suspicions = Suspicions()
+        self._deletions: dict[str, str] = {}
+        self._unannounced: dict[str, None] = {}
+        self._dirty: dict[Partition, None] = {}
+        self._connected = True
+        self._effects: list[Effect] = []
+
+    # --- the door --------------------------------------------------------------------------------------------------
+
+    def step(self, event: Event, now_ms: int) -> list[Effect]:
+        """Take one fact; return what is to be done about it, in order."""
+        if self.resigned:
+            return []
+        self._effects = []
+        self._take(event, now_ms)
+        if self._connected and not self.resigned:
+            self._settle(now_ms)
+            self._announce_topics()
+            self._trust_settled()
+            self._ask_log_ends(now_ms)
+            self._outbox.set_brokers(self._visible_brokers())
+            self._effects.extend(self._outbox.due(self.state, now_ms))
+        effects, self._effects = self._effects, []
+        return effects
+
+    @property
+    def deadline_ms(self) -> int | None:
+        """When to send ``Ticked``, at the latest."""
+        if not self._connected or self.resigned:
+            return None
+        times = (self.brokers.deadline_ms, self._lost_tails.deadline_ms, self._outbox.deadline_ms)
+        return min((time for time in times if time is not None), default=None)
+
+    def _take(self, event: Event, now_ms: int) -> None:
+        match event:
+            case StatesWritten():
+                self._written(event)
+            case StatesRead():
+                self._found(event.states.items())
+            case StatesRefused():
+                self._refused(event)
+            case StatesUnknown():
+                self._unknown(event)
+            case UpdateAnswered():
+                self._update_answered(event, now_ms)
+            case UpdateLost():
+                link = self._outbox.link(event.broker_id)
+                if link is not None:
+                    link.lost(event.update_id, now_ms)
+            case BrokersRead():
+                if self._connected:  # else it is from before the connection broke; it is read again after
+                    self._brokers_changed(self.brokers.read(event.brokers, now_ms))
+            case StoppingRead():
+                for broker_id in self.brokers.read_stopping(event.stopping):
+                    self._mark(self.state.hosted(broker_id))
+            case TopicRead():
+                self._topic_read(event.topic)
+            case TopicGone():
+                self._forget_topic(event.name)
+            case DeletionsRead():
+                self._deletions = dict(event.deletions)
+                for name in event.deletions:
+                    self._delete_if_asked(name)
+            case TopicDeleted():
+                self._topic_deleted(event)
+            case LogEndsRead():
+                self._log_ends_read(event)
+            case Loaded():
+                self._loaded(event, now_ms)
+            case Disconnected():
+                self._connected = False
+            case Reconnected():
+                self._reconnected(now_ms)
+            case Fenced():
+                self.resigned = True
+                self._effects.append(Resign(event.detail))
+            case Ticked():
+                if self._connected:
+                    self._brokers_changed(BrokerChanges(failed=self.brokers.give_up(now_ms)))
+                    self._mark(self._lost_tails.overdue(now_ms))
+            case _:
+                assert_never(event)
+
+    # --- term and connection -------------------------------------------------------------------------------------
+
+    def _loaded(self, event: Loaded, now_ms: int) -> None:
+        for snapshot in event.topics:
+            self._topic_read(snapshot)
+        stored = [p.stored.state for p in self.state.partitions() if p.stored is not None]
+        expected = {member for state in stored for member in state.isr}
+        if event.cautious:
+            self.brokers.be_wary(now_ms)
+        self._brokers_changed(self.brokers.load(event.brokers, expected, now_ms), states_are_newer=True)
+        self.brokers.read_stopping(event.stopping)
+        self._deletions = dict(event.deletions)
+        for name in event.deletions:
+            self._delete_if_asked(name)
+        self._mark(self.state.partitions())
+
+    def _reconnected(self, now_ms: int) -> None:
+        """Levels read anew follow. What was missed meanwhile says little about the brokers."""
+        self._connected = True
+        self.brokers.be_wary(now_ms)
+        self._reread([p for p in self.state.partitions() if p.rereading])
+
+    # --- brokers -------------------------------------------------------------------------------------------------
+
+    def _brokers_changed(self, changes: BrokerChanges, *, states_are_newer: bool = False) -> None:
+        """``states_are_newer``: all partition states were read after these registrations were made."""
+        if changes.held:
+            detail = f"brokers {list(changes.held)} are missed together; waiting before they are given up"
+            self._effects.append(Report("controller.brokers.held", detail, len(changes.held)))
+            for broker_id in changes.held:
+                self._mark(self.state.hosted(broker_id))
+        for broker_id in changes.failed:
+            self._effects.append(Report("controller.brokers.failed", f"broker {broker_id} is gone"))
+            self._outbox.broker_failed(broker_id)
+            self._suspicions.end(broker_id)
+            self._mark(self.state.hosted(broker_id))
+        for registration in changes.arrived:
+            self._arrived(registration, states_are_newer=states_are_newer)
+
+    def _arrived(self, registration: BrokerRegistration, *, states_are_newer: bool) -> None:
+        broker_id = registration.broker_id
+        self._outbox.broker_arrived(registration)
+        self._suspicions.end(broker_id)
+        self._lost_tails.forget(broker_id)
+        hosted = list(self.state.hosted(broker_id))
+        for partition in hosted:
+            partition.broken.discard(broker_id)
+        if not registration.trusted:
+            self._suspect(broker_id, hosted, states_are_newer=states_are_newer)
+        self._mark(hosted)
+
+    def _suspect(self, broker_id: int, hosted: list[Partition], *, states_are_newer: bool) -> None:
+        """Its page cache is lost: each claim to an ISR that was made before this registration is void.
+
+        A leader may have added the earlier incarnation since the state was last read, so the state is read again
+        first; additions after this registration are bound to the new incarnation by their own check.
+        """
+        suspected = self._suspicions.begin(broker_id, hosted)
+        if not states_are_newer:
+            self._reread(suspected)
+        for partition in suspected:
+            self._suspicions.review(partition)
+
+    def _trust_settled(self) -> None:
+        for broker_id in self._suspicions.settled():
+            if broker_id in self.brokers.registrations:
+                self._effects.append(TrustBroker(broker_id, self.brokers.registrations[broker_id].incarnation))
+
+    def _visible_brokers(self) -> tuple[BrokerEndpoint, ...]:
+        """A stopping broker that leads nothing any more is left out: leaders must not take it back into an ISR."""
+        relieved = {broker_id for broker_id in self.brokers.stopping if not self._leads(broker_id)}
+        return tuple(found.endpoint for found in self.brokers.present() if found.broker_id not in relieved)
+
+    def _leads(self, broker_id: int) -> bool:
+        hosted = self.state.hosted(broker_id)
+        return any(p.stored is not None and p.stored.state.leader == broker_id for p in hosted)
+
+    # --- topics --------------------------------------------------------------------------------------------------
+
+    def _topic_read(self, snapshot: TopicSnapshot) -> None:
+        record = snapshot.record
+        known = self.state.topics.get(record.name)
+        if known is not None and known.record.topic_id != record.topic_id:
+            self._forget_topic(record.name)  # deleted and created again between two looks
+            known = None
+        if known is not None and known.record == record:
+            return
+        topic, fresh = self.state.put_topic(snapshot)
+        if known is None:
+            topic.announced = any(p.stored is not None for p in topic.partitions)
+            if not topic.announced:
+                self._unannounced[record.name] = None
+        if topic.announced:
+            self._outbox.topic_changed(topic, [p for p in fresh if p.stored is not None])
+        self._mark(topic.partitions)  # all: unclean elections may be allowed now
+        self._delete_if_asked(record.name)
+
+    def _announce_topics(self) -> None:
+        """Tell brokers of new topics whose partitions have their first states, or cannot have one yet."""
+        for name in list(self._unannounced):
+            topic = self.state.topics[name]
+            if any(p.pending is not None or p.rereading for p in topic.partitions):
+                continue
+            del self._unannounced[name]
+            topic.announced = True
+            self._outbox.topic_changed(topic, topic.partitions)
+
+    def _delete_if_asked(self, name: str) -> None:
+        topic = self.state.topics.get(name)
+        if topic is None or topic.deleting or name not in self._deletions:
+            return
+        if self._deletions[name] != topic.record.topic_id:
+            del self._deletions[name]
+            self._effects.append(DropDeletionRequest(name))
+            return
+        topic.deleting = True
+        self._effects.append(DeleteTopic(name, topic.record.topic_id))
+
+    def _topic_deleted(self, event: TopicDeleted) -> None:
+        self._deletions.pop(event.name, None)
+        topic = self.state.topics.get(event.name)
+        if topic is not None and topic.record.topic_id == event.topic_id:
+            self._forget_topic(event.name)
+
+    def _forget_topic(self, name: str) -> None:
+        topic = self.state.drop_topic(name)
+        if topic is None:
+            return
+        self._unannounced.pop(name, None)
+        self._outbox.topic_deleted(topic)
+        for partition in topic.partitions:
+            self._dirty.pop(partition, None)
+            self._lost_tails.give_up(partition)
+            self._suspicions.drop(partition)
+
+    # --- partition states ------------------------------------------------------------------------------------------
+
+    def _written(self, event: StatesWritten) -> None:
+        reasons: Counter[str] = Counter()
+        changed = []
+        for tp, version in event.versions.items():
+            partition = self.state.partition(tp)
+            if partition is None or partition.pending is None:
+                continue
+            write, partition.pending = partition.pending, None
+            reasons[write.reason] += 1
+            if write.reason in {election.UNCLEAN, election.RECOVERED}:
+                self._suspicions.drop(partition)
+            self._adopt(partition, VersionedState(write.state, version, write.leader_incarnation))
+            changed.append(partition)
+        self._outbox.partitions_changed(changed)
+        for reason, count in reasons.items():
+            first = next(iter(event.versions))
+            self._effects.append(Report(f"controller.partitions.{reason}", f"{count} partitions, {first} first", count))
+
+    def _refused(self, event: StatesRefused) -> None:
+        for tp in event.found:
+            partition = self.state.partition(tp)
+            if partition is not None:
+                partition.pending = None
+        # No node: the topic is gone, which its own event will say. Deciding again would be refused again.
+        self._effects.append(
+            Report("controller.writes.refused", f"{next(iter(event.found), None)} first", len(event.found))
+        )
+        self._found((tp, stored) for tp, stored in event.found.items() if stored is not None)
+
+    def _found(self, states: Iterable[tuple[TopicPartition, VersionedState | None]]) -> None:
+        changed = []
+        for tp, stored in states:
+            partition = self.state.partition(tp)
+            if partition is None:
+                continue
+            partition.rereading = False
+            if stored is not None and self._adopt(partition, stored):
+                changed.append(partition)
+            self._suspicions.review(partition)
+            self._mark((partition,))
+        self._outbox.partitions_changed(changed)
+
+    def _adopt(self, partition: Partition, stored: VersionedState) -> bool:
+        """Take over a state if it is newer than the known one."""
+        newer = partition.stored is None or stored.version > partition.stored.version
+        if newer:
+            partition.stored = stored
+        self._suspicions.review(partition)
+        self._mark((partition,))
+        return newer
+
+    def _unknown(self, event: StatesUnknown) -> None:
+        """A write whose answer was lost may have been done: nothing is decided before the node is read."""
+        partitions = [p for p in map(self.state.partition, event.partitions) if p is not None]
+        for partition in partitions:
+            partition.pending = None
+        self._reread(partitions)
+
+    def _reread(self, partitions: Iterable[Partition]) -> None:
+        tps = []
+        for partition in partitions:
+            partition.rereading = True
+            tps.append(partition.tp)
+        if tps and self._connected:
+            self._effects.append(ReadStates(tuple(tps)))
+
+    def _mark(self, partitions: Iterable[Partition]) -> None:
+        self._dirty.update(dict.fromkeys(partitions))
+
+    def _settle(self, now_ms: int) -> None:
+        """Look at every marked partition again; order what is not right."""
+        if not self._dirty:
+            return
+        dirty, self._dirty = self._dirty, {}
+        standing = self.brokers.standing
+        writes = []
+        for partition in dirty:
+            if partition.topic.deleting or partition.pending is not None or partition.rereading:
+                continue  # looked at again when the answer comes
+            decision = self._decide(partition, standing, now_ms)
+            if decision is None:
+                continue
+            stored = partition.stored
+            partition.pending = StateWrite(
+                partition.tp,
+                partition.topic.record.topic_id,
+                decision.state,
+                decision.leader_incarnation,
+                CREATE if stored is None else stored.version,
+                decision.reason,
+            )
+            writes.append(partition.pending)
+        if writes:
+            # Partitions that wait for a leader first, those that only lose a follower last.
+            writes.sort(key=lambda write: write.reason == election.STRIPPED)
+            self._effects.append(WriteStates(tuple(writes)))
+
+    def _decide(self, partition: Partition, standing: election.Standing, now_ms: int) -> election.Decision | None:
+        stored = partition.stored
+        if stored is not None and partition.suspects:
+            isr = stored.state.isr
+            if isr and all(m in standing.live and m in partition.suspects for m in isr):
+                self._lost_tails.search(partition, isr, now_ms)
+                ends = self._lost_tails.decided(partition, now_ms)
+                return election.recover(stored, standing, ends) if ends else None
+        self._lost_tails.give_up(partition)
+        return election.decide(
+            partition.replicas, stored, standing, unfit=partition.unfit, unclean=partition.topic.unclean
+        )
+
+    # --- lost tails ------------------------------------------------------------------------------------------------
+
+    def _ask_log_ends(self, now_ms: int) -> None:
+        for broker_id, partitions in self._lost_tails.to_ask(self.brokers.registrations, now_ms).items():
+            endpoint = self.brokers.registrations[broker_id].endpoint
+            self._effects.append(AskLogEnds(endpoint, tuple(p.tp for p in partitions)))
+
+    def _log_ends_read(self, event: LogEndsRead) -> None:
+        found = self.brokers.registrations.get(event.broker_id)
+        if found is None or found.incarnation != event.incarnation:
+            return
+        for tp, end in event.ends.items():
+            partition = self.state.partition(tp)
+            if partition is not None:
+                self._lost_tails.told(event.broker_id, partition, end)
+                self._mark((partition,))
+
+    # --- telling brokers ---------------------------------------------------------------------------------------------
+
+    def _update_answered(self, event: UpdateAnswered, now_ms: int) -> None:
+        link = self._outbox.link(event.broker_id)
+        if link is None or link.in_flight != event.update_id:
+            return
+        match event.code:
+            case ErrorCode.NONE:
+                link.answered(event.update_id)
+                self._not_followed(event, link, now_ms)
+            case ErrorCode.STALE_CONTROLLER_EPOCH:
+                self.resigned = True
+                self._effects.append(Resign(f"broker {event.broker_id}: {event.detail}"))
+            case _:
+                # Another incarnation than was registered answers (it is about to register), or a bug: again, slowly.
+                self._effects.append(
+                    Report("controller.updates.refused", f"broker {event.broker_id}: {event.code} {event.detail}")
+                )
+                link.lost(event.update_id, now_ms, full=True)
+
+    def _not_followed(self, event: UpdateAnswered, link: BrokerLink, now_ms: int) -> None:
+        """Replicas that cannot be opened must not lead; for other reasons the decision is told again."""
+        again = []
+        for topic, number, code, detail in event.failed:
+            partition = self.state.partition(TopicPartition(topic, number))
+            self._effects.append(
+                Report("controller.replicas.failed", f"broker {event.broker_id}: {topic}-{number}: {detail}")
+            )
+            if partition is None:
+                continue
+            if code == ErrorCode.KAFKA_STORAGE_ERROR:
+                partition.broken.add(event.broker_id)
+                self._mark((partition,))
+            else:
+                again.append(partition)
+        if again:
+            link.partitions_changed(again)
+            for partition in again:
+                link.topic_changed(partition.topic)
+            link.back_off(now_ms)
+
+    # --- for people and tests --------------------------------------------------------------------------------------
+
+    def leaderless(self) -> int:
+        """Partitions without a leader."""
+        return sum(1 for p in self.state.partitions() if p.stored is None or p.stored.state.leader == NO_LEADER)
+
+    def settled(self) -> bool:
+        """Nothing is under way or waiting to be told."""
+        writing = any(p.pending is not None or p.rereading for p in self.state.partitions())
+        return not (writing or self._dirty or self._unannounced) and self._outbox.idle

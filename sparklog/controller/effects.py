@@ -1,0 +1,113 @@
+"""What a controller orders: carried out by its loop (or the simulator), in the order given.
+
+Each docstring says which event brings back the result. Orders of different kinds may overlap in time; at most one
+write per partition and one update per broker are under way.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sparklog.model import BrokerEndpoint, LeaderAndIsr, TopicPartition
+from sparklog.protocol.messages import ControlUpdate
+
+#: ``StateWrite.expected_version`` of a node that is to be created.
+CREATE = -1
+
+
+@dataclass(frozen=True, slots=True)
+class StateWrite:
+    """Compare-and-set one partition's node, in a multi of its own that also checks the controller epoch and that the
+    topic of this id still exists."""
+
+    tp: TopicPartition
+    topic_id: str
+    state: LeaderAndIsr
+    leader_incarnation: int
+    expected_version: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class WriteStates:
+    """Send all of these pipelined, in this order. Then StatesWritten, StatesRefused or StatesUnknown for each, or
+    Fenced."""
+
+    writes: tuple[StateWrite, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ReadStates:
+    """Read these nodes, after everything written so far. Then StatesRead."""
+
+    partitions: tuple[TopicPartition, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SendUpdate:
+    """Send the update to this broker. Then UpdateAnswered or UpdateLost."""
+
+    broker: BrokerEndpoint
+    update_id: int
+    update: ControlUpdate
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteTopic:
+    """Delete the topic's nodes and its deletion request, checking the controller epoch. Then TopicDeleted."""
+
+    name: str
+    topic_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class DropDeletionRequest:
+    """Delete a request that means a topic which is no more. No result."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class TrustBroker:
+    """All in-sync claims from before this untrusted incarnation are stripped: forget the mark, unless yet another
+    incarnation has registered. No result."""
+
+    broker_id: int
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
+class AskLogEnds:
+    """Ask the broker what its logs of these partitions end with. Then LogEndsRead, or nothing."""
+
+    broker: BrokerEndpoint
+    partitions: tuple[TopicPartition, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Resign:
+    """This term is over; nothing further may be done in its name."""
+
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """For log and counters; ``kind`` is the counter's name."""
+
+    kind: str
+    detail: str
+    count: int = 1
+
+
+Effect = (
+    WriteStates
+    | ReadStates
+    | SendUpdate
+    | DeleteTopic
+    | DropDeletionRequest
+    | TrustBroker
+    | AskLogEnds
+    | Resign
+    | Report
+)

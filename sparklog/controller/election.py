@@ -1,0 +1,110 @@
+"""What becomes of one partition: its next state, from its stored one and the standing of its brokers.
+
+Pure and stateless; everything the controller writes is decided here. Always with leader epoch + 1 where a state is
+replaced: whatever an older leader still does under the old epoch is fenced.
+
+Rules, in order:
+- no state yet: the first live replica leads, the live replicas are the ISR, leader epoch 0;
+- the leader stands and nobody has to leave: nothing;
+- the leader stands: those who have to leave (stopping, or their log's tail was lost) leave;
+- otherwise the first live replica of the assignment that is in the ISR leads;
+- a stopping broker keeps what nobody else in the ISR can take over;
+- nobody in the ISR is alive: no leader, and the ISR keeps its claim, unless the topic allows unclean elections.
+Dead followers are removed only when a new leader is written: otherwise that is the leader's to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import NamedTuple
+
+from sparklog.model import NO_EPOCH, NO_LEADER, LeaderAndIsr, VersionedState
+
+CREATED = "created"
+ELECTED = "elected"
+MOVED = "moved"
+STRIPPED = "stripped"
+LEADERLESS = "leaderless"
+UNCLEAN = "unclean"
+RECOVERED = "recovered"
+
+
+class Standing(NamedTuple):
+    """How the brokers stand. ``held``: vanished, but not yet given up; their fate is open."""
+
+    live: Mapping[int, int]  #: id to incarnation
+    held: Collection[int]
+    stopping: Collection[int]
+    controller_epoch: int
+
+
+class Decision(NamedTuple):
+    state: LeaderAndIsr
+    leader_incarnation: int
+    reason: str
+
+
+def decide(
+    replicas: tuple[int, ...],
+    stored: VersionedState | None,
+    standing: Standing,
+    *,
+    unfit: Collection[int] = (),
+    unclean: bool = False,
+) -> Decision | None:
+    """The next state of a partition, or None when the stored one is right.
+
+    ``unfit`` are live brokers whose replica must not count: its tail was lost, or it cannot be opened.
+    """
+    live, held, stopping, _ = standing
+    if stored is None:
+        return _first(replicas, standing)
+    state = stored.state
+    leader = state.leader
+    if leader in held:
+        return None
+    stands = (
+        leader in live and live[leader] == stored.leader_incarnation and leader in state.isr and leader not in unfit
+    )
+    if stands and leader not in stopping:
+        isr = tuple(m for m in state.isr if m not in unfit and m not in stopping)
+        return None if isr == state.isr else _next(stored, standing, leader, isr, STRIPPED)
+
+    sound = [m for m in state.isr if m in live and m not in unfit]
+    staying = [m for m in sound if m not in stopping]
+    if stands and not staying:
+        return None
+    electable = staying or sound
+    if electable:
+        new_leader = next((r for r in replicas if r in electable), electable[0])
+        isr = tuple(m for m in state.isr if m in electable or m in held)
+        return _next(stored, standing, new_leader, isr, MOVED if stands else ELECTED)
+
+    if unclean and not any(m in held for m in state.isr):
+        candidates = [r for r in replicas if r in live]
+        candidates.sort(key=lambda r: (r in unfit, r in stopping))  # stable: assignment order within
+        if candidates:
+            return _next(stored, standing, candidates[0], (candidates[0],), UNCLEAN)
+    if leader == NO_LEADER:
+        return None
+    return _next(stored, standing, NO_LEADER, state.isr, LEADERLESS)
+
+
+def recover(stored: VersionedState, standing: Standing, ends: Mapping[int, tuple[int, int]]) -> Decision:
+    """Every member of the ISR lost its tail: the one with the greatest (last epoch, log end) leads alone."""
+    best = max(ends, key=lambda broker_id: (ends[broker_id], -broker_id))
+    return _next(stored, standing, best, (best,), RECOVERED)
+
+
+def _first(replicas: tuple[int, ...], standing: Standing) -> Decision | None:
+    live = standing.live
+    chosen = [r for r in replicas if r in live and r not in standing.stopping] or [r for r in replicas if r in live]
+    if not chosen:
+        return None
+    state = LeaderAndIsr(chosen[0], 0, tuple(chosen), standing.controller_epoch)
+    return Decision(state, live[chosen[0]], CREATED)
+
+
+def _next(stored: VersionedState, standing: Standing, leader: int, isr: tuple[int, ...], reason: str) -> Decision:
+    state = LeaderAndIsr(leader, stored.state.leader_epoch + 1, isr, standing.controller_epoch)
+    return Decision(state, standing.live.get(leader, NO_EPOCH), reason)

@@ -1,0 +1,256 @@
+"""A world for the controller core: nodes with versions, brokers that are told things, and checks after every step.
+
+Orders are carried out at once, unless a test holds them back to let something come between.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+from sparklog.controller.controller import Controller, ControllerSettings
+from sparklog.controller.effects import (
+    CREATE,
+    AskLogEnds,
+    DeleteTopic,
+    DropDeletionRequest,
+    Effect,
+    ReadStates,
+    Report,
+    Resign,
+    SendUpdate,
+    StateWrite,
+    TrustBroker,
+    WriteStates,
+)
+from sparklog.controller.events import (
+    BrokersRead,
+    DeletionsRead,
+    Event,
+    Loaded,
+    StatesRead,
+    StatesRefused,
+    StatesWritten,
+    StoppingRead,
+    Ticked,
+    TopicDeleted,
+    TopicRead,
+    TopicSnapshot,
+    UpdateAnswered,
+)
+from sparklog.model import NO_LEADER, BrokerRegistration, LeaderAndIsr, TopicPartition, TopicRecord, VersionedState
+from sparklog.protocol.messages import ControlUpdate
+
+SESSION_TIMEOUT_MS = 2000
+
+
+def topic(name: str, *assignment: tuple[int, ...], topic_id: str = "", **config: str) -> TopicRecord:
+    settings = {key.replace("_", "."): value for key, value in config.items()}
+    return TopicRecord(name, topic_id or f"id-{name}", assignment, (), config=settings)
+
+
+def registration(broker_id: int, incarnation: int = 1, *, trusted: bool = True) -> BrokerRegistration:
+    return BrokerRegistration(broker_id, f"h{broker_id}", 9092, "boot", "c", trusted, None, incarnation)
+
+
+class World:
+    """ZooKeeper's nodes, the live brokers, and one controller term over them."""
+
+    def __init__(self, *records: TopicRecord, brokers: int = 3, epoch: int = 1) -> None:
+        self.now_ms = 1_000_000
+        self.nodes: dict[TopicPartition, VersionedState] = {}
+        self.topics = {record.name: record for record in records}
+        self.deletions: dict[str, str] = {}
+        self.brokers = {i: registration(i) for i in range(1, brokers + 1)}
+        self.stopping: dict[int, int] = {}
+        self.effects: list[Effect] = []
+        self.told: list[tuple[int, ControlUpdate]] = []
+        self.counters: Counter[str] = Counter()
+        self.held_writes: list[StateWrite] = []
+        self.held_updates: list[SendUpdate] = []
+        self.hold_writes = False
+        self.hold_reads = False
+        self.hold_updates = False
+        self.asked: list[AskLogEnds] = []
+        self.resigned = ""
+        self._highest: dict[tuple[str, TopicPartition], int] = {}
+        self.take_over(epoch)
+
+    def take_over(self, epoch: int, *, cautious: bool = False) -> None:
+        """A new controller reads everything."""
+        settings = ControllerSettings(session_timeout_ms=SESSION_TIMEOUT_MS, unclean_recovery_timeout_ms=10_000)
+        self.controller = Controller(controller_id=f"c{epoch}", controller_epoch=epoch, settings=settings)
+        self.held_writes, self.held_updates = [], []
+        snapshots = tuple(TopicSnapshot(record, self._states(record)) for record in self.topics.values())
+        brokers = tuple(self.brokers.values())
+        self.feed(Loaded(brokers, dict(self.stopping), snapshots, dict(self.deletions), cautious))
+
+    def _states(self, record: TopicRecord) -> dict[int, VersionedState]:
+        tps = [TopicPartition(record.name, p) for p in range(len(record.assignment))]
+        return {tp.partition: self.nodes[tp] for tp in tps if tp in self.nodes}
+
+    # --- what happens ----------------------------------------------------------------------------------------------
+
+    def feed(self, event: Event) -> list[Effect]:
+        """Step, carry out what was ordered, and go on until nothing more follows. Returns all orders."""
+        events, orders = [event], []
+        while events:
+            effects = self.controller.step(events.pop(0), self.now_ms)
+            orders.extend(effects)
+            for effect in effects:
+                events.extend(self._perform(effect))
+            self.check_invariants()
+        self.effects.extend(orders)
+        return orders
+
+    def advance(self, ms: int) -> None:
+        """Let time pass, with all deadlines on the way."""
+        end = self.now_ms + ms
+        while (deadline := self.controller.deadline_ms) is not None and deadline <= end:
+            self.now_ms = max(self.now_ms + 1, deadline)
+            self.feed(Ticked())
+        self.now_ms = max(self.now_ms, end)
+
+    def create(self, record: TopicRecord) -> list[Effect]:
+        self.topics[record.name] = record
+        return self.feed(TopicRead(TopicSnapshot(record, {})))
+
+    def delete(self, name: str) -> None:
+        self.deletions[name] = self.topics[name].topic_id
+        self.feed(DeletionsRead(dict(self.deletions)))
+
+    def lose(self, *broker_ids: int) -> list[Effect]:
+        """Registrations vanish."""
+        for broker_id in broker_ids:
+            del self.brokers[broker_id]
+        return self.feed(BrokersRead(tuple(self.brokers.values())))
+
+    def register(self, broker_id: int, incarnation: int, *, trusted: bool = True) -> list[Effect]:
+        self.brokers[broker_id] = registration(broker_id, incarnation, trusted=trusted)
+        return self.feed(BrokersRead(tuple(self.brokers.values())))
+
+    def ask_to_stop(self, broker_id: int) -> list[Effect]:
+        self.stopping[broker_id] = self.brokers[broker_id].incarnation
+        return self.feed(StoppingRead(dict(self.stopping)))
+
+    def leader_writes_isr(self, tp: TopicPartition, *isr: int, notify: bool = True) -> None:
+        """The partition's leader changes its ISR in ZooKeeper; the controller may or may not hear of it yet."""
+        node = self.nodes[tp]
+        state = LeaderAndIsr(node.state.leader, node.state.leader_epoch, isr, node.state.controller_epoch)
+        self.nodes[tp] = VersionedState(state, node.version + 1, node.leader_incarnation)
+        if notify:
+            self.feed(StatesRead({tp: self.nodes[tp]}))
+
+    def write_held(self) -> None:
+        """Carry out the writes held back so far."""
+        self.hold_writes, writes, self.held_writes = False, self.held_writes, []
+        for event in self._write(writes):
+            self.feed(event)
+
+    def answer_held(self) -> None:
+        self.hold_updates, updates, self.held_updates = False, self.held_updates, []
+        for update in updates:
+            self.told.append((update.broker.broker_id, update.update))
+            self.feed(UpdateAnswered(update.broker.broker_id, update.update_id, 0))
+
+    # --- what was ordered ------------------------------------------------------------------------------------------
+
+    def _perform(self, effect: Effect) -> list[Event]:
+        match effect:
+            case WriteStates():
+                if self.hold_writes:
+                    self.held_writes.extend(effect.writes)
+                    return []
+                return self._write(list(effect.writes))
+            case ReadStates():
+                if self.hold_reads:
+                    return []
+                return [StatesRead({tp: self.nodes.get(tp) for tp in effect.partitions})]
+            case SendUpdate():
+                if self.hold_updates:
+                    self.held_updates.append(effect)
+                    return []
+                self.told.append((effect.broker.broker_id, effect.update))
+                return [UpdateAnswered(effect.broker.broker_id, effect.update_id, 0)]
+            case DeleteTopic():
+                del self.topics[effect.name]
+                del self.deletions[effect.name]
+                self.nodes = {tp: node for tp, node in self.nodes.items() if tp.topic != effect.name}
+                return [TopicDeleted(effect.name, effect.topic_id)]
+            case DropDeletionRequest():
+                del self.deletions[effect.name]
+            case AskLogEnds():
+                self.asked.append(effect)
+            case Report():
+                self.counters[effect.kind] += effect.count
+            case Resign():
+                self.resigned = effect.detail
+            case TrustBroker():
+                pass
+        return []
+
+    def _write(self, writes: list[StateWrite]) -> list[Event]:
+        written: dict[TopicPartition, int] = {}
+        refused: dict[TopicPartition, VersionedState | None] = {}
+        for write in writes:
+            node = self.nodes.get(write.tp)
+            exists = write.tp.topic in self.topics and self.topics[write.tp.topic].topic_id == write.topic_id
+            if exists and (node.version if node else CREATE) == write.expected_version:
+                version = write.expected_version + 1
+                self.nodes[write.tp] = VersionedState(write.state, version, write.leader_incarnation)
+                written[write.tp] = version
+            else:
+                refused[write.tp] = node
+        events: list[Event] = []
+        if written:
+            events.append(StatesWritten(written))
+        if refused:
+            events.append(StatesRefused(refused))
+        return events
+
+    # --- looking ---------------------------------------------------------------------------------------------------
+
+    def state(self, name: str = "t", partition: int = 0) -> LeaderAndIsr:
+        return self.nodes[TopicPartition(name, partition)].state
+
+    def trace(self, name: str = "t") -> list[str]:
+        """One line a partition: leader/epoch[ISR]."""
+        lines = []
+        for tp, node in sorted(self.nodes.items()):
+            if tp.topic == name:
+                lines.append(f"{node.state.leader}/{node.state.leader_epoch}{list(node.state.isr)}")
+        return lines
+
+    def knows(self, broker_id: int) -> Mapping[TopicPartition, LeaderAndIsr]:
+        """What this broker's current incarnation has been told, newest version each."""
+        known: dict[TopicPartition, tuple[int, LeaderAndIsr]] = {}
+        for told_id, update in self.told:
+            if told_id != broker_id or update.incarnation != self.brokers[broker_id].incarnation:
+                continue
+            if update.full:
+                known = {}
+            for decision in update.partitions:
+                tp = TopicPartition(decision.topic, decision.partition)
+                if tp not in known or decision.version > known[tp][0]:
+                    known[tp] = (decision.version, decision.state)
+            for name, _ in update.deleted:
+                known = {tp: found for tp, found in known.items() if tp.topic != name}
+        return {tp: state for tp, (_, state) in known.items()}
+
+    def check_invariants(self) -> None:
+        for tp, node in self.nodes.items():
+            state = node.state
+            assert state.isr, f"{tp}: empty ISR"
+            assert state.leader == NO_LEADER or state.leader in state.isr, f"{tp}: leader not in its ISR: {state}"
+            topic_id = self.topics[tp.topic].topic_id
+            assert state.leader_epoch >= self._highest.get((topic_id, tp), 0), f"{tp}: leader epoch went back"
+            self._highest[topic_id, tp] = state.leader_epoch
+        for broker_id, update in self.told:
+            for decision in update.partitions:
+                tp = TopicPartition(decision.topic, decision.partition)
+                current = self.nodes.get(tp)
+                if current is None or self.topics[tp.topic].topic_id != decision.topic_id:
+                    continue
+                assert decision.version <= current.version, f"{tp}: told before it was durable"
+                if decision.version == current.version and decision.state.leader == broker_id:
+                    assert current.leader_incarnation == update.incarnation, f"{tp}: an old incarnation's epoch told"
