@@ -8,6 +8,8 @@ only takes note and answers on the next turn of the loop, once for all that move
 from __future__ import annotations
 
 import asyncio
+import logging
+from collections.abc import Callable
 
 from sparklog.broker.fetch_look import Look, look_for_consumer, look_for_follower
 from sparklog.broker.partition import FetchVerdict, Partition
@@ -16,10 +18,12 @@ from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import TopicPartition
 from sparklog.net.server import ServerConnection
 from sparklog.protocol.frames import Buffer
-from sparklog.protocol.messages import CONSUMER, Fetch, FetchPartition, FetchReply
+from sparklog.protocol.messages import CONSUMER, ErrorReply, Fetch, FetchPartition, FetchReply
 from sparklog.replica.effects import ServeFetch
 from sparklog.replica.events import FollowerFetched
 from sparklog.replica.fetch_session import FULL, FetchContext, Key, SessionCache
+
+_log = logging.getLogger(__name__)
 
 #: A follower learns of a moved high watermark this late at most, unless records take the news along earlier.
 _MARK_LINGER_S = 0.01
@@ -67,7 +71,7 @@ class _OpenFetch:
         """Answer now if there is a reason to, else wait."""
         self._stale = {(wanted.topic, wanted.partition): wanted for wanted in self.context.due()}
         if self._enough() or self.request.max_wait_ms <= 0:
-            self.complete()
+            self._complete()
             return
         self._deadline = asyncio.get_running_loop().call_later(
             min(self.request.max_wait_ms, _MAX_WAIT_MS) / 1000, self.complete
@@ -91,8 +95,22 @@ class _OpenFetch:
 
     def complete(self) -> None:
         """Answer with what there is."""
+        self._guarded(self._complete)
+
+    def _guarded(self, work: Callable[[], None]) -> None:
+        """Called by timers, which nobody could tell of an error: whoever waits must be answered all the same."""
         if self.done:
             return
+        try:
+            work()
+        except Exception as error:
+            self._broker.counters["requests.failed"] += 1
+            _log.exception("fetch of %s failed", self.connection.peer)
+            self.abandon()
+            detail = f"{type(error).__name__}: {error}"
+            self.connection.reply(ErrorReply(self.request.cid, ErrorCode.UNKNOWN_SERVER_ERROR, detail))
+
+    def _complete(self) -> None:
         self._look()
         self.abandon()
         results = [look.result for look in self._looks.values()]
@@ -117,10 +135,11 @@ class _OpenFetch:
 
     def _look_again(self) -> None:
         self._next_look = None
-        if self.done:
-            return
+        self._guarded(self._reconsider)
+
+    def _reconsider(self) -> None:
         if self._enough():
-            self.complete()
+            self._complete()
         elif self.of_follower and self._has_news():
             self.answer_shortly()
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from sparklog.broker.partition import FetchVerdict, Partition
 from sparklog.broker.partitions import Partitions
-from sparklog.errors import BrokerError, ErrorCode
+from sparklog.errors import BrokerError, ErrorCode, StorageError
 from sparklog.model import TopicPartition
 from sparklog.protocol.messages import FetchedPartition, FetchPartition
 from sparklog.record.header import HEADER_BYTES
@@ -71,9 +71,11 @@ def look_for_follower(
 def _read(partition: Partition, wanted: FetchPartition, *, end_offset: int, max_bytes: int) -> Look:
     if max_bytes <= 0 or wanted.fetch_offset >= end_offset:
         return Look(_result(partition, wanted), None, 0, urgent=False)
-    records = partition.log.read(
-        wanted.fetch_offset, max_bytes=max(min(wanted.max_bytes, max_bytes), 1), end_offset=end_offset
-    )
+    limit = max(min(wanted.max_bytes, max_bytes), 1)
+    try:
+        records = partition.log.read(wanted.fetch_offset, max_bytes=limit, end_offset=end_offset)
+    except StorageError as error:
+        raise partition.storage_failed(error) from error
     if not records.batch_count:
         return Look(_result(partition, wanted), None, 0, urgent=False)
     result = _result(partition, wanted, batch_count=records.batch_count, body_bytes=records.body_bytes)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from sparklog.broker.partition import Partition
 from sparklog.broker.state import BrokerState
-from sparklog.errors import BrokerError, ErrorCode
+from sparklog.errors import BrokerError, ErrorCode, StorageError
 from sparklog.model import TopicPartition
 from sparklog.net.server import ServerConnection
 from sparklog.protocol.messages import (
@@ -56,7 +56,10 @@ def _answer(partition: Partition, wanted: ListOffsetsPartition, isolation: int) 
             ErrorCode.INVALID_REQUEST,
             f"{partition.tp}: timestamp {wanted.timestamp_us}: expected microseconds, {LATEST} or {EARLIEST}",
         )
-    found = partition.log.offset_for_time(wanted.timestamp_us, end_offset=end_offset)
+    try:
+        found = partition.log.offset_for_time(wanted.timestamp_us, end_offset=end_offset)
+    except StorageError as error:
+        raise partition.storage_failed(error) from error
     if found is None:
         return ListedOffset(ErrorCode.NONE, -1, -1, epoch)
     offset, timestamp_us = found

@@ -190,7 +190,7 @@ class Partition:
         try:
             self.log.advance_log_start(offset)
         except StorageError as error:
-            self._fail(error)
+            self.storage_failed(error)
 
     def stop(self) -> None:
         """This replica is not the broker's any more, or the broker ends. Idempotent."""
@@ -207,6 +207,11 @@ class Partition:
             self.step(LogFailed(self.offline))
             self._answer_all(ErrorCode.KAFKA_STORAGE_ERROR, self.offline)
             self._surroundings.role_changed(self)
+
+    def storage_failed(self, error: StorageError) -> BrokerError:
+        """A read found the log directory broken: everything here goes offline. Returns what the reader is told."""
+        self._fail(error)
+        return BrokerError(ErrorCode.KAFKA_STORAGE_ERROR, f"{self.tp}: {error}")
 
     def check_usable(self) -> None:
         """Raises BrokerError KAFKA_STORAGE_ERROR when the log directory is offline."""
@@ -254,7 +259,15 @@ class Partition:
         """Raises BrokerError for whatever is wrong with a batch, foreseen or not: hostile bytes must not fail more
         than their own request."""
         try:
-            validate_batch(header, body, **self.rules._asdict())
+            rules = self.rules
+            validate_batch(
+                header,
+                body,
+                schema=rules.schema,
+                schema_id=rules.schema_id,
+                max_message_bytes=rules.max_message_bytes,
+                event_time=rules.event_time,
+            )
         except BrokerError:
             raise
         except Exception as error:

@@ -16,7 +16,7 @@ from sparklog.broker.metadata_cache import CachedTopic
 from sparklog.broker.partition import AppendRules, Partition
 from sparklog.broker.state import BrokerState
 from sparklog.broker.wiring import Wiring
-from sparklog.errors import BrokerError, ErrorCode
+from sparklog.errors import BrokerError, ErrorCode, StorageError
 from sparklog.model import TopicPartition
 from sparklog.protocol.messages import TopicChange
 from sparklog.record.schema import parse_schema
@@ -106,7 +106,7 @@ class Partitions:
         log = self._directory.get(tp)
         if log is not None and log.topic_id != topic.change.topic_id:
             _log.warning("%s: data of topic id %s deleted, it is now %s", tp, log.topic_id, topic.change.topic_id)
-            self._directory.delete(tp)
+            self._delete(tp)
             log = None
         if log is None:
             log = self._directory.create(tp, topic.change.topic_id, schemas=topic.change.schemas, config=topic.config)
@@ -136,12 +136,18 @@ class Partitions:
         _log.info("%s: replica of topic id %s dropped", partition.tp, partition.topic_id)
         partition.stop()
         del self._hosted[partition.tp]
-        self._directory.delete(partition.tp)
+        self._delete(partition.tp)
 
     def drop_log(self, tp: TopicPartition) -> None:
         """Delete data that was found at start and belongs to no replica of this broker any more."""
         _log.warning("%s: data that is not this broker's any more deleted", tp)
-        self._directory.delete(tp)
+        self._delete(tp)
+
+    def _delete(self, tp: TopicPartition) -> None:
+        try:
+            self._directory.delete(tp)
+        except StorageError as error:
+            self._broker.log_failed(None, error)
 
     def follower_lost(self, replica_id: int) -> None:
         """The follower's connection closed; every partition led here that it follows is told."""

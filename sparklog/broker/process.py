@@ -73,7 +73,7 @@ class BrokerProcess:
         )
         self._lease = Lease(
             LeaseName(config.driver_epoch, config.generation),
-            supervised=bool(config.control_socket),
+            supervised=config.driver_epoch > 0,
             orphan_timeout_ms=settings.orphan_timeout_ms,
             orphan_max_ms=settings.orphan_max_ms,
         )

@@ -28,8 +28,10 @@ class ProcessConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     bind_host: str = ""
     rack: str | None = None
     settings: dict[str, str] = {}
-    #: Path of the supervisor's Unix socket; empty: no supervisor, and then no orphan clock either.
+    #: Path of the supervisor's Unix socket; empty: none.
     control_socket: str = ""
+    #: Name of the lease it was started under. Driver epoch 0: nobody's, and the orphan clock stands still until
+    #: a supervisor has come.
     driver_epoch: int = 0
     generation: int = 0
     #: File descriptor that gets one line ``ready <port>`` and is closed when the broker serves; -1: none.

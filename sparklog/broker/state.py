@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparklog.broker.metadata_cache import MetadataCache
 from sparklog.config import BrokerConfig
+from sparklog.errors import BrokerError, ErrorCode
 
 if TYPE_CHECKING:
     from sparklog.broker.fetch import Fetches
@@ -26,7 +27,6 @@ class BrokerState:
 
     partitions: Partitions
     fetches: Fetches
-    registry: Registry
 
     def __init__(
         self,
@@ -51,9 +51,21 @@ class BrokerState:
         self.log_dir = log_dir
         #: Told when the log directory is found broken, by whichever partition found it.
         self.log_failed = on_log_failed
+        self._registry: Registry | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._metadata_waiters: list[asyncio.Future[None]] = []
         self._role_waiters: list[asyncio.Future[None]] = []
+
+    @property
+    def registry(self) -> Registry:
+        """Raises BrokerError BROKER_NOT_AVAILABLE until this broker is registered."""
+        if self._registry is None:
+            raise BrokerError(ErrorCode.BROKER_NOT_AVAILABLE, f"broker {self.broker_id} is still starting")
+        return self._registry
+
+    @registry.setter
+    def registry(self, registry: Registry) -> None:
+        self._registry = registry
 
     def now_ms(self) -> int:
         """The clock that replicas are stepped with: never goes back."""

@@ -34,6 +34,10 @@ class Wiring:
         self._broker.registry.isr_changed(partition.tp)
 
     def start_fetching(self, partition: Partition, leader: int, leader_epoch: int) -> None:
+        if self._broker.state == "stopping" and self._broker.broker_id not in partition.replica.isr:
+            # Relieved of this replica: who fetched on would be taken into the ISR again.
+            self._fetchers.unfollow(partition)
+            return
         self._fetchers.follow(partition, leader, leader_epoch)
 
     def stop_fetching(self, partition: Partition) -> None:

@@ -1,0 +1,309 @@
+"""A real cluster without Spark: ZooKeeper, a controller in this process, and broker processes to kill.
+
+For tests of what only real processes show. Everything lives below one directory; brokers keep their ports, so a
+restarted one is found where it was. Nothing is left behind by ``stop``, whatever state the brokers are in.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Coroutine, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar
+
+import msgspec
+
+from sparklog.cluster.controller_loop import ControllerLoop
+from sparklog.cluster.embedded_zookeeper import EmbeddedZookeeper
+from sparklog.errors import ClusterError
+from sparklog.net.blocking import BlockingConnection
+from sparklog.protocol.messages import DescribeBroker, DescribeBrokerReply, Metadata, MetadataReply
+from sparklog.zk.cluster_store import ClusterStore
+from sparklog.zk.session import ZkSession
+
+_START_TIMEOUT_S = 30.0
+_STOP_TIMEOUT_S = 15.0
+_T = TypeVar("_T")
+
+
+class BrokerSlot:
+    """One broker: its directory, its port, and the process that runs it now, if any."""
+
+    def __init__(self, broker_id: int, directory: Path, control_socket: Path) -> None:
+        self.broker_id = broker_id
+        self.log_dir = directory / f"broker-{broker_id}"
+        self.log_file = directory / f"broker-{broker_id}.log"
+        self.config_file = directory / f"broker-{broker_id}.json"
+        self.control_socket = control_socket
+        self.port = 0
+        self.process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def running(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
+    def last_words(self, lines: int = 15) -> str:
+        if not self.log_file.exists():
+            return "no log"
+        return "\n".join(self.log_file.read_text(errors="replace").splitlines()[-lines:])
+
+    def command(self, op: str, **fields: Any) -> dict[str, Any]:
+        """One line over the control socket, as a supervisor sends it."""
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(5)
+            connection.connect(str(self.control_socket))
+            connection.sendall(msgspec.json.encode({"op": op, **fields}) + b"\n")
+            with connection.makefile("rb") as lines:
+                answer: dict[str, Any] = msgspec.json.decode(lines.readline())
+                return answer
+
+
+class ProcessCluster:
+    """Context manager, or ``start`` and ``stop``. Owner: one test thread.
+
+    ``settings`` are every broker's; ``base_dir`` None: a temporary one, removed at the end.
+    """
+
+    def __init__(
+        self, brokers: int = 3, *, base_dir: Path | None = None, settings: Mapping[str, str] | None = None
+    ) -> None:
+        self._temporary = tempfile.mkdtemp(prefix="sparklog-")
+        self.base_dir = base_dir or Path(self._temporary) / "data"
+        self.settings = dict(settings or {})
+        self.cluster_id = ""
+        self.slots = {
+            number: BrokerSlot(number, self.base_dir, Path(self._temporary) / f"{number}.sock")
+            for number in range(brokers)
+        }
+        self._zookeeper: EmbeddedZookeeper | None = None
+        self._controller: ControllerLoop | None = None
+
+    def __enter__(self) -> ProcessCluster:
+        try:
+            self.start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    # --- the whole ---
+
+    @property
+    def zookeeper(self) -> str:
+        assert self._zookeeper is not None, "the cluster has not been started"
+        return self._zookeeper.connect
+
+    @property
+    def bootstrap(self) -> str:
+        return ",".join(f"127.0.0.1:{slot.port}" for slot in self.slots.values() if slot.port)
+
+    def start(self) -> None:
+        """ZooKeeper, controller, all brokers; returns when every broker has the cluster's metadata."""
+        self.base_dir.mkdir(parents=True, exist_ok=True)
+        self._zookeeper = EmbeddedZookeeper.start(self.base_dir / "zookeeper")
+        self.cluster_id = self.ask_zookeeper(_prepare)
+        self.start_controller()
+        waiting = [self._launch(slot) for slot in self.slots.values()]
+        for slot, ready_fd in zip(self.slots.values(), waiting, strict=True):
+            self._await_ready(slot, ready_fd)
+        self.wait_ready()
+
+    def stop(self) -> None:
+        """Stop all of it: in order where brokers still answer, by force where not."""
+        try:
+            self.stop_brokers()
+            self.stop_controller()
+        finally:
+            for slot in self.slots.values():
+                self._reap(slot)
+            if self._zookeeper is not None:
+                self._zookeeper.stop()
+                self._zookeeper = None
+            shutil.rmtree(self._temporary, ignore_errors=True)
+
+    def stop_brokers(self) -> dict[int, int]:
+        """A cluster stop: no new writes, followers catch up, every log durable, ISRs as they are. Exit codes by id."""
+        running = [slot for slot in self.slots.values() if slot.running]
+        for slot in running:
+            with contextlib.suppress(OSError):
+                slot.command("quiesce")
+        with contextlib.suppress(ClusterError, OSError):
+            wait_until(lambda: not any(slot.command("status")["lagging"] for slot in running), 5.0, "followers")
+        self.stop_controller()
+        for slot in running:
+            with contextlib.suppress(OSError):
+                slot.command("finish")
+        return {slot.broker_id: self._reap(slot) for slot in running}
+
+    def start_controller(self) -> None:
+        if self._controller is None:
+            self._controller = ControllerLoop(self.zookeeper, cluster_id=self.cluster_id)
+            self._controller.start()
+
+    def stop_controller(self) -> None:
+        if self._controller is not None:
+            self._controller.stop()
+            self._controller = None
+
+    def ask_zookeeper(self, question: Callable[[ClusterStore], Coroutine[Any, Any, _T]]) -> _T:
+        """Run one coroutine over a session of its own."""
+
+        async def ask() -> _T:
+            session = await ZkSession.open(self.zookeeper)
+            try:
+                return await question(ClusterStore(session))
+            finally:
+                await session.close()
+
+        return asyncio.run(ask())
+
+    def wait_ready(self, timeout_s: float = _START_TIMEOUT_S) -> None:
+        """Until every running broker knows all running brokers."""
+        running = {slot.broker_id for slot in self.slots.values() if slot.running}
+
+        def known() -> bool:
+            return all({b.broker_id for b in self.metadata(broker_id).brokers} == running for broker_id in running)
+
+        wait_until(known, timeout_s, f"brokers {sorted(running)} to know each other")
+
+    # --- one broker ---
+
+    def pid(self, broker_id: int) -> int:
+        process = self.slots[broker_id].process
+        assert process is not None, f"broker {broker_id} does not run"
+        return process.pid
+
+    def connect(self, broker_id: int, **options: Any) -> BlockingConnection:
+        return BlockingConnection("127.0.0.1", self.slots[broker_id].port, client_id="test", **options)
+
+    def metadata(self, broker_id: int, *topics: str) -> MetadataReply:
+        with self.connect(broker_id) as connection:
+            reply, _ = connection.request(Metadata(0, topics or None))
+            assert isinstance(reply, MetadataReply)
+            return reply
+
+    def describe(self, broker_id: int) -> DescribeBrokerReply:
+        with self.connect(broker_id) as connection:
+            reply, _ = connection.request(DescribeBroker(0))
+            assert isinstance(reply, DescribeBrokerReply)
+            return reply
+
+    def start_broker(self, broker_id: int) -> None:
+        """Start it on its directory and port; returns when it serves."""
+        slot = self.slots[broker_id]
+        self._await_ready(slot, self._launch(slot))
+
+    def stop_broker(self, broker_id: int) -> int:
+        """A controlled stop; the exit code."""
+        slot = self.slots[broker_id]
+        assert slot.process is not None
+        slot.process.send_signal(signal.SIGTERM)
+        return self._reap(slot)
+
+    def kill(self, broker_id: int, number: signal.Signals = signal.SIGKILL, *, retire: bool = True) -> None:
+        """Send a signal. After SIGKILL the registration is removed, as a supervisor that saw the exit does, unless
+        ``retire`` is false: then the others find out when the session expires."""
+        slot = self.slots[broker_id]
+        assert slot.process is not None
+        slot.process.send_signal(number)
+        if number != signal.SIGKILL:
+            return
+        self._reap(slot)
+        if retire:
+            self.retire(broker_id)
+
+    def retire(self, broker_id: int) -> None:
+        async def retire(store: ClusterStore) -> None:
+            for live in await store.live_brokers():
+                if live.broker_id == broker_id:
+                    await store.retire_broker(broker_id, live.incarnation)
+
+        self.ask_zookeeper(retire)
+
+    def restart(self, broker_id: int) -> None:
+        """Stop it in order if it runs, then start it."""
+        if self.slots[broker_id].running:
+            self.stop_broker(broker_id)
+        self.start_broker(broker_id)
+
+    # --- inside ---
+
+    def _launch(self, slot: BrokerSlot) -> int:
+        ready_fd, write_fd = os.pipe()
+        config = {
+            "cluster_id": self.cluster_id,
+            "broker_id": slot.broker_id,
+            "log_dir": str(slot.log_dir),
+            "host": "127.0.0.1",
+            "port": slot.port,
+            "zookeeper": self.zookeeper,
+            "settings": self.settings,
+            "control_socket": str(slot.control_socket),
+            "ready_fd": write_fd,
+        }
+        slot.config_file.write_bytes(msgspec.json.encode(config))
+        with slot.log_file.open("ab") as log:
+            slot.process = subprocess.Popen(
+                [sys.executable, "-m", "sparklog.broker", "--config", str(slot.config_file)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                pass_fds=[write_fd],
+                start_new_session=True,
+            )
+        os.close(write_fd)
+        return ready_fd
+
+    def _await_ready(self, slot: BrokerSlot, ready_fd: int) -> None:
+        try:
+            readable, _, _ = select.select([ready_fd], [], [], _START_TIMEOUT_S)
+            line = os.read(ready_fd, 100) if readable else b""
+        finally:
+            os.close(ready_fd)
+        if not line.startswith(b"ready "):
+            raise ClusterError(f"broker {slot.broker_id} did not start:\n{slot.last_words()}")
+        slot.port = int(line.split()[1])
+
+    def _reap(self, slot: BrokerSlot) -> int:
+        """Wait for the exit, by force after a while; the exit code."""
+        process = slot.process
+        if process is None:
+            return 0
+        if process.poll() is None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_STOP_TIMEOUT_S)
+        if process.poll() is None:
+            process.kill()
+        code = process.wait()
+        slot.process = None
+        return code
+
+
+async def _prepare(store: ClusterStore) -> str:
+    await store.prepare()
+    return await store.cluster_id()
+
+
+def wait_until(true: Callable[[], object], timeout_s: float, what: str) -> None:
+    """Poll until ``true()`` is. Raises ClusterError naming ``what`` was waited for."""
+    deadline = time.monotonic() + timeout_s
+    while not true():
+        if time.monotonic() > deadline:
+            raise ClusterError(f"waited {timeout_s:g} s in vain for {what}")
+        time.sleep(0.02)

@@ -1,0 +1,26 @@
+"""One real cluster for all tests of the broker; each test leaves it as healthy as it found it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from sparklog.testing.process_cluster import ProcessCluster
+
+
+@pytest.fixture(scope="package")
+def running_cluster() -> Iterator[ProcessCluster]:
+    settings = {"log.checkpoint.interval.ms": "500", "socket.request.max.bytes": "1048576"}
+    with ProcessCluster(3, settings=settings) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def cluster(running_cluster: ProcessCluster) -> ProcessCluster:
+    """All three brokers up, whatever an earlier test did that failed half-way."""
+    down = [slot.broker_id for slot in running_cluster.slots.values() if not slot.running]
+    for broker_id in down:
+        running_cluster.start_broker(broker_id)
+    running_cluster.wait_ready()
+    return running_cluster

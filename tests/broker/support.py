@@ -1,0 +1,133 @@
+"""What the broker's tests share: batches to send, and short forms of requests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pyarrow as pa
+
+from sparklog.net.blocking import BlockingConnection
+from sparklog.protocol.messages import (
+    ACKS_ALL,
+    CONSUMER,
+    EARLIEST,
+    LATEST,
+    Fetch,
+    FetchedPartition,
+    FetchPartition,
+    FetchReply,
+    ListedOffset,
+    ListOffsets,
+    ListOffsetsPartition,
+    ListOffsetsReply,
+    Produce,
+    ProducePartition,
+    ProduceReply,
+    ProduceResult,
+)
+from sparklog.record.codec import EncodedBatch, decode_batch, encode_batch
+from sparklog.record.header import HEADER_BYTES, BatchHeader, unpack_headers
+from sparklog.record.schema import DEFAULT_SCHEMA
+
+__all__ = ["EARLIEST", "LATEST"]
+
+
+def rows(count: int, prefix: str = "v") -> pa.RecordBatch:
+    """``count`` rows of the default schema; values are ``<prefix><i>``."""
+    return pa.RecordBatch.from_pydict(
+        {
+            "key": [b"k%d" % i for i in range(count)],
+            "value": [f"{prefix}{i}".encode() for i in range(count)],
+            "headers": [None] * count,
+            "timestamp": [None] * count,
+        },
+        schema=DEFAULT_SCHEMA,
+    )
+
+
+def encoded(count: int, prefix: str = "v", *, producer: tuple[int, int, int] = (-1, -1, -1)) -> EncodedBatch:
+    """One batch; ``producer`` is (id, epoch, first sequence)."""
+    producer_id, producer_epoch, first_sequence = producer
+    return encode_batch(
+        rows(count, prefix),
+        schema_id=0,
+        compression=None,
+        event_time="timestamp",
+        producer_id=producer_id,
+        producer_epoch=producer_epoch,
+        first_sequence=first_sequence,
+    )
+
+
+def produce_request(
+    topic: str,
+    batches: Sequence[tuple[BatchHeader, bytes | pa.Buffer]],
+    *,
+    partition: int = 0,
+    acks: int = ACKS_ALL,
+    topic_id: str = "",
+    timeout_ms: int = 10_000,
+) -> tuple[Produce, list[bytes]]:
+    bodies = [bytes(body) for _, body in batches]
+    wanted = ProducePartition(topic, partition, topic_id, len(batches), sum(map(len, bodies)))
+    return Produce(0, acks, timeout_ms, (wanted,)), [*(header.pack() for header, _ in batches), *bodies]
+
+
+def produce(
+    connection: BlockingConnection, topic: str, *batches: tuple[BatchHeader, bytes | pa.Buffer], **options: object
+) -> ProduceResult:
+    """Produce to one partition and return its result."""
+    reply, _ = connection.request(*produce_request(topic, batches, **options))  # type: ignore[arg-type]
+    assert isinstance(reply, ProduceReply)
+    return reply.results[0]
+
+
+def fetch(
+    connection: BlockingConnection,
+    topic: str,
+    offset: int,
+    *,
+    partition: int = 0,
+    max_wait_ms: int = 0,
+    max_bytes: int = 1 << 20,
+    leader_epoch: int = -1,
+    topic_id: str = "",
+) -> tuple[FetchedPartition, memoryview]:
+    """One consumer fetch without a session."""
+    wanted = FetchPartition(topic, partition, topic_id, leader_epoch, offset, max_bytes)
+    reply, body = connection.request(Fetch(0, CONSUMER, -1, max_wait_ms, 1, max_bytes, 0, 0, -1, (wanted,)))
+    assert isinstance(reply, FetchReply)
+    return reply.partitions[0], body
+
+
+def decoded(fetched: FetchedPartition, body: memoryview) -> list[tuple[int, bytes]]:
+    """(offset, value) of every row in a fetch answer."""
+    headers = unpack_headers(body[: fetched.batch_count * HEADER_BYTES])
+    at = fetched.batch_count * HEADER_BYTES
+    found: list[tuple[int, bytes]] = []
+    for header in headers:
+        batch = decode_batch(header, body[at : at + header.length], DEFAULT_SCHEMA)
+        found.extend(enumerate(batch.column("value").to_pylist(), header.base_offset))
+        at += header.stored_bytes
+    return found
+
+
+def read_all(connection: BlockingConnection, topic: str, *, partition: int = 0, end: int | None = None) -> list[bytes]:
+    """All values below ``end``, or below the high watermark."""
+    values: list[bytes] = []
+    while end is None or len(values) < end:
+        fetched, body = fetch(connection, topic, len(values), partition=partition, max_wait_ms=200)
+        assert fetched.code == 0, fetched
+        found = decoded(fetched, body)
+        if not found and end is None:
+            break
+        assert [offset for offset, _ in found] == list(range(len(values), len(values) + len(found)))
+        values.extend(value for _, value in found)
+    return values
+
+
+def list_offset(connection: BlockingConnection, topic: str, timestamp_us: int, *, partition: int = 0) -> ListedOffset:
+    request = ListOffsets(0, 0, (ListOffsetsPartition(topic, partition, timestamp_us),))
+    reply, _ = connection.request(request)
+    assert isinstance(reply, ListOffsetsReply)
+    return reply.results[0]

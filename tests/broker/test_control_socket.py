@@ -1,0 +1,141 @@
+"""The supervisor's socket: leases, commands, and what a broker says to a stranger."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import tempfile
+from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sparklog.broker.control_socket import MAX_PATH_BYTES, ControlSocket
+from sparklog.broker.lease import Lease, LeaseName
+from sparklog.errors import ConfigError
+
+
+class Steered:
+    """Notes what it was asked for."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def status(self) -> dict[str, Any]:
+        return {"broker_id": 7, "state": "running"}
+
+    def stop(self, *, controlled: bool) -> None:
+        self.asked.append(f"stop controlled={controlled}")
+
+    def quiesce(self) -> None:
+        self.asked.append("quiesce")
+
+    def finish(self) -> None:
+        self.asked.append("finish")
+
+
+class Supervisor:
+    """One connection."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer = reader, writer
+
+    async def ask(self, **command: Any) -> dict[str, Any]:
+        return await self.ask_raw(json.dumps(command).encode())
+
+    async def ask_raw(self, line: bytes) -> dict[str, Any]:
+        self.writer.write(line + b"\n")
+        answer: dict[str, Any] = json.loads(await asyncio.wait_for(self.reader.readline(), 5))
+        return answer
+
+    async def close(self) -> None:
+        self.writer.close()
+        await self.writer.wait_closed()
+
+
+@pytest.fixture
+def directory() -> Iterator[Path]:
+    # pytest's own directories are too deep for a Unix socket.
+    with tempfile.TemporaryDirectory(prefix="slk-") as path:
+        yield Path(path)
+
+
+Scenario = Callable[[Callable[[], Coroutine[Any, Any, Supervisor]], Lease, Steered], Coroutine[Any, Any, None]]
+
+
+def play(directory: Path, scenario: Scenario) -> None:
+    async def run() -> None:
+        lease = Lease(LeaseName(1, 1), supervised=True, orphan_timeout_ms=1000, orphan_max_ms=-1)
+        steered = Steered()
+        subject = ControlSocket(str(directory / "s"), lease, steered)
+        await subject.open()
+        opened: list[Supervisor] = []
+
+        async def connect() -> Supervisor:
+            opened.append(Supervisor(*await asyncio.open_unix_connection(str(directory / "s"))))
+            return opened[-1]
+
+        try:
+            await scenario(connect, lease, steered)
+        finally:
+            for supervisor in opened:
+                await supervisor.close()
+            await subject.close()
+        assert not (directory / "s").exists()
+
+    asyncio.run(run())
+
+
+def test_the_connection_that_said_hello_is_the_lease(directory: Path) -> None:
+    async def scenario(connect: Any, lease: Lease, steered: Steered) -> None:
+        supervisor = await connect()
+        answer = await supervisor.ask(op="hello", driver_epoch=1, generation=2)
+        assert answer == {"ok": True, "broker_id": 7, "state": "running"}
+        assert lease.held and lease.highest == LeaseName(1, 2)
+        await supervisor.close()
+        for _ in range(500):
+            if not lease.held:
+                return
+            await asyncio.sleep(0.01)
+        pytest.fail("the lease outlived its connection")
+
+    play(directory, scenario)
+
+
+def test_a_superseded_supervisor_is_told_by_whom_and_obeyed_no_more(directory: Path) -> None:
+    async def scenario(connect: Any, lease: Lease, steered: Steered) -> None:
+        older, newer = await connect(), await connect()
+        await older.ask(op="hello", driver_epoch=1, generation=2)
+        await newer.ask(op="hello", driver_epoch=2, generation=1)
+        expected = {"ok": False, "superseded_by": [2, 1]}
+        assert await older.ask(op="stop") == expected
+        assert await older.ask(op="hello", driver_epoch=1, generation=3) == expected
+        assert steered.asked == []
+        assert (await newer.ask(op="quiesce"))["ok"]
+        assert (await newer.ask(op="finish"))["ok"]
+        assert steered.asked == ["quiesce", "finish"]
+
+    play(directory, scenario)
+
+
+def test_commands_reach_the_broker_and_nonsense_gets_an_answer(directory: Path) -> None:
+    async def scenario(connect: Any, lease: Lease, steered: Steered) -> None:
+        supervisor = await connect()
+        assert "not a command" in (await supervisor.ask_raw(b"\x00garbage"))["error"]
+        assert "expected hello" in (await supervisor.ask(op="dance"))["error"]
+        assert (await supervisor.ask(op="status"))["broker_id"] == 7
+        await supervisor.ask(op="stop", controlled=False)
+        assert steered.asked == ["stop controlled=False"]
+
+    play(directory, scenario)
+
+
+def test_a_path_too_long_for_a_socket_is_refused_with_its_length(directory: Path) -> None:
+    async def run() -> None:
+        lease = Lease(LeaseName(0, 0), supervised=False, orphan_timeout_ms=1000, orphan_max_ms=-1)
+        path = str(directory / ("x" * MAX_PATH_BYTES))
+        with pytest.raises(ConfigError, match=f"{len(path)} bytes, at most {MAX_PATH_BYTES}"):
+            await ControlSocket(path, lease, Steered()).open()
+
+    asyncio.run(run())

@@ -1,0 +1,102 @@
+"""The broker's picture of the cluster: ordered by node versions, served to clients."""
+
+from __future__ import annotations
+
+import pytest
+
+from sparklog.broker.metadata_cache import MetadataCache
+from sparklog.errors import ConfigError, ErrorCode
+from sparklog.model import BrokerEndpoint, LeaderAndIsr, TopicPartition, TopicSchema
+from sparklog.protocol.messages import ControlUpdate, PartitionDecision, TopicChange
+
+BROKERS = tuple(BrokerEndpoint(number, "host", 9092 + number, 1) for number in range(3))
+
+
+def topic(name: str = "t", topic_id: str = "id-1", config: dict[str, str] | None = None) -> TopicChange:
+    return TopicChange(name, topic_id, (TopicSchema(0, b"schema"),), ("key",), None, config or {})
+
+
+def decision(version: int, *, leader: int = 0, partition: int = 0, topic_id: str = "id-1") -> PartitionDecision:
+    state = LeaderAndIsr(leader, version, (0, 1, 2), 1)
+    return PartitionDecision("t", topic_id, partition, state, version, (0, 1, 2))
+
+
+def update(
+    *partitions: PartitionDecision,
+    topics: tuple[TopicChange, ...] = (),
+    full: bool = False,
+    epoch: int = 1,
+    deleted: tuple[tuple[str, str], ...] = (),
+) -> ControlUpdate:
+    return ControlUpdate(0, "c", epoch, 1, full, BROKERS, topics, partitions, deleted=deleted)
+
+
+@pytest.fixture
+def cache() -> MetadataCache:
+    subject = MetadataCache("cluster", {"min.insync.replicas": "1"})
+    subject.apply(update(decision(3), topics=(topic(),)))
+    return subject
+
+
+def leader(cache: MetadataCache) -> int:
+    known = cache.partition(TopicPartition("t", 0))
+    assert known is not None
+    return known.state.leader
+
+
+def test_an_older_version_changes_nothing_whichever_way_it_comes(cache: MetadataCache) -> None:
+    cache.apply(update(decision(5, leader=1)))
+    cache.apply(update(decision(4, leader=2), epoch=2))
+    assert leader(cache) == 1
+    cache.state_written(TopicPartition("t", 0), LeaderAndIsr(2, 4, (2,), 1), version=4)
+    assert leader(cache) == 1
+    cache.state_written(TopicPartition("t", 0), LeaderAndIsr(1, 5, (1,), 1), version=6)
+    assert cache.metadata(0, ("t",), schemas=True).topics[0].partitions[0].isr == (1,)
+
+
+def test_a_topics_settings_stand_over_the_clusters_defaults(cache: MetadataCache) -> None:
+    known = cache.topic("t")
+    assert known is not None and known.config.min_insync_replicas == 1
+    cache.apply(update(topics=(topic(config={"min.insync.replicas": "3"}),)))
+    known = cache.topic("t")
+    assert known is not None and known.config.min_insync_replicas == 3
+    assert known.partitions, "a change of settings keeps the partitions"
+
+
+def test_an_update_with_an_unknown_setting_is_refused_whole(cache: MetadataCache) -> None:
+    with pytest.raises(ConfigError):
+        cache.apply(update(decision(9, leader=2), topics=(topic(config={"no.such": "1"}),)))
+    assert leader(cache) == 0
+
+
+def test_a_topic_created_again_has_none_of_the_old_ones_partitions(cache: MetadataCache) -> None:
+    cache.apply(update(topics=(topic(topic_id="id-2"),)))
+    assert cache.partition(TopicPartition("t", 0)) is None
+    cache.apply(update(decision(9)))
+    assert cache.partition(TopicPartition("t", 0)) is None, "a decision about the old topic"
+    cache.apply(update(decision(0, topic_id="id-2")))
+    assert cache.partition(TopicPartition("t", 0)) is not None
+
+
+def test_a_deletion_of_the_old_topic_leaves_the_new_one(cache: MetadataCache) -> None:
+    cache.apply(update(topics=(topic(topic_id="id-2"),), deleted=(("t", "id-1"),)))
+    assert cache.topic("t") is not None
+    cache.apply(update(deleted=(("t", "id-2"),)))
+    assert cache.topic("t") is None
+
+
+def test_a_full_update_forgets_what_it_does_not_name(cache: MetadataCache) -> None:
+    cache.apply(update(decision(1, partition=1), topics=(topic("other", "id-9"),)))
+    cache.apply(update(decision(3), topics=(topic(),), full=True))
+    assert cache.topic("other") is None
+    assert cache.partition(TopicPartition("t", 1)) is None
+    assert leader(cache) == 0
+
+
+def test_metadata_names_what_is_wrong_with_a_topic(cache: MetadataCache) -> None:
+    unknown, bad, good = cache.metadata(7, ("nope", "a/b", "t"), schemas=False).topics
+    assert (unknown.code, unknown.name) == (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "nope")
+    assert bad.code == ErrorCode.INVALID_TOPIC_EXCEPTION and "a/b" in bad.detail
+    assert good.code == 0 and good.schemas == () and good.partitions[0].leader == 0
+    everything = cache.metadata(7, None, schemas=True)
+    assert [t.name for t in everything.topics] == ["t"] and everything.topics[0].schemas

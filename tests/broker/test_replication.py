@@ -1,0 +1,242 @@
+"""Three real brokers: what is acknowledged stays, whoever dies."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+
+import pyarrow as pa
+import pytest
+
+from sparklog.errors import ErrorCode
+from sparklog.testing.process_cluster import ProcessCluster, wait_until
+from tests.broker.support import EARLIEST, LATEST, encoded, fetch, list_offset, produce, produce_request, read_all
+from tests.broker.topics import (
+    PATIENCE_S,
+    Writer,
+    create_topic,
+    leader,
+    new_producer_id,
+    partition,
+    replica,
+    running,
+    segment_digests,
+    wait_equal,
+    wait_isr,
+)
+
+pytestmark = pytest.mark.integration
+ALL = {0, 1, 2}
+
+
+def test_every_kind_of_acks_is_read_back_from_every_replica(cluster: ProcessCluster) -> None:
+    create_topic(cluster, "acks")
+    with cluster.connect(leader(cluster, "acks")) as connection:
+        connection.send_only(*produce_request("acks", [encoded(2, "none-")], acks=0))
+        first = produce(connection, "acks", encoded(2, "one-"), acks=1)
+        last = produce(connection, "acks", encoded(1, "all-"), encoded(1, "all-again-"), acks=-1)
+        assert (first.code, first.base_offset, last.code, last.base_offset) == (0, 2, 0, 4)
+        assert list_offset(connection, "acks", LATEST).offset == 6
+        assert list_offset(connection, "acks", EARLIEST).offset == 0
+    wait_equal(cluster, "acks", 6)
+    expected = [b"none-0", b"none-1", b"one-0", b"one-1", b"all-0", b"all-again-0"]
+    for broker_id in ALL:
+        with cluster.connect(broker_id) as connection:
+            assert read_all(connection, "acks") == expected
+
+
+def test_a_waiting_consumer_is_woken_by_a_commit(cluster: ProcessCluster) -> None:
+    create_topic(cluster, "wake")
+    at = leader(cluster, "wake")
+    took: list[float] = []
+
+    def wait_for_it() -> None:
+        with cluster.connect(at) as waiting:
+            began = time.monotonic()
+            fetched, _ = fetch(waiting, "wake", 0, max_wait_ms=10_000)
+            took.append(time.monotonic() - began if fetched.batch_count else -1.0)
+
+    waiter = threading.Thread(target=wait_for_it)
+    waiter.start()
+    before = cluster.describe(at).counters["fetch.consumer.requests"]
+    wait_until(
+        lambda: took or cluster.describe(at).counters["fetch.consumer.requests"] >= before, PATIENCE_S, "the fetch"
+    )
+    with cluster.connect(at) as connection:
+        assert produce(connection, "wake", encoded(1)).code == 0
+    waiter.join(PATIENCE_S)
+    assert took and 0 <= took[0] < 5
+
+
+def test_offsets_are_found_by_time(cluster: ProcessCluster) -> None:
+    create_topic(cluster, "times")
+    with cluster.connect(leader(cluster, "times")) as connection:
+        stamps = [produce(connection, "times", encoded(3)).append_time_us for _ in range(3)]
+        assert stamps == sorted(set(stamps))
+        assert list_offset(connection, "times", stamps[1]).offset == 3
+        assert list_offset(connection, "times", stamps[2] + 1).offset == -1
+
+
+def test_a_retry_is_answered_with_its_first_offsets_and_stored_once(cluster: ProcessCluster) -> None:
+    create_topic(cluster, "retry")
+    producer_id = new_producer_id(cluster)
+    with cluster.connect(leader(cluster, "retry")) as connection:
+        first, second = (encoded(3, producer=(producer_id, 0, sequence)) for sequence in (0, 3))
+        offsets = [produce(connection, "retry", batch).base_offset for batch in (first, second, first, second, second)]
+        assert offsets == [0, 3, 0, 3, 3]
+        gap = produce(connection, "retry", encoded(1, producer=(producer_id, 0, 9)))
+        assert gap.code == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+        assert "9" in gap.detail and "6" in gap.detail
+        assert produce(connection, "retry", encoded(1, producer=(producer_id, 1, 0))).base_offset == 6
+        fenced = produce(connection, "retry", encoded(1, producer=(producer_id, 0, 6)))
+        assert fenced.code == ErrorCode.INVALID_PRODUCER_EPOCH
+        assert list_offset(connection, "retry", LATEST).offset == 7
+    assert new_producer_id(cluster) != producer_id
+
+
+def test_a_killed_leader_loses_nothing_that_was_acknowledged(cluster: ProcessCluster) -> None:
+    create_topic(cluster, "killed-leader")
+    producer_id = new_producer_id(cluster)
+    writer = Writer(cluster, "killed-leader")
+    victim = leader(cluster, "killed-leader")
+    epoch = partition(cluster, "killed-leader").leader_epoch
+    killer = threading.Timer(0.3, cluster.kill, [victim])
+    killer.start()
+    sent = 0
+    while sent < 40 or killer.is_alive() or not writer.retries:
+        writer.write(encoded(1, f"m{sent}-", producer=(producer_id, 0, sent)))
+        sent += 1
+    killer.join()
+    assert leader(cluster, "killed-leader") != victim
+    assert partition(cluster, "killed-leader").leader_epoch > epoch
+    for _ in range(20):
+        writer.write(encoded(1, f"m{sent}-", producer=(producer_id, 0, sent)))
+        sent += 1
+    writer.close()
+    cluster.start_broker(victim)
+    wait_isr(cluster, "killed-leader", ALL)
+    wait_equal(cluster, "killed-leader", sent)
+    for broker_id in ALL:
+        with cluster.connect(broker_id) as connection:
+            assert read_all(connection, "killed-leader") == [f"m{number}-0".encode() for number in range(sent)]
+
+
+def test_a_killed_follower_leaves_the_isr_catches_up_and_returns(cluster: ProcessCluster) -> None:
+    create_topic(cluster, "killed-follower", assignment=((0, 1, 2),))
+    writer = Writer(cluster, "killed-follower")
+    writer.write(encoded(5))
+    cluster.kill(2)
+    wait_isr(cluster, "killed-follower", {0, 1})
+    for _ in range(20):
+        writer.write(encoded(5))
+    cluster.start_broker(2)
+    wait_isr(cluster, "killed-follower", ALL)
+    writer.write(encoded(5))
+    writer.close()
+    wait_equal(cluster, "killed-follower", 110)
+
+
+def test_a_paused_follower_holds_acks_all_up_until_it_leaves_the_isr(cluster: ProcessCluster) -> None:
+    create_topic(cluster, "paused-follower", assignment=((0, 1, 2),), config={"replica.lag.time.max.ms": "1000"})
+    writer = Writer(cluster, "paused-follower")
+    writer.write(encoded(1))
+    pid = cluster.pid(1)
+    cluster.kill(1, signal.SIGSTOP)
+    try:
+        began = time.monotonic()
+        writer.write(encoded(1))
+        took = time.monotonic() - began
+        assert took > 0.5, f"acknowledged after {took:.2f} s, while a member of the ISR did not have it"
+        assert set(partition(cluster, "paused-follower").isr) == {0, 2}
+    finally:
+        cluster.kill(1, signal.SIGCONT)
+    wait_isr(cluster, "paused-follower", ALL)
+    writer.close()
+    wait_equal(cluster, "paused-follower", 2)
+    assert cluster.pid(1) == pid and cluster.slots[1].running
+
+
+def test_acks_all_is_refused_below_min_insync_and_writes_nothing(cluster: ProcessCluster) -> None:
+    create_topic(cluster, "min-isr", assignment=((0, 1, 2),), config={"min.insync.replicas": "3"})
+    cluster.kill(2)
+    wait_isr(cluster, "min-isr", {0, 1})
+    with cluster.connect(0) as connection:
+        refused = produce(connection, "min-isr", encoded(1))
+        assert refused.code == ErrorCode.NOT_ENOUGH_REPLICAS
+        assert "2 in sync" in refused.detail and "3 needed" in refused.detail
+        assert replica(cluster, 0, "min-isr").log_end_offset == 0
+        assert produce(connection, "min-isr", encoded(1), acks=1).base_offset == 0
+        assert list_offset(connection, "min-isr", LATEST).offset == 0, "below min.insync nothing is committed"
+    cluster.start_broker(2)
+    wait_equal(cluster, "min-isr", 1)
+
+
+def test_a_controlled_stop_moves_leaderships_first(cluster: ProcessCluster) -> None:
+    create_topic(cluster, "controlled", assignment=((1, 0, 2),))
+    producer_id = new_producer_id(cluster)
+    writer = Writer(cluster, "controlled")
+    codes: list[int] = []
+    stopper = threading.Thread(target=lambda: codes.append(cluster.stop_broker(1)))
+    began, sent = time.monotonic(), 0
+    stopper.start()
+    while stopper.is_alive() or sent < 20:
+        writer.write(encoded(1, producer=(producer_id, 0, sent)))
+        sent += 1
+    stopper.join()
+    writer.close()
+    assert codes == [0]
+    assert writer.retries <= 5, "a request that retries goes through"
+    assert time.monotonic() - began < 8, "it did not wait for the controller in vain"
+    assert 1 not in partition(cluster, "controlled").isr
+    cluster.start_broker(1)
+    wait_isr(cluster, "controlled", ALL)
+    wait_equal(cluster, "controlled", sent)
+
+
+def test_sealed_segments_are_equal_arrow_files_on_all_replicas(cluster: ProcessCluster) -> None:
+    create_topic(cluster, "sealed", config={"segment.bytes": "8192"})
+    writer = Writer(cluster, "sealed")
+    for number in range(60):
+        writer.write(encoded(10, f"{number}-"))
+    writer.close()
+    wait_equal(cluster, "sealed", 600)
+
+    def sealed() -> bool:
+        found = [segment_digests(cluster, broker_id, "sealed") for broker_id in sorted(ALL)]
+        return len(found[0]) > 3 and found[0] == found[1] == found[2] and rows_of_arrow_files() > 400
+
+    def rows_of_arrow_files() -> int:
+        """What an ordinary Arrow reader sees; 0 while a footer is missing."""
+        directory = replica(cluster, 0, "sealed").directory
+        try:
+            return sum(_rows(f"{directory}/{name}") for name in segment_digests(cluster, 0, "sealed"))
+        except pa.ArrowInvalid:
+            return 0
+
+    wait_until(sealed, PATIENCE_S, "equal, sealed segments")
+
+
+def test_a_stopped_cluster_comes_back_with_all_of_it(cluster: ProcessCluster) -> None:
+    create_topic(cluster, "restart", partitions=3)
+    for number in range(3):
+        writer = Writer(cluster, "restart", number)
+        writer.write(encoded(7))
+        writer.close()
+    assert cluster.stop_brokers() == {0: 0, 1: 0, 2: 0}
+    cluster.start_controller()
+    for broker_id in sorted(ALL):
+        cluster.start_broker(broker_id)
+    cluster.wait_ready()
+    for number in range(3):
+        wait_isr(cluster, "restart", ALL, number)
+        wait_equal(cluster, "restart", 7, number)
+        with cluster.connect(leader(cluster, "restart", number)) as connection:
+            assert len(read_all(connection, "restart", partition=number)) == 7
+    assert running(cluster) == sorted(ALL)
+
+
+def _rows(path: str) -> int:
+    with pa.memory_map(path) as source:
+        rows: int = pa.ipc.open_file(source).read_all().num_rows
+        return rows
