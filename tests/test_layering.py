@@ -19,7 +19,9 @@ PACKAGE = ROOT / "sparklog"
 LAYERS = (
     ("demo", "testing"),
     ("cli",),
-    ("console", "spark", "cluster"),
+    # Above spark: LocalCluster gives its session a source that knows the cluster's brokers.
+    ("cluster",),
+    ("console", "spark"),
     ("broker", "client"),
     ("storage", "replica", "controller", "coordinator", "zk", "net"),
     ("record", "protocol"),

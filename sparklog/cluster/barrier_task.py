@@ -132,7 +132,9 @@ class _CourseWatch:
         """How the generation ends: by directive, or because brokers follow a newer one."""
         waiting = {asyncio.create_task(self.wait()), asyncio.create_task(party.superseded())}
         try:
-            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
         finally:
             for task in waiting:
                 task.cancel()
@@ -202,7 +204,11 @@ class _Party:
 
     async def superseded(self) -> None:
         """Return when every broker of this task follows a newer supervisor; a task without brokers waits for ever."""
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._tasks:
+            # Not gather: when this is cancelled, it would cancel the supervisors.
+            done, _ = await asyncio.wait(self._tasks, return_when=asyncio.FIRST_EXCEPTION)
+            for task in done:
+                task.result()  # a supervisor that fails, fails the generation: the next one adopts its broker
         if not self._supervisors or not all(supervisor.superseded for supervisor in self._supervisors):
             await asyncio.Event().wait()
 

@@ -108,7 +108,7 @@ class ClusterDriver:
             port=options.port,
             advertised_host=LOOPBACK if here else options.advertised_host,
             # There is no authentication yet: what needs no other machine is not offered to any.
-            bind_host=LOOPBACK if here else "",
+            bind_host=LOOPBACK if here else "0.0.0.0",
             settings=options.settings,
             session_timeout_ms=self._session_timeout_ms,
         )

@@ -52,7 +52,7 @@ class GenerationSpec(msgspec.Struct, frozen=True, kw_only=True):
     port: int
     #: Address given to clients; empty: the task's host finds its own name.
     advertised_host: str
-    #: Address to listen on; empty: all.
+    #: Address to listen on.
     bind_host: str
     #: Broker and topic settings by Kafka's keys.
     settings: dict[str, str]

@@ -93,7 +93,7 @@ def peer_of(connection: socket.socket) -> ProcessIdentity | None:
 
 
 def port_taken(host: str, port: int) -> bool:
-    """Whether something listens on ``port``; ``host`` empty: on any address."""
+    """Whether something listens on ``port`` of the address ``host``."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         # As servers do: a port whose last connections are still fading is free.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

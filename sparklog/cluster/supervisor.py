@@ -172,8 +172,8 @@ class BrokerSupervisor:
 
     async def _start(self) -> None:
         """Raises ClusterError with the broker's last words when it ends before it serves."""
-        out = self._slot.path / "broker.out"
-        process = await asyncio.to_thread(self._spawn, out)
+        words = _LastWords(self._slot.path)
+        process = await asyncio.to_thread(self._spawn, words)
         self._process = process
         path = runtime_directory.control_socket(self._slot.path)
         deadline = time.monotonic() + START_TIMEOUT_S
@@ -190,9 +190,9 @@ class BrokerSupervisor:
             await asyncio.sleep(0.05)
         child = _children.pop(process.pid, None)
         code = child.wait() if child else None
-        raise ClusterError(f"broker {self._slot.broker_id} ended with code {code} before it served: {_last_line(out)}")
+        raise ClusterError(f"broker {self._slot.broker_id} ended with code {code} before it served: {words}")
 
-    def _spawn(self, out: Path) -> ProcessIdentity:
+    def _spawn(self, words: _LastWords) -> ProcessIdentity:
         slot, spec = self._slot, self._spec
         config = ProcessConfig(
             cluster_id=spec.cluster_id,
@@ -206,11 +206,11 @@ class BrokerSupervisor:
             control_socket=str(runtime_directory.control_socket(slot.path)),
             driver_epoch=spec.driver_epoch,
             generation=spec.generation,
-            log_file=str(slot.path / "broker.log"),
+            log_file=str(words.log),
         )
         config_file = runtime_directory.control_socket(slot.path).with_suffix(".config.json")
         config_file.write_bytes(msgspec.json.format(msgspec.json.encode(config)))
-        with out.open("wb") as output:
+        with words.out.open("wb") as output:
             # Its own session: no terminal's signals, no part in the fate of the executor's process group. Its own
             # files: a pipe to the executor would block the broker once the executor is gone. Not in the executor's
             # working directory, which goes with the application.
@@ -227,7 +227,7 @@ class BrokerSupervisor:
         process = identify(child.pid)
         if process is None:
             code = _children.pop(child.pid).wait()
-            raise ClusterError(f"broker {slot.broker_id} ended with code {code} at once: {_last_line(out)}")
+            raise ClusterError(f"broker {slot.broker_id} ended with code {code} at once: {words}")
         runtime_directory.note_process(slot.path, process)
         return process
 
@@ -235,9 +235,8 @@ class BrokerSupervisor:
         """Say hello until the broker serves, and keep the connection: it is the lease. False when the process ended
         or had to be killed."""
         deadline = time.monotonic() + START_TIMEOUT_S
-        name = {"driver_epoch": self._spec.driver_epoch, "generation": self._spec.generation}
         try:
-            status = await connection.call("hello", timeout_s=self._hung_after_s, **name)
+            status = await self._hello(connection)
             while status.incarnation < 0:
                 if time.monotonic() > deadline:
                     await self._kill(process, f"did not serve within {START_TIMEOUT_S:g} s (state {status.state!r})")
@@ -283,19 +282,36 @@ class BrokerSupervisor:
 
     async def _look(self, process: ProcessIdentity) -> None:
         try:
-            if self._connection is None:
-                self._connection = await ControlConnection.open(runtime_directory.control_socket(self._slot.path))
-                if self._connection is None:
-                    return
-                name = {"driver_epoch": self._spec.driver_epoch, "generation": self._spec.generation}
-                self._status = await self._connection.call("hello", timeout_s=self._hung_after_s, **name)
-            else:
-                self._status = await self._connection.call("status", timeout_s=self._hung_after_s)
+            connection = await self._reach()
+            if connection is not None:
+                self._status = await connection.call("status", timeout_s=self._hung_after_s)
         except asyncio.TimeoutError:
             await self._disconnect()
             await self._kill(process, f"did not answer for {self._hung_after_s:g} s")
         except ConnectionError:
             await self._disconnect()
+
+    async def _reach(self) -> ControlConnection | None:
+        """The connection to the broker; a new one where the last was lost. None: nobody listens at the moment."""
+        if self._connection is None:
+            connection = await ControlConnection.open(runtime_directory.control_socket(self._slot.path))
+            if connection is not None:
+                await self._hello(connection)
+            self._connection = connection
+        return self._connection
+
+    async def _hello(self, connection: ControlConnection) -> BrokerStatus:
+        """Closes the connection when it is of no use."""
+        try:
+            return await connection.call(
+                "hello",
+                timeout_s=self._hung_after_s,
+                driver_epoch=self._spec.driver_epoch,
+                generation=self._spec.generation,
+            )
+        except BaseException:
+            await connection.close()
+            raise
 
     async def _bury(self) -> None:
         """Say at once that the broker is dead: its partitions get new leaders without waiting for its session."""
@@ -363,10 +379,9 @@ class BrokerSupervisor:
         self._ending = True
 
     async def _tell(self, op: str) -> BrokerStatus | None:
-        if self._connection is None:
-            return None
         try:
-            return await self._connection.call(op, timeout_s=self._hung_after_s)
+            connection = await self._reach()
+            return await connection.call(op, timeout_s=self._hung_after_s) if connection is not None else None
         except (asyncio.TimeoutError, OSError, ClusterError) as error:
             log.warning("broker %d was not told to %s: %s", self._slot.broker_id, op, error or type(error).__name__)
             return None
@@ -386,9 +401,31 @@ def _is_sparks(path: str) -> bool:
     return name == "pyspark.zip" or (name.startswith("py4j-") and name.endswith(".zip"))
 
 
-def _last_line(path: Path) -> str:
+class _LastWords:
+    """Why a process of ``log_dir`` ended: what it wrote in vain to its standard error, else the gravest line it logged
+    since this was made."""
+
+    def __init__(self, log_dir: Path) -> None:
+        #: Standard output and error: empty unless Python itself failed.
+        self.out = log_dir / "broker.out"
+        self.log = log_dir / "broker.log"
+        self._log_bytes = self.log.stat().st_size if self.log.exists() else 0
+
+    def __str__(self) -> str:
+        written = _lines(self.out)
+        if written:
+            return written[-1]
+        logged = _lines(self.log, skip_bytes=self._log_bytes)
+        for level in (" CRITICAL ", " ERROR "):
+            grave = [line for line in logged if level in line]
+            if grave:
+                return grave[-1].partition(level)[2].partition(": ")[2]
+        return f"nothing was said in {self.log}"
+
+
+def _lines(path: Path, *, skip_bytes: int = 0) -> list[str]:
     try:
-        lines = path.read_text(errors="replace").split("\n")
-    except OSError as error:
-        return str(error)
-    return next((line.strip() for line in reversed(lines) if line.strip()), f"nothing in {path}")
+        content = path.read_bytes()[skip_bytes:]
+    except OSError:
+        return []
+    return [line.strip() for line in content.decode(errors="replace").splitlines() if line.strip()]

@@ -1,0 +1,132 @@
+"""``sparklog.LocalCluster``: brokers inside a Spark session that is there, for as long as a ``with`` block lasts.
+
+The same parts as the cluster job's, in the user's own application: a barrier job supervises the brokers while the
+user's jobs run beside it, so it leaves them a task slot.
+"""
+
+from __future__ import annotations
+
+import atexit
+import shutil
+import signal
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+
+from pyspark.sql import SparkSession
+
+from sparklog.client.admin import Admin
+from sparklog.cluster.cluster_driver import ClusterDriver
+from sparklog.cluster.options import DEFAULT_PORT, ClusterOptions
+from sparklog.cluster.process import is_alive, send_signal
+from sparklog.cluster.runtime_directory import noted_process
+from sparklog.errors import ClusterError
+from sparklog.spark.configure import configure
+
+
+class LocalCluster:
+    """A cluster of ``brokers`` in ``spark``, which may run on ``local[N]``, ``local-cluster`` or a real cluster.
+
+    Without ``data_dir`` its data lies in a temporary directory and goes with it; with one, the next cluster there has
+    all of it. ``zookeeper`` names a server that is there; else one is started. ``settings`` are broker settings and
+    topic defaults by Kafka's keys. Inside the block ``spark.read.format("sparklog")`` needs no bootstrap servers.
+
+    Owner: the thread that made it. Usable once.
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        brokers: int = 3,
+        *,
+        data_dir: str | Path | None = None,
+        zookeeper: str | None = None,
+        settings: Mapping[str, str] | None = None,
+        port: int = DEFAULT_PORT,
+        advertised_host: str | None = None,
+    ) -> None:
+        self._spark = spark
+        self._temporary = data_dir is None
+        self.data_dir = Path(tempfile.mkdtemp(prefix="sparklog-") if data_dir is None else data_dir)
+        self._driver = ClusterDriver(
+            ClusterOptions(
+                data_dir=self.data_dir,
+                brokers=brokers,
+                port=port,
+                advertised_host=advertised_host or "",
+                zookeeper=zookeeper or "",
+                settings=dict(settings or {}),
+                spare_slots=1,
+            )
+        )
+
+    def __enter__(self) -> LocalCluster:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def start(self) -> LocalCluster:
+        """Return when every broker serves.
+
+        Raises:
+            ClusterError: too few task slots (says how many, and what to change); a broker that does not come up.
+        """
+        # Brokers outlive their supervisors on purpose; a program that just ends must not leave them behind.
+        atexit.register(self.stop)
+        try:
+            self.data_dir.mkdir(parents=True, exist_ok=True)
+            self._driver.take_seat()
+            self._driver.start_brokers(self._spark.sparkContext)
+            configure(self._spark, bootstrap=self.bootstrap)
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def stop(self) -> None:
+        """Stop all of it in order; the Spark session goes on. Idempotent."""
+        atexit.unregister(self.stop)
+        self._driver.stop()
+        if self._temporary:
+            shutil.rmtree(self.data_dir, ignore_errors=True)
+
+    @property
+    def bootstrap(self) -> str:
+        """Addresses for clients, ``host:port,host:port``."""
+        return self._driver.bootstrap
+
+    @property
+    def zookeeper(self) -> str:
+        return self._driver.zookeeper
+
+    def admin(self) -> Admin:
+        """A new client for topics and cluster state; the caller closes it."""
+        return Admin(self.bootstrap)
+
+    def broker_pids(self) -> dict[int, int]:
+        """Processes of the brokers that run on this machine, by broker id."""
+        report = self._driver.report
+        found = {}
+        for broker in report.brokers if report is not None else ():
+            process = noted_process(Path(broker.log_dir))
+            if process is not None and is_alive(process):
+                found[broker.broker_id] = process.pid
+        return found
+
+    def kill_broker(self, broker_id: int) -> int:
+        """End a broker of this machine by SIGKILL, as a crash would; its supervisor starts it again. Returns the pid.
+
+        Raises:
+            ClusterError: no such broker runs here.
+        """
+        report = self._driver.report
+        for broker in report.brokers if report is not None else ():
+            if broker.broker_id == broker_id:
+                process = noted_process(Path(broker.log_dir))
+                if process is not None and send_signal(process, signal.SIGKILL):
+                    return process.pid
+        raise ClusterError(f"broker {broker_id} does not run on this machine; running: {self.broker_pids()}")
