@@ -62,6 +62,9 @@ class FetchSession:
             self.wanted[key] = partition
             self.due[key] = None
 
+    def belongs_to(self, fetch: Fetch) -> bool:
+        return (self.replica_id, self.incarnation) == (fetch.replica_id, fetch.incarnation)
+
     def drop(self, key: Key) -> None:
         self.wanted.pop(key, None)
         self.told.pop(key, None)
@@ -140,10 +143,10 @@ class SessionCache:
             BrokerError: FETCH_SESSION_ID_NOT_FOUND or INVALID_FETCH_SESSION_EPOCH; the fetcher starts a new session.
         """
         if fetch.session_epoch == SESSIONLESS:
-            self.close(fetch.session_id)
+            self._close_own(fetch)
             return FetchContext(None, fetch.partitions)
         if fetch.session_epoch == FULL:
-            self.close(fetch.session_id)
+            self._close_own(fetch)
             session = self._open(fetch, now_ms)
         else:
             session = self._resume(fetch, now_ms)
@@ -166,15 +169,25 @@ class SessionCache:
         return woken
 
     def close(self, session_id: int) -> None:
+        """Also when the fetcher's connection is lost: it will not come back to this session."""
         session = self._followers.pop(session_id, None) or self._consumers.pop(session_id, None)
         if session is not None:
             for key in session.wanted:
                 self._release(key, session_id)
 
+    def _close_own(self, fetch: Fetch) -> None:
+        """Close the session that the request gives up; of another fetcher's it has only guessed the number."""
+        session = self._sessions_of(fetch).get(fetch.session_id)
+        if session is not None and session.belongs_to(fetch):
+            self.close(session.session_id)
+
+    def _sessions_of(self, fetch: Fetch) -> OrderedDict[int, FetchSession]:
+        return self._consumers if fetch.replica_id == CONSUMER else self._followers
+
     def _resume(self, fetch: Fetch, now_ms: int) -> FetchSession:
-        sessions = self._consumers if fetch.replica_id == CONSUMER else self._followers
+        sessions = self._sessions_of(fetch)
         session = sessions.get(fetch.session_id)
-        if session is None or (session.replica_id, session.incarnation) != (fetch.replica_id, fetch.incarnation):
+        if session is None or not session.belongs_to(fetch):
             raise BrokerError(ErrorCode.FETCH_SESSION_ID_NOT_FOUND, f"no fetch session {fetch.session_id}")
         if fetch.session_epoch != session.epoch:
             detail = f"epoch {fetch.session_epoch} of fetch session {fetch.session_id}, {session.epoch} expected"
@@ -291,8 +304,8 @@ class SessionBuilder:
             self._epoch = 1
 
     def lost(self) -> None:
-        """The connection or the session is gone: the next request names everything."""
-        self._session_id = NO_SESSION
+        """The connection or the session is gone: the next request names everything, and the old session, so that the
+        server need not keep it until it is too old."""
         self._epoch = FULL
         self._changed.clear()
         self._forgotten.clear()

@@ -20,10 +20,9 @@ from sparklog.replica import events as ev
 from sparklog.replica.replica import Replica, ReplicaSettings
 from sparklog.testing.sim_checks import PartitionChecker, Violation
 from sparklog.testing.sim_log import SimBatch, SimLog
-from sparklog.testing.sim_world import SimWorld
+from sparklog.testing.sim_world import ZK, SimWorld
 from sparklog.testing.sim_zk import BadVersion, SimZk
 
-ZK = "zk"
 FETCH_TIMEOUT_MS = 150
 FETCH_PAUSE_MS = 20
 FETCH_BATCHES = 4

@@ -19,11 +19,11 @@ from collections.abc import Callable
 
 from sparklog.model import LeaderAndIsr, TopicPartition, VersionedState
 from sparklog.replica.replica import Replica, ReplicaSettings
-from sparklog.testing.sim_broker import ZK, Hosted, Produce, SimBroker
+from sparklog.testing.sim_broker import Hosted, Produce, SimBroker
 from sparklog.testing.sim_checks import PartitionChecker, Violation
 from sparklog.testing.sim_controller import CONTROLLER, ControlledCluster, ControllerActor, StandInController
 from sparklog.testing.sim_log import SimLog
-from sparklog.testing.sim_world import FINE, WEATHERS, SimWorld, Weather
+from sparklog.testing.sim_world import FINE, WEATHERS, ZK, SimWorld, Weather
 from sparklog.testing.sim_zk import SimZk
 
 SESSION_MS = 400
@@ -45,7 +45,9 @@ class SimCluster:
         controller_type: Callable[[ControlledCluster], ControllerActor] = StandInController,
         check_cores: bool = True,
         weather: Weather | None = None,
+        restless: float | None = None,
     ) -> None:
+        """``weather`` and ``restless`` (how often leaders change for no reason) are the seed's choice if not given."""
         self.seed = seed
         self.world = SimWorld(seed, weather=FINE)
         self.world.weather = weather or self.world.random.choice(WEATHERS)
@@ -58,6 +60,7 @@ class SimCluster:
         self.brokers: dict[int, SimBroker] = {}
         self.assignment: dict[TopicPartition, tuple[int, ...]] = {}
         self.checkers: dict[TopicPartition, PartitionChecker] = {}
+        self._restless = self.world.random.choice((0.0, 0.03, 0.15)) if restless is None else restless
         self._produced = 0
         self._faults = True
         ids = list(range(1, brokers + 1))
@@ -98,7 +101,7 @@ class SimCluster:
     def _start(self) -> None:
         for broker in self.brokers.values():
             broker.start(trusted=True)
-        self.controller.restless = self.world.random.choice((0.0, 0.03, 0.15))
+        self.controller.restless = self._restless
         self.controller.start()
         self.world.at(PRODUCE_MS, self._produce)
         self.world.at(100, self._fault)

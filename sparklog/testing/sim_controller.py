@@ -10,7 +10,8 @@ from typing import Protocol
 
 from sparklog.model import NO_LEADER, LeaderAndIsr, TopicPartition, VersionedState
 from sparklog.replica.events import Decided
-from sparklog.testing.sim_broker import ZK, SimBroker, Surroundings
+from sparklog.testing.sim_broker import SimBroker, Surroundings
+from sparklog.testing.sim_world import ZK
 from sparklog.testing.sim_zk import Registration
 
 CONTROLLER = "controller"

@@ -19,17 +19,33 @@ from sparklog.replica.isr import CommittedIsr, IsrState, PendingIsr
 from sparklog.replica.leader import Leader
 from sparklog.replica.progress import Progress
 from sparklog.replica.replica import Replica
+from sparklog.testing.sim_cluster import SimCluster
 from sparklog.testing.sim_controller import ControlledCluster, ControllerActor, StandInController
+from sparklog.testing.sim_world import Weather
 
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """``within``: seeds from 0 on, one of which must fail."""
+    """``within``: seeds from 0 on, one of which must fail. ``weather`` and ``restless`` seek the rare cases where the
+    broken rule is the only one that holds; the others are found in any weather."""
 
     name: str
     replica_type: type[Replica] = Replica
     controller_type: Callable[[ControlledCluster], ControllerActor] = StandInController
-    within: int = 60
+    within: int = 100
+    weather: Weather | None = None
+    restless: float | None = None
+
+    def run(self, seed: int) -> None:
+        """Raises Violation where the checker sees the fault."""
+        SimCluster(
+            seed,
+            replica_type=self.replica_type,
+            controller_type=self.controller_type,
+            check_cores=False,
+            weather=self.weather,
+            restless=self.restless,
+        ).run()
 
 
 class _CommittedOnly(Leader):
@@ -192,7 +208,13 @@ class _TrustingController(StandInController):
 MUTANTS: tuple[Mutant, ...] = (
     Mutant("high watermark from the committed instead of the maximal ISR", _CommittedOnlyReplica),
     Mutant("truncate to the high watermark", _ToMarkReplica),
-    Mutant("no epoch fence", _NoFenceReplica),
+    Mutant(
+        "no epoch fence",
+        _NoFenceReplica,
+        within=200,
+        weather=Weather(loss=0.02, duplicate=0.5, slow=0.1, duplicate_ms=500),
+        restless=0.5,
+    ),
     Mutant("decisions followed in any order", _AnyOrderReplica),
     Mutant("ISR used before it is written", _HastyReplica),
     Mutant("an ISR addition not bound to the incarnation", _UnboundReplica),
@@ -200,7 +222,13 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("histories not compared", _NoDivergenceReplica),
     Mutant("high watermark raised before truncating", _EagerMarkReplica),
     Mutant("high watermark moves below min ISR", _BelowMinIsrReplica),
-    Mutant("a lost answer taken for a refusal", _ImpatientReplica),
+    Mutant(
+        "a lost answer taken for a refusal",
+        _ImpatientReplica,
+        within=200,
+        weather=Weather(loss=0.02, duplicate=0.0, slow=0.02, zk_answer_loss=0.9),
+        restless=0.03,
+    ),
     Mutant("an epoch resumed by a new incarnation", controller_type=_ResumingController),
     Mutant("a lost page cache trusted", controller_type=_TrustingController),
 )

@@ -13,6 +13,9 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import count
 
+#: ZooKeeper's name on the network
+ZK = "zk"
+
 
 @dataclass(frozen=True, slots=True)
 class Weather:
@@ -23,6 +26,8 @@ class Weather:
     slow: float = 0.05
     delay_ms: int = 4
     slow_ms: int = 250
+    #: more loss of what ZooKeeper answers: writes whose fate the writer does not know
+    zk_answer_loss: float = 0.0
     #: a second copy of a message comes up to so late
     duplicate_ms: int = 1500
 
@@ -35,6 +40,7 @@ WEATHERS = (
     Weather(loss=0.15, duplicate=0.02, slow=0.02),
     Weather(loss=0.02, duplicate=0.4, slow=0.1, duplicate_ms=2500),
     Weather(loss=0.02, duplicate=0.05, slow=0.3, slow_ms=400),
+    Weather(loss=0.05, duplicate=0.02, slow=0.02, zk_answer_loss=0.5),
 )
 
 
@@ -59,6 +65,8 @@ class SimWorld:
         """Hand a message to the network: it may come late, twice, after a later one, or never."""
         weather, chance = self.weather, self.random
         if (source, target) in self.cut or chance.random() < weather.loss:
+            return
+        if source == ZK and chance.random() < weather.zk_answer_loss:
             return
         delay_ms = 1 + int(chance.random() * weather.delay_ms)
         if chance.random() < weather.slow:

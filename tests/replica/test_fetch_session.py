@@ -1,0 +1,202 @@
+"""Incremental fetch sessions: what is named, what is due, how both ends find each other again."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from sparklog.errors import BrokerError, ErrorCode
+from sparklog.protocol.messages import CONSUMER, Fetch, FetchedPartition, FetchPartition, FetchReply
+from sparklog.replica.fetch_session import FULL, SESSIONLESS, SessionBuilder, SessionCache, SessionRequest
+
+
+def wanted(partition: int, offset: int = 0, *, epoch: int = 1, topic_id: str = "id") -> FetchPartition:
+    return FetchPartition("t", partition, topic_id, epoch, offset, 1000)
+
+
+def result(partition: int, *, mark: int = 0, batches: int = 0, code: int = 0) -> FetchedPartition:
+    return FetchedPartition("t", partition, code, mark, mark, 0, mark, batch_count=batches)
+
+
+def fetch(request: SessionRequest, *, replica: int = 2, incarnation: int = 1) -> Fetch:
+    return Fetch(0, replica, incarnation, 500, 1, 1 << 20, 0, *request)
+
+
+def named(partitions: tuple[FetchPartition, ...] | list[FetchPartition]) -> list[int]:
+    return [partition.partition for partition in partitions]
+
+
+def opened(cache: SessionCache, *partitions: int) -> tuple[SessionBuilder, int]:
+    """A fetcher in session, to which everything was said once; and the session's id."""
+    builder = SessionBuilder()
+    for partition in partitions:
+        builder.want(wanted(partition))
+    context = cache.begin(fetch(builder.next_request()), 0)
+    reply = context.reply([result(partition) for partition in partitions])
+    builder.answered(reply)
+    return builder, reply.session_id
+
+
+def test_the_first_request_names_all_and_the_next_what_changed() -> None:
+    cache = SessionCache(slots=4, first_id=70)
+    builder, session_id = opened(cache, 0, 1, 2)
+    assert session_id == 70
+    builder.want(wanted(1))
+    builder.want(wanted(2, 5))
+    builder.forget("t", 0)
+    request = builder.next_request()
+    assert (request.session_id, request.session_epoch) == (70, 1)
+    assert (named(request.partitions), request.forgotten) == ([2], (("t", 0),))
+    context = cache.begin(fetch(request), 0)
+    assert named(context.due()) == [2]
+    assert cache.wake("t", 0) == []
+
+
+def test_what_is_idle_is_neither_looked_at_nor_named() -> None:
+    cache = SessionCache(slots=4)
+    builder, _ = opened(cache, 0, 1)
+    context = cache.begin(fetch(builder.next_request()), 0)
+    assert context.due() == []
+    (session,) = cache.wake("t", 1)
+    assert session is context.session
+    assert named(context.due()) == [1]
+    assert not context.weigh(result(1))
+    assert context.due() == []
+    cache.wake("t", 1)
+    assert context.weigh(result(1, mark=3))
+    assert context.reply([result(1, mark=3)]).partitions == (result(1, mark=3),)
+    assert context.due() == []
+
+
+def test_records_stay_due_until_the_fetcher_has_moved() -> None:
+    """It may not have used the answer."""
+    cache = SessionCache(slots=4)
+    builder, _ = opened(cache, 0, 1)
+    cache.wake("t", 0)
+    cache.wake("t", 1)
+    context = cache.begin(fetch(builder.next_request()), 0)
+    builder.answered(context.reply([result(0, mark=1, batches=2)]))
+    assert named(context.due()) == [1, 0]
+    builder.want(wanted(0, 8))
+    context = cache.begin(fetch(builder.next_request()), 0)
+    assert [(p.partition, p.fetch_offset) for p in context.due()] == [(1, 0), (0, 8)]
+    assert context.reply([result(0, mark=1), result(1)]).partitions == ()
+    assert context.due() == []
+
+
+def test_another_leader_epoch_or_topic_is_told_everything_again() -> None:
+    cache = SessionCache(slots=4)
+    builder, _ = opened(cache, 0)
+    builder.want(wanted(0, epoch=2))
+    context = cache.begin(fetch(builder.next_request()), 0)
+    assert context.reply([result(0)]).partitions == (result(0),)
+
+
+def test_a_repeated_or_lost_request_is_noticed() -> None:
+    cache = SessionCache(slots=4)
+    builder, _ = opened(cache, 0)
+    request = builder.next_request()
+    cache.begin(fetch(request), 0)
+    with pytest.raises(BrokerError) as caught:
+        cache.begin(fetch(request), 0)
+    assert caught.value.code == ErrorCode.INVALID_FETCH_SESSION_EPOCH
+    builder.answered(FetchReply(0, ErrorCode.INVALID_FETCH_SESSION_EPOCH, 0, ()))
+    again = builder.next_request()
+    assert (again.session_epoch, named(again.partitions)) == (FULL, [0])
+
+
+@pytest.mark.parametrize("who", [{"replica": 3}, {"incarnation": 2}, {"replica": CONSUMER}])
+def test_a_session_is_its_fetchers_alone(who: dict[str, int]) -> None:
+    cache = SessionCache(slots=4)
+    builder, _ = opened(cache, 0)
+    with pytest.raises(BrokerError) as caught:
+        cache.begin(fetch(builder.next_request(), **who), 0)
+    assert caught.value.code == ErrorCode.FETCH_SESSION_ID_NOT_FOUND
+
+
+def test_a_new_session_replaces_the_fetchers_old_one() -> None:
+    cache = SessionCache(slots=4)
+    builder, session_id = opened(cache, 0)
+    context = cache.begin(fetch(SessionRequest(session_id, FULL, (wanted(5),), ())), 0)
+    assert context.session is not None
+    assert len(cache) == 1
+    assert cache.wake("t", 0) == []
+    builder.lost()
+    again = builder.next_request()
+    assert (again.session_id, again.session_epoch) == (session_id, FULL)
+
+
+def test_nobody_closes_anothers_session_by_its_number() -> None:
+    cache = SessionCache(slots=4)
+    _, session_id = opened(cache, 0)
+    cache.begin(fetch(SessionRequest(session_id, SESSIONLESS, (), ()), replica=CONSUMER), 0)
+    cache.begin(fetch(SessionRequest(session_id, FULL, (), ()), replica=3), 0)
+    assert len(cache.wake("t", 0)) == 1
+
+
+def test_a_single_fetch_leaves_nothing_behind() -> None:
+    cache = SessionCache(slots=4)
+    context = cache.begin(fetch(SessionRequest(0, SESSIONLESS, (wanted(0),), ()), replica=CONSUMER), 0)
+    assert named(context.due()) == [0]
+    assert context.weigh(result(0))
+    assert context.reply([result(0)]).partitions == (result(0),)
+    assert len(cache) == 0
+
+
+def test_slots_go_to_followers_before_consumers_and_to_nobody_out_of_turn() -> None:
+    cache = SessionCache(slots=1, keep_ms=100)
+    full = SessionRequest(0, FULL, (wanted(0),), ())
+    assert cache.begin(fetch(full, replica=CONSUMER), 0).session is not None
+    assert cache.begin(fetch(full, replica=CONSUMER), 99).session is None
+    assert cache.begin(fetch(full, replica=CONSUMER), 100).session is not None
+    assert cache.begin(fetch(full, replica=2), 101).session is not None
+    assert cache.begin(fetch(full, replica=3), 102).session is None
+    assert cache.begin(fetch(full, replica=CONSUMER), 103).session is None
+    assert len(cache) == 1
+
+
+def test_a_fetcher_without_a_slot_goes_on_naming_all() -> None:
+    builder = SessionBuilder()
+    builder.want(wanted(0))
+    builder.next_request()
+    builder.answered(FetchReply(0, ErrorCode.NONE, 0, ()))
+    assert named(builder.next_request().partitions) == [0]
+
+
+def test_an_answer_that_was_not_used_can_be_asked_for_again() -> None:
+    builder, _ = opened(SessionCache(slots=1), 0, 1)
+    builder.again("t", 1)
+    builder.again("t", 9)
+    assert named(builder.next_request().partitions) == [1]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_both_ends_agree_whatever_is_wanted_forgotten_and_lost(seed: int) -> None:
+    chance = random.Random(seed)
+    cache = SessionCache(slots=2, keep_ms=1)
+    builder = SessionBuilder()
+    want: dict[int, FetchPartition] = {}
+    for step in range(200):
+        for _ in range(chance.randrange(3)):
+            partition = chance.randrange(6)
+            if chance.random() < 0.3:
+                want.pop(partition, None)
+                builder.forget("t", partition)
+            else:
+                want[partition] = wanted(partition, chance.randrange(3))
+                builder.want(want[partition])
+        try:
+            context = cache.begin(fetch(builder.next_request()), step)
+        except BrokerError as refusal:
+            builder.answered(FetchReply(0, refusal.code, 0, ()))
+            continue
+        assert context.session is not None
+        assert {key[1]: found for key, found in context.session.wanted.items()} == want
+        reply = context.reply([result(p.partition, batches=chance.randrange(2)) for p in context.due()])
+        if chance.random() < 0.1:
+            builder.lost()
+        elif chance.random() < 0.1:
+            cache.close(context.session.session_id)
+        else:
+            builder.answered(reply)

@@ -1,0 +1,134 @@
+"""A follower: answers, truncation, its high watermark."""
+
+from __future__ import annotations
+
+import pytest
+
+from sparklog.errors import ErrorCode
+from sparklog.model import NO_LEADER
+from sparklog.replica import effects as fx
+from sparklog.replica import events as ev
+from sparklog.testing.sim_log import SimLog
+from tests.replica.support import Stage, decided, log_of
+
+
+def following(log: SimLog | None = None, *, high_watermark: int = 0, epoch: int = 9) -> Stage:
+    stage = Stage(log, high_watermark=high_watermark)
+    stage.send(decided(2, epoch, 1))
+    return stage
+
+
+def test_it_appends_first_and_then_takes_the_leaders_mark_up_to_its_own_end() -> None:
+    stage = following(log_of(1))
+    assert stage.answer(log_of(1, 1, 1), high_watermark=7) == [fx.AppendAsFollower(), fx.HighWatermarkMoved(3)]
+
+
+def test_a_new_leaders_lagging_mark_takes_nothing_back() -> None:
+    stage = following(log_of(1, 1, 1), high_watermark=3)
+    assert stage.answer(log_of(1, 1, 1), high_watermark=1) == []
+    assert stage.replica.high_watermark == 3
+
+
+def test_never_truncate_to_the_high_watermark() -> None:
+    stage = Stage(log_of(1, 1, 1), high_watermark=1)
+    assert stage.send(decided(2, 5, 1)) == [fx.StartFetching(2, 5), fx.RoleChanged("follower", 5)]
+    assert stage.log.log_end_offset == 3
+
+
+def test_truncate_before_raising_the_high_watermark() -> None:
+    stage = following(log_of(1, 2, 2), high_watermark=1)
+    leader = log_of(1, 3, 3, 3)
+    assert stage.answer(leader, diverging=(1, 1), high_watermark=3) == [fx.TruncateLog(1)]
+    assert stage.replica.high_watermark == 1
+    assert stage.answer(leader, high_watermark=3) == [fx.AppendAsFollower(), fx.HighWatermarkMoved(3)]
+
+
+@pytest.mark.parametrize(
+    ("epochs", "diverging", "end"),
+    [
+        ((1, 1, 2, 2), (1, 2), 2),  # the leader's end of an epoch both know
+        ((1, 1, 1, 1), (1, 2), 2),  # the leader left that epoch earlier
+        ((1, 1, 4, 4), (3, 9), 2),  # an epoch we never had: ours of the largest below
+        ((1, 1), (-1, 0), 0),  # nothing in common
+    ],
+)
+def test_it_cuts_where_the_histories_part(epochs: tuple[int, ...], diverging: tuple[int, int], end: int) -> None:
+    stage = following(log_of(*epochs))
+    assert stage.answer(SimLog(), diverging=diverging) == [fx.TruncateLog(end)]
+
+
+def test_histories_converge_in_as_many_answers_as_epochs_differ() -> None:
+    """Source: KIP-279, the fast leader changes that one comparison alone does not mend."""
+    leader_log = log_of(1, 1, 4, 4, 6, 6)
+    leader = Stage(leader_log)
+    leader.lead(epoch=9, isr=(1,), min_isr=1)
+    stage = following(log_of(1, 1, 2, 3, 3, 5, 5))
+    for _ in range(8):
+        effect = leader.fetch(2, stage.log.log_end_offset, last_epoch=stage.log.last_epoch)[-1]
+        if isinstance(effect, fx.AnswerDiverging):
+            stage.answer(leader_log, diverging=(effect.epoch, effect.end_offset), batch_count=0)
+        else:
+            stage.answer(leader_log)
+    assert stage.log.batches == leader_log.batches
+
+
+def test_an_unclean_elections_truncation_lowers_the_mark_first() -> None:
+    """No reader may be shown what is about to go."""
+    stage = following(log_of(1, 1, 1), high_watermark=3)
+    assert stage.answer(SimLog(), diverging=(1, 1)) == [fx.HighWatermarkMoved(1), fx.TruncateLog(1)]
+
+
+def test_out_of_range_it_starts_anew_at_the_leaders_first_offset() -> None:
+    stage = following(log_of(1, 1), high_watermark=2)
+    effects = stage.answer(SimLog(50), code=ErrorCode.OFFSET_OUT_OF_RANGE, batch_count=0)
+    assert effects == [fx.RestartLog(50), fx.HighWatermarkMoved(50)]
+    assert stage.log.log_end_offset == 50
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"leader_epoch": 8},
+        {"fetch_offset": 0},
+        {"code": ErrorCode.FENCED_LEADER_EPOCH},
+        {"code": ErrorCode.NOT_LEADER_OR_FOLLOWER},
+    ],
+)
+def test_answers_that_say_nothing(change: dict[str, object]) -> None:
+    stage = following(log_of(1))
+    assert stage.answer(log_of(1, 1), high_watermark=1, **change) == []
+
+
+def test_while_a_truncation_is_under_way_answers_are_ignored() -> None:
+    stage = following(log_of(1, 2))
+    answer = ev.LeaderAnswered(9, 2, 0, 0, 0, 5, (1, 1), 0, -1)
+    assert stage.replica.step(answer, 0) == [fx.TruncateLog(1)]
+    assert stage.replica.step(answer, 0) == []
+
+
+def test_an_append_that_failed_its_checks_leaves_the_follower_where_it_was() -> None:
+    stage = following(log_of(1))
+    answer = ev.LeaderAnswered(9, 1, 0, 2, 0, 2, None, 1, 2)
+    assert stage.replica.step(answer, 0) == [fx.AppendAsFollower()]
+    assert stage.send(ev.FollowerAppended(1)) == [fx.HighWatermarkMoved(1)]
+    assert stage.answer(log_of(1, 1), high_watermark=2) == [fx.AppendAsFollower(), fx.HighWatermarkMoved(2)]
+
+
+def test_without_a_leader_it_does_not_fetch() -> None:
+    stage = Stage(log_of(1))
+    assert stage.send(decided(NO_LEADER, 3, 1)) == [fx.StopFetching(), fx.RoleChanged("follower", 3)]
+    assert stage.answer(log_of(1, 1), high_watermark=1) == []
+
+
+def test_an_isr_change_alone_does_not_restart_the_fetch() -> None:
+    stage = following()
+    assert stage.send(decided(2, 9, 2, isr=(2, 3))) == []
+    assert stage.replica.isr == (2, 3)
+
+
+def test_a_consumers_offset_beyond_what_this_follower_knows_is_not_out_of_range() -> None:
+    """The leader may have shown it already."""
+    stage = following(log_of(1, 1), high_watermark=1)
+    assert stage.replica.check_offset(2) == ErrorCode.OFFSET_NOT_AVAILABLE
+    assert stage.replica.check_offset(70) == ErrorCode.OFFSET_NOT_AVAILABLE
+    assert stage.replica.check_offset(1) is None

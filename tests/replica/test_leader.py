@@ -1,0 +1,361 @@
+"""A leader: produce, high watermark, followers' fetches, the in-sync set."""
+
+from __future__ import annotations
+
+import pytest
+
+from sparklog.errors import ErrorCode
+from sparklog.model import LeaderAndIsr
+from sparklog.replica import effects as fx
+from sparklog.replica import events as ev
+from sparklog.replica.isr import CommittedIsr, PendingExpand, PendingShrink
+from sparklog.replica.replica import ReplicaSettings
+from sparklog.testing.sim_log import SimLog
+from tests.replica.support import LIVE, Stage, decided, log_of, one, only
+
+
+def test_acks_all_waits_for_every_member() -> None:
+    stage = Stage()
+    stage.lead()
+    ticket, effects = stage.produce()
+    assert effects == [fx.AppendAsLeader(ticket, 1), fx.LogEndMoved(1)]
+    assert stage.fetch(2, 1) == [fx.ServeFetch(1)]
+    assert stage.fetch(3, 1) == [
+        fx.HighWatermarkMoved(1),
+        fx.AnswerProduce(ticket, ErrorCode.NONE, 0),
+        fx.ServeFetch(1),
+    ]
+
+
+@pytest.mark.parametrize("acks", [0, 1])
+def test_acks_1_and_0_wait_for_the_leaders_log_only(acks: int) -> None:
+    stage = Stage()
+    stage.lead()
+    ticket, effects = stage.produce(acks)
+    assert effects[1:] == [fx.LogEndMoved(1), fx.AnswerProduce(ticket, ErrorCode.NONE, 0)]
+    assert stage.replica.high_watermark == 0
+
+
+def test_other_acks_are_refused() -> None:
+    stage = Stage()
+    stage.lead()
+    ticket, effects = stage.produce(2)
+    assert effects == [fx.AnswerProduce(ticket, ErrorCode.INVALID_REQUIRED_ACKS, -1, "acks=2: expected 0, 1 or -1")]
+
+
+def test_acks_all_is_refused_before_the_append_when_the_isr_is_too_small() -> None:
+    stage = Stage()
+    stage.lead(isr=(1,))
+    _, effects = stage.produce()
+    assert one(effects, fx.AnswerProduce).code == ErrorCode.NOT_ENOUGH_REPLICAS
+    assert only(effects, fx.AppendAsLeader) == []
+    assert stage.log.log_end_offset == 0
+
+
+def test_min_isr_counts_up_to_the_replication_factor() -> None:
+    stage = Stage()
+    stage.lead(isr=(1,), replicas=(1,), min_isr=2)
+    ticket, effects = stage.produce()
+    assert effects[1:] == [
+        fx.LogEndMoved(1),
+        fx.HighWatermarkMoved(1),
+        fx.AnswerProduce(ticket, ErrorCode.NONE, 0),
+    ]
+
+
+def test_the_high_watermark_rests_while_the_committed_isr_is_too_small() -> None:
+    """An addition in flight holds the mark back, and does not yet count for the minimum."""
+    stage = Stage()
+    stage.lead(isr=(1,))
+    stage.produce(1)
+    effects = stage.fetch(2, 1)
+    assert only(effects, fx.HighWatermarkMoved) == []
+    effects = stage.written(one(effects, fx.WriteIsr))
+    assert effects == [fx.IsrChanged((1, 2)), fx.HighWatermarkMoved(1)]
+
+
+def test_a_produce_that_is_not_committed_in_time() -> None:
+    stage = Stage()
+    stage.lead()
+    ticket, _ = stage.produce(timeout_ms=300)
+    assert only(stage.wait(299), fx.AnswerProduce) == []
+    answer = one(stage.wait(1), fx.AnswerProduce)
+    assert (answer.ticket, answer.code) == (ticket, ErrorCode.REQUEST_TIMED_OUT)
+    assert stage.replica.waiting == 0
+
+
+def test_a_produce_whose_isr_shrank_under_it() -> None:
+    """It stays in the log, and is answered so only when its time is up: the follower may be back before."""
+    stage = Stage()
+    stage.lead()
+    stage.produce(timeout_ms=500)
+    stage.written(one(stage.send(ev.BrokersChanged({1: 11})), fx.WriteIsr))
+    assert stage.replica.isr == (1,)
+    assert one(stage.wait(500), fx.AnswerProduce).code == ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND
+
+
+def test_a_duplicate_is_answered_with_the_first_ones_offsets() -> None:
+    stage = Stage()
+    stage.lead()
+    stage.produce(1)
+    stage.produce(1)
+    stage.replica.step(ev.ProduceArrived(90, -1, 99_999), stage.now_ms)
+    assert stage.send(ev.LeaderAppended(90, 0, 1)) == []
+    stage.fetch(2, 1)
+    assert one(stage.fetch(3, 1), fx.AnswerProduce) == fx.AnswerProduce(90, ErrorCode.NONE, 0)
+    stage.replica.step(ev.ProduceArrived(91, -1, 99_999), stage.now_ms)
+    assert stage.send(ev.LeaderAppended(91, 0, 1)) == [fx.AnswerProduce(91, ErrorCode.NONE, 0)]
+
+
+def test_a_failed_append_is_forgotten() -> None:
+    stage = Stage()
+    stage.lead()
+    stage.replica.step(ev.ProduceArrived(5, -1, 99_999), stage.now_ms)
+    assert stage.send(ev.LeaderAppendFailed(5)) == []
+    assert stage.send(decided(2, 2, 2)) == [fx.StartFetching(2, 2), fx.RoleChanged("follower", 2)]
+
+
+def test_what_waits_is_refused_when_the_leader_is_deposed() -> None:
+    stage = Stage()
+    stage.lead()
+    ticket, _ = stage.produce()
+    answer, *rest = stage.send(decided(2, 2, 2))
+    assert isinstance(answer, fx.AnswerProduce)
+    assert (answer.ticket, answer.code) == (ticket, ErrorCode.NOT_LEADER_OR_FOLLOWER)
+    assert rest == [fx.StartFetching(2, 2), fx.RoleChanged("follower", 2)]
+
+
+def test_what_waits_goes_on_when_the_same_leader_is_elected_again() -> None:
+    stage = Stage()
+    stage.lead()
+    ticket, _ = stage.produce()
+    assert stage.lead(epoch=2, version=2) == [fx.RoleChanged("leader", 2)]
+    stage.fetch(2, 1)
+    assert one(stage.fetch(3, 1), fx.AnswerProduce) == fx.AnswerProduce(ticket, ErrorCode.NONE, 0)
+
+
+# --- fencing ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fetch", "code"),
+    [
+        (ev.FollowerFetched(2, 12, 4, 0, -1), ErrorCode.FENCED_LEADER_EPOCH),
+        (ev.FollowerFetched(2, 12, 6, 0, -1), ErrorCode.UNKNOWN_LEADER_EPOCH),
+        (ev.FollowerFetched(2, 11, 5, 0, -1), ErrorCode.STALE_BROKER_EPOCH),
+        (ev.FollowerFetched(9, 12, 5, 0, -1), ErrorCode.NOT_LEADER_OR_FOLLOWER),
+        (ev.FollowerFetched(2, 12, 5, 7, -1), ErrorCode.OFFSET_OUT_OF_RANGE),
+    ],
+)
+def test_fetches_that_are_refused(fetch: ev.FollowerFetched, code: ErrorCode) -> None:
+    stage = Stage(log_of(5))
+    stage.lead(epoch=5)
+    assert one(stage.send(fetch), fx.RefuseFetch).code == code
+    assert stage.replica.high_watermark == 0
+
+
+def test_a_fetch_below_the_log_start_is_out_of_range() -> None:
+    stage = Stage(SimLog(start_offset=10))
+    stage.lead()
+    assert one(stage.fetch(2, 4), fx.RefuseFetch).code == ErrorCode.OFFSET_OUT_OF_RANGE
+
+
+def test_a_newer_incarnations_fetch_counts_and_the_older_ones_log_end_no_more() -> None:
+    stage = Stage()
+    stage.lead()
+    stage.produce(1)
+    stage.fetch(2, 1)
+    stage.send(ev.BrokersChanged({**LIVE, 2: 22}))
+    assert only(stage.fetch(3, 1), fx.HighWatermarkMoved) == []
+    assert one(stage.fetch(2, 1), fx.RefuseFetch).code == ErrorCode.STALE_BROKER_EPOCH
+    assert one(stage.fetch(2, 1, incarnation=22), fx.HighWatermarkMoved).high_watermark == 1
+
+
+@pytest.mark.parametrize(
+    ("offset", "last_epoch", "point"),
+    [(5, 1, (1, 2)), (3, 2, (1, 2)), (2, 1, None), (5, 3, None), (9, 3, (3, 5)), (9, 8, (3, 5)), (1, 0, (-1, 0))],
+)
+def test_divergence_is_found_by_epoch(offset: int, last_epoch: int, point: tuple[int, int] | None) -> None:
+    stage = Stage(log_of(1, 1, 3, 3, 3))
+    stage.lead(epoch=9)
+    effects = stage.fetch(2, offset, last_epoch=last_epoch)
+    assert effects == ([fx.AnswerDiverging(*point)] if point else [fx.ServeFetch(offset)])
+
+
+# --- in-sync set ------------------------------------------------------------------------------------------------------
+
+
+def test_a_follower_that_is_not_caught_up_leaves() -> None:
+    stage = Stage()
+    stage.lead()
+    stage.produce(1)
+    stage.fetch(2, 1)
+    order = one(stage.wait(1000), fx.WriteIsr)
+    assert (order.isr, order.added, order.expected_version) == ((1, 2), (), 1)
+    assert stage.replica.high_watermark == 0
+    assert stage.written(order) == [fx.IsrChanged((1, 2)), fx.HighWatermarkMoved(1)]
+
+
+def test_a_follower_under_steady_load_is_caught_up_though_it_never_sees_the_end() -> None:
+    stage = Stage()
+    stage.lead(isr=(1, 2), replicas=(1, 2))
+    for _ in range(40):
+        stage.produce(1)
+        stage.fetch(2, stage.log.log_end_offset - 1)
+        assert only(stage.wait(100), fx.WriteIsr) == []
+
+
+def test_a_removal_acts_only_once_it_is_written() -> None:
+    stage = Stage()
+    stage.lead()
+    stage.produce(1)
+    stage.fetch(2, 1)
+    effects = stage.send(ev.BrokersChanged({1: 11, 2: 12}))
+    assert isinstance(stage.replica.isr_state, PendingShrink)
+    assert only(effects, fx.HighWatermarkMoved) == []
+    assert one(stage.written(one(effects, fx.WriteIsr)), fx.HighWatermarkMoved).high_watermark == 1
+
+
+def test_an_addition_in_flight_holds_the_high_watermark() -> None:
+    stage = Stage()
+    stage.lead(isr=(1, 2))
+    order = one(stage.fetch(3, 0), fx.WriteIsr)
+    assert (order.isr, order.added) == ((1, 2, 3), ((3, 13),))
+    ticket, _ = stage.produce()
+    assert only(stage.fetch(2, 1), fx.HighWatermarkMoved) == []
+    stage.send(ev.IsrWriteFailed(1))
+    assert only(stage.fetch(2, 1), fx.HighWatermarkMoved) == []
+    effects = stage.send(ev.IsrRefused(LeaderAndIsr(1, 1, (1, 2, 3), 1), 2, 1))
+    assert effects == [fx.IsrChanged((1, 2, 3))]
+    assert one(stage.fetch(3, 1), fx.AnswerProduce).ticket == ticket
+
+
+def test_an_addition_that_is_refused_is_tried_again_later() -> None:
+    """Not at once: ZooKeeper would be asked in a loop until this broker hears of the new incarnation."""
+    stage = Stage()
+    stage.lead(isr=(1, 2))
+    stage.fetch(2, 0)
+    stage.fetch(3, 0)
+    effects = stage.send(ev.IsrRefused(LeaderAndIsr(1, 1, (1, 2), 1), 1, 1))
+    assert only(effects, fx.WriteIsr) == []
+    assert stage.replica.isr_state == CommittedIsr(1, (1, 2))
+    assert only(stage.fetch(3, 0), fx.WriteIsr) == []
+    assert one(stage.wait(200), fx.WriteIsr).added == ((3, 13),)
+
+
+def test_a_follower_returns_at_the_epochs_start_not_at_the_mark() -> None:
+    """Offsets 1 and 2 may have been committed by the last leader, though this one's mark lags behind."""
+    stage = Stage(log_of(1, 1, 1), high_watermark=1)
+    stage.lead(epoch=2, isr=(1, 2))
+    assert only(stage.fetch(3, 2), fx.WriteIsr) == []
+    assert one(stage.fetch(3, 3), fx.WriteIsr).added == ((3, 13),)
+
+
+def test_a_returning_follower_gets_a_fresh_lag_clock() -> None:
+    stage = Stage()
+    stage.lead(isr=(1, 2))
+    stage.produce(1)
+    stage.fetch(2, 1)
+    stage.wait(5000)
+    stage.produce(1)
+    effects = stage.written(one(stage.fetch(3, 1), fx.WriteIsr))
+    assert only(effects, fx.WriteIsr) == []
+    assert only(stage.wait(999), fx.WriteIsr) == []
+
+
+def test_one_who_left_for_its_silence_does_not_come_back_on_what_is_known_of_old() -> None:
+    stage = Stage()
+    stage.lead(isr=(1, 2), replicas=(1, 2))
+    stage.fetch(2, 0)
+    stage.produce()
+    order = one(stage.wait(1000), fx.WriteIsr)
+    assert order.isr == (1,)
+    assert stage.replica.high_watermark == 0
+    assert only(stage.written(order), fx.WriteIsr) == []
+    assert one(stage.fetch(2, 0), fx.WriteIsr).isr == (1, 2)
+
+
+def test_a_lost_connection_shrinks_early_unless_the_follower_is_back() -> None:
+    stage = Stage()
+    stage.lead()
+    stage.send(ev.FollowerConnectionLost(2))
+    stage.send(ev.FollowerConnectionLost(3))
+    stage.fetch(3, 0)
+    assert only(stage.wait(99), fx.WriteIsr) == []
+    assert one(stage.wait(1), fx.WriteIsr).isr == (1, 3)
+
+
+def test_lag_in_records_where_it_is_limited() -> None:
+    stage = Stage(settings=ReplicaSettings(lag_time_max_ms=60_000, lag_max_messages=2))
+    stage.lead(isr=(1, 2), replicas=(1, 2))
+    stage.fetch(2, 0)
+    stage.produce(1)
+    stage.produce(1)
+    assert only(stage.wait(1000), fx.WriteIsr) == []
+    stage.produce(1)
+    order = one(stage.wait(500), fx.WriteIsr)
+    assert order.isr == (1,)
+    stage.written(order)
+    assert only(stage.fetch(2, 0), fx.WriteIsr) == []
+    assert one(stage.fetch(2, 1), fx.WriteIsr).isr == (1, 2)
+
+
+def test_one_change_at_a_time_and_removals_first() -> None:
+    stage = Stage()
+    stage.lead(isr=(1, 2))
+    first = one(stage.fetch(3, 0), fx.WriteIsr)
+    assert only(stage.send(ev.BrokersChanged({1: 11, 3: 13})), fx.WriteIsr) == []
+    second = one(stage.written(first), fx.WriteIsr)
+    assert (second.isr, second.expected_version) == ((1, 3), 2)
+
+
+def test_an_older_table_of_brokers_that_lacks_this_broker_proves_nobody_dead() -> None:
+    stage = Stage()
+    assert only(stage.lead(incarnations={}), fx.WriteIsr) == []
+    assert only(stage.send(ev.BrokersChanged({9: 1})), fx.WriteIsr) == []
+
+
+def test_a_newer_decision_found_by_a_refused_write_is_followed() -> None:
+    stage = Stage()
+    stage.lead()
+    ticket, _ = stage.produce()
+    stage.send(ev.BrokersChanged({1: 11, 2: 12}))
+    effects = stage.send(ev.IsrRefused(LeaderAndIsr(2, 2, (1, 2), 1), 2, 1))
+    assert one(effects, fx.AnswerProduce).ticket == ticket
+    assert effects[1:] == [fx.StartFetching(2, 2), fx.RoleChanged("follower", 2)]
+
+
+def test_the_decision_may_bring_news_of_our_own_write_before_its_answer() -> None:
+    stage = Stage()
+    stage.lead(isr=(1, 2))
+    order = one(stage.fetch(3, 0), fx.WriteIsr)
+    assert stage.lead(version=2, isr=(1, 2, 3)) == []
+    assert stage.replica.isr_state == CommittedIsr(1, (1, 2, 3))
+    assert stage.written(order) == []
+
+
+def test_illegal_isr_states_cannot_be_built() -> None:
+    whole = CommittedIsr(1, (1, 2))
+    for broken in (
+        lambda: CommittedIsr(1, (1, 1)),
+        lambda: PendingExpand(whole, (), 1),
+        lambda: PendingExpand(whole, ((2, 5),), 1),
+        lambda: PendingExpand(whole, ((3, 5), (3, 6)), 1),
+        lambda: PendingShrink(whole, (), 1),
+        lambda: PendingShrink(whole, (3,), 1),
+        lambda: PendingShrink(whole, (1, 2), 1),
+    ):
+        with pytest.raises(ValueError, match=r"names|lacks|empty"):
+            broken()
+
+
+def test_the_marks_lag_after_an_election_shows_until_it_reaches_the_epochs_start() -> None:
+    stage = Stage(log_of(1, 1), high_watermark=1)
+    stage.lead(epoch=2)
+    assert not stage.replica.hw_settled
+    assert stage.replica.check_offset(2) == ErrorCode.OFFSET_NOT_AVAILABLE
+    assert stage.replica.check_offset(3) == ErrorCode.OFFSET_OUT_OF_RANGE
+    stage.fetch(2, 2)
+    stage.fetch(3, 2)
+    assert stage.replica.hw_settled
+    assert stage.replica.check_offset(2) is None
