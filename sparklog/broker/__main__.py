@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
+import os
 import sys
 from pathlib import Path
 
@@ -46,4 +47,8 @@ async def _run(config: ProcessConfig) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    sys.stderr.flush()
+    # Not sys.exit: that waits for threads, and one may hang in an fsync of a broken disk. All that had to be made
+    # durable has been by now.
+    os._exit(code)

@@ -7,14 +7,17 @@ import os
 import sparklog
 from sparklog.broker.partition import Partition
 from sparklog.broker.state import BrokerState
+from sparklog.model import NO_EPOCH
 from sparklog.net.server import ServerConnection
 from sparklog.protocol.messages import DescribeBroker, DescribeBrokerReply, ReplicaDescription
+from sparklog.storage.log import Log
 
 
 def handle_describe_broker(
     broker: BrokerState, connection: ServerConnection, request: DescribeBroker, body: memoryview
 ) -> None:
-    replicas = tuple(_describe(partition) for partition in sorted(broker.partitions, key=lambda hosted: hosted.tp))
+    replicas = [_describe(partition) for partition in sorted(broker.partitions, key=lambda hosted: hosted.tp)]
+    replicas += [_describe_log(log) for log in broker.partitions.unclaimed_logs()]
     connection.reply(
         DescribeBrokerReply(
             request.cid,
@@ -24,7 +27,7 @@ def handle_describe_broker(
             getattr(sparklog, "__version__", "0"),
             broker.log_dir,
             broker.state,
-            replicas,
+            tuple(replicas),
             dict(broker.counters),
         )
     )
@@ -42,4 +45,21 @@ def _describe(partition: Partition) -> ReplicaDescription:
         log.log_end_offset,
         log.size_bytes,
         str(log.directory),
+        log.last_epoch,
+    )
+
+
+def _describe_log(log: Log) -> ReplicaDescription:
+    """A log that was found on disk and whose role nobody has decided yet: a controller may ask where it ends."""
+    return ReplicaDescription(
+        log.tp.topic,
+        log.tp.partition,
+        "offline",
+        NO_EPOCH,
+        log.log_start_offset,
+        log.high_watermark,
+        log.log_end_offset,
+        log.size_bytes,
+        str(log.directory),
+        log.last_epoch,
     )

@@ -98,6 +98,8 @@ class LeaderFetcher:
         pause_s = _FIRST_PAUSE_S
         try:
             while True:
+                if not self._followed:
+                    self._wanted.clear()
                 await self._wanted.wait()
                 try:
                     await self._connect()

@@ -153,7 +153,7 @@ class ProcessCluster:
 
     def start_controller(self) -> None:
         if self._controller is None:
-            self._controller = ControllerLoop(self.zookeeper, cluster_id=self.cluster_id)
+            self._controller = ControllerLoop(self.zookeeper, self.cluster_id, settings=self.settings)
             self._controller.start()
 
     def stop_controller(self) -> None:

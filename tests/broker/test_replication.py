@@ -33,7 +33,7 @@ ALL = {0, 1, 2}
 def test_every_kind_of_acks_is_read_back_from_every_replica(cluster: ProcessCluster) -> None:
     create_topic(cluster, "acks")
     with cluster.connect(leader(cluster, "acks")) as connection:
-        connection.send_only(*produce_request("acks", [encoded(2, "none-")], acks=0))
+        connection.send(*produce_request("acks", [encoded(2, "none-")], acks=0))
         first = produce(connection, "acks", encoded(2, "one-"), acks=1)
         last = produce(connection, "acks", encoded(1, "all-"), encoded(1, "all-again-"), acks=-1)
         assert (first.code, first.base_offset, last.code, last.base_offset) == (0, 2, 0, 4)
