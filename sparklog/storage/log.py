@@ -12,6 +12,7 @@ The directory and its files are made by the first append, so that an empty parti
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,7 +43,7 @@ from sparklog.storage.producers import (
 )
 from sparklog.storage.recovery import RecoveredLog, load_producers, recover_log, snapshot_offsets
 from sparklog.storage.sealing import SealJob
-from sparklog.storage.segment import Segment, file_stem, segment_at
+from sparklog.storage.segment import DELETED_SUFFIX, Segment, file_stem, segment_at
 
 #: Producer snapshots kept: a truncation above the high watermark finds one at or below its end.
 _KEPT_SNAPSHOTS = 3
@@ -70,8 +71,8 @@ class LogServices:
     remove_later: Callable[[Sequence[Path]], None]
     #: Takes a partition directory out of sight and removes it.
     remove_directory: Callable[[Path], None]
-    #: A recovery point went down: the checkpoint on disk must not claim more. Returns when it is durable.
-    recovery_point_lowered: Callable[[], None]
+    #: Writes the checkpoint; returns when it is durable.
+    checkpoint_now: Callable[[], None]
     #: The directory is broken and must go offline.
     failed: Callable[[str], None]
     producer_id_expiration_ms: int = 86_400_000
@@ -107,6 +108,8 @@ class Log:
         self._disk = services.disk
         self._schemas = {schema.schema_id: schema.message for schema in schemas}
         self._segments: list[Segment] = []
+        #: below the log start; their files go with the next checkpoint
+        self._retired: list[Segment] = []
         self._epochs = EpochCache()
         self._producers = ProducerTable()
         self._hot: HotLog = {}
@@ -139,6 +142,7 @@ class Log:
             schemas=self._schemas,
             files=self._services.files,
             recovery_point=recovery_point,
+            log_start_offset=checkpoint.log_start_offset if checkpoint is not None else 0,
             thorough=not (clean or trusted),
         )
         self._on_disk = True
@@ -265,6 +269,11 @@ class Log:
             self._append(runs, runs[-1].headers[-1].append_time)
         return self.log_end_offset
 
+    def duplicate_count(self, batches: Sequence[tuple[BatchHeader, Buffer]]) -> int:
+        """How many of the first batches are in the log already: a retry is answered as such before its content is
+        checked against a schema that may have moved on. Raises BrokerError as ``append_as_leader``."""
+        return len(self._without_duplicates(batches)[1])
+
     def _without_duplicates(
         self, batches: Sequence[tuple[BatchHeader, Buffer]]
     ) -> tuple[Sequence[tuple[BatchHeader, Buffer]], list[OffsetRange]]:
@@ -355,9 +364,8 @@ class Log:
 
     def _reopen_sealed(self, segment: Segment) -> None:
         """The leader did not roll where an earlier one did: go on behind the data, without the footer."""
-        segment.truncate(segment.count, in_place=False)
+        segment.truncate(segment.count, in_place=False, durable=True)
         self._sealed_prefix = min(self._sealed_prefix, len(self._segments) - 1)
-        self._lower_recovery_point(segment.base_offset)
 
     def _undo_append(self, segments: int, count: int, failure: OSError) -> None:
         """Segments cut themselves back; take back what the runs before the failed one appended."""
@@ -453,23 +461,21 @@ class Log:
             if keep == 0 and at == 0:
                 self.restart_at(end)
                 return end
+            last = segment if keep else self._segments[at - 1]
+            in_place = end >= self._served_end and not last.sealed
+            durable = last.base_offset < self.recovery_point
+            self._prepare_cut(end)
             self._cancel_seals(at if keep else at - 1)
             for doomed in reversed(self._segments[at + (keep > 0) :]):
                 self._remove_segment(doomed)
                 self._segments.pop()
-            fsynced = end
             if keep:
-                in_place = end >= self._served_end and not segment.sealed
-                segment.truncate(keep, in_place=in_place)
-                fsynced = end if in_place else segment.base_offset
-            elif not self._segments[-1].sealed:
+                last.truncate(keep, in_place=in_place, durable=durable)
+            elif not last.sealed:
                 # its seal was cancelled: a part of the footer may be there
-                last = self._segments[-1]
-                last.truncate(last.count, in_place=False)
-                fsynced = last.base_offset
+                last.truncate(last.count, in_place=in_place, durable=durable)
             self._forget_from(end)
             self._producers = load_producers(self._disk, self.directory, self._segments)
-            self._lower_recovery_point(fsynced)
         return end
 
     def restart_at(self, offset: int) -> None:
@@ -480,43 +486,52 @@ class Log:
         """
         self._check_open()
         with self._offline_on_error("restarting"):
+            self._prepare_cut(0)
             self._cancel_seals(0)
             while self._segments:
                 self._remove_segment(self._segments[-1])
                 self._segments.pop()
+            self._remove_retired()
             self._forget_from(-1)
             self.log_start_offset = self.log_end_offset = offset
             self.high_watermark = self._served_end = offset
             self._producers.clear()
-            self._lower_recovery_point(0)
 
     def advance_log_start(self, offset: int) -> int:
-        """Raise the log start to ``offset``, at most the high watermark, and delete the segments wholly below it;
-        return the log start.
+        """Raise the log start to ``offset``, at most the high watermark; return the log start.
 
-        Raises:
-            StorageError: the log directory must go offline.
+        The segments wholly below leave the log at once. Their files go when a checkpoint has made the new log start
+        durable (``delete_retired``): a log whose first segment is missing in part must not be taken for a damaged one.
         """
         self._check_open()
         start = min(offset, self.high_watermark)
         if start <= self.log_start_offset:
             return self.log_start_offset
         self.log_start_offset = start
-        doomed: list[Path] = []
-        with self._offline_on_error("deleting segments"):
-            while len(self._segments) > 1 and self._segments[0].end_offset <= start:
-                segment = self._segments.pop(0)
-                self._cancel_seal(segment)
-                doomed.extend(segment.mark_deleted())
-                self._sealed_prefix = max(0, self._sealed_prefix - 1)
-                self._advance_sealed_prefix()
-        if doomed:
-            self._epochs.advance_start(self._segments[0].base_offset)
-            self._services.remove_later(doomed)
+        while len(self._segments) > 1 and self._segments[0].end_offset <= start:
+            segment = self._segments.pop(0)
+            self._cancel_seal(segment)
+            segment.close()
+            self._retired.append(segment)
+            self._sealed_prefix = max(0, self._sealed_prefix - 1)
+        self._advance_sealed_prefix()
+        self._epochs.advance_start(self._segments[0].base_offset)
         return start
 
+    def delete_retired(self, durable_start: int) -> None:
+        """The checkpoint on disk has ``durable_start`` for the log start: delete the files of segments below it.
+
+        Raises:
+            StorageError: the log directory must go offline.
+        """
+        doomed: list[Path] = []
+        with self._offline_on_error("deleting segments"):
+            while self._retired and self._retired[0].end_offset <= durable_start:
+                doomed.extend(self._retired.pop(0).mark_deleted())
+        self._services.remove_later(doomed)
+
     def apply_retention(self, now_us: int) -> int:
-        """Delete the sealed segments that ``retention.ms`` and ``retention.bytes`` let go; return how many."""
+        """Let go of the sealed segments that ``retention.ms`` and ``retention.bytes`` allow; return how many."""
         if "delete" not in self.config.cleanup_policy:
             return 0
         sealed = [
@@ -562,15 +577,30 @@ class Log:
         if stale:
             self._disk.sync_directory(self.directory)
 
+    def _remove_retired(self) -> None:
+        """At once, since the log may now go where they were."""
+        while self._retired:
+            self._remove_segment(self._retired.pop())
+        for name in self._disk.names(self.directory) if self._on_disk else []:
+            if name.endswith(DELETED_SUFFIX):
+                # a removal in the thread may be faster
+                with contextlib.suppress(FileNotFoundError):
+                    self._disk.remove(self.directory / name)
+
     def _remove_segment(self, segment: Segment) -> None:
         for path in segment.mark_deleted():
             self._disk.remove(path)
 
-    def _lower_recovery_point(self, offset: int) -> None:
-        """At once and durably: what is appended next above ``offset`` is not fsynced, whatever was there before."""
-        if offset < self.recovery_point:
-            self.recovery_point = offset
-            self._services.recovery_point_lowered()
+    def _prepare_cut(self, end: int) -> None:
+        """Before a cut to ``end`` the checkpoint on disk must not claim more than will be left.
+
+        What is appended next above ``end`` is not fsynced, whatever was there before; and a log shorter than its
+        checkpoint is taken for a damaged one.
+        """
+        if end < max(self.high_watermark, self.recovery_point):
+            self.high_watermark = min(self.high_watermark, end)
+            self.recovery_point = min(self.recovery_point, end)
+            self._services.checkpoint_now()
 
     # --- sealing and durability ---------------------------------------------------------------------------------
 

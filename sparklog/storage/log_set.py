@@ -94,13 +94,13 @@ class LogDirectory:
             hot=HotBatches(config.hot_batches_bytes),
             remove_later=self._remove_later,
             remove_directory=self._remove_directory,
-            recovery_point_lowered=self.checkpoint,
+            checkpoint_now=self.checkpoint,
             failed=self._failed,
             producer_id_expiration_ms=config.producer_id_expiration_ms,
         )
         #: nothing was in flight when the last process ended
         self.clean = True
-        #: everything the last process had written is there (its page cache was not lost)
+        #: everything the last process had written is there: its page cache was not lost, ``load`` found no damage
         self.trusted = True
 
     @classmethod
@@ -206,6 +206,10 @@ class LogDirectory:
             checkpoint = None
         log.recover(checkpoint, clean=self.clean, trusted=self.trusted)
         self._logs[tp] = log
+        if log.findings or (
+            checkpoint is not None and log.log_end_offset < max(checkpoint.high_watermark, checkpoint.recovery_point)
+        ):
+            self.trusted = False
 
     def _new_log(self, content: PartitionFile, config: TopicConfig | None = None) -> Log:
         tp = TopicPartition(content.topic, content.partition)
@@ -265,10 +269,12 @@ class LogDirectory:
             StorageError: the directory must go offline.
         """
         self.checkpoint_job()()
+        self._delete_retired()
 
     def checkpoint_job(self) -> Callable[[], None]:
         """The same in two parts: what is to be written is taken now; the returned function writes it, in any
         thread. An older one that comes late writes nothing."""
+        self._delete_retired()
         number = next(self._checkpoint_numbers)
         entries = tuple(log.checkpoint() for log in self._logs.values())
 
@@ -322,6 +328,13 @@ class LogDirectory:
     def _check_online(self) -> None:
         if self.offline is not None:
             raise BrokerError(ErrorCode.KAFKA_STORAGE_ERROR, f"log directory {self.path} is offline: {self.offline}")
+
+    def _delete_retired(self) -> None:
+        """Segments below a log start that is on disk by now can go."""
+        for entry in self._checkpoint_content or ():
+            log = self._logs.get(TopicPartition(entry.topic, entry.partition))
+            if log is not None and log.topic_id == entry.topic_id:
+                log.delete_retired(entry.log_start_offset)
 
     def _remove_later(self, paths: Sequence[Path]) -> None:
         def remove() -> None:

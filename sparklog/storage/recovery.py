@@ -61,6 +61,8 @@ class _Scan(NamedTuple):
     whole: int
     #: why there are no more; empty when all are whole
     failure: str
+    #: behind the last one is the right footer
+    sealed: bool = False
 
 
 def recover_log(
@@ -70,9 +72,10 @@ def recover_log(
     schemas: Mapping[int, bytes],
     files: OpenFiles,
     recovery_point: int,
+    log_start_offset: int,
     thorough: bool,
 ) -> RecoveredLog:
-    """Open all segments of ``directory``, cutting what is not whole.
+    """Open all segments of ``directory``, cutting what is not whole and removing what is wholly below the log start.
 
     ``thorough``: the page cache was lost, so footers below the recovery point are compared byte by byte as well.
 
@@ -81,8 +84,17 @@ def recover_log(
         StorageError: the disk failed.
     """
     try:
+        bases = _remove_leftovers(disk, directory)
+        below = sum(following <= log_start_offset for following in bases[1:])
+        _remove_segments(disk, directory, bases[:below], files=files)
         segments, findings = _recover_segments(
-            disk, directory, schemas=schemas, files=files, recovery_point=recovery_point, thorough=thorough
+            disk,
+            directory,
+            bases[below:],
+            schemas=schemas,
+            files=files,
+            recovery_point=recovery_point,
+            thorough=thorough,
         )
         epochs = load_epochs(disk, directory, segments, recovery_point=recovery_point)
         end = segments[-1].end_offset if segments else 0
@@ -98,13 +110,13 @@ def recover_log(
 def _recover_segments(
     disk: Disk,
     directory: Path,
+    bases: list[int],
     *,
     schemas: Mapping[int, bytes],
     files: OpenFiles,
     recovery_point: int,
     thorough: bool,
 ) -> tuple[list[Segment], list[str]]:
-    bases = _remove_leftovers(disk, directory)
     segments: list[Segment] = []
     findings: list[str] = []
     for number, base in enumerate(bases):
@@ -116,6 +128,8 @@ def _recover_segments(
             next_base = bases[number + 1] if number + 1 < len(bases) else None
             fsynced = next_base is not None and next_base <= recovery_point
             failure = _recover_one(segment, schemas, fsynced_below=recovery_point, whole=fsynced, thorough=thorough)
+        if not segment.count and not failure and number + 1 < len(bases):
+            failure = f"segment {base} holds no batch, or lacks one of its files"
         if failure:
             findings.append(failure)
         if segment.count:
@@ -131,39 +145,51 @@ def _recover_segments(
 def _recover_one(
     segment: Segment, schemas: Mapping[int, bytes], *, fsynced_below: int, whole: bool, thorough: bool
 ) -> str:
-    """Adopt what is whole of one segment, cut the rest; return why something was cut ("" if not).
+    """Adopt what is whole of one segment, cut the rest; return what damage was found.
 
+    Bytes behind the last header and a segment without any are no damage: an append did not finish.
     ``whole``: all of it was fsynced once. ``fsynced_below`` is then irrelevant; else batches from there on are checked.
     """
     disk = segment.disk
     if not (disk.exists(segment.index_path) and disk.exists(segment.data_path)):
-        return f"segment {segment.base_offset} lacks its data or its index"
+        return ""
     data, index = disk.open(segment.data_path), disk.open(segment.index_path)
     try:
         if whole and not thorough and _adopt_outline(segment, data, index, schemas=schemas):
             return ""
-        index_size, data_size = disk.size(index), disk.size(data)
-        packed = disk.read(index, index_size - index_size % HEADER_BYTES, 0)
-        mapped = disk.map(data, data_size)
+        packed = disk.read(index, disk.size(index) // HEADER_BYTES * HEADER_BYTES, 0)
         _refuse_newer(segment.index_path, packed)
-        headers = header_array(packed)
-        fsynced = (headers["base_offset"] + headers["offset_span"] <= fsynced_below).cumprod()
-        scan = _scan(segment.base_offset, packed, mapped, schemas=schemas, skip=int(fsynced.sum()))
+        scan = _scan_files(segment, data, packed, schemas=schemas, fsynced_below=fsynced_below)
         if not scan.headers:
-            return scan.failure or f"segment {segment.base_offset} holds no batch"
+            return scan.failure
         segment.adopt(count=scan.whole, first=scan.headers[0], last=scan.headers[-1])
-        if index_size != scan.whole * HEADER_BYTES:
+        segment.sealed = scan.sealed
+        # the map of the scan is gone by now: a file must not shrink under one
+        if disk.size(index) != scan.whole * HEADER_BYTES:
             disk.truncate(index, scan.whole * HEADER_BYTES)
-        tail = data_size - segment.data_size
-        if tail:
-            footer = footer_of(headers[: scan.whole], mapped, schema_message=schemas[segment.schema_id])
-            segment.sealed = len(footer) == tail and disk.read(data, tail, segment.data_size) == footer
-            if not segment.sealed:
-                disk.truncate(data, segment.data_size)
+        if not scan.sealed and disk.size(data) != segment.data_size:
+            disk.truncate(data, segment.data_size)
         return scan.failure
     finally:
         disk.close(data)
         disk.close(index)
+
+
+def _scan_files(
+    segment: Segment, data: int, packed: bytes, *, schemas: Mapping[int, bytes], fsynced_below: int
+) -> _Scan:
+    """Scan the batches; if all are whole, compare what is behind them with the footer they should have."""
+    disk = segment.disk
+    mapped = disk.map(data, disk.size(data))
+    headers = header_array(packed)
+    fsynced = (headers["base_offset"] + headers["offset_span"] <= fsynced_below).cumprod()
+    scan = _scan(segment.base_offset, packed, mapped, schemas=schemas, skip=int(fsynced.sum()))
+    if scan.failure or not scan.headers:
+        return scan
+    last = scan.headers[-1]
+    tail = mapped[last.position + last.stored_bytes :]
+    footer = footer_of(headers, mapped, schema_message=schemas[last.schema_id]) if tail else b""
+    return scan._replace(sealed=bool(footer) and tail == footer)
 
 
 def _adopt_outline(segment: Segment, data: int, index: int, *, schemas: Mapping[int, bytes]) -> bool:
@@ -290,7 +316,7 @@ def load_epochs(disk: Disk, directory: Path, segments: list[Segment], *, recover
     try:
         content = decode_state(read_file(disk, path), EpochFile, path=path)
         epochs = EpochCache(content.entries)
-        through = min(content.through, recovery_point)
+        through = min(content.through, recovery_point, segments[-1].end_offset)
         epochs.truncate(through)
         epochs.advance_start(segments[0].base_offset)
         for segment in segments:

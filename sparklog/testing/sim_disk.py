@@ -1,0 +1,312 @@
+"""A disk in memory that behaves as badly as real ones do, on demand and by seed.
+
+It implements ``sparklog.storage.disk.Disk``; ``tests/storage/test_disk.py`` holds both implementations to one contract.
+Faults: a full disk (short write, then ENOSPC), a read-only one, an operation that fails, and the death of the process
+or of the machine between any two operations or in the middle of a write (``die_after``, ``restart``).
+
+What survives a lost page cache: file content as of its last ``sync`` plus any part of the later writes, torn at
+sectors; directory entries as of the last ``sync_directory`` or later ones, entry by entry. Shrinking a file under a
+live map, which kills real readers by SIGBUS, raises AssertionError.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+
+from sparklog.storage.disk import Buffer
+
+_SECTOR = 512
+
+
+class ProcessDied(BaseException):
+    """The simulated process ended here; not an Exception, so that nothing handles it."""
+
+
+class _Mapping(bytearray):
+    """The memory of one map; alive as long as a view of it is."""
+
+    __slots__ = ("__weakref__",)
+
+
+class _File:
+    """One inode. ``content`` is what processes see, ``durable`` what a power cut leaves for certain."""
+
+    def __init__(self) -> None:
+        self.content = bytearray()
+        self.durable = b""
+        #: (position, bytes) written or (length, None) cut since the last sync
+        self.pending: list[tuple[int, bytes | None]] = []
+        self.mappings: list[weakref.ref[_Mapping]] = []
+
+    def write(self, data: bytes, at: int) -> None:
+        if at > len(self.content):
+            self.content.extend(bytes(at - len(self.content)))
+        self.content[at : at + len(data)] = data
+        self.pending.append((at, data))
+
+    def truncate(self, length: int) -> None:
+        for reference in self.mappings:
+            mapping = reference()
+            assert mapping is None or len(mapping) <= length, "a mapped file shrinks under its reader: SIGBUS"
+        _resize(self.content, length)
+        self.pending.append((length, None))
+
+    def sync(self) -> None:
+        self.durable = bytes(self.content)
+        self.pending.clear()
+
+    def lose_page_cache(self, rng: random.Random) -> None:
+        content = bytearray(self.durable)
+        for at, data in self.pending:
+            if rng.random() < 0.5:
+                continue
+            if data is None:
+                _resize(content, at)
+                continue
+            kept = len(data) if rng.random() < 0.5 else rng.randrange(len(data) // _SECTOR + 1) * _SECTOR
+            if kept:
+                if at > len(content):
+                    content.extend(bytes(at - len(content)))
+                content[at : at + kept] = data[:kept]
+        self.content = content
+        self.sync()
+
+
+class SimDisk:
+    """One simulated disk with all its files. Single-threaded."""
+
+    def __init__(self, *, seed: int = 0, capacity_bytes: int | None = None) -> None:
+        self.capacity_bytes = capacity_bytes
+        self.read_only = False
+        #: operations that change something, so far
+        self.changes = 0
+        self.dead = False
+        self._rng = random.Random(seed)
+        self._dies_at = -1
+        self._faults: list[tuple[str, int]] = []
+        self._files: dict[Path, _File] = {}
+        self._durable_names: dict[Path, _File] = {}
+        self._directories: set[Path] = {Path("/"), Path()}
+        self._handles: dict[int, _File] = {}
+        self._next_handle = 3
+        self._locks: dict[Path, int] = {}
+
+    # --- faults -------------------------------------------------------------------------------------------------
+
+    def fail_next(self, operation: str, code: int) -> None:
+        """The next call of ``operation`` (a method's name) raises OSError(``code``) and does nothing."""
+        self._faults.append((operation, code))
+
+    def die_after(self, changes: int) -> None:
+        """The process dies in the next but ``changes`` changing operation; a write may then be done in part."""
+        self._dies_at = self.changes + changes
+
+    def restart(self, *, page_cache_lost: bool) -> None:
+        """Start anew: all handles and locks are gone, and so is the page cache if the machine went down."""
+        self.dead = False
+        self._dies_at = -1
+        self._faults.clear()
+        self._handles.clear()
+        self._locks.clear()
+        if not page_cache_lost:
+            return
+        names: dict[Path, _File] = {}
+        for path in sorted({*self._files, *self._durable_names}):
+            now, then = self._files.get(path), self._durable_names.get(path)
+            found = now if now is then or self._rng.random() < 0.5 else then
+            if found is not None:
+                names[path] = found
+        for file in dict.fromkeys(names.values()):
+            file.lose_page_cache(self._rng)
+        self._files = names
+        self._durable_names = dict(names)
+
+    @property
+    def used_bytes(self) -> int:
+        return sum(len(file.content) for file in dict.fromkeys(self._files.values()))
+
+    def flip_bit(self, path: Path, at: int) -> None:
+        """Damage one byte of a file, durably."""
+        file = self._files[path]
+        file.content[at] ^= 1
+        file.sync()
+
+    def _before(self, operation: str, *, changes: bool = True) -> bool:
+        """Common front of all operations; true when the process dies in this one."""
+        if self.dead:
+            raise ProcessDied(operation)
+        for number, (name, code) in enumerate(self._faults):
+            if name == operation:
+                del self._faults[number]
+                raise OSError(code, os.strerror(code))
+        if not changes:
+            return False
+        if self.read_only:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+        self.changes += 1
+        self.dead = self.changes - 1 == self._dies_at
+        return self.dead
+
+    def _before_or_die(self, operation: str) -> None:
+        if self._before(operation):
+            raise ProcessDied(operation)
+
+    # --- Disk ---------------------------------------------------------------------------------------------------
+
+    def open(self, path: Path, *, create: bool = False) -> int:
+        file = self._files.get(path)
+        self._before("open", changes=False)
+        if file is None:
+            if not create or path.parent not in self._directories:
+                raise FileNotFoundError(errno.ENOENT, "no such file", str(path))
+            self._before_or_die("create")
+            file = self._files[path] = _File()
+        return self._handle(file)
+
+    def close(self, handle: int) -> None:
+        if not self.dead:
+            del self._handles[handle]
+            self._locks = {path: holder for path, holder in self._locks.items() if holder != handle}
+
+    def write(self, handle: int, buffers: Sequence[Buffer], at: int) -> int:
+        dies = self._before("write")
+        data = b"".join(buffers)
+        file = self._handles[handle]
+        if dies:
+            file.write(data[: self._rng.randrange(len(data) + 1)], at)
+            raise ProcessDied("write")
+        if self.capacity_bytes is not None:
+            grows = max(0, at + len(data) - len(file.content))
+            room = max(0, self.capacity_bytes - self.used_bytes)
+            if grows > room:
+                data = data[: max(0, len(data) - (grows - room))]
+                if not data:
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        file.write(data, at)
+        return len(data)
+
+    def read(self, handle: int, length: int, at: int) -> bytes:
+        self._before("read", changes=False)
+        return bytes(self._handles[handle].content[at : at + length])
+
+    def map(self, handle: int, length: int) -> memoryview:
+        self._before("map", changes=False)
+        file = self._handles[handle]
+        if length > len(file.content):
+            raise ValueError("mmap length is greater than file size")
+        mapping = _Mapping(file.content[:length])
+        file.mappings = [reference for reference in file.mappings if reference() is not None]
+        file.mappings.append(weakref.ref(mapping))
+        return memoryview(mapping).toreadonly()
+
+    def size(self, handle: int) -> int:
+        self._before("size", changes=False)
+        return len(self._handles[handle].content)
+
+    def truncate(self, handle: int, length: int) -> None:
+        self._before_or_die("truncate")
+        self._handles[handle].truncate(length)
+
+    def sync(self, handle: int) -> None:
+        self._before_or_die("sync")
+        self._handles[handle].sync()
+
+    def sync_directory(self, path: Path) -> None:
+        self._before_or_die("sync_directory")
+        if path not in self._directories:
+            raise FileNotFoundError(errno.ENOENT, "no such directory", str(path))
+        for name in {*self._files, *self._durable_names}:
+            if name.parent == path:
+                self._set_name(self._durable_names, name, self._files.get(name))
+
+    def copy(self, source: Path, target: Path, length: int) -> None:
+        dies = self._before("copy")
+        if length > len(self._files[source].content):
+            raise OSError(errno.EIO, "source is too short", str(source))
+        if self.capacity_bytes is not None and self.used_bytes + length > self.capacity_bytes:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        file = self._files[target] = _File()
+        data = bytes(self._files[source].content[:length])
+        file.write(data[: self._rng.randrange(length + 1)] if dies else data, 0)
+        if dies:
+            raise ProcessDied("copy")
+
+    def names(self, path: Path) -> list[str]:
+        self._before("names", changes=False)
+        if path not in self._directories:
+            raise FileNotFoundError(errno.ENOENT, "no such directory", str(path))
+        return sorted(found.name for found in {*self._files, *self._directories} if found.parent == path != found)
+
+    def exists(self, path: Path) -> bool:
+        self._before("exists", changes=False)
+        return path in self._files or path in self._directories
+
+    def make_directory(self, path: Path) -> None:
+        self._before_or_die("make_directory")
+        self._directories.update((path, *path.parents))
+
+    def rename(self, source: Path, target: Path) -> None:
+        self._before_or_die("rename")
+        if source in self._files:
+            self._files[target] = self._files.pop(source)
+        elif source in self._directories:
+            self._rename_directory(source, target)
+        else:
+            raise FileNotFoundError(errno.ENOENT, "no such file or directory", str(source))
+
+    def remove(self, path: Path) -> None:
+        self._before_or_die("remove")
+        if path not in self._files:
+            raise FileNotFoundError(errno.ENOENT, "no such file", str(path))
+        del self._files[path]
+
+    def remove_tree(self, path: Path) -> None:
+        self._before_or_die("remove_tree")
+        for names in (self._files, self._durable_names):
+            for name in [name for name in names if name.is_relative_to(path)]:
+                del names[name]
+        self._directories = {name for name in self._directories if not name.is_relative_to(path)}
+
+    def lock(self, path: Path) -> int | None:
+        self._before_or_die("lock")
+        if path in self._locks:
+            return None
+        handle = self._handle(self._files.setdefault(path, _File()))
+        self._locks[path] = handle
+        return handle
+
+    # --- inside -------------------------------------------------------------------------------------------------
+
+    def _handle(self, file: _File) -> int:
+        handle = self._next_handle
+        self._next_handle += 1
+        self._handles[handle] = file
+        return handle
+
+    def _rename_directory(self, source: Path, target: Path) -> None:
+        """Directories are renamed durably at once: the storage does it only to what it is deleting."""
+        for names in (self._files, self._durable_names):
+            for name in [name for name in names if name.is_relative_to(source)]:
+                names[target / name.relative_to(source)] = names.pop(name)
+        moved = {name for name in self._directories if name.is_relative_to(source)}
+        self._directories -= moved
+        self._directories |= {target / name.relative_to(source) for name in moved}
+
+    @staticmethod
+    def _set_name(names: dict[Path, _File], name: Path, file: _File | None) -> None:
+        if file is None:
+            names.pop(name, None)
+        else:
+            names[name] = file
+
+
+def _resize(content: bytearray, length: int) -> None:
+    if length <= len(content):
+        del content[length:]
+    else:
+        content.extend(bytes(length - len(content)))

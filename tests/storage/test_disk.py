@@ -1,0 +1,195 @@
+"""One contract for the real disk and the simulated one; then what only the simulated one does."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from sparklog.storage.disk import Buffer, Disk, RealDisk, is_full, read_file, replace_file, write_all
+from sparklog.testing.sim_disk import ProcessDied, SimDisk
+
+
+@pytest.fixture(params=["real", "sim"])
+def disk(request: pytest.FixtureRequest) -> Disk:
+    return RealDisk() if request.param == "real" else SimDisk()
+
+
+@pytest.fixture
+def root(disk: Disk, tmp_path: Path) -> Path:
+    path = tmp_path / "root"
+    disk.make_directory(path)
+    return path
+
+
+def test_write_and_read(disk: Disk, root: Path) -> None:
+    handle = disk.open(root / "f", create=True)
+    assert disk.write(handle, [b"abc", memoryview(b"defg")], 0) == 7
+    assert disk.write(handle, [b"XY"], 2) == 2
+    assert disk.read(handle, 100, 0) == b"abXYefg"
+    assert disk.read(handle, 2, 3) == b"Ye"
+    assert disk.read(handle, 2, 7) == b""
+    assert disk.size(handle) == 7
+    disk.truncate(handle, 3)
+    disk.sync(handle)
+    assert disk.read(handle, 100, 0) == b"abX"
+    disk.close(handle)
+    assert read_file(disk, root / "f") == b"abX"
+
+
+def test_open_keeps_content_and_refuses_absent_files(disk: Disk, root: Path) -> None:
+    replace_file(disk, root / "f", b"kept")
+    disk.close(disk.open(root / "f", create=True))
+    assert read_file(disk, root / "f") == b"kept"
+    with pytest.raises(FileNotFoundError):
+        disk.open(root / "absent")
+    with pytest.raises(FileNotFoundError):
+        disk.open(root / "absent" / "f", create=True)
+    with pytest.raises(FileNotFoundError):
+        disk.names(root / "absent")
+
+
+def test_names_rename_remove(disk: Disk, root: Path) -> None:
+    for name in ("b", "a", "c"):
+        replace_file(disk, root / name, name.encode())
+    disk.make_directory(root / "d" / "e")
+    replace_file(disk, root / "d" / "e" / "f", b"deep")
+    assert disk.names(root) == ["a", "b", "c", "d"]
+    disk.rename(root / "a", root / "b")
+    assert disk.names(root) == ["b", "c", "d"]
+    assert read_file(disk, root / "b") == b"a"
+    disk.rename(root / "d", root / "g")
+    assert read_file(disk, root / "g" / "e" / "f") == b"deep"
+    disk.remove(root / "c")
+    disk.remove_tree(root / "g")
+    disk.sync_directory(root)
+    assert disk.names(root) == ["b"]
+    assert disk.exists(root / "b") and not disk.exists(root / "g" / "e") and not disk.exists(root / "c")
+    for missing in (lambda: disk.remove(root / "c"), lambda: disk.rename(root / "c", root / "b")):
+        with pytest.raises(FileNotFoundError):
+            missing()
+
+
+def test_a_map_outlives_handle_name_and_replacement(disk: Disk, root: Path) -> None:
+    replace_file(disk, root / "f", b"0123456789")
+    handle = disk.open(root / "f")
+    view = disk.map(handle, 6)
+    disk.close(handle)
+    disk.copy(root / "f", root / "g", 4)
+    disk.rename(root / "g", root / "f")
+    assert bytes(view) == b"012345" and view.readonly
+    assert read_file(disk, root / "f") == b"0123"
+
+
+def test_a_lock_is_exclusive_until_closed(disk: Disk, root: Path) -> None:
+    handle = disk.lock(root / "lock")
+    assert handle is not None
+    assert disk.lock(root / "lock") is None
+    disk.close(handle)
+    again = disk.lock(root / "lock")
+    assert again is not None
+    disk.close(again)
+
+
+def test_replace_leaves_no_trace(disk: Disk, root: Path) -> None:
+    replace_file(disk, root / "f", b"a longer first content")
+    replace_file(disk, root / "f", b"second", sync=False)
+    assert disk.names(root) == ["f"]
+    assert read_file(disk, root / "f") == b"second"
+
+
+def test_write_all_takes_more_buffers_than_one_writev(disk: Disk, root: Path) -> None:
+    handle = disk.open(root / "f", create=True)
+    parts = [bytes([number % 251]) * (number % 3) for number in range(2500)]
+    assert write_all(disk, handle, parts, 5) == len(b"".join(parts))
+    assert disk.read(handle, 10_000, 5) == b"".join(parts)
+    disk.close(handle)
+
+
+class ShortWrites(RealDisk):
+    """At most seven bytes a call."""
+
+    def write(self, handle: int, buffers: Sequence[Buffer], at: int) -> int:
+        return os.pwrite(handle, b"".join(buffers)[:7], at)
+
+
+def test_write_all_survives_short_writes(tmp_path: Path) -> None:
+    disk = ShortWrites()
+    handle = disk.open(tmp_path / "f", create=True)
+    assert write_all(disk, handle, [b"abcde", b"", b"fghijklmno", b"p"], 0) == 16
+    assert disk.read(handle, 100, 0) == b"abcdefghijklmnop"
+    disk.close(handle)
+
+
+def test_dev_full_is_full() -> None:
+    handle = RealDisk().open(Path("/dev/full"))
+    with pytest.raises(OSError) as caught:
+        write_all(RealDisk(), handle, [b"x"], 0)
+    RealDisk().close(handle)
+    assert is_full(caught.value)
+
+
+def test_sim_disk_fills_up_in_the_middle_of_a_write() -> None:
+    disk = SimDisk(capacity_bytes=10)
+    handle = disk.open(Path("/f"), create=True)
+    assert disk.write(handle, [b"12345678"], 0) == 8
+    assert disk.write(handle, [b"abcdef"], 8) == 2
+    with pytest.raises(OSError) as caught:
+        disk.write(handle, [b"c"], 10)
+    assert caught.value.errno == errno.ENOSPC
+    assert disk.write(handle, [b"xy"], 0) == 2
+
+
+def test_sim_disk_faults_and_read_only() -> None:
+    disk = SimDisk()
+    handle = disk.open(Path("/f"), create=True)
+    disk.fail_next("write", errno.EIO)
+    with pytest.raises(OSError, match="Input/output"):
+        disk.write(handle, [b"x"], 0)
+    assert disk.write(handle, [b"x"], 0) == 1
+    disk.read_only = True
+    with pytest.raises(OSError, match="Read-only"):
+        disk.write(handle, [b"x"], 0)
+    assert disk.read(handle, 1, 0) == b"x"
+
+
+def test_sim_disk_process_crash_keeps_the_page_cache() -> None:
+    disk = SimDisk(seed=1)
+    handle = disk.open(Path("/f"), create=True)
+    disk.write(handle, [b"whole"], 0)
+    disk.die_after(0)
+    with pytest.raises(ProcessDied):
+        disk.write(handle, [b"x" * 1000], 5)
+    with pytest.raises(ProcessDied):
+        disk.read(handle, 1, 0)
+    disk.restart(page_cache_lost=False)
+    content = read_file(disk, Path("/f"))
+    assert content.startswith(b"whole") and 5 <= len(content) <= 1005
+
+
+def test_sim_disk_power_cut_loses_only_what_was_not_synced() -> None:
+    outcomes = set()
+    for seed in range(40):
+        disk = SimDisk(seed=seed)
+        replace_file(disk, Path("/synced"), b"s" * 2000)
+        handle = disk.open(Path("/loose"), create=True)
+        disk.write(handle, [b"l" * 2000], 0)
+        disk.restart(page_cache_lost=True)
+        assert read_file(disk, Path("/synced")) == b"s" * 2000
+        outcomes.add(len(read_file(disk, Path("/loose"))) if disk.exists(Path("/loose")) else None)
+    assert {None, 0, 2000} < outcomes
+
+
+def test_sim_disk_notices_a_file_shrinking_under_a_map() -> None:
+    disk = SimDisk()
+    handle = disk.open(Path("/f"), create=True)
+    disk.write(handle, [b"0123456789"], 0)
+    view = disk.map(handle, 8)[2:4]
+    disk.truncate(handle, 8)
+    with pytest.raises(AssertionError, match="SIGBUS"):
+        disk.truncate(handle, 7)
+    del view
+    disk.truncate(handle, 7)

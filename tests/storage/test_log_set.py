@@ -1,0 +1,281 @@
+"""Log directories: who owns them, what is refused, creation and deletion of logs, checkpoints."""
+
+from __future__ import annotations
+
+import errno
+import threading
+from pathlib import Path
+
+import pytest
+
+from sparklog.errors import BrokerError, ErrorCode, StorageError
+from sparklog.model import TopicPartition
+from sparklog.storage.checkpoints import CHECKPOINT_FILE, read_boot_id
+from sparklog.storage.disk import RealDisk, read_file, replace_file
+from sparklog.storage.formats import NewerFormatError
+from sparklog.storage.log_set import LogDirectory
+from sparklog.storage.meta import META_FILE, DirectoryMeta, claim_directory, file_system_of, refuse_remote
+from sparklog.storage.partition_file import PARTITION_FILE, directory_name, parse_directory_name
+from sparklog.testing.sim_disk import SimDisk
+from tests.storage.batches import (
+    LOG_DIR,
+    SCHEMAS,
+    TOPIC_ID,
+    TP,
+    commit_and_seal,
+    config,
+    create_log,
+    fill,
+    open_directory,
+    read_numbers,
+)
+
+
+@pytest.fixture
+def disk() -> SimDisk:
+    return SimDisk()
+
+
+def test_directory_names_round_trip() -> None:
+    for tp in (TopicPartition("a", 0), TopicPartition("a-1", 22), TopicPartition("..x-", 3)):
+        assert parse_directory_name(directory_name(tp)) == tp
+    for name in ("removed", "set-aside", "checkpoint", "running", "clean-stop", "meta.json", "broker.lock", "-1", "a-"):
+        assert parse_directory_name(name) is None
+    assert len(directory_name(TopicPartition("t" * 249, 99_999))) == 255
+
+
+def test_a_directory_belongs_to_one_process_at_a_time(tmp_path: Path) -> None:
+    first = open_directory(tmp_path)
+    with pytest.raises(StorageError, match="in use by another broker process"):
+        open_directory(tmp_path)
+    first.close()
+    open_directory(tmp_path).close()
+
+
+def test_another_clusters_or_brokers_directory_is_refused(tmp_path: Path) -> None:
+    open_directory(tmp_path).close()
+    with pytest.raises(StorageError, match="belongs to cluster 'cluster', this is cluster 'other'"):
+        LogDirectory.open(tmp_path, cluster_id="other", broker_id=1)
+    with pytest.raises(StorageError, match="is of broker 1, this is broker 2"):
+        LogDirectory.open(tmp_path, cluster_id="cluster", broker_id=2)
+    # refusing freed the lock
+    open_directory(tmp_path).close()
+
+
+@pytest.mark.parametrize("name", [META_FILE, CHECKPOINT_FILE, "running", f"{TP}/{PARTITION_FILE}"])
+def test_a_newer_format_is_refused_by_name(disk: SimDisk, name: str) -> None:
+    directory = open_directory(disk=disk)
+    fill(create_log(directory), 1)
+    directory.write_clean_marker()
+    directory.close()
+    replace_file(disk, LOG_DIR / name, b'{"version":2}')
+    with pytest.raises(NewerFormatError, match=f"{name}: format version 2 found, at most 1 expected"):
+        open_directory(disk=disk)
+    assert read_file(disk, LOG_DIR / name) == b'{"version":2}'
+
+
+def test_a_damaged_meta_file_is_refused(disk: SimDisk) -> None:
+    open_directory(disk=disk).close()
+    replace_file(disk, LOG_DIR / META_FILE, b"{}")
+    with pytest.raises(StorageError, match=r"meta\.json: damaged"):
+        open_directory(disk=disk)
+
+
+def test_a_full_or_read_only_directory_is_refused(disk: SimDisk) -> None:
+    disk.capacity_bytes = 0
+    with pytest.raises(StorageError, match="cannot be written: No space left"):
+        open_directory(disk=disk)
+    disk.read_only = True
+    with pytest.raises(StorageError, match="Read-only file system"):
+        open_directory(disk=disk)
+
+
+def test_a_path_that_is_no_directory_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match="cannot be used"):
+        open_directory(tmp_path / "file")
+    with pytest.raises(StorageError, match="cannot be used"):
+        claim_directory([tmp_path / "file" / "below"], cluster_id="cluster")
+
+
+def test_damaged_checkpoint_means_that_everything_is_checked(disk: SimDisk) -> None:
+    directory = open_directory(disk=disk)
+    fill(create_log(directory), 3)
+    directory.write_clean_marker()
+    directory.close()
+    replace_file(disk, LOG_DIR / CHECKPOINT_FILE, b"\0\0")
+    log = open_directory(disk=disk).get(TP)
+    assert log is not None and (log.log_end_offset, log.recovery_point, log.high_watermark) == (9, 0, 0)
+
+
+def test_create_is_idempotent_and_updates(disk: SimDisk) -> None:
+    directory = open_directory(disk=disk)
+    log = directory.create(TP, TOPIC_ID, schemas=SCHEMAS[:1], config=config())
+    fill(log, 1)
+    assert directory.create(TP, TOPIC_ID, schemas=SCHEMAS, config=config(segment_bytes=5000)) is log
+    assert (log.schema_ids, log.config.segment_bytes) == ((0, 1), 5000)
+    with pytest.raises(BrokerError) as caught:
+        directory.create(TP, "another", schemas=SCHEMAS, config=config())
+    assert caught.value.code == ErrorCode.INCONSISTENT_TOPIC_ID
+    disk.restart(page_cache_lost=False)
+    again = open_directory(disk=disk).get(TP)
+    assert again is not None and (again.topic_id, again.schema_ids) == (TOPIC_ID, (0, 1))
+
+
+def test_a_deleted_log_is_gone_at_once_and_may_be_made_anew(disk: SimDisk) -> None:
+    directory = open_directory(disk=disk)
+    log = create_log(directory)
+    fill(log, 3)
+    directory.checkpoint()
+    directory.delete(TP)
+    directory.delete(TP)
+    assert directory.get(TP) is None and directory.logs() == []
+    assert str(TP) not in disk.names(LOG_DIR) and disk.names(LOG_DIR / "removed") == []
+    with pytest.raises(BrokerError):
+        fill(log, 1)
+    fresh = directory.create(TP, "t-2", schemas=SCHEMAS, config=config())
+    assert fresh.log_end_offset == 0
+    fill(fresh, 1)
+    disk.restart(page_cache_lost=False)
+    again = open_directory(disk=disk).get(TP)
+    # the checkpoint of the deleted topic does not count for the new one
+    assert again is not None and (again.topic_id, again.log_end_offset, again.high_watermark) == ("t-2", 3, 0)
+
+
+def test_an_interrupted_removal_is_finished_on_the_next_start(tmp_path: Path) -> None:
+    directory = LogDirectory.open(tmp_path, cluster_id="cluster", broker_id=1, in_background=lambda work: None)
+    directory.load()
+    fill(create_log(directory), 1)
+    directory.delete(TP)
+    assert len(list((tmp_path / "removed").iterdir())) == 1
+    directory.close()
+    open_directory(tmp_path).close()
+    assert list((tmp_path / "removed").iterdir()) == []
+
+
+def test_removal_runs_in_a_thread(tmp_path: Path) -> None:
+    class Disk(RealDisk):
+        thread = ""
+
+        def remove_tree(self, path: Path) -> None:
+            self.thread = threading.current_thread().name
+            super().remove_tree(path)
+
+    disk = Disk()
+    directory = LogDirectory.open(tmp_path, cluster_id="cluster", broker_id=1, disk=disk)
+    fill(create_log(directory), 1)
+    directory.delete(TP)
+    directory.close()
+    assert disk.thread.startswith("log-removal")
+
+
+def test_a_directory_without_its_partition_file_is_set_aside(disk: SimDisk) -> None:
+    directory = open_directory(disk=disk)
+    fill(create_log(directory), 1)
+    disk.restart(page_cache_lost=False)
+    replace_file(disk, LOG_DIR / str(TP) / PARTITION_FILE, b"")
+    directory = open_directory(disk=disk)
+    assert directory.logs() == []
+    (kept,) = disk.names(LOG_DIR / "set-aside")
+    assert f"{0:020d}.arrow" in disk.names(LOG_DIR / "set-aside" / kept)
+    fill(create_log(directory), 2)
+
+
+def test_an_older_checkpoint_that_comes_late_writes_nothing(disk: SimDisk) -> None:
+    directory = open_directory(disk=disk)
+    log = create_log(directory)
+    fill(log, 2)
+    log.set_high_watermark(3)
+    late = directory.checkpoint_job()
+    log.set_high_watermark(6)
+    directory.checkpoint()
+    changes = disk.changes
+    late()
+    directory.checkpoint()
+    assert disk.changes == changes
+    disk.restart(page_cache_lost=False)
+    again = open_directory(disk=disk).get(TP)
+    assert again is not None and again.high_watermark == 6
+
+
+def test_a_failed_checkpoint_takes_the_directory_offline(disk: SimDisk) -> None:
+    directory = open_directory(disk=disk)
+    fill(create_log(directory), 1)
+    disk.fail_next("sync", errno.EIO)
+    with pytest.raises(StorageError, match="checkpoint"):
+        directory.checkpoint()
+    assert directory.offline is not None
+
+
+def test_the_lock_and_boot_id_are_real(tmp_path: Path) -> None:
+    assert len(read_boot_id()) == 36
+    directory = LogDirectory.open(tmp_path, cluster_id="cluster", broker_id=1, port=9093)
+    fill(create_log(directory), 2)
+    commit_and_seal(directory.logs()[0])
+    directory.write_clean_marker()
+    directory.close()
+    directory = LogDirectory.open(tmp_path, cluster_id="cluster", broker_id=1)
+    assert directory.meta == DirectoryMeta("cluster", 1, 9093)
+    assert [read_numbers(log) for log in directory.load()] == [list(range(6))]
+    assert directory.clean and directory.trusted
+    directory.close()
+
+
+# --- claiming ---------------------------------------------------------------------------------------------------
+
+
+def test_claim_prefers_known_directories_and_frees_on_release(tmp_path: Path) -> None:
+    a, b = tmp_path / "a", tmp_path / "b"
+    LogDirectory.open(b, cluster_id="cluster", broker_id=4, port=9094).close()
+    first = claim_directory([a, b], cluster_id="cluster")
+    assert first is not None and (first.path, first.meta) == (b, DirectoryMeta("cluster", 4, 9094))
+    second = claim_directory([a, b], cluster_id="cluster")
+    assert second is not None and (second.path, second.meta) == (a, None)
+    assert claim_directory([a, b], cluster_id="cluster") is None
+    second.write_meta(DirectoryMeta("cluster", 5))
+    second.release()
+    second.release()
+    third = claim_directory([a, b], cluster_id="cluster")
+    assert third is not None and third.meta == DirectoryMeta("cluster", 5)
+    for claim in (first, third):
+        claim.release()
+
+
+def test_a_claim_sees_whether_its_broker_runs(tmp_path: Path) -> None:
+    claim = claim_directory([tmp_path], cluster_id="cluster")
+    assert claim is not None and not claim.broker_running
+    directory = LogDirectory.open(tmp_path, cluster_id="cluster", broker_id=1)
+    assert claim.broker_running
+    directory.close()
+    assert not claim.broker_running
+    claim.release()
+    with pytest.raises(StorageError, match="belongs to cluster"):
+        claim_directory([tmp_path], cluster_id="other")
+
+
+MOUNTS = """22 1 0:21 / / rw - overlay overlay rw
+30 22 0:30 / /srv/my\\040nfs rw,relatime shared:1 master:2 - nfs4 server:/x rw
+31 22 0:31 / /srv/fuse rw - fuse.sshfs host: rw
+32 22 0:32 / /srv/fuse/local rw - ext4 /dev/sda rw
+33 22 0:33 / /srv/twice rw - nfs a rw
+34 22 0:34 / /srv/twice rw - xfs /dev/sdb rw
+"""
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [
+        ("/srv/my nfs/x", "nfs4"),
+        ("/srv/fuse/x", "fuse.sshfs"),
+        ("/srv/fuse/local/x", "ext4"),
+        ("/srv/twice", "xfs"),
+        ("/srv/fusex", "overlay"),
+    ],
+)
+def test_remote_file_systems_are_refused(path: str, kind: str) -> None:
+    assert file_system_of(Path(path), MOUNTS) == kind
+    if kind in ("nfs4", "fuse.sshfs"):
+        with pytest.raises(StorageError, match=f"is on {kind}, whose locks may lapse"):
+            refuse_remote(Path(path), mounts=MOUNTS)
+    else:
+        refuse_remote(Path(path), mounts=MOUNTS)

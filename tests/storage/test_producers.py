@@ -1,0 +1,210 @@
+"""Idempotence: the pure rules, and that the log keeps them over restarts, truncation and retention."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from sparklog.errors import BrokerError, ErrorCode
+from sparklog.model import OffsetRange
+from sparklog.record.header import BatchHeader
+from sparklog.storage.log import Log
+from sparklog.storage.producers import (
+    AppendedBatch,
+    ProducerEntry,
+    ProducerTable,
+    check_sequence,
+    from_snapshot,
+    to_snapshot,
+    with_batch,
+)
+from sparklog.testing.sim_disk import SimDisk
+from tests.storage.batches import TP, append, batch, commit_and_seal, create_log, follow, open_directory
+
+P = 9  #: a producer id
+
+
+def header(first_sequence: int, count: int = 10, *, epoch: int = 0, base_offset: int = 0) -> BatchHeader:
+    built, _ = batch(1, producer=P, epoch=epoch, sequence=first_sequence)
+    return built._replace(record_count=count, offset_span=count, base_offset=base_offset, append_time=base_offset)
+
+
+def entry_after(*first_sequences: int, epoch: int = 0) -> ProducerEntry:
+    entry = None
+    for number, first in enumerate(first_sequences):
+        entry = with_batch(entry, header(first, epoch=epoch, base_offset=100 * number))
+    assert entry is not None
+    return entry
+
+
+def refused(code: ErrorCode):  # type: ignore[no-untyped-def]
+    return pytest.raises(BrokerError, match=f"^{code.name}: ")
+
+
+def test_next_in_line_is_new() -> None:
+    assert check_sequence(None, header(0)) is None
+    assert check_sequence(entry_after(0, 10), header(20)) is None
+
+
+def test_the_last_five_batches_are_duplicates_and_older_ones_are_named() -> None:
+    entry = entry_after(*range(0, 70, 10))
+    assert entry.batches[0] == AppendedBatch(20, 29, 200, 210)
+    for number in range(2, 7):
+        assert check_sequence(entry, header(10 * number)) == OffsetRange(100 * number, 100 * number + 10)
+    with refused(ErrorCode.DUPLICATE_SEQUENCE_NUMBER):
+        check_sequence(entry, header(10))
+
+
+def test_gaps_are_refused() -> None:
+    for entry, first in ((None, 10), (entry_after(0), 20), (entry_after(0, epoch=1), 5000)):
+        with refused(ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER):
+            check_sequence(entry, header(first, epoch=1))
+
+
+def test_a_batch_overlapping_the_last_is_refused() -> None:
+    with refused(ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER):
+        check_sequence(entry_after(0), header(5))
+    with refused(ErrorCode.DUPLICATE_SEQUENCE_NUMBER):
+        check_sequence(entry_after(0), header(0, count=5))
+
+
+def test_epochs() -> None:
+    entry = entry_after(0, 10, epoch=3)
+    with refused(ErrorCode.INVALID_PRODUCER_EPOCH):
+        check_sequence(entry, header(20, epoch=2))
+    with refused(ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER):
+        check_sequence(entry, header(20, epoch=4))
+    assert check_sequence(entry, header(0, epoch=4)) is None
+    assert with_batch(entry, header(0, epoch=4, base_offset=7)) == ProducerEntry(4, (AppendedBatch(0, 9, 7, 17),), 7)
+
+
+def test_sequences_wrap_around() -> None:
+    entry = ProducerEntry(0, (AppendedBatch(2**31 - 10, 2**31 - 1, 0, 10),), 0)
+    assert check_sequence(entry, header(0)) is None
+    wrapping = ProducerEntry(0, (AppendedBatch(2**31 - 20, 2**31 - 6, 0, 15),), 0)
+    assert check_sequence(wrapping, header(2**31 - 5)) is None
+    entry = with_batch(wrapping, header(2**31 - 5, base_offset=15))
+    assert entry.batches[-1].last_sequence == 4
+    assert check_sequence(entry, header(5)) is None
+    with refused(ErrorCode.DUPLICATE_SEQUENCE_NUMBER):
+        check_sequence(entry, header(2**31 - 40))
+
+
+def test_snapshot_round_trip_and_expiry() -> None:
+    table = ProducerTable()
+    for first, second in pairwise(range(0, 40, 10)):
+        table.record(header(first, base_offset=second))
+    table.record(batch()[0])
+    again = ProducerTable(from_snapshot(to_snapshot(table.entries(), 99)))
+    assert again.entries() == table.entries() and len(table) == 1
+    table.expire(30)
+    assert len(table) == 1
+    table.expire(31)
+    assert len(table) == 0 and len(again) == 1
+
+
+# --- in the log -------------------------------------------------------------------------------------------------
+
+
+def produce(log: Log, number: int, *, leader_epoch: int = 1, epoch: int = 0) -> tuple[int, int]:
+    """Batch ``number`` of producer P, three records each."""
+    return append(
+        log, batch(3, first=3 * number, producer=P, epoch=epoch, sequence=3 * number), leader_epoch=leader_epoch
+    )
+
+
+def test_a_retry_gets_the_earlier_offsets() -> None:
+    log = create_log(open_directory(disk=SimDisk()))
+    for number in range(3):
+        assert produce(log, number) == OffsetRange(3 * number, 3 * number + 3)
+    append(log, batch(5))
+    assert produce(log, 1) == OffsetRange(3, 6)
+    assert log.log_end_offset == 14
+    with refused(ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER):
+        produce(log, 4)
+    assert produce(log, 3) == OffsetRange(14, 17)
+
+
+def test_a_request_of_known_and_new_batches() -> None:
+    log = create_log(open_directory(disk=SimDisk()))
+    batches = [batch(3, producer=P, sequence=3 * number) for number in range(4)]
+    append(log, *batches[:2])
+    assert append(log, *batches) == OffsetRange(0, 12)
+    assert append(log, *batches[1:3]) == OffsetRange(3, 9)
+    assert log.log_end_offset == 12
+    with refused(ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER):
+        append(log, batch(3, producer=P, sequence=12), batch(3, producer=P, sequence=18))
+    assert log.log_end_offset == 12
+    with refused(ErrorCode.INVALID_REQUEST):
+        append(log, *[batch(3, producer=P, sequence=12)] * 2)
+
+
+@pytest.mark.parametrize("stop", ["clean", "process", "power"])
+@pytest.mark.parametrize("sealed", [False, True])
+def test_duplicates_are_known_after_a_restart(stop: str, sealed: bool) -> None:
+    disk = SimDisk(seed=3)
+    directory = open_directory(disk=disk)
+    log = create_log(directory, segment_bytes=1280)
+    for number in range(20):
+        produce(log, number)
+    if sealed:
+        assert commit_and_seal(log) == 4
+    if stop == "clean":
+        directory.write_clean_marker()
+        directory.close()
+    elif stop == "power":
+        log.flush()
+    disk.restart(page_cache_lost=stop == "power")
+    log = create_log(open_directory(disk=disk, boot_id="boot-2" if stop == "power" else "boot-1"))
+    for number in range(15, 20):
+        assert produce(log, number) == OffsetRange(3 * number, 3 * number + 3)
+    with refused(ErrorCode.DUPLICATE_SEQUENCE_NUMBER):
+        produce(log, 14)
+    assert produce(log, 20) == OffsetRange(60, 63)
+
+
+def test_truncation_forgets_the_batches_cut() -> None:
+    disk = SimDisk()
+    log = create_log(open_directory(disk=disk), segment_bytes=1280)
+    for number in range(20):
+        produce(log, number)
+    commit_and_seal(log)
+    log.truncate(31)
+    assert log.log_end_offset == 30
+    with refused(ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER):
+        produce(log, 11, leader_epoch=2)
+    assert produce(log, 9, leader_epoch=2) == OffsetRange(27, 30)
+    assert produce(log, 10, leader_epoch=2) == OffsetRange(30, 33)
+    disk.restart(page_cache_lost=False)
+    log = create_log(open_directory(disk=disk))
+    assert produce(log, 10, leader_epoch=2) == OffsetRange(30, 33)
+    assert produce(log, 11, leader_epoch=2) == OffsetRange(33, 36)
+
+
+def test_producers_outlive_retention() -> None:
+    disk = SimDisk()
+    directory = open_directory(disk=disk)
+    log = create_log(directory, segment_bytes=1280)
+    produce(log, 0)
+    for _ in range(20):
+        append(log, batch())
+    commit_and_seal(log)
+    log.advance_log_start(log.segments[-1].base_offset)
+    directory.checkpoint()
+    disk.restart(page_cache_lost=False)
+    log = create_log(open_directory(disk=disk))
+    assert log.log_start_offset > 3
+    assert produce(log, 0) == OffsetRange(0, 3)
+    assert produce(log, 1).start == 63
+
+
+def test_a_follower_that_becomes_leader_knows_them() -> None:
+    leader = create_log(open_directory(disk=SimDisk()))
+    follower = create_log(open_directory(disk=SimDisk()))
+    for number in range(3):
+        produce(leader, number)
+    follow(follower, leader)
+    assert produce(follower, 2, leader_epoch=2) == OffsetRange(6, 9)
+    assert produce(follower, 3, leader_epoch=2) == OffsetRange(9, 12)
+    assert follower.tp == TP

@@ -1,0 +1,309 @@
+"""What a log is after crashes, damage and power cuts. Files are damaged on purpose; see also test_crash_points."""
+
+from __future__ import annotations
+
+import struct
+
+import google_crc32c
+import pytest
+
+from sparklog.model import EpochEnd
+from sparklog.record.header import HEADER_BYTES
+from sparklog.storage.disk import read_file, replace_file
+from sparklog.storage.epochs import EPOCHS_FILE
+from sparklog.storage.formats import NewerFormatError
+from sparklog.storage.log import Log
+from sparklog.storage.log_set import LogDirectory
+from sparklog.testing.sim_disk import SimDisk
+from tests.storage.batches import LOG_DIR, TP, commit_and_seal, create_log, fill, open_directory, read_numbers
+
+SMALL = 1280  #: four batches of twelve records
+DIRECTORY = LOG_DIR / str(TP)
+
+
+@pytest.fixture
+def disk() -> SimDisk:
+    return SimDisk()
+
+
+def filled(disk: SimDisk, batches: int = 10, *, seal_to: int = 0) -> Log:
+    log = create_log(open_directory(disk=disk), segment_bytes=SMALL)
+    fill(log, batches)
+    commit_and_seal(log, seal_to)
+    return log
+
+
+def reopened(disk: SimDisk, *, power_cut: bool = False) -> Log:
+    disk.restart(page_cache_lost=power_cut)
+    directory = open_directory(disk=disk, boot_id="boot-2" if power_cut else "boot-1")
+    log = directory.get(TP)
+    assert log is not None
+    return log
+
+
+def cut(disk: SimDisk, name: str, by: int) -> None:
+    handle = disk.open(DIRECTORY / name)
+    disk.truncate(handle, disk.size(handle) - by)
+    disk.close(handle)
+
+
+def extend(disk: SimDisk, name: str, content: bytes) -> None:
+    handle = disk.open(DIRECTORY / name)
+    disk.write(handle, [content], disk.size(handle))
+    disk.close(handle)
+
+
+def data(base: int) -> str:
+    return f"{base:020d}.arrow"
+
+
+def index(base: int) -> str:
+    return f"{base:020d}.index"
+
+
+def check_usable(log: Log, end: int) -> None:
+    """The log ends at ``end``, holds exactly the offsets below, and takes more."""
+    assert log.log_end_offset == end
+    assert read_numbers(log) == list(range(end))
+    fill(log, 5, leader_epoch=9)
+    assert read_numbers(log) == list(range(end + 15))
+
+
+def test_a_process_crash_loses_nothing(disk: SimDisk) -> None:
+    filled(disk, 10, seal_to=15)
+    log = reopened(disk)
+    assert log.findings == ()
+    assert [segment.sealed for segment in log.segments] == [True, False, False]
+    assert (log.last_epoch, log.end_of_epoch(1)) == (1, EpochEnd(1, 30))
+    check_usable(log, 30)
+
+
+def test_high_watermark_and_log_start_come_from_the_checkpoint(disk: SimDisk) -> None:
+    directory = open_directory(disk=disk)
+    log = create_log(directory, segment_bytes=SMALL)
+    fill(log, 10)
+    commit_and_seal(log, 20)
+    log.advance_log_start(13)
+    directory.checkpoint()
+    log.set_high_watermark(25)
+    again = reopened(disk)
+    assert (again.log_start_offset, again.high_watermark, again.recovery_point) == (13, 20, 12)
+
+
+def test_torn_data(disk: SimDisk) -> None:
+    filled(disk)
+    extend(disk, data(24), b"\xff\xff\xff\xff half of a batch")
+    check_usable(reopened(disk), 30)
+
+
+def test_torn_header(disk: SimDisk) -> None:
+    filled(disk)
+    cut(disk, index(24), 50)
+    check_usable(reopened(disk), 27)
+
+
+def test_headers_without_their_data(disk: SimDisk) -> None:
+    filled(disk)
+    cut(disk, data(24), 1)
+    log = reopened(disk)
+    assert "data end at" in log.findings[0]
+    check_usable(log, 27)
+
+
+@pytest.mark.parametrize(("batch", "end"), [(0, 24), (1, 27)])
+def test_a_flipped_byte_in_the_active_segment(disk: SimDisk, batch: int, end: int) -> None:
+    log = filled(disk)
+    disk.flip_bit(DIRECTORY / data(24), log.segments[2].position_of(batch) + 200)
+    log = reopened(disk)
+    assert f"batch {batch} of segment 24" in log.findings[0] and "CRC32C" in log.findings[0]
+    check_usable(log, end)
+
+
+def test_a_flipped_byte_in_an_unsealed_earlier_segment_cuts_all_after_it(disk: SimDisk) -> None:
+    log = filled(disk, seal_to=12)
+    disk.flip_bit(DIRECTORY / data(12), log.segments[1].position_of(2) + 100)
+    log = reopened(disk)
+    assert len(log.findings) == 2 and "1 segments from 24 on removed" in log.findings[1]
+    assert disk.names(DIRECTORY).count(data(24)) == 0
+    check_usable(log, 18)
+
+
+def test_a_flipped_byte_in_a_header(disk: SimDisk) -> None:
+    filled(disk)
+    disk.flip_bit(DIRECTORY / index(24), HEADER_BYTES + 30)
+    log = reopened(disk)
+    assert "header CRC32C" in log.findings[0]
+    check_usable(log, 27)
+
+
+def test_a_damaged_prelude_cuts_the_segment(disk: SimDisk) -> None:
+    filled(disk)
+    disk.flip_bit(DIRECTORY / data(24), 3)
+    check_usable(reopened(disk), 24)
+
+
+@pytest.mark.parametrize("kind", [data, index])
+def test_a_missing_file_cuts_the_segment(disk: SimDisk, kind) -> None:  # type: ignore[no-untyped-def]
+    filled(disk)
+    disk.remove(DIRECTORY / kind(12))
+    log = reopened(disk)
+    assert "lacks one of its files" in log.findings[0]
+    check_usable(log, 12)
+
+
+def test_truncated_index_of_a_sealed_segment(disk: SimDisk) -> None:
+    filled(disk, seal_to=24)
+    cut(disk, index(12), 2 * HEADER_BYTES + 10)
+    log = reopened(disk)
+    assert not log.segments[-1].sealed
+    check_usable(log, 15)
+
+
+@pytest.mark.parametrize("tail", [b"", b"torn footer", bytes(5000)])
+def test_a_footer_that_is_not_whole_is_cut_and_sealed_again(disk: SimDisk, tail: bytes) -> None:
+    log = filled(disk, seal_to=12)
+    whole = read_file(disk, DIRECTORY / data(0))
+    replace_file(disk, DIRECTORY / data(0), whole[: log.segments[0].data_size] + tail)
+    log = reopened(disk, power_cut=False)
+    assert not log.segments[0].sealed
+    assert commit_and_seal(log, 12) == 1
+    assert read_file(disk, DIRECTORY / data(0)) == whole
+
+
+def test_batches_below_the_recovery_point_are_not_read(disk: SimDisk) -> None:
+    """After a clean stop damage to the data is left to the readers' CRC: opening must not read everything."""
+    directory = open_directory(disk=disk)
+    log = create_log(directory, segment_bytes=SMALL)
+    fill(log, 10)
+    commit_and_seal(log, 24)
+    position = log.segments[2].position_of(1)
+    directory.write_clean_marker()
+    directory.close()
+    disk.flip_bit(DIRECTORY / data(24), position + 200)
+    again = reopened(disk)
+    assert again.findings == () and again.log_end_offset == 30
+
+
+def test_a_leftover_copy_or_deletion_is_finished(disk: SimDisk) -> None:
+    filled(disk, seal_to=12)
+    disk.rename(DIRECTORY / data(0), DIRECTORY / (data(0) + ".deleted"))
+    for name in (data(12) + ".copy", index(12) + ".copy", "leader-epochs.tmp"):
+        replace_file(disk, DIRECTORY / name, b"half")
+    log = reopened(disk)
+    assert not [name for name in disk.names(DIRECTORY) if name.endswith((".copy", ".tmp", ".deleted"))]
+    assert not disk.exists(DIRECTORY / index(0))
+    assert (log.log_start_offset, log.log_end_offset) == (12, 30)
+
+
+def test_epochs_are_read_from_the_batches_when_their_file_is_gone_wrong_or_stale(disk: SimDisk) -> None:
+    log = filled(disk, 3)
+    for epoch in (4, 6):
+        fill(log, 4, leader_epoch=epoch)
+    commit_and_seal(log)
+    log.flush()
+    expected = log._epochs.entries
+    assert len(expected) == 3
+    good = read_file(disk, DIRECTORY / EPOCHS_FILE)
+    for content in (
+        good,
+        b"{",
+        b'{"entries":[],"through":24,"version":1}',
+        b'{"entries":[[1,0],[7,9]],"through":24,"version":1}',
+        b'{"entries":[[1,0],[0,9]],"through":24,"version":1}',
+    ):
+        replace_file(disk, DIRECTORY / EPOCHS_FILE, content)
+        assert reopened(disk)._epochs.entries == expected
+    disk.remove(DIRECTORY / EPOCHS_FILE)
+    assert reopened(disk)._epochs.entries == expected
+
+
+def test_epochs_cut_by_a_truncation_do_not_come_back(disk: SimDisk) -> None:
+    log = filled(disk, 4)
+    fill(log, 6, leader_epoch=3)
+    commit_and_seal(log)
+    log.truncate(12)
+    fill(log, 6, leader_epoch=5)
+    log.flush()
+    again = reopened(disk)
+    assert again.end_of_epoch(4) == EpochEnd(1, 12)
+    check_usable(again, 30)
+
+
+def test_a_damaged_snapshot_is_passed_over(disk: SimDisk) -> None:
+    filled(disk, seal_to=24)
+    replace_file(disk, DIRECTORY / f"{24:020d}.producers", b"nonsense")
+    check_usable(reopened(disk), 30)
+
+
+def test_a_newer_batch_format_is_refused_and_nothing_is_cut(disk: SimDisk) -> None:
+    filled(disk)
+    path = DIRECTORY / index(24)
+    content = bytearray(read_file(disk, path))
+    flags = struct.unpack_from("<H", content, HEADER_BYTES + 90)[0]
+    struct.pack_into("<H", content, HEADER_BYTES + 90, (flags & 0xFFF) | 2 << 12)
+    head = bytes(content[HEADER_BYTES : 2 * HEADER_BYTES - 4])
+    struct.pack_into("<I", content, 2 * HEADER_BYTES - 4, google_crc32c.value(head))
+    replace_file(disk, path, bytes(content))
+    disk.restart(page_cache_lost=False)
+    with pytest.raises(NewerFormatError, match="format version 2 found, at most 1 expected"):
+        open_directory(disk=disk)
+    assert read_file(disk, path) == bytes(content)
+
+
+@pytest.mark.parametrize("name", ["partition.json", EPOCHS_FILE, f"{24:020d}.producers"])
+def test_a_newer_state_file_is_refused_by_name(disk: SimDisk, name: str) -> None:
+    filled(disk, seal_to=24)
+    replace_file(disk, DIRECTORY / name, b'{"version":2,"surprise":true}')
+    disk.restart(page_cache_lost=False)
+    with pytest.raises(NewerFormatError, match=f"{name}: format version 2 found"):
+        open_directory(disk=disk)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_power_cut_keeps_everything_below_the_recovery_point(seed: int) -> None:
+    disk = SimDisk(seed=seed)
+    directory = open_directory(disk=disk)
+    log = create_log(directory, segment_bytes=SMALL)
+    fill(log, 20)
+    commit_and_seal(log, 40)
+    fill(log, 5)
+    directory.checkpoint()
+    assert log.recovery_point == 36
+    log = reopened(disk, power_cut=True)
+    assert log.log_end_offset >= 36
+    check_usable(log, log.log_end_offset)
+
+
+def test_damage_makes_the_directory_untrusted(disk: SimDisk) -> None:
+    """Records this replica had acknowledged may be gone: it must not come back as if it had them."""
+    directory = open_directory(disk=disk)
+    log = create_log(directory, segment_bytes=SMALL)
+    fill(log, 10)
+    log.set_high_watermark(30)
+    directory.checkpoint()
+    disk.restart(page_cache_lost=False)
+    directory = open_directory(disk=disk)
+    assert directory.trusted
+    disk.restart(page_cache_lost=False)
+    disk.remove(DIRECTORY / index(24))
+    directory = open_directory(disk=disk)
+    assert not directory.trusted
+    disk.restart(page_cache_lost=False)
+    disk.flip_bit(DIRECTORY / data(12), 500)
+    assert not open_directory(disk=disk).trusted
+
+
+def test_clean_and_trusted(disk: SimDisk) -> None:
+    def opened(boot_id: str) -> tuple[LogDirectory, bool, bool]:
+        disk.restart(page_cache_lost=False)
+        directory = open_directory(disk=disk, boot_id=boot_id)
+        return directory, directory.clean, directory.trusted
+
+    assert opened("a")[1:] == (False, True)
+    directory, *state = opened("a")
+    assert state == [False, True]
+    directory.write_clean_marker()
+    directory.close()
+    assert opened("b")[1:] == (True, True)
+    assert opened("b")[1:] == (False, True)
+    assert opened("c")[1:] == (False, False)

@@ -1,0 +1,34 @@
+"""Which segments are old enough: a pure decision."""
+
+from __future__ import annotations
+
+import pytest
+
+from sparklog.storage.retention import SealedSegment, deletable
+
+SEGMENTS = [SealedSegment(100, 10_000), SealedSegment(100, 30_000), SealedSegment(100, 20_000)]
+
+
+@pytest.mark.parametrize(
+    ("now_us", "retention_ms", "retention_bytes", "expected"),
+    [
+        (50_000, -1, -1, 0),
+        (15_000, 5, -1, 0),
+        (15_001, 5, -1, 1),
+        # the third is older than the second, but goes only after it
+        (30_000, 5, -1, 1),
+        (35_001, 5, -1, 3),
+        (0, -1, 350, 0),
+        (0, -1, 250, 1),
+        (0, -1, 249, 1),
+        (0, -1, 150, 2),
+        (0, -1, 0, 3),
+        (15_001, 5, 150, 2),
+    ],
+)
+def test_deletable(now_us: int, retention_ms: int, retention_bytes: int, expected: int) -> None:
+    """The log has 50 bytes in its active segment besides the three sealed ones."""
+    found = deletable(
+        SEGMENTS, log_size_bytes=350, now_us=now_us, retention_ms=retention_ms, retention_bytes=retention_bytes
+    )
+    assert found == expected

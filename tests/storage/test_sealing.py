@@ -1,0 +1,219 @@
+"""Sealed segments: ordinary Arrow files, equal on all replicas, durable; and what interrupts sealing."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+from pathlib import Path
+
+import duckdb
+import polars
+import pyarrow as pa
+import pyarrow.feather
+import pyarrow.ipc
+import pytest
+
+from sparklog.errors import StorageError
+from sparklog.storage.log import Log
+from sparklog.storage.log_set import LogDirectory
+from sparklog.testing.sim_disk import SimDisk
+from tests.storage.batches import (
+    append,
+    batch,
+    commit_and_seal,
+    create_log,
+    fill,
+    follow,
+    open_directory,
+    read_numbers,
+)
+
+SMALL = 1280
+
+
+def sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def numbers_of(path: Path) -> list[int]:
+    with pa.memory_map(str(path)) as source:
+        reader = pyarrow.ipc.open_file(source)
+        table = reader.read_all()
+    table.validate(full=True)
+    return table.column("number").to_pylist()
+
+
+def test_sealed_segments_are_arrow_files_to_others(tmp_path: Path) -> None:
+    directory = open_directory(tmp_path)
+    log = create_log(directory, segment_bytes=SMALL)
+    for number in range(0, 60, 3):
+        append(log, batch(3, first=number, compression=(None, "lz4", "zstd")[number % 3]))
+    append(log, batch(3, first=60, schema_id=1))
+    append(log, batch(3, first=63, schema_id=0))
+    assert commit_and_seal(log) == len(log.segments) - 1
+    found: list[int] = []
+    for segment in log.segments[:-1]:
+        numbers = numbers_of(segment.data_path)
+        assert numbers == polars.read_ipc(segment.data_path)["number"].to_list()
+        assert numbers == pa.feather.read_table(str(segment.data_path))["number"].to_pylist()
+        found += numbers
+    assert found == list(range(63))
+    frame = pa.feather.read_table(str(log.segments[0].data_path))
+    assert duckdb.sql("select sum(number) from frame").fetchall() == [(sum(frame["number"].to_pylist()),)]
+    directory.close()
+
+
+def test_replicas_have_equal_files_whatever_their_history(tmp_path: Path) -> None:
+    """Different fetch sizes, a restart, a truncation and a change of leader on the way; the same bytes at the end."""
+    leader_dir, follower_dir = open_directory(tmp_path / "a"), open_directory(tmp_path / "b", hot_bytes=0)
+    leader, follower = create_log(leader_dir, segment_bytes=SMALL), create_log(follower_dir)
+    fill(leader, 10)
+    follow(follower, leader, max_bytes=1)
+    commit_and_seal(follower, 15)
+    fill(follower, 2, leader_epoch=2)
+    follower_dir.close()
+    follower_dir = open_directory(tmp_path / "b")
+    follower = create_log(follower_dir)
+    follower.truncate(27)
+    commit_and_seal(leader, 24)
+    leader.truncate(27)
+    fill(leader, 9, leader_epoch=3)
+    follow(follower, leader)
+    for log in (leader, follower):
+        commit_and_seal(log)
+        assert all(segment.sealed for segment in log.segments[:-1])
+    paths = [path for segment in leader.segments for path in (segment.data_path, segment.index_path)]
+    assert len(paths) > 6
+    for path in paths:
+        assert sha256(path) == sha256(follower.directory / path.name), path.name
+    leader_dir.close()
+    follower_dir.close()
+
+
+@pytest.fixture
+def disk() -> SimDisk:
+    return SimDisk()
+
+
+@pytest.fixture
+def directory(disk: SimDisk) -> LogDirectory:
+    return open_directory(disk=disk)
+
+
+@pytest.fixture
+def log(directory: LogDirectory) -> Log:
+    log = create_log(directory, segment_bytes=SMALL)
+    fill(log, 12)
+    return log
+
+
+def test_a_segment_is_sealed_when_rolled_and_committed(log: Log) -> None:
+    assert log.seals_due() == []
+    assert commit_and_seal(log, 11) == 0
+    assert commit_and_seal(log, 12) == 1
+    assert commit_and_seal(log, 36) == 1
+    assert [segment.sealed for segment in log.segments] == [True, True, False]
+    assert log.recovery_point == 24
+
+
+def test_jobs_are_handed_out_once_and_may_finish_in_any_order(log: Log) -> None:
+    log.set_high_watermark(36)
+    first, second = log.seals_due()
+    assert log.seals_due() == []
+    second.run()
+    log.seal_finished(second)
+    assert log.recovery_point == 0
+    first.run()
+    log.seal_finished(first)
+    assert log.recovery_point == 24
+
+
+def test_sealing_on_a_full_disk_is_tried_again(disk: SimDisk, log: Log) -> None:
+    log.set_high_watermark(12)
+    (job,) = log.seals_due()
+    disk.capacity_bytes = disk.used_bytes + 50
+    used = disk.used_bytes
+    job.run()
+    log.seal_finished(job)
+    assert not job.done and not log.segments[0].sealed and disk.used_bytes == used
+    disk.capacity_bytes = None
+    assert commit_and_seal(log, 12) == 1
+    assert log.segments[0].sealed
+
+
+def test_sealing_on_a_broken_disk_raises(disk: SimDisk, log: Log) -> None:
+    log.set_high_watermark(12)
+    (job,) = log.seals_due()
+    disk.fail_next("sync", errno.EIO)
+    with pytest.raises(StorageError, match="Input/output"):
+        job.run()
+
+
+@pytest.mark.parametrize("ran", [False, True])
+@pytest.mark.parametrize("cut_at", [0, 6, 12, 15, 24, 30])
+def test_truncation_while_a_seal_is_under_way(disk: SimDisk, log: Log, ran: bool, cut_at: int) -> None:
+    log.set_high_watermark(36)
+    jobs = log.seals_due()
+    if ran:
+        for job in jobs:
+            job.run()
+    log.truncate(cut_at)
+    for job in jobs:
+        if not ran:
+            job.run()
+        log.seal_finished(job)
+    fill(log, 8, leader_epoch=2)
+    assert read_numbers(log) == list(range(cut_at + 24))
+    commit_and_seal(log)
+    disk.restart(page_cache_lost=False)
+    again = create_log(open_directory(disk=disk))
+    assert again.findings == ()
+    assert read_numbers(again) == list(range(cut_at + 24))
+    assert [segment.sealed for segment in again.segments] == [True] * (len(log.segments) - 1) + [False]
+    assert again.end_of_epoch(1).end_offset == cut_at
+
+
+@pytest.mark.parametrize("step", range(8))
+def test_deletion_while_a_seal_is_under_way(disk: SimDisk, directory: LogDirectory, step: int) -> None:
+    """Whichever operation of the job the deletion comes before, the new log of the same name stays untouched."""
+    log = create_log(directory, segment_bytes=SMALL)
+    fill(log, 5)
+    log.set_high_watermark(15)
+    (job,) = log.seals_due()
+    calls = 0
+    original = disk.sync
+
+    def sync_and_delete(handle: int) -> None:
+        nonlocal calls
+        calls += 1
+        original(handle)
+        # only where the job holds no lock, as another thread could
+        if calls == step + 1 and not job._by_path.locked():
+            replace()
+
+    def replace() -> None:
+        directory.delete(log.tp)
+        fill(create_log(directory, segment_bytes=SMALL), 5)
+
+    disk.sync = sync_and_delete  # type: ignore[method-assign]
+    job.run()
+    log.seal_finished(job)
+    if directory.get(log.tp) is log:
+        replace()
+    fresh = directory.get(log.tp)
+    assert fresh is not None
+    assert disk.names(fresh.directory) == [
+        *(f"{base:020d}{suffix}" for base in (0, 12) for suffix in (".arrow", ".index")),
+        "partition.json",
+    ]
+    assert read_numbers(fresh) == list(range(15))
+    assert disk.size(disk.open(fresh.segments[0].data_path)) == fresh.segments[0].data_size
+
+
+def test_old_snapshots_are_removed(disk: SimDisk, directory: LogDirectory) -> None:
+    log = create_log(directory, segment_bytes=SMALL)
+    for number in range(40):
+        append(log, batch(3, first=3 * number, producer=7, sequence=3 * number))
+        commit_and_seal(log)
+    snapshots = [name for name in disk.names(log.directory) if name.endswith(".producers")]
+    assert snapshots == [f"{base:020d}.producers" for base in (84, 96, 108)]
