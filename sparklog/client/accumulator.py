@@ -59,6 +59,7 @@ class ProducerBatch:
         "handle",
         "identity",
         "last_error",
+        "ordinal",
         "retry_at_ms",
         "state",
         "topic_id",
@@ -81,6 +82,8 @@ class ProducerBatch:
         self.attempts = 0
         self.retry_at_ms = 0.0
         self.last_error = ""
+        #: Its place among the batches of its partition that were sent.
+        self.ordinal = -1
 
     @property
     def size(self) -> int:
@@ -105,15 +108,21 @@ class ProducerBatch:
 class _Partition:
     """The batches of one partition, and its place in its producer id's sequence."""
 
-    __slots__ = ("identity", "next_sequence", "outstanding", "queued", "renumber")
+    __slots__ = ("identity", "next_ordinal", "next_sequence", "outstanding", "queued", "renumber")
 
     def __init__(self) -> None:
         self.outstanding: list[ProducerBatch] = []
         self.queued: deque[ProducerBatch] = deque()
         self.identity: ProducerIdentity | None = None
         self.next_sequence = 0
+        self.next_ordinal = 0
         #: The identity is used up: its sequence is broken.
         self.renumber = False
+
+    def in_flight_span(self) -> int:
+        """From the oldest outstanding batch to the next one. Not the number outstanding: those in between that are
+        done count, for the broker remembers them instead of the oldest."""
+        return self.next_ordinal - self.outstanding[0].ordinal if self.outstanding else 0
 
     def first_waiting(self) -> ProducerBatch | None:
         return next((batch for batch in self.outstanding if batch.state is BatchState.WAITING), None)
@@ -205,7 +214,7 @@ class Accumulator:
         waiting = partition.first_waiting()
         if waiting is not None:
             return waiting if waiting.retry_at_ms <= now_ms else None
-        if not partition.queued or len(partition.outstanding) >= self._max_in_flight:
+        if not partition.queued or partition.in_flight_span() >= self._max_in_flight:
             return None
         first = partition.queued[0]
         if first.retry_at_ms > now_ms:
@@ -222,6 +231,8 @@ class Accumulator:
         if batch.state is BatchState.QUEUED:
             partition.queued.popleft()
             partition.outstanding.append(batch)
+            batch.ordinal = partition.next_ordinal
+            partition.next_ordinal += 1
             if self._idempotent:
                 self._number(partition, batch)
         batch.state = BatchState.IN_FLIGHT

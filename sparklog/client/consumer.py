@@ -150,6 +150,7 @@ class Consumer:
         taken: list[pa.RecordBatch] = []
         kept: deque[FeedBatch] = deque()
         progress_at = time.monotonic()
+        before = self.positions()
         try:
             while True:
                 count = len(taken)
@@ -167,6 +168,11 @@ class Consumer:
                     )
                     raise ClientTimeout(f"reading to the end: no progress for {timeout_s:g} s; {reached}")
                 self._wait(min(1.0, timeout_s))
+        except BaseException:
+            for tp, position in before.items():  # what was taken goes nowhere: it will be read again
+                self.seek(tp, position)
+            kept.clear()
+            raise
         finally:
             self._fetcher.active = None
             self._ready.extendleft(reversed(kept))

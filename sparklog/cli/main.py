@@ -1,0 +1,118 @@
+"""The ``sparklog`` command as a whole, and what becomes of errors: one line on stderr and an exit code, never a trace.
+
+Exit codes: 0 done; 1 the cluster refused or something broke; 2 the command or its settings are wrong; 3 not done in
+time or nobody reached; 130 Ctrl-C; 141 whoever read the output has gone.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+import typer
+
+from sparklog.cli.brokers import brokers
+from sparklog.cli.consume import consume
+from sparklog.cli.produce import produce
+from sparklog.cli.topics import topics
+from sparklog.client.errors import ClientTimeout
+from sparklog.errors import BrokerError, ConfigError, ErrorCode, SparklogError
+
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+EXIT_TIMEOUT = 3
+EXIT_INTERRUPTED = 130
+EXIT_PIPE = 141
+
+#: Wrong use of the command line. Typer carries its own click since 0.20 and gives this class no public name.
+_UsageError: type[Exception] = typer.BadParameter.__mro__[1]
+
+app = typer.Typer(
+    name="sparklog",
+    help="Topics, records and brokers of a sparklog cluster.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.add_typer(topics, name="topics")
+app.command("produce")(produce)
+app.command("consume")(consume)
+app.command("brokers")(brokers)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        import sparklog
+
+        print(f"sparklog {sparklog.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Show the version."),
+) -> None:
+    pass
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command; the exit code."""
+    try:
+        result = app(list(arguments), prog_name="sparklog", standalone_mode=False)
+        sys.stdout.flush()
+    except typer.Exit as end:
+        return int(end.exit_code)
+    except (typer.Abort, KeyboardInterrupt):
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # Python would flush stdout once more at exit, and complain again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_PIPE
+    except _UsageError as error:
+        return _usage(error)
+    except SparklogError as error:
+        return _failed(error)
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        _say(f"{where}{error.strerror or error}")
+        return EXIT_FAILED
+    return int(result) if isinstance(result, int) else 0
+
+
+def _usage(error: Exception) -> int:
+    if type(error).__name__ == "NoArgsIsHelpError":
+        return EXIT_USAGE  # the help itself has been printed
+    context = getattr(error, "ctx", None)
+    format_message = getattr(error, "format_message", None)
+    message = " ".join(str(format_message() if format_message else error).split())
+    path = context.command_path if context is not None else "sparklog"
+    _say(f"{message} (see '{path} --help')")
+    return EXIT_USAGE
+
+
+def _failed(error: SparklogError) -> int:
+    if isinstance(error, ClientTimeout):
+        _say(str(error))
+        return EXIT_TIMEOUT
+    if isinstance(error, ConfigError):
+        _say(str(error))
+        return EXIT_USAGE
+    if isinstance(error, BrokerError) and error.code == ErrorCode.NETWORK_EXCEPTION:
+        _say(str(error))
+        return EXIT_TIMEOUT
+    _say(str(error))
+    return EXIT_FAILED
+
+
+def _say(message: str) -> None:
+    print(f"sparklog: {' '.join(message.split())}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,49 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+import datetime as dt
+from typing import Annotated, Optional
+
+import typer
+
+from sparklog.errors import ConfigError
+
+Bootstrap = Annotated[
+    Optional[str],  # noqa: UP045 - typer reads this on Python 3.10 as well
+    typer.Option(
+        "--bootstrap",
+        "-b",
+        envvar=["SPARKLOG_BOOTSTRAP", "SPARKLOG_BOOTSTRAP_SERVERS"],
+        metavar="HOST:PORT,...",
+        help="Brokers to start from.",
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="JSON instead of a table.")]
+Timeout = Annotated[float, typer.Option("--timeout", metavar="SECONDS", help="Give up after this.")]
+
+
+def servers(bootstrap: str | None) -> str:
+    """The bootstrap servers. Raises ConfigError when none are named."""
+    if not bootstrap:
+        raise ConfigError("no brokers named: give --bootstrap host:port or set SPARKLOG_BOOTSTRAP")
+    return bootstrap
+
+
+def pairs(items: list[str], *, what: str) -> dict[str, str]:
+    """``["a=1", "b=2"]`` as a mapping. Raises ConfigError for an item without ``=``."""
+    found: dict[str, str] = {}
+    for item in items:
+        name, equals, value = item.partition("=")
+        if not equals or not name:
+            raise ConfigError(f"{what} {item!r}: expected name=value")
+        found[name.strip()] = value.strip()
+    return found
+
+
+def moment(text: str) -> dt.datetime | None:
+    """A point in time in ISO 8601, in local time unless it names a zone; None when the text is none."""
+    try:
+        return dt.datetime.fromisoformat(text.removesuffix("Z") + ("+00:00" if text.endswith("Z") else ""))
+    except ValueError:
+        return None

@@ -1,0 +1,61 @@
+"""How results look: rich tables on a terminal, aligned text in a pipe, JSON when asked for."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+def on_terminal() -> bool:
+    return sys.stdout.isatty()
+
+
+def print_json(value: Any) -> None:
+    """One JSON document, indented for people where they look."""
+    text = msgspec.json.encode(value)
+    print((msgspec.json.format(text, indent=2) if on_terminal() else text).decode())
+
+
+def print_table(
+    columns: Sequence[str], rows: Sequence[Sequence[Any]], *, title: str = "", numeric: Sequence[str] = ()
+) -> None:
+    """A table; ``numeric`` columns stand to the right."""
+    cells = [["-" if cell is None else str(cell) for cell in row] for row in rows]
+    if on_terminal():
+        table = Table(*(), title=title or None, title_justify="left", header_style="bold")
+        for column in columns:
+            table.add_column(column, justify="right" if column in numeric else "left", overflow="fold")
+        for row in cells:
+            table.add_row(*row)
+        Console().print(table)
+        return
+    if title:
+        print(title)
+    widths = [max(len(cell) for cell in column) for column in zip(columns, *cells, strict=True)]
+    for row in [list(columns), *cells]:
+        aligned = (
+            cell.rjust(width) if column in numeric else cell.ljust(width)
+            for cell, width, column in zip(row, widths, columns, strict=True)
+        )
+        print("  ".join(aligned).rstrip())
+
+
+def note(message: str) -> None:
+    """For people, not for the pipe: on stderr."""
+    print(message, file=sys.stderr)
+
+
+def human_bytes(size: int) -> str:
+    amount = float(size)
+    for unit in _UNITS:
+        if amount < 1024 or unit == _UNITS[-1]:
+            return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
+        amount /= 1024
+    raise AssertionError("unreachable")
