@@ -282,6 +282,7 @@ class ReplicaDescription(msgspec.Struct, frozen=True, array_like=True):
     log_end_offset: int
     size_bytes: int
     directory: str
+    last_epoch: int = -1  #: leader epoch of the last batch, -1 for an empty log
 
 
 class DescribeBrokerReply(Message, frozen=True, tag="describe_broker_reply"):

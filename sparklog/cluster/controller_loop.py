@@ -1,0 +1,262 @@
+"""The controller as the driver runs it: a thread with a loop that stands for election, term after term.
+
+Whoever creates the ephemeral ``/controller`` is it; all others stand by and try when it goes. After an expiry of its
+own session it stands again: a driver that slept must not leave the cluster without a controller.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import threading
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+from sparklog.cluster.controller_term import ControllerTerm
+from sparklog.config import broker_config
+from sparklog.controller.controller import Controller, ControllerSettings
+from sparklog.errors import ClusterError
+from sparklog.model import BrokerEndpoint
+from sparklog.net.loop import new_event_loop
+from sparklog.zk import paths
+from sparklog.zk.codecs import ZkFormatError
+from sparklog.zk.controller_store import ControllerStore
+from sparklog.zk.errors import ZkError
+from sparklog.zk.session import SessionState, ZkSession
+
+log = logging.getLogger(__name__)
+
+#: Between attempts that failed for a reason that may pass.
+_RETRY_S = 0.2
+_STOP_TIMEOUT_S = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class ControllerStatus:
+    """What this controller is doing. ``state``: connecting, standby, active, stopped or failed (see ``detail``)."""
+
+    state: str = "connecting"
+    controller_epoch: int = -1
+    brokers: tuple[BrokerEndpoint, ...] = ()
+    topics: int = 0
+    detail: str = ""
+    counters: Mapping[str, int] = field(default_factory=dict)
+
+
+class ControllerLoop:
+    """Thread-safe outside, one loop inside. ``on_change`` is called in the controller's thread: be quick there."""
+
+    def __init__(
+        self,
+        zookeeper: str,
+        cluster_id: str = "",
+        *,
+        session_timeout_ms: int | None = None,
+        settings: Mapping[str, str] | None = None,
+        on_change: Callable[[ControllerStatus], None] | None = None,
+    ) -> None:
+        """``cluster_id`` empty: whatever cluster is there, or a new one. ``settings`` are Kafka's keys.
+
+        Raises:
+            ConfigError: a setting is unknown or out of range.
+        """
+        config = broker_config(settings or {})
+        self._zookeeper = zookeeper
+        self._cluster_id = cluster_id
+        self._session_timeout_ms = session_timeout_ms or config.session_timeout_ms
+        self._connect_timeout_ms = config.zk_connection_timeout_ms
+        self._topic_defaults = config.topic_defaults
+        self._on_change = on_change
+        self.controller_id = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+        self._status = ControllerStatus()
+        self._changed = threading.Condition()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stopping: asyncio.Event | None = None
+        self._thread: threading.Thread | None = None
+        #: The session in use; for tests that end it.
+        self.session: ZkSession | None = None
+
+    @property
+    def status(self) -> ControllerStatus:
+        return self._status
+
+    def start(self) -> None:
+        """Begin; returns at once."""
+        assert self._thread is None, "started twice"
+        self._thread = threading.Thread(target=self._run, name="sparklog-controller", daemon=True)
+        self._thread.start()
+
+    def wait_ready(self, timeout_s: float = 30.0) -> ControllerStatus:
+        """Wait until a controller is at work: this one is active, or stands by for another.
+
+        Raises:
+            ClusterError: it failed, or it took longer.
+        """
+
+        def ready() -> bool:
+            return self._status.state not in {"connecting"}
+
+        with self._changed:
+            if not self._changed.wait_for(ready, timeout_s):
+                raise ClusterError(
+                    f"no controller within {timeout_s:g} s at {self._zookeeper}: {self._status.detail or 'no answer'}"
+                )
+            status = self._status
+        if status.state in {"failed", "stopped"}:
+            raise ClusterError(f"the controller {status.state}: {status.detail}")
+        return status
+
+    def stop(self) -> None:
+        """Give the election up and end the thread; another controller can follow at once. Idempotent."""
+        thread = self._thread
+        if thread is None:
+            return
+        with self._changed:
+            if self._loop is not None and self._stopping is not None:
+                self._loop.call_soon_threadsafe(self._stopping.set)
+        thread.join(_STOP_TIMEOUT_S)
+        if thread.is_alive():
+            raise ClusterError(f"the controller's thread did not end within {_STOP_TIMEOUT_S:g} s")
+        self._thread = None
+
+    # --- the thread ------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        loop = new_event_loop()
+        try:
+            with self._changed:
+                self._loop, self._stopping = loop, asyncio.Event()
+            loop.run_until_complete(self._main(self._stopping))
+            self._set(replace(self._status, state="stopped", brokers=()))
+        except ClusterError as error:
+            log.error("the controller failed: %s", error)
+            self._set(ControllerStatus("failed", detail=str(error)))
+        except Exception as error:
+            log.exception("the controller failed")
+            self._set(ControllerStatus("failed", detail=f"{type(error).__name__}: {error}"))
+        finally:
+            with self._changed:
+                self._loop = None
+            loop.run_until_complete(loop.shutdown_asyncgens())
+            loop.run_until_complete(loop.shutdown_default_executor())
+            loop.close()
+
+    async def _main(self, stopping: asyncio.Event) -> None:
+        work = asyncio.ensure_future(self._stand_for_election())
+        stop = asyncio.ensure_future(stopping.wait())
+        try:
+            await asyncio.wait({work, stop}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            work.cancel()
+            stop.cancel()
+            results = await asyncio.gather(work, stop, return_exceptions=True)
+        if isinstance(results[0], Exception):
+            raise results[0]
+
+    async def _stand_for_election(self) -> None:
+        session = self.session = await self._open()
+        try:
+            store = ControllerStore(session)
+            generation = 0
+            while True:
+                await session.connected()
+                # A session that is not the first one: the last expired, and brokers' sessions may have, too.
+                cautious = generation not in (0, session.generation)
+                generation = session.generation
+                try:
+                    await self._one_round(store, cautious=cautious)
+                except ZkFormatError:
+                    raise
+                except ZkError as error:
+                    log.warning("the controller starts over: %s", error)
+                    self._set(replace(self._status, state="connecting", detail=str(error)))
+                    await asyncio.sleep(_RETRY_S)
+        finally:
+            await session.close()
+
+    async def _open(self) -> ZkSession:
+        session: ZkSession | None = None
+        while session is None:
+            session = await self._try_open()
+        return session
+
+    async def _try_open(self) -> ZkSession | None:
+        try:
+            return await ZkSession.open(
+                self._zookeeper,
+                session_timeout_ms=self._session_timeout_ms,
+                connect_timeout_ms=self._connect_timeout_ms,
+            )
+        except ClusterError as error:
+            log.warning("%s; trying on", error)
+            self._set(replace(self._status, detail=str(error)))
+            return None
+
+    async def _one_round(self, store: ControllerStore, *, cautious: bool) -> None:
+        """Be elected and serve one term, or stand by until ``/controller`` goes."""
+        await store.cluster.prepare()
+        found = await store.cluster.cluster_id()
+        if self._cluster_id and found != self._cluster_id:
+            raise ClusterError(f"ZooKeeper at {self._zookeeper} has cluster {found}; expected {self._cluster_id}")
+        epoch = await store.elect(self.controller_id)
+        if epoch is None:
+            self._set(ControllerStatus("standby"))
+            await self._until_free(store.session)
+            return
+        core = Controller(
+            controller_id=self.controller_id,
+            controller_epoch=epoch,
+            settings=ControllerSettings(
+                session_timeout_ms=self._session_timeout_ms, topic_defaults=dict(self._topic_defaults)
+            ),
+        )
+        term = ControllerTerm(
+            store,
+            core,
+            cluster_id=found,
+            session_timeout_ms=self._session_timeout_ms,
+            on_change=lambda: self._term_changed(term),
+        )
+        log.info("controller %s begins term %d", self.controller_id, epoch)
+        reason = await term.run(cautious=cautious)
+        log.warning("term %d is over: %s", epoch, reason)
+        self._set(replace(self._status, state="connecting", detail=reason))
+        await self._resign(store)
+
+    async def _resign(self, store: ControllerStore) -> None:
+        """A node of our own must not keep others, or our next term, from being elected."""
+        if store.session.state is not SessionState.CONNECTED:
+            return
+        try:
+            node = await store.session.get(paths.CONTROLLER)
+            if store.owns(node):
+                await store.session.delete(paths.CONTROLLER, node.version)
+        except ZkError as error:
+            log.info("could not give /controller up: %s", error)
+
+    async def _until_free(self, session: ZkSession) -> None:
+        gone = asyncio.Event()
+        while await session.exists(paths.CONTROLLER, on_change=gone.set):
+            await gone.wait()
+            gone.clear()
+
+    # --- status ----------------------------------------------------------------------------------------------------
+
+    def _term_changed(self, term: ControllerTerm) -> None:
+        core = term.core
+        brokers = tuple(found.endpoint for found in core.brokers.registrations.values())
+        status = ControllerStatus(
+            "active", core.controller_epoch, brokers, len(core.state.topics), "", dict(term.counters)
+        )
+        if status != self._status:
+            self._set(status)
+
+    def _set(self, status: ControllerStatus) -> None:
+        with self._changed:
+            self._status = status
+            self._changed.notify_all()
+        if self._on_change is not None:
+            self._on_change(status)

@@ -1,0 +1,388 @@
+"""One controller term: carries facts from ZooKeeper and brokers to the core, and out what it orders.
+
+Nothing is decided here. All of it runs on one loop; the core is stepped synchronously, and results come back as
+events. The term ends when the core resigns, the session expires, or ``/controller`` is no longer ours.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any
+
+from sparklog.cluster.broker_connections import BrokerConnections
+from sparklog.controller.controller import Controller
+from sparklog.controller.effects import (
+    AskLogEnds,
+    DeleteTopic,
+    DropDeletionRequest,
+    Effect,
+    ReadStates,
+    Report,
+    Resign,
+    SendUpdate,
+    TrustBroker,
+    WriteStates,
+)
+from sparklog.controller.events import (
+    BrokersRead,
+    DeletionsRead,
+    Disconnected,
+    Event,
+    Fenced,
+    Loaded,
+    LogEndsRead,
+    Reconnected,
+    StatesRead,
+    StatesRefused,
+    StatesUnknown,
+    StatesWritten,
+    StoppingRead,
+    Ticked,
+    TopicDeleted,
+    TopicGone,
+    TopicRead,
+    TopicSnapshot,
+    UpdateAnswered,
+    UpdateLost,
+)
+from sparklog.errors import BrokerError
+from sparklog.model import TopicPartition, VersionedState, assert_never
+from sparklog.protocol.messages import ControlUpdateReply, DescribeBroker, DescribeBrokerReply
+from sparklog.zk import codecs, paths
+from sparklog.zk.controller_store import ControllerStore, EpochLost, FateUnknown, NodeGone, StateOutcome, Written
+from sparklog.zk.errors import ZkUnreachable
+from sparklog.zk.session import Node, SessionState
+
+log = logging.getLogger(__name__)
+
+
+def _now_ms() -> int:
+    return time.monotonic_ns() // 1_000_000
+
+
+class ControllerTerm:
+    """Owner: ``ControllerLoop``. ``run`` returns, with the reason, when the term is over."""
+
+    def __init__(
+        self,
+        store: ControllerStore,
+        core: Controller,
+        *,
+        cluster_id: str,
+        session_timeout_ms: int,
+        on_change: Callable[[], None],
+    ) -> None:
+        self.core = core
+        self.counters: Counter[str] = Counter()
+        self._store = store
+        self._session = store.session
+        self._generation = store.session.generation
+        self._on_change = on_change
+        self._connections = BrokerConnections(
+            client_id=f"controller-{core.controller_epoch}",
+            cluster_id=cluster_id,
+            connect_timeout_s=max(1.0, session_timeout_ms / 1000),
+        )
+        self._loop = asyncio.get_running_loop()
+        self._over: asyncio.Future[str] = self._loop.create_future()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._unwatch: list[Callable[[], None]] = []
+        self._topic_watches: dict[str, Callable[[], None]] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._outcomes: dict[TopicPartition, StateOutcome | None] = {}
+        self._deleting: set[str] = set()
+
+    async def run(self, *, cautious: bool) -> str:
+        """Read everything, then follow it until the term is over. Returns why it is.
+
+        Raises:
+            ZkUnreachable: ZooKeeper was lost before everything was read.
+            ClusterError: something in ZooKeeper cannot be read, such as a value of a newer format.
+        """
+        try:
+            self._step(await self._load(cautious=cautious))
+            self._unwatch.append(self._session.add_listener(self._session_moved))
+            if self._session.state is not SessionState.CONNECTED or self._session.generation != self._generation:
+                raise ZkUnreachable("ZooKeeper was lost while the cluster's state was read")
+            self._follow()
+            return await self._over
+        finally:
+            await self._end()
+
+    async def _load(self, *, cautious: bool) -> Loaded:
+        # Brokers first: then every state is newer than the registrations, and an untrusted broker's claims are seen.
+        brokers = await self._store.read_brokers()
+        stopping = await self._store.read_stopping()
+        topics = await self._store.read_topics()
+        deletions = await self._store.read_deletions()
+        snapshots = tuple(TopicSnapshot(topic.record, topic.states) for topic in topics)
+        return Loaded(brokers, stopping, snapshots, deletions, cautious)
+
+    async def _end(self) -> None:
+        if not self._over.done():
+            self._over.set_result("cancelled")
+        for unwatch in (*self._unwatch, *self._topic_watches.values()):
+            unwatch()
+        if self._timer is not None:
+            self._timer.cancel()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._connections.close()
+
+    # --- facts in --------------------------------------------------------------------------------------------------
+
+    def _follow(self) -> None:
+        self._unwatch.append(self._session.watch_data(paths.CONTROLLER, self._controller_node))
+        self._unwatch.append(self._session.watch_children(paths.TOPICS, self._topic_names))
+        self._start(self._level(paths.BROKER_IDS, self._read_brokers), "live brokers")
+        self._start(self._level(paths.STOPPING, self._read_stopping), "stopping brokers")
+        self._start(self._level(paths.DELETE_TOPICS, self._read_deletions), "topic deletions")
+        self._start(self._level(paths.ISR_CHANGES, self._read_isr_changes), "ISR changes")
+
+    async def _level(self, path: str, read: Callable[[], Awaitable[None]]) -> None:
+        """Read a node's children and theirs whenever they change, and after every reconnection."""
+        while True:
+            changed = asyncio.Event()
+            try:
+                await self._session.connected()
+                await self._session.children(path, on_change=changed.set)
+                await read()
+            except ZkUnreachable:
+                if self._session.state is SessionState.CLOSED:
+                    return
+                continue
+            await changed.wait()
+
+    async def _read_brokers(self) -> None:
+        self._step(BrokersRead(await self._store.read_brokers()))
+
+    async def _read_stopping(self) -> None:
+        self._step(StoppingRead(await self._store.read_stopping()))
+
+    async def _read_deletions(self) -> None:
+        self._step(DeletionsRead(await self._store.read_deletions()))
+
+    async def _read_isr_changes(self) -> None:
+        names, changed = await self._store.read_isr_changes()
+        if names:
+            self._step(StatesRead(await self._store.read_states(changed)))
+            await self._store.delete_isr_changes(names)
+
+    def _topic_names(self, names: tuple[str, ...] | None) -> None:
+        present = set(names or ())
+        for name in present - set(self._topic_watches):
+            self._topic_watches[name] = self._session.watch_data(paths.topic(name), self._topic_reader(name))
+        for name in set(self._topic_watches) - present:
+            self._topic_watches.pop(name)()
+            self._start(self._look_for_topic(name), f"look for topic {name}")
+
+    async def _look_for_topic(self, name: str) -> None:
+        """Brokers throw away what is reported gone: look again, since it may have been created anew meanwhile. A
+        deletion by our own hand is reported by the task that does it."""
+        if name not in self._deleting and await self._store.cluster.read_topic(name) is None:
+            self._step(TopicGone(name))
+
+    def _topic_reader(self, name: str) -> Callable[[Node | None], None]:
+        def read(node: Node | None) -> None:
+            if node is not None:
+                # Without states: partitions of a topic that is new to the core have none yet, and where they do
+                # (an earlier controller began), the write is refused and brings them.
+                record = codecs.decode_topic(paths.topic(name), node.data, name)
+                self._step(TopicRead(TopicSnapshot(record, {})))
+
+        return read
+
+    def _controller_node(self, node: Node | None) -> None:
+        if not self._store.owns(node):
+            self._step(Fenced("/controller is not this controller's any more"))
+
+    def _session_moved(self, state: SessionState) -> None:
+        if state is SessionState.CONNECTED and self._session.generation == self._generation:
+            self._step(Reconnected())
+        elif state is SessionState.DISCONNECTED:
+            self._step(Disconnected())
+        elif state is not SessionState.CONNECTING:
+            self._finish(f"the ZooKeeper session is {state.value}")
+
+    def _step(self, event: Event) -> None:
+        if self._over.done():
+            return
+        for effect in self.core.step(event, _now_ms()):
+            self._perform(effect)
+        self._set_timer()
+        self._on_change()
+
+    def _set_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        deadline = self.core.deadline_ms
+        if deadline is not None and not self._over.done():
+            self._timer = self._loop.call_later(max(0, deadline - _now_ms()) / 1000, self._step, Ticked())
+
+    def _finish(self, reason: str) -> None:
+        if not self._over.done():
+            self._over.set_result(reason)
+
+    # --- orders out ------------------------------------------------------------------------------------------------
+
+    def _perform(self, effect: Effect) -> None:
+        match effect:
+            case WriteStates():
+                self._write(effect)
+            case ReadStates():
+                self._start(self._read_states(effect.partitions), "read states")
+            case SendUpdate():
+                self._start(self._send_update(effect), f"update broker {effect.broker.broker_id}")
+            case DeleteTopic():
+                if effect.name not in self._deleting:
+                    self._deleting.add(effect.name)
+                    self._start(self._delete_topic(effect.name, effect.topic_id), f"delete topic {effect.name}")
+            case DropDeletionRequest():
+                self._start(self._patiently(lambda: self._store.drop_deletion_request(effect.name)), "drop request")
+            case TrustBroker():
+                self._start(
+                    self._patiently(lambda: self._store.trust_broker(effect.broker_id, effect.incarnation)), "trust"
+                )
+            case AskLogEnds():
+                self._start(self._ask_log_ends(effect), f"ask broker {effect.broker.broker_id}")
+            case Report():
+                self.counters[effect.kind] += effect.count
+                log.info("%s: %s", effect.kind, effect.detail)
+            case Resign():
+                self._finish(effect.detail)
+            case _:
+                assert_never(effect)
+
+    def _write(self, effect: WriteStates) -> None:
+        for write in effect.writes:
+            self._store.write_state(
+                write.tp,
+                write.state,
+                topic_id=write.topic_id,
+                leader_incarnation=write.leader_incarnation,
+                expected_version=write.expected_version,
+                on_outcome=self._state_outcome,
+            )
+
+    def _state_outcome(self, tp: TopicPartition, outcome: StateOutcome | None) -> None:
+        """Outcomes come one by one, many in a turn of the loop; the core gets each turn's together."""
+        if not self._outcomes:
+            self._loop.call_soon(self._report_outcomes)
+        self._outcomes[tp] = outcome
+
+    def _report_outcomes(self) -> None:
+        outcomes, self._outcomes = self._outcomes, {}
+        written: dict[TopicPartition, int] = {}
+        gone: dict[TopicPartition, VersionedState | None] = {}
+        unknown: list[TopicPartition] = []
+        lost: list[TopicPartition] = []
+        for tp, outcome in outcomes.items():
+            if isinstance(outcome, Written):
+                written[tp] = outcome.version
+            elif outcome is None:
+                lost.append(tp)
+            elif isinstance(outcome, NodeGone):
+                gone[tp] = None
+            elif isinstance(outcome, EpochLost):
+                self._step(Fenced("another controller has a higher epoch"))
+                return
+            else:
+                assert isinstance(outcome, FateUnknown)
+                unknown.append(tp)
+        if written:
+            self._step(StatesWritten(written))
+        if gone:
+            self._step(StatesRefused(gone))
+        if unknown:
+            self._step(StatesUnknown(tuple(unknown)))
+        if lost:
+            self._start(self._read_refused(lost), "read refused states")
+
+    async def _read_refused(self, tps: Sequence[TopicPartition]) -> None:
+        try:
+            self._step(StatesRefused(await self._store.read_states(tps)))
+        except ZkUnreachable:
+            self._step(StatesUnknown(tuple(tps)))
+
+    async def _read_states(self, tps: Sequence[TopicPartition]) -> None:
+        try:
+            await self._session.connected()
+            self._step(StatesRead(await self._store.read_states(tps)))
+        except ZkUnreachable:
+            self._step(StatesUnknown(tuple(tps)))
+
+    async def _send_update(self, effect: SendUpdate) -> None:
+        broker_id = effect.broker.broker_id
+        try:
+            reply = await self._connections.request(effect.broker, effect.update)
+        except BrokerError as error:
+            log.info("broker %d could not be told: %s", broker_id, error)
+            self._step(UpdateLost(broker_id, effect.update_id))
+            return
+        assert isinstance(reply, ControlUpdateReply)
+        self._step(UpdateAnswered(broker_id, effect.update_id, reply.code, reply.failed, reply.detail))
+
+    async def _ask_log_ends(self, effect: AskLogEnds) -> None:
+        try:
+            reply = await self._connections.request(effect.broker, DescribeBroker(0))
+        except BrokerError as error:
+            log.info("broker %d could not be asked for its log ends: %s", effect.broker.broker_id, error)
+            return
+        assert isinstance(reply, DescribeBrokerReply)
+        wanted = set(effect.partitions)
+        ends = {
+            TopicPartition(found.topic, found.partition): (found.last_epoch, found.log_end_offset)
+            for found in reply.replicas
+            if (found.topic, found.partition) in wanted
+        }
+        self._step(LogEndsRead(effect.broker.broker_id, reply.incarnation, ends))
+
+    async def _delete_topic(self, name: str, topic_id: str) -> None:
+        deleted = False
+
+        async def delete() -> None:
+            nonlocal deleted
+            deleted = await self._store.delete_topic(name, topic_id)
+
+        try:
+            await self._patiently(delete)
+        finally:
+            self._deleting.discard(name)
+        if deleted:
+            self._step(TopicDeleted(name, topic_id))
+        else:
+            self._step(Fenced("another controller has a higher epoch"))
+
+    async def _patiently(self, operation: Callable[[], Awaitable[None]]) -> None:
+        """Carry out an operation that may be repeated, however often the connection breaks."""
+        while True:
+            await self._session.connected()
+            try:
+                await operation()
+                return
+            except ZkUnreachable as error:
+                log.info("repeating after %s", error)
+
+    def _start(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        if self._over.done():
+            work.close()
+            return
+        task = self._loop.create_task(work, name=f"controller: {name}")
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if task.cancelled():
+            return
+        error = task.exception()
+        if error is not None and not self._over.done():
+            # Not foreseen: a term that goes on half blind would be worse than a new one.
+            log.error("%s failed", task.get_name(), exc_info=error)
+            self._finish(f"{task.get_name()}: {type(error).__name__}: {error}")

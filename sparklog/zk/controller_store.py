@@ -1,0 +1,273 @@
+"""What a controller reads and writes in ZooKeeper. Every write is bound to its controller epoch.
+
+The epoch is held by the version of ``/controller_epoch``: a multi that checks it fails as soon as another controller
+has been elected, whatever this one believes. Writes are pipelined, one multi a partition.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import msgspec
+
+from sparklog.model import BrokerRegistration, LeaderAndIsr, TopicPartition, TopicRecord, VersionedState
+from sparklog.zk import codecs, paths
+from sparklog.zk.cluster_store import ClusterStore, FateUnknown, NodeGone, Refused, WriteOutcome, Written
+from sparklog.zk.errors import ZkError, ZkMultiFailed, ZkNoNode, ZkUnreachable
+from sparklog.zk.session import Check, Create, Delete, Node, Op, SetData, ZkSession
+
+#: Version of a node that does not exist yet.
+NO_NODE = -1
+
+
+@dataclass(frozen=True, slots=True)
+class EpochLost:
+    """Nothing was written: another controller has been elected."""
+
+
+StateOutcome = WriteOutcome | EpochLost
+
+
+class StoredTopic(NamedTuple):
+    record: TopicRecord
+    states: dict[int, VersionedState]
+
+
+class ControllerStore:
+    """One controller's view, for one session. ``elect`` first; its writes need the epoch that gives."""
+
+    def __init__(self, session: ZkSession) -> None:
+        self.session = session
+        self.cluster = ClusterStore(session)
+        self._epoch_version = NO_NODE
+
+    async def elect(self, controller_id: str) -> int | None:
+        """Take ``/controller`` and a new controller epoch. None: another controller holds it."""
+        node = await self.session.get(paths.CONTROLLER_EPOCH)
+        epoch = codecs.decode(paths.CONTROLLER_EPOCH, node.data, codecs.CounterNode).value + 1
+        claim = codecs.ControllerNode(controller_id, epoch)
+        try:
+            _, version = await self.session.multi(
+                [
+                    Create(paths.CONTROLLER, codecs.encode(claim), ephemeral=True),
+                    SetData(paths.CONTROLLER_EPOCH, codecs.encode(codecs.CounterNode(epoch)), node.version),
+                ]
+            )
+        except ZkMultiFailed:
+            return await self._own_claim()
+        self._epoch_version = version
+        return epoch
+
+    async def _own_claim(self) -> int | None:
+        """The epoch of a claim made by this very session, whose answer was lost."""
+        try:
+            holder = await self.session.get(paths.CONTROLLER)
+            counter = await self.session.get(paths.CONTROLLER_EPOCH)
+        except ZkNoNode:
+            return None
+        held = codecs.decode(paths.CONTROLLER, holder.data, codecs.ControllerNode)
+        newest = codecs.decode(paths.CONTROLLER_EPOCH, counter.data, codecs.CounterNode).value
+        if holder.ephemeral_owner != self.session.session_id or held.controller_epoch != newest:
+            return None
+        self._epoch_version = counter.version
+        return newest
+
+    def owns(self, holder: Node | None) -> bool:
+        """Whether ``/controller``, as read, is this session's."""
+        return holder is not None and holder.ephemeral_owner == self.session.session_id
+
+    # --- levels ----------------------------------------------------------------------------------------------------
+
+    async def read_brokers(self) -> tuple[BrokerRegistration, ...]:
+        """Live brokers. One is untrusted while its mark stands, whatever its registration says: a controller has
+        taken the mark away when it had acted on it."""
+        live = await self.cluster.live_brokers()
+        marked = {int(name) for name in await self.session.children(paths.UNTRUSTED)}
+        return tuple(msgspec.structs.replace(found, trusted=found.broker_id not in marked) for found in live)
+
+    async def read_stopping(self) -> dict[int, int]:
+        """Brokers that ask to be relieved, with the incarnation that asked."""
+        nodes = await self._read_children(paths.STOPPING)
+        return {
+            int(name): codecs.decode(f"{paths.STOPPING}/{name}", node.data, codecs.StoppingNode).incarnation
+            for name, node in nodes.items()
+        }
+
+    async def read_deletions(self) -> dict[str, str]:
+        """Topics to be deleted, with the id of the topic that is meant."""
+        nodes = await self._read_children(paths.DELETE_TOPICS)
+        return {
+            name: codecs.decode(f"{paths.DELETE_TOPICS}/{name}", node.data, codecs.DeletionRequest).topic_id
+            for name, node in nodes.items()
+        }
+
+    async def read_isr_changes(self) -> tuple[tuple[str, ...], tuple[TopicPartition, ...]]:
+        """Notification nodes and the partitions they name."""
+        nodes = await self._read_children(paths.ISR_CHANGES)
+        changed: dict[TopicPartition, None] = {}
+        for name, node in nodes.items():
+            changed.update(dict.fromkeys(codecs.decode_partitions(f"{paths.ISR_CHANGES}/{name}", node.data)))
+        return tuple(nodes), tuple(changed)
+
+    async def delete_isr_changes(self, names: Sequence[str]) -> None:
+        """Delete notifications that were acted on. Bound to the epoch: a deposed controller must not swallow what the
+        new one has not seen."""
+        fence = Check(paths.CONTROLLER_EPOCH, self._epoch_version)
+        deletions = [self.session.multi([fence, Delete(f"{paths.ISR_CHANGES}/{name}")]) for name in names]
+        _raise_other_than(await asyncio.gather(*deletions, return_exceptions=True), ZkMultiFailed)
+
+    async def read_topics(self) -> tuple[StoredTopic, ...]:
+        """All topics with the states of their partitions."""
+        names = await self.session.children(paths.TOPICS)
+        found = await asyncio.gather(*(self.cluster.read_topic(name) for name in names))
+        records = [read[0] for read in found if read is not None]
+        tps = [TopicPartition(record.name, p) for record in records for p in range(len(record.assignment))]
+        states = await self.read_states(tps)
+        by_topic: dict[str, dict[int, VersionedState]] = {record.name: {} for record in records}
+        for tp, stored in states.items():
+            if stored is not None:
+                by_topic[tp.topic][tp.partition] = stored
+        return tuple(StoredTopic(record, by_topic[record.name]) for record in records)
+
+    async def read_states(self, tps: Sequence[TopicPartition]) -> dict[TopicPartition, VersionedState | None]:
+        """These partitions' states, None where there is none. Sees everything written through this session."""
+        if tps:
+            await self.session.sync(paths.TOPICS)
+        nodes = await asyncio.gather(*(self.session.get(paths.state(tp)) for tp in tps), return_exceptions=True)
+        _raise_other_than(nodes, ZkNoNode)
+        return {
+            tp: codecs.decode_state(paths.state(tp), node.data, node.version) if isinstance(node, Node) else None
+            for tp, node in zip(tps, nodes, strict=True)
+        }
+
+    async def _read_children(self, path: str) -> Mapping[str, Node]:
+        names = await self.session.children(path)
+        nodes = await asyncio.gather(*(self.session.get(f"{path}/{name}") for name in names), return_exceptions=True)
+        _raise_other_than(nodes, ZkNoNode)
+        return {name: node for name, node in zip(names, nodes, strict=True) if isinstance(node, Node)}
+
+    # --- writes ----------------------------------------------------------------------------------------------------
+
+    def write_state(
+        self,
+        tp: TopicPartition,
+        state: LeaderAndIsr,
+        *,
+        topic_id: str,
+        leader_incarnation: int,
+        expected_version: int,
+        on_outcome: Callable[[TopicPartition, StateOutcome | None], None],
+    ) -> None:
+        """Send one compare-and-set; return at once. ``on_outcome`` is called in the loop, with None where the write
+        lost and what the node holds has still to be read.
+
+        A callback and not a coroutine: there may be ten thousand, and a task for each would cost more than the write.
+        """
+        value = codecs.encode_state(state, leader_incarnation)
+        ops: list[Op] = [Check(paths.CONTROLLER_EPOCH, self._epoch_version), Check(paths.topic_id(topic_id), -1)]
+        if expected_version == NO_NODE:
+            ops += [Create(paths.partition(tp), b""), Create(paths.state(tp), value)]
+        else:
+            ops.append(SetData(paths.state(tp), value, expected_version))
+
+        def done(future: asyncio.Future[tuple[int, ...]]) -> None:
+            if not future.cancelled():
+                on_outcome(tp, _outcome(future, expected_version))
+
+        self.session.multi(ops).add_done_callback(done)
+
+    async def delete_topic(self, name: str, topic_id: str) -> bool:
+        """Delete a topic's nodes and its deletion request; doing it twice is the same as once. False: another
+        controller has been elected.
+
+        Raises:
+            ZkUnreachable: part of it may be done.
+        """
+        try:
+            partitions = await self.session.children(paths.partitions(name))
+        except ZkNoNode:
+            partitions = ()
+        fence = Check(paths.CONTROLLER_EPOCH, self._epoch_version)
+        deletions = []
+        for number in partitions:
+            tp = TopicPartition(name, int(number))
+            deletions.append(self.session.multi([fence, Delete(paths.state(tp)), Delete(paths.partition(tp))]))
+        for result in await asyncio.gather(*deletions, return_exceptions=True):
+            if isinstance(result, ZkMultiFailed) and result.index == 0:
+                return False
+            if isinstance(result, BaseException) and not _is_missing(result):
+                raise result
+        return await self._delete_all(
+            fence, [paths.partitions(name), paths.topic(name), paths.topic_id(topic_id), paths.delete_topic(name)]
+        )
+
+    async def _delete_all(self, fence: Check, rest: list[str]) -> bool:
+        """Delete these nodes in one multi, without those that are gone already. False: the fence has fallen."""
+        if not rest:
+            return True
+        try:
+            await self.session.multi([fence, *(Delete(path) for path in rest)])
+        except ZkMultiFailed as error:
+            if error.index == 0:
+                return False
+            if not _is_missing(error):
+                raise
+            return await self._delete_all(fence, rest[: error.index - 1] + rest[error.index :])
+        return True
+
+    async def drop_deletion_request(self, name: str) -> None:
+        try:
+            await self.session.delete(paths.delete_topic(name))
+        except ZkNoNode:
+            return
+
+    async def trust_broker(self, broker_id: int, incarnation: int) -> None:
+        """Take an untrusted broker's mark away, unless another incarnation has registered since."""
+        try:
+            await self.session.multi(
+                [Check(paths.incarnation(broker_id), incarnation), Delete(paths.untrusted(broker_id))]
+            )
+        except ZkMultiFailed:
+            return
+
+
+def _outcome(future: asyncio.Future[tuple[int, ...]], expected_version: int) -> StateOutcome | None:
+    error = future.exception()
+    if error is None:
+        return Written(0 if expected_version == NO_NODE else future.result()[-1])
+    if isinstance(error, ZkUnreachable):
+        return FateUnknown(error.sent)
+    if isinstance(error, ZkMultiFailed):
+        if error.index == 0:
+            return EpochLost()
+        if isinstance(error.cause, ZkNoNode):
+            return NodeGone()
+        return None
+    # Not understood: it may have been carried out.
+    return FateUnknown(sent=True)
+
+
+def _is_missing(error: BaseException) -> bool:
+    return isinstance(error, ZkMultiFailed) and isinstance(error.cause, ZkNoNode)
+
+
+def _raise_other_than(results: Sequence[object], allowed: type[ZkError]) -> None:
+    for result in results:
+        if isinstance(result, BaseException) and not isinstance(result, allowed):
+            raise result
+
+
+__all__ = [
+    "NO_NODE",
+    "ControllerStore",
+    "EpochLost",
+    "FateUnknown",
+    "NodeGone",
+    "Refused",
+    "StateOutcome",
+    "StoredTopic",
+    "Written",
+]

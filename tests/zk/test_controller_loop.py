@@ -1,0 +1,309 @@
+"""The controller's loop against a real ZooKeeper and brokers that are real on the wire but keep only what they hear."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+
+from sparklog.cluster.controller_loop import ControllerLoop, ControllerStatus
+from sparklog.cluster.embedded_zookeeper import EmbeddedZookeeper
+from sparklog.errors import ClusterError, ErrorCode
+from sparklog.model import LeaderAndIsr, TopicPartition, TopicRecord
+from sparklog.net.server import Server, ServerConnection, serve
+from sparklog.protocol.messages import (
+    ControlUpdate,
+    ControlUpdateReply,
+    DescribeBroker,
+    DescribeBrokerReply,
+    HelloReply,
+    ReplicaDescription,
+    Request,
+)
+from sparklog.zk import paths
+from sparklog.zk.broker_registry import BrokerRegistry
+from sparklog.zk.cluster_store import ClusterStore, Written
+from sparklog.zk.session import ZkSession
+
+from .support import broker, expire, opened, until
+
+pytestmark = pytest.mark.integration
+
+SESSION_TIMEOUT_MS = 1500
+RECORD = TopicRecord("t", "id-1", ((1, 2, 3), (2, 3, 1), (3, 1, 2)), ())
+
+
+class Hearer:
+    """A broker that registers, answers updates, and remembers the newest of each decision."""
+
+    def __init__(self, broker_id: int, store: ClusterStore) -> None:
+        self.broker_id = broker_id
+        self.store = store
+        self.known: dict[TopicPartition, LeaderAndIsr] = {}
+        self.versions: dict[TopicPartition, int] = {}
+        self.brokers: list[int] = []
+        self.topics: set[str] = set()
+        self.updates: list[ControlUpdate] = []
+        self.log_ends: dict[TopicPartition, tuple[int, int]] = {}
+        self.registry: BrokerRegistry
+        self.server: Server
+
+    def __call__(self, connection: ServerConnection) -> Hearer:
+        self.connection = connection
+        return self
+
+    def request_received(self, request: Request, body: memoryview) -> None:
+        if isinstance(request, DescribeBroker):
+            replicas = tuple(
+                ReplicaDescription(tp.topic, tp.partition, "follower", 0, 0, 0, end, 0, "", epoch)
+                for tp, (epoch, end) in self.log_ends.items()
+            )
+            self.connection.reply(
+                DescribeBrokerReply(request.cid, self.broker_id, self.incarnation, 1, "", "", "running", replicas, {})
+            )
+            return
+        assert isinstance(request, ControlUpdate)
+        code = ErrorCode.NONE if request.incarnation == self.incarnation else ErrorCode.STALE_BROKER_EPOCH
+        if code is ErrorCode.NONE:
+            self._take(request)
+        self.connection.reply(ControlUpdateReply(request.cid, code))
+
+    def _take(self, update: ControlUpdate) -> None:
+        self.updates.append(update)
+        if update.full:
+            self.known, self.versions, self.topics = {}, {}, set()
+        if update.brokers is not None:
+            self.brokers = [endpoint.broker_id for endpoint in update.brokers]
+        self.topics |= {change.name for change in update.topics}
+        for decision in update.partitions:
+            tp = TopicPartition(decision.topic, decision.partition)
+            if decision.version > self.versions.get(tp, -1):
+                self.known[tp], self.versions[tp] = decision.state, decision.version
+        for name, _ in update.deleted:
+            self.topics.discard(name)
+            self.known = {tp: state for tp, state in self.known.items() if tp.topic != name}
+            self.versions = {tp: version for tp, version in self.versions.items() if tp.topic != name}
+
+    def connection_lost(self) -> None: ...
+
+    @property
+    def incarnation(self) -> int:
+        return self.registry.incarnation
+
+    def leaders(self) -> list[int]:
+        return [state.leader for _, state in sorted(self.known.items())]
+
+
+@asynccontextmanager
+async def hearing(connect: str, broker_id: int, *, trusted: bool = True) -> AsyncIterator[Hearer]:
+    async with opened(connect, session_timeout_ms=SESSION_TIMEOUT_MS) as store:
+        hearer = Hearer(broker_id, store)
+        cluster_id = await store.cluster_id()
+        hearer.server = await serve(
+            hearer,
+            host="127.0.0.1",
+            port=0,
+            describe=lambda cid, version: HelloReply(cid, version, broker_id, hearer.incarnation, cluster_id, 2**20),
+            max_frame_bytes=2**24,
+            max_in_flight=10,
+            queued_max_bytes=2**24,
+        )
+        try:
+            registration = broker(broker_id, host="127.0.0.1", port=hearer.server.port, trusted=trusted)
+            hearer.registry = BrokerRegistry(store.session, registration)
+            await hearer.registry.start()
+            yield hearer
+            await hearer.registry.close()
+        finally:
+            await hearer.server.close()
+
+
+@asynccontextmanager
+async def controlled(connect: str) -> AsyncIterator[ControllerLoop]:
+    loop = ControllerLoop(connect, session_timeout_ms=SESSION_TIMEOUT_MS)
+    loop.start()
+    try:
+        yield loop
+    finally:
+        await asyncio.to_thread(loop.stop)
+
+
+def run_with_three(connect: str, scenario: Callable[[ControllerLoop, list[Hearer]], object]) -> None:
+    """Three brokers, a controller, and topic t with its leaders known to all."""
+
+    async def run() -> None:
+        async with (
+            hearing(connect, 1) as one,
+            hearing(connect, 2) as two,
+            hearing(connect, 3) as three,
+            controlled(connect) as loop,
+        ):
+            hearers = [one, two, three]
+            await until(lambda: all(h.brokers == [1, 2, 3] for h in hearers), "a controller")
+            await one.store.create_topic(RECORD)
+            await until(lambda: all(h.leaders() == [1, 2, 3] for h in hearers), "three leaders, known to all")
+            await scenario(loop, hearers)  # type: ignore[misc]
+
+    asyncio.run(run())
+
+
+def test_topics_brokers_and_isr_changes_reach_everyone(connect: str) -> None:
+    async def scenario(loop: ControllerLoop, hearers: list[Hearer]) -> None:
+        one = hearers[0]
+        assert loop.status.state == "active"
+        assert one.brokers == [1, 2, 3]
+        tp = TopicPartition("t", 0)
+        version = one.versions[tp]
+        written = await one.store.write_isr(
+            tp,
+            LeaderAndIsr(1, 0, (1, 2), loop.status.controller_epoch),
+            expected_version=version,
+            leader_incarnation=one.incarnation,
+            topic_id="id-1",
+        )
+        assert written == Written(version + 1)
+        await one.store.notify_isr_change([tp])
+        await until(lambda: all(h.known[tp].isr == (1, 2) for h in hearers), "the smaller ISR, known to all")
+        assert await one.store.session.children(paths.ISR_CHANGES) == ()
+
+    run_with_three(connect, scenario)
+
+
+def test_a_retired_broker_is_replaced_at_once_and_led_anew_when_it_is_back(connect: str) -> None:
+    async def scenario(loop: ControllerLoop, hearers: list[Hearer]) -> None:
+        one, two, three = hearers
+        assert await two.store.retire_broker(1, one.incarnation)
+        await until(lambda: two.leaders() == three.leaders() == [2, 2, 3], "broker 1 is replaced", timeout_s=1.0)
+        assert two.brokers == [2, 3]
+        await expire(one.store.session)
+        await until(lambda: one.leaders() == [2, 2, 3] and two.brokers == [1, 2, 3], "broker 1 is back as a follower")
+        assert one.updates[-1].incarnation == one.incarnation
+
+    run_with_three(connect, scenario)
+
+
+def test_controlled_stop_and_deletion(connect: str) -> None:
+    async def scenario(loop: ControllerLoop, hearers: list[Hearer]) -> None:
+        one, two, _ = hearers
+        await one.registry.announce_stopping()
+        await until(lambda: one.leaders() == [2, 2, 3] and two.brokers == [2, 3], "broker 1 is relieved")
+        await until(lambda: all(1 not in state.isr for state in two.known.values()), "it has left the ISRs")
+        await two.store.request_delete_topic("t", "id-1")
+        await until(lambda: all(h.topics == set() and not h.known for h in hearers), "the topic is gone everywhere")
+        assert await two.store.topic_names() == ()
+        assert await two.store.session.children(paths.DELETE_TOPICS) == ()
+        assert await two.store.session.children(paths.TOPIC_IDS) == ()
+        await two.store.create_topic(TopicRecord("t", "id-2", ((2, 3),), ()))
+        await until(lambda: two.leaders() == [2], "a new topic of that name")
+
+    run_with_three(connect, scenario)
+
+
+def test_controller_is_regained_after_session_expiry(connect: str) -> None:
+    """The trap "controller never regained after session expiry"; with a broker that failed in between."""
+
+    async def scenario(loop: ControllerLoop, hearers: list[Hearer]) -> None:
+        _, two, three = hearers
+        before = loop.status.controller_epoch
+        holder = await two.store.session.get(paths.CONTROLLER)
+        session = await _the_session_of(loop)
+        assert session.session_id == holder.ephemeral_owner
+        await _expire_elsewhere(session)
+        assert await two.store.retire_broker(1, hearers[0].incarnation)
+        await until(lambda: loop.status.state == "active" and loop.status.controller_epoch > before, "a new term")
+        await until(lambda: two.leaders() == three.leaders() == [2, 2, 3], "the new term elects")
+        assert two.updates[-1].controller_epoch == loop.status.controller_epoch
+
+    run_with_three(connect, scenario)
+
+
+def test_a_standby_takes_over_and_a_deposed_controller_cannot_write(connect: str) -> None:
+    async def run() -> None:
+        async with hearing(connect, 1) as one, controlled(connect) as first:
+            await until(lambda: first.status.state == "active", "the first is active")
+            async with controlled(connect) as second:
+                await until(lambda: second.status.state == "standby", "the second stands by")
+                await one.store.session.delete(paths.CONTROLLER)  # as an operator may
+                await until(
+                    lambda: (
+                        {first.status.state, second.status.state} == {"active", "standby"}
+                        and 2 in {first.status.controller_epoch, second.status.controller_epoch}
+                    ),
+                    "one of them is active under a new epoch",
+                )
+                active, standby = (first, second) if first.status.state == "active" else (second, first)
+                await asyncio.to_thread(active.stop)
+                await until(lambda: standby.status.state == "active", "the other takes over")
+                await one.store.create_topic(TopicRecord("t", "id-1", ((1,),), ()))
+                await until(lambda: one.leaders() == [1], "and leads")
+                assert one.known[TopicPartition("t", 0)].controller_epoch == standby.status.controller_epoch
+
+    asyncio.run(run())
+
+
+def test_a_power_cut_elects_the_longest_log_and_trusts_afterwards(connect: str) -> None:
+    async def run() -> None:
+        tp = TopicPartition("t", 0)
+        async with hearing(connect, 1) as one, hearing(connect, 2), controlled(connect):
+            await one.store.create_topic(TopicRecord("t", "id-1", ((1, 2),), ()))
+            await until(lambda: one.leaders() == [1], "a leader")
+        async with (
+            hearing(connect, 1, trusted=False) as one,
+            hearing(connect, 2, trusted=False) as two,
+            controlled(connect),
+        ):
+            one.log_ends, two.log_ends = {tp: (0, 10)}, {tp: (0, 20)}
+            await until(lambda: one.leaders() == [2], "the one with the longer log leads")
+            assert one.known[tp].isr == (2,)
+            deadline = asyncio.get_running_loop().time() + 5
+            while await one.store.session.children(paths.UNTRUSTED):
+                assert asyncio.get_running_loop().time() < deadline, "the marks are taken away"
+                await asyncio.sleep(0.02)
+
+    asyncio.run(run())
+
+
+def test_another_cluster_and_no_zookeeper_are_clear_errors(connect: str) -> None:
+    async def make() -> None:
+        async with opened(connect) as store:
+            await store.cluster_id()
+
+    asyncio.run(make())
+    wrong = ControllerLoop(connect, "another")
+    wrong.start()
+    with pytest.raises(ClusterError, match="expected another"):
+        wrong.wait_ready(10)
+    wrong.stop()
+    settings = {"zookeeper.connection.timeout.ms": "100"}
+    nowhere = ControllerLoop("127.0.0.1:1", settings=settings)
+    nowhere.start()
+    with pytest.raises(ClusterError, match=r"no ZooKeeper answered at 127\.0\.0\.1:1"):
+        nowhere.wait_ready(0.5)
+    nowhere.stop()
+
+
+def test_status_changes_are_reported(zookeeper_server: EmbeddedZookeeper, connect: str) -> None:
+    seen: list[ControllerStatus] = []
+    loop = ControllerLoop(connect, on_change=seen.append)
+    loop.start()
+    assert loop.wait_ready(10).state == "active"
+    loop.stop()
+    loop.stop()
+    assert seen[0].state == "active"
+    assert seen[-1].state == "stopped"
+
+
+async def _the_session_of(loop: ControllerLoop) -> ZkSession:
+    """The controller's own session lives in its thread; only its id and password are needed here."""
+    found = loop.session
+    assert found is not None
+    return found
+
+
+async def _expire_elsewhere(session: ZkSession) -> None:
+    thief = await ZkSession.open(
+        session.connect_string, session_timeout_ms=session.session_timeout_ms, client_id=session.client_id
+    )
+    await thief.close()
