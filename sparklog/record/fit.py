@@ -68,7 +68,7 @@ def _name_problems(found: pa.Schema, expected: pa.Schema) -> list[str]:
 def _missing(field: pa.Field, table: pa.Table | pa.RecordBatch) -> pa.Array | pa.ChunkedArray:
     if not field.nullable:
         raise _DoesNotFitError("it is missing and may not be null")
-    nulls = pa.nulls(table.num_rows, field.type)
+    nulls = _nulls(table.num_rows, field.type)
     return pa.chunked_array([nulls]) if isinstance(table, pa.Table) else nulls
 
 
@@ -104,7 +104,7 @@ def _convert(array: pa.Array, target: pa.DataType) -> pa.Array:
         # The values first: pyarrow cannot decode dictionaries of views, which polars' categoricals are.
         return _convert(array.dictionary, target).take(array.indices)
     if types.is_null(source):
-        return pa.nulls(len(array), target)
+        return _nulls(len(array), target)
     if types.is_struct(target):
         return _convert_struct(array, target)
     if types.is_map(target):
@@ -128,7 +128,7 @@ def _convert_struct(array: pa.Array, target: pa.DataType) -> pa.Array:
         if field.name in names:
             children.append(_convert(array.field(names.index(field.name)), field.type))
         elif field.nullable:
-            children.append(pa.nulls(len(array), field.type))
+            children.append(_nulls(len(array), field.type))
         else:
             raise _DoesNotFitError(f"field {field.name!r} is missing and may not be null")
     return pa.StructArray.from_arrays(children, fields=fields, mask=_null_mask(array))
@@ -221,3 +221,9 @@ def _list_of_view(array: pa.Array) -> pa.Array:
 
 def _null_mask(array: pa.Array) -> pa.Array | None:
     return array.is_null() if array.null_count else None
+
+
+def _nulls(count: int, kind: pa.DataType) -> pa.Array:
+    """``count`` nulls. Not ``pa.nulls``: its lists have children of no rows and ``count`` rows' bytes, and every slice
+    of such a column is written with all of them."""
+    return pa.array([], kind).take(pa.nulls(count, pa.int64()))

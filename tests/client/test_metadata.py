@@ -1,0 +1,107 @@
+"""The metadata cache: replies that overtake each other never take it back."""
+
+from __future__ import annotations
+
+from sparklog.client.metadata import Leader, MetadataCache, topic_error
+from sparklog.errors import ErrorCode
+from sparklog.model import BrokerEndpoint, TopicPartition, TopicSchema
+from sparklog.protocol.messages import MetadataReply, PartitionMetadata, TopicMetadata
+
+TP = TopicPartition("t", 0)
+
+
+def broker(broker_id: int, incarnation: int = 1, port: int = 9092) -> BrokerEndpoint:
+    return BrokerEndpoint(broker_id, "h", port, incarnation)
+
+
+def topic(leader: int, epoch: int, *, topic_id: str = "a", partitions: int = 1, schemas: int = 1) -> TopicMetadata:
+    parts = tuple(PartitionMetadata(index, leader, epoch, (0, 1), (leader,)) for index in range(partitions))
+    return TopicMetadata(0, "t", topic_id, parts, tuple(TopicSchema(i, b"%d" % i) for i in range(schemas)))
+
+
+def reply(
+    *topics: TopicMetadata, epoch: int = 1, brokers: tuple[BrokerEndpoint, ...] = (broker(0), broker(1))
+) -> MetadataReply:
+    return MetadataReply(0, "c", epoch, brokers, topics)
+
+
+def test_the_greatest_leader_epoch_wins() -> None:
+    cache = MetadataCache()
+    cache.update(reply(topic(0, 5)))
+    cache.update(reply(topic(1, 4)))
+    assert cache.leader(TP) == Leader(0, 5)
+    cache.update(reply(topic(1, 6)))
+    assert cache.leader(TP) == Leader(1, 6)
+
+
+def test_a_leader_without_an_address_is_none() -> None:
+    cache = MetadataCache()
+    cache.update(reply(topic(7, 1)))
+    assert cache.leader(TP) is None
+    assert cache.partition(TP) is not None
+
+
+def test_no_leader_is_none() -> None:
+    cache = MetadataCache()
+    cache.update(reply(topic(-1, 3)))
+    assert cache.leader(TP) is None
+
+
+def test_a_recreated_topic_starts_its_epochs_anew() -> None:
+    cache = MetadataCache()
+    cache.update(reply(topic(0, 9, partitions=3)))
+    cache.update(reply(topic(1, 0, topic_id="b")))
+    assert cache.leader(TP) == Leader(1, 0)
+    assert cache.partitions("t") == [TP]
+
+
+def test_an_older_picture_does_not_bring_a_deleted_topic_back() -> None:
+    cache = MetadataCache()
+    cache.update(reply(topic(1, 0, topic_id="b"), epoch=2))
+    cache.update(reply(topic(0, 9, topic_id="a"), epoch=1))
+    found = cache.topic("t")
+    assert found is not None
+    assert found.topic_id == "b"
+
+
+def test_partitions_and_schemas_are_only_ever_added() -> None:
+    cache = MetadataCache()
+    cache.update(reply(topic(0, 1, partitions=3, schemas=2)))
+    cache.update(reply(topic(0, 1, partitions=2, schemas=1)))
+    assert len(cache.partitions("t")) == 3
+    assert cache.schema("t", 1) == TopicSchema(1, b"1")
+
+
+def test_a_broker_keeps_its_newest_incarnation() -> None:
+    cache = MetadataCache()
+    cache.update(reply(brokers=(broker(0, incarnation=3, port=2),)))
+    cache.update(reply(brokers=(broker(0, incarnation=2, port=1),)))
+    assert cache.brokers[0].port == 2
+
+
+def test_an_older_picture_takes_no_broker_away() -> None:
+    cache = MetadataCache()
+    cache.update(reply(brokers=(broker(0), broker(1)), epoch=5))
+    cache.update(reply(brokers=(broker(0),), epoch=4))
+    assert set(cache.brokers) == {0, 1}
+    cache.update(reply(brokers=(broker(0),), epoch=5))
+    assert set(cache.brokers) == {0}
+
+
+def test_an_unknown_topic_is_forgotten_and_its_error_told() -> None:
+    cache = MetadataCache()
+    cache.update(reply(topic(0, 1)))
+    unknown = TopicMetadata(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "t", detail="no such topic")
+    cache.update(reply(unknown))
+    assert cache.topic("t") is None
+    assert cache.partition(TP) is None
+    error = topic_error(unknown)
+    assert error is not None
+    assert str(error) == "UNKNOWN_TOPIC_OR_PARTITION: no such topic"
+
+
+def test_partitions_are_grouped_by_whom_to_ask() -> None:
+    cache = MetadataCache()
+    cache.update(reply(topic(0, 1, partitions=2)))
+    missing = TopicPartition("t", 9)
+    assert cache.group_by_leader([*cache.partitions("t"), missing]) == {0: cache.partitions("t"), None: [missing]}
