@@ -22,9 +22,25 @@ _log = logging.getLogger(__name__)
 Failure = tuple[str, int, int, str]
 
 
+#: The controller sees a registration before the broker has ZooKeeper's answer to it; for so long it is waited for.
+_REGISTRATION_S = 2.0
+
+
 def handle_control_update(
     broker: BrokerState, connection: ServerConnection, request: ControlUpdate, body: memoryview
 ) -> None:
+    if request.incarnation > broker.incarnation:
+        broker.spawn(_once_registered(broker, connection, request), "control update before registration")
+    else:
+        _carry_out(broker, connection, request)
+
+
+async def _once_registered(broker: BrokerState, connection: ServerConnection, request: ControlUpdate) -> None:
+    await broker.registered(request.incarnation, timeout_s=_REGISTRATION_S)
+    _carry_out(broker, connection, request)
+
+
+def _carry_out(broker: BrokerState, connection: ServerConnection, request: ControlUpdate) -> None:
     refusal = _refusal(broker, request)
     if refusal is not None:
         broker.counters["control.refused"] += 1

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 import msgspec
 
 from sparklog.broker.lease import Lease, LeaseName
+from sparklog.broker.tasks import end_tasks
 from sparklog.errors import ConfigError
 
 _log = logging.getLogger(__name__)
@@ -77,9 +78,7 @@ class ControlSocket:
         self._server.close()
         for writer in list(self._writers):
             writer.close()
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end_tasks(self._tasks)
         with contextlib.suppress(OSError):
             Path(self._path).unlink()
 

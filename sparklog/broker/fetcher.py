@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from sparklog.broker.partition import Partition
 from sparklog.broker.state import BrokerState
+from sparklog.broker.tasks import end_tasks
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.net.async_client import AsyncConnection
 from sparklog.protocol.messages import Fetch, FetchedPartition, FetchPartition, FetchReply, Reply
@@ -313,6 +314,4 @@ class Fetchers:
 
     async def close(self) -> None:
         self._closed = True
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end_tasks(self._tasks)

@@ -10,6 +10,7 @@ fsync and leave the clean-stop marker. Every wait is bounded, and a timer in a t
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import gc
 import logging
 import os
@@ -281,7 +282,7 @@ class BrokerProcess:
 
     async def _stop(self) -> None:
         limit_s = self._broker.config.controlled_stop_timeout_ms / 1000 + _STOP_LIMIT_S
-        guard = threading.Timer(limit_s, _give_up, [limit_s])
+        guard = threading.Timer(limit_s, _give_up, [limit_s, asyncio.get_running_loop()])
         guard.daemon = True
         guard.start()
         broker = self._broker
@@ -345,6 +346,10 @@ class BrokerProcess:
             self._directory.close()
 
 
-def _give_up(limit_s: float) -> None:
+def _give_up(limit_s: float, loop: asyncio.AbstractEventLoop) -> None:
+    """In the timer's thread: say what hangs, then end the process."""
     _log.critical("stopping took more than %.0f s: ending the process", limit_s)
+    for task in asyncio.all_tasks(loop):
+        _log.critical("still under way: %s", task)
+    faulthandler.dump_traceback(all_threads=True)
     os._exit(EXIT_STOP_TIMED_OUT)

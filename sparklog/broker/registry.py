@@ -93,6 +93,7 @@ class Registry:
             expected_version=effect.expected_version,
             leader_incarnation=self._broker.incarnation,
             added=effect.added,
+            topic_id=partition.topic_id,
         )
         expected = effect.expected_version
         if partition.stopped:

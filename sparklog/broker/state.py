@@ -10,8 +10,10 @@ from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
 from sparklog.broker.metadata_cache import MetadataCache
+from sparklog.broker.tasks import end_tasks
 from sparklog.config import BrokerConfig
 from sparklog.errors import BrokerError, ErrorCode
+from sparklog.model import NO_EPOCH
 
 if TYPE_CHECKING:
     from sparklog.broker.fetch import Fetches
@@ -42,8 +44,7 @@ class BrokerState:
         self.config = config
         self.cache = MetadataCache(cluster_id, config.topic_defaults)
         self.counters: Counter[str] = Counter()
-        #: Version of this broker's incarnation node; -1 until registered.
-        self.incarnation = -1
+        self._incarnation = NO_EPOCH
         #: running, stopping
         self.state = "running"
         #: No new writes: the cluster is stopping and followers are to reach the leaders' ends.
@@ -55,6 +56,7 @@ class BrokerState:
         self._tasks: set[asyncio.Task[None]] = set()
         self._metadata_waiters: list[asyncio.Future[None]] = []
         self._role_waiters: list[asyncio.Future[None]] = []
+        self._registration_waiters: list[asyncio.Future[None]] = []
 
     @property
     def registry(self) -> Registry:
@@ -66,6 +68,22 @@ class BrokerState:
     @registry.setter
     def registry(self, registry: Registry) -> None:
         self._registry = registry
+
+    @property
+    def incarnation(self) -> int:
+        """Version of this broker's incarnation node; -1 until registered."""
+        return self._incarnation
+
+    @incarnation.setter
+    def incarnation(self, incarnation: int) -> None:
+        self._incarnation = incarnation
+        _wake(self._registration_waiters)
+
+    async def registered(self, incarnation: int, *, timeout_s: float) -> None:
+        """Wait until this broker knows itself to be ``incarnation``, or a later one, or time is up."""
+        end = time.monotonic() + timeout_s
+        while self._incarnation < incarnation and (left_s := end - time.monotonic()) > 0:
+            await asyncio.wait({_waiter(self._registration_waiters)}, timeout=left_s)
 
     def now_ms(self) -> int:
         """The clock that replicas are stepped with: never goes back."""
@@ -92,10 +110,7 @@ class BrokerState:
         task.add_done_callback(self._ended)
 
     async def end_tasks(self) -> None:
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_tasks(self._tasks)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)

@@ -66,6 +66,8 @@ class Upkeep:
         async def repeat() -> None:
             while True:
                 await asyncio.sleep(interval_ms / 1000)
+                if self._closed:
+                    return
                 try:
                     done = work()
                     if asyncio.iscoroutine(done):

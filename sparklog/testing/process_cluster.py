@@ -48,6 +48,8 @@ class BrokerSlot:
         self.control_socket = control_socket
         self.port = 0
         self.process: subprocess.Popen[bytes] | None = None
+        #: By SIGSTOP: it runs, and answers nothing.
+        self.paused = False
 
     @property
     def running(self) -> bool:
@@ -119,8 +121,12 @@ class ProcessCluster:
         self._zookeeper = EmbeddedZookeeper.start(self.base_dir / "zookeeper")
         self.cluster_id = self.ask_zookeeper(_prepare)
         self.start_controller()
-        waiting = [self._launch(slot) for slot in self.slots.values()]
-        for slot, ready_fd in zip(self.slots.values(), waiting, strict=True):
+        self.start_brokers()
+
+    def start_brokers(self) -> None:
+        """Start those that do not run, at the same time; returns when all know each other."""
+        down = [slot for slot in self.slots.values() if not slot.running]
+        for slot, ready_fd in [(slot, self._launch(slot)) for slot in down]:
             self._await_ready(slot, ready_fd)
         self.wait_ready()
 
@@ -222,6 +228,7 @@ class ProcessCluster:
         slot = self.slots[broker_id]
         assert slot.process is not None
         slot.process.send_signal(number)
+        slot.paused = number == signal.SIGSTOP or (slot.paused and number not in {signal.SIGCONT, signal.SIGKILL})
         if number != signal.SIGKILL:
             return
         self._reap(slot)
@@ -285,6 +292,9 @@ class ProcessCluster:
         process = slot.process
         if process is None:
             return 0
+        if slot.paused:
+            process.send_signal(signal.SIGCONT)
+            slot.paused = False
         if process.poll() is None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(_STOP_TIMEOUT_S)

@@ -19,8 +19,6 @@ def running_cluster() -> Iterator[ProcessCluster]:
 @pytest.fixture
 def cluster(running_cluster: ProcessCluster) -> ProcessCluster:
     """All three brokers up, whatever an earlier test did that failed half-way."""
-    down = [slot.broker_id for slot in running_cluster.slots.values() if not slot.running]
-    for broker_id in down:
-        running_cluster.start_broker(broker_id)
-    running_cluster.wait_ready()
+    running_cluster.start_controller()
+    running_cluster.start_brokers()
     return running_cluster

@@ -10,8 +10,6 @@ from sparklog.net.blocking import BlockingConnection
 from sparklog.protocol.messages import (
     ACKS_ALL,
     CONSUMER,
-    EARLIEST,
-    LATEST,
     Fetch,
     FetchedPartition,
     FetchPartition,
@@ -28,8 +26,6 @@ from sparklog.protocol.messages import (
 from sparklog.record.codec import EncodedBatch, decode_batch, encode_batch
 from sparklog.record.header import HEADER_BYTES, BatchHeader, unpack_headers
 from sparklog.record.schema import DEFAULT_SCHEMA
-
-__all__ = ["EARLIEST", "LATEST"]
 
 
 def rows(count: int, prefix: str = "v") -> pa.RecordBatch:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import signal
 import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 
 import pyarrow as pa
 import pytest
 
 from sparklog.errors import ErrorCode
+from sparklog.protocol.messages import EARLIEST, LATEST
 from sparklog.testing.process_cluster import ProcessCluster, wait_until
-from tests.broker.support import EARLIEST, LATEST, encoded, fetch, list_offset, produce, produce_request, read_all
+from tests.broker.support import encoded, fetch, list_offset, produce, produce_request, read_all
 from tests.broker.topics import (
     PATIENCE_S,
     Writer,
@@ -28,6 +31,14 @@ from tests.broker.topics import (
 
 pytestmark = pytest.mark.integration
 ALL = {0, 1, 2}
+Writers = Callable[..., Writer]
+
+
+@pytest.fixture
+def writers(cluster: ProcessCluster) -> Iterator[Writers]:
+    """Makes writers for (topic, partition), and closes them."""
+    with ExitStack() as stack:
+        yield lambda topic, number=0: stack.enter_context(Writer(cluster, topic, number))
 
 
 def test_every_kind_of_acks_is_read_back_from_every_replica(cluster: ProcessCluster) -> None:
@@ -95,10 +106,10 @@ def test_a_retry_is_answered_with_its_first_offsets_and_stored_once(cluster: Pro
     assert new_producer_id(cluster) != producer_id
 
 
-def test_a_killed_leader_loses_nothing_that_was_acknowledged(cluster: ProcessCluster) -> None:
+def test_a_killed_leader_loses_nothing_that_was_acknowledged(cluster: ProcessCluster, writers: Writers) -> None:
     create_topic(cluster, "killed-leader")
     producer_id = new_producer_id(cluster)
-    writer = Writer(cluster, "killed-leader")
+    writer = writers("killed-leader")
     victim = leader(cluster, "killed-leader")
     epoch = partition(cluster, "killed-leader").leader_epoch
     killer = threading.Timer(0.3, cluster.kill, [victim])
@@ -113,7 +124,6 @@ def test_a_killed_leader_loses_nothing_that_was_acknowledged(cluster: ProcessClu
     for _ in range(20):
         writer.write(encoded(1, f"m{sent}-", producer=(producer_id, 0, sent)))
         sent += 1
-    writer.close()
     cluster.start_broker(victim)
     wait_isr(cluster, "killed-leader", ALL)
     wait_equal(cluster, "killed-leader", sent)
@@ -122,9 +132,9 @@ def test_a_killed_leader_loses_nothing_that_was_acknowledged(cluster: ProcessClu
             assert read_all(connection, "killed-leader") == [f"m{number}-0".encode() for number in range(sent)]
 
 
-def test_a_killed_follower_leaves_the_isr_catches_up_and_returns(cluster: ProcessCluster) -> None:
+def test_a_killed_follower_leaves_the_isr_catches_up_and_returns(cluster: ProcessCluster, writers: Writers) -> None:
     create_topic(cluster, "killed-follower", assignment=((0, 1, 2),))
-    writer = Writer(cluster, "killed-follower")
+    writer = writers("killed-follower")
     writer.write(encoded(5))
     cluster.kill(2)
     wait_isr(cluster, "killed-follower", {0, 1})
@@ -133,13 +143,12 @@ def test_a_killed_follower_leaves_the_isr_catches_up_and_returns(cluster: Proces
     cluster.start_broker(2)
     wait_isr(cluster, "killed-follower", ALL)
     writer.write(encoded(5))
-    writer.close()
     wait_equal(cluster, "killed-follower", 110)
 
 
-def test_a_paused_follower_holds_acks_all_up_until_it_leaves_the_isr(cluster: ProcessCluster) -> None:
+def test_a_paused_follower_holds_acks_all_up_until_it_leaves_the_isr(cluster: ProcessCluster, writers: Writers) -> None:
     create_topic(cluster, "paused-follower", assignment=((0, 1, 2),), config={"replica.lag.time.max.ms": "1000"})
-    writer = Writer(cluster, "paused-follower")
+    writer = writers("paused-follower")
     writer.write(encoded(1))
     pid = cluster.pid(1)
     cluster.kill(1, signal.SIGSTOP)
@@ -152,7 +161,6 @@ def test_a_paused_follower_holds_acks_all_up_until_it_leaves_the_isr(cluster: Pr
     finally:
         cluster.kill(1, signal.SIGCONT)
     wait_isr(cluster, "paused-follower", ALL)
-    writer.close()
     wait_equal(cluster, "paused-follower", 2)
     assert cluster.pid(1) == pid and cluster.slots[1].running
 
@@ -172,21 +180,22 @@ def test_acks_all_is_refused_below_min_insync_and_writes_nothing(cluster: Proces
     wait_equal(cluster, "min-isr", 1)
 
 
-def test_a_controlled_stop_moves_leaderships_first(cluster: ProcessCluster) -> None:
+def test_a_controlled_stop_moves_leaderships_first(cluster: ProcessCluster, writers: Writers) -> None:
     create_topic(cluster, "controlled", assignment=((1, 0, 2),))
     producer_id = new_producer_id(cluster)
-    writer = Writer(cluster, "controlled")
+    writer = writers("controlled")
     codes: list[int] = []
     stopper = threading.Thread(target=lambda: codes.append(cluster.stop_broker(1)))
-    began, sent = time.monotonic(), 0
+    began, sent, longest = time.monotonic(), 0, 0.0
     stopper.start()
     while stopper.is_alive() or sent < 20:
+        before = time.monotonic()
         writer.write(encoded(1, producer=(producer_id, 0, sent)))
+        longest = max(longest, time.monotonic() - before)
         sent += 1
     stopper.join()
-    writer.close()
     assert codes == [0]
-    assert writer.retries <= 5, "a request that retries goes through"
+    assert longest < 3, "writes go on at the next leader"
     assert time.monotonic() - began < 8, "it did not wait for the controller in vain"
     assert 1 not in partition(cluster, "controlled").isr
     cluster.start_broker(1)
@@ -194,12 +203,11 @@ def test_a_controlled_stop_moves_leaderships_first(cluster: ProcessCluster) -> N
     wait_equal(cluster, "controlled", sent)
 
 
-def test_sealed_segments_are_equal_arrow_files_on_all_replicas(cluster: ProcessCluster) -> None:
+def test_sealed_segments_are_equal_arrow_files_on_all_replicas(cluster: ProcessCluster, writers: Writers) -> None:
     create_topic(cluster, "sealed", config={"segment.bytes": "8192"})
-    writer = Writer(cluster, "sealed")
+    writer = writers("sealed")
     for number in range(60):
         writer.write(encoded(10, f"{number}-"))
-    writer.close()
     wait_equal(cluster, "sealed", 600)
 
     def sealed() -> bool:
@@ -217,17 +225,14 @@ def test_sealed_segments_are_equal_arrow_files_on_all_replicas(cluster: ProcessC
     wait_until(sealed, PATIENCE_S, "equal, sealed segments")
 
 
-def test_a_stopped_cluster_comes_back_with_all_of_it(cluster: ProcessCluster) -> None:
+def test_a_stopped_cluster_comes_back_with_all_of_it(cluster: ProcessCluster, writers: Writers) -> None:
     create_topic(cluster, "restart", partitions=3)
     for number in range(3):
-        writer = Writer(cluster, "restart", number)
+        writer = writers("restart", number)
         writer.write(encoded(7))
-        writer.close()
     assert cluster.stop_brokers() == {0: 0, 1: 0, 2: 0}
     cluster.start_controller()
-    for broker_id in sorted(ALL):
-        cluster.start_broker(broker_id)
-    cluster.wait_ready()
+    cluster.start_brokers()
     for number in range(3):
         wait_isr(cluster, "restart", ALL, number)
         wait_equal(cluster, "restart", 7, number)

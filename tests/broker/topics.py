@@ -53,7 +53,8 @@ def _topic_id(cluster: ProcessCluster, broker_id: int, name: str) -> str:
 
 
 def running(cluster: ProcessCluster) -> list[int]:
-    return [slot.broker_id for slot in cluster.slots.values() if slot.running]
+    """Brokers that can answer."""
+    return [slot.broker_id for slot in cluster.slots.values() if slot.running and not slot.paused]
 
 
 def partition(cluster: ProcessCluster, name: str, number: int = 0) -> PartitionMetadata:
@@ -130,6 +131,12 @@ class Writer:
                 raise error
             self.retries += 1
             time.sleep(0.02)
+
+    def __enter__(self) -> Writer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def close(self) -> None:
         if self._connection is not None:
