@@ -226,11 +226,8 @@ class _Party:
 
     async def disband(self) -> None:
         """End supervision; the brokers that run go on."""
-        for supervisor in self._supervisors:
-            supervisor.leave()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for supervisor, task in zip(self._supervisors, self._tasks, strict=True):
+            await supervisor.leave(task)
         for claim in self._claims:
             claim.release()
 

@@ -79,13 +79,19 @@ class ClusterDriver:
         spec = self._spec(master)
         size = sizing(options, master)
         require_slots(context, size, brokers=options.brokers, timeout_s=SLOTS_TIMEOUT_S)
-        self._controller = ControllerLoop(self.zookeeper, self.seat.cluster_id)
+        self._controller = ControllerLoop(
+            self.zookeeper,
+            self.seat.cluster_id,
+            session_timeout_ms=self._session_timeout_ms,
+            settings=options.settings,
+        )
         self._controller.start()
         self._generations = Generations(context, self.seat, spec, sizing=size)
         self._generations.start()
         report = self._generations.wait_ready(timeout_s=READY_TIMEOUT_S)
         if report.problems:
             raise ClusterError("; ".join(report.problems))
+        self._controller.wait_ready(READY_TIMEOUT_S)
         if len(report.brokers) < options.brokers:
             raise ClusterError(
                 f"{options.brokers} brokers were asked for, and there are log directories for {len(report.brokers)}:"

@@ -12,22 +12,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Awaitable, Callable, Mapping
-from pathlib import Path
+from collections.abc import Awaitable, Callable
 
-import msgspec
-
-import sparklog
-from sparklog.broker.process_config import ProcessConfig
 from sparklog.cluster import runtime_directory
+from sparklog.cluster.broker_process import BROKER_PROGRAM, LastWords, reap, spawn_broker
 from sparklog.cluster.control import BrokerStatus, ControlConnection, Superseded
 from sparklog.cluster.generation import GenerationSpec, ServingBroker
-from sparklog.cluster.process import ProcessIdentity, exited, identify, is_alive, send_signal
+from sparklog.cluster.process import ProcessIdentity, exited, is_alive, send_signal
 from sparklog.cluster.slots import Slot
 from sparklog.errors import ClusterError
 
@@ -41,13 +34,7 @@ FIRST_DELAY_S, LONGEST_DELAY_S = 0.2, 30.0
 #: A broker that served so long starts again without a pause.
 STEADY_S = 60.0
 
-#: What is run for each slot, with ``--config <file>`` after it.
-BROKER_PROGRAM = (sys.executable, "-m", "sparklog.broker")
-
 Retire = Callable[[int, int], Awaitable[bool]]
-
-#: Children of this process by pid, so that their remains are collected and none is waited for when it is left behind.
-_children: dict[int, subprocess.Popen[bytes]] = {}
 
 
 class BrokerSupervisor:
@@ -69,6 +56,7 @@ class BrokerSupervisor:
         self._host = host
         self._retire = retire
         self._connection: ControlConnection | None = None
+        self._reaching = asyncio.Lock()
         self._status: BrokerStatus | None = None
         self._process: ProcessIdentity | None = None
         self._ending = False
@@ -172,8 +160,10 @@ class BrokerSupervisor:
 
     async def _start(self) -> None:
         """Raises ClusterError with the broker's last words when it ends before it serves."""
-        words = _LastWords(self._slot.path)
-        process = await asyncio.to_thread(self._spawn, words)
+        words = LastWords(self._slot.path)
+        process = await asyncio.to_thread(
+            spawn_broker, self._slot, self._spec, host=self._host, words=words, program=self._program
+        )
         self._process = process
         path = runtime_directory.control_socket(self._slot.path)
         deadline = time.monotonic() + START_TIMEOUT_S
@@ -188,48 +178,9 @@ class BrokerSupervisor:
                 await self._kill(process, f"did not serve within {START_TIMEOUT_S:g} s")
                 break
             await asyncio.sleep(0.05)
-        child = _children.pop(process.pid, None)
-        code = child.wait() if child else None
-        raise ClusterError(f"broker {self._slot.broker_id} ended with code {code} before it served: {words}")
-
-    def _spawn(self, words: _LastWords) -> ProcessIdentity:
-        slot, spec = self._slot, self._spec
-        config = ProcessConfig(
-            cluster_id=spec.cluster_id,
-            broker_id=slot.broker_id,
-            log_dir=str(slot.path),
-            host=self._host,
-            port=slot.port,
-            bind_host=spec.bind_host,
-            zookeeper=spec.zookeeper,
-            settings=spec.settings,
-            control_socket=str(runtime_directory.control_socket(slot.path)),
-            driver_epoch=spec.driver_epoch,
-            generation=spec.generation,
-            log_file=str(words.log),
+        raise ClusterError(
+            f"broker {self._slot.broker_id} ended with code {reap(process.pid)} before it served: {words}"
         )
-        config_file = runtime_directory.control_socket(slot.path).with_suffix(".config.json")
-        config_file.write_bytes(msgspec.json.format(msgspec.json.encode(config)))
-        with words.out.open("wb") as output:
-            # Its own session: no terminal's signals, no part in the fate of the executor's process group. Its own
-            # files: a pipe to the executor would block the broker once the executor is gone. Not in the executor's
-            # working directory, which goes with the application.
-            child = subprocess.Popen(
-                [*self._program, "--config", str(config_file)],
-                start_new_session=True,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                cwd="/",
-                env=broker_environment(os.environ),
-            )
-        _children[child.pid] = child
-        process = identify(child.pid)
-        if process is None:
-            code = _children.pop(child.pid).wait()
-            raise ClusterError(f"broker {slot.broker_id} ended with code {code} at once: {words}")
-        runtime_directory.note_process(slot.path, process)
-        return process
 
     async def _greet(self, connection: ControlConnection, process: ProcessIdentity) -> bool:
         """Say hello until the broker serves, and keep the connection: it is the lease. False when the process ended
@@ -239,6 +190,7 @@ class BrokerSupervisor:
             status = await self._hello(connection)
             while status.incarnation < 0:
                 if time.monotonic() > deadline:
+                    await connection.close()
                     await self._kill(process, f"did not serve within {START_TIMEOUT_S:g} s (state {status.state!r})")
                     return False
                 await asyncio.sleep(0.05)
@@ -255,7 +207,12 @@ class BrokerSupervisor:
         except BaseException:
             await connection.close()
             raise
-        self._connection, self._status = connection, status
+        async with self._reaching:
+            if self._connection is None:
+                self._connection = connection
+            else:  # a stop was faster and has one of its own
+                await connection.close()
+        self._status = status
         return True
 
     # --- watching ------------------------------------------------------------------------------------------------
@@ -293,12 +250,13 @@ class BrokerSupervisor:
 
     async def _reach(self) -> ControlConnection | None:
         """The connection to the broker; a new one where the last was lost. None: nobody listens at the moment."""
-        if self._connection is None:
-            connection = await ControlConnection.open(runtime_directory.control_socket(self._slot.path))
-            if connection is not None:
-                await self._hello(connection)
-            self._connection = connection
-        return self._connection
+        async with self._reaching:
+            if self._connection is None:
+                connection = await ControlConnection.open(runtime_directory.control_socket(self._slot.path))
+                if connection is not None:
+                    await self._hello(connection)
+                self._connection = connection
+            return self._connection
 
     async def _hello(self, connection: ControlConnection) -> BrokerStatus:
         """Closes the connection when it is of no use."""
@@ -316,8 +274,8 @@ class BrokerSupervisor:
     async def _bury(self) -> None:
         """Say at once that the broker is dead: its partitions get new leaders without waiting for its session."""
         status, process, self._status = self._status, self._process, None
-        if process is not None and (child := _children.pop(process.pid, None)) is not None:
-            child.wait()
+        if process is not None:
+            reap(process.pid)
         if status is None:
             return
         try:
@@ -374,9 +332,12 @@ class BrokerSupervisor:
         except asyncio.TimeoutError:
             await self._kill(process, f"had not finished after {timeout_s:g} s")
 
-    def leave(self) -> None:
-        """End without touching the broker."""
+    async def leave(self, run: asyncio.Task[None]) -> None:
+        """End ``run`` without touching the broker."""
         self._ending = True
+        run.cancel()
+        await asyncio.gather(run, return_exceptions=True)
+        await self._disconnect()
 
     async def _tell(self, op: str) -> BrokerStatus | None:
         try:
@@ -385,47 +346,3 @@ class BrokerSupervisor:
         except (asyncio.TimeoutError, OSError, ClusterError) as error:
             log.warning("broker %d was not told to %s: %s", self._slot.broker_id, op, error or type(error).__name__)
             return None
-
-
-def broker_environment(inherited: Mapping[str, str]) -> dict[str, str]:
-    """A worker's environment without Spark's part in it, and with this very package importable."""
-    keep = {key: value for key, value in inherited.items() if not key.startswith(("PYSPARK_", "SPARK_", "_SPARK"))}
-    paths = [str(Path(sparklog.__file__).parent.parent)]
-    paths += [path for path in inherited.get("PYTHONPATH", "").split(os.pathsep) if path and not _is_sparks(path)]
-    keep["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
-    return keep
-
-
-def _is_sparks(path: str) -> bool:
-    name = Path(path).name
-    return name == "pyspark.zip" or (name.startswith("py4j-") and name.endswith(".zip"))
-
-
-class _LastWords:
-    """Why a process of ``log_dir`` ended: what it wrote in vain to its standard error, else the gravest line it logged
-    since this was made."""
-
-    def __init__(self, log_dir: Path) -> None:
-        #: Standard output and error: empty unless Python itself failed.
-        self.out = log_dir / "broker.out"
-        self.log = log_dir / "broker.log"
-        self._log_bytes = self.log.stat().st_size if self.log.exists() else 0
-
-    def __str__(self) -> str:
-        written = _lines(self.out)
-        if written:
-            return written[-1]
-        logged = _lines(self.log, skip_bytes=self._log_bytes)
-        for level in (" CRITICAL ", " ERROR "):
-            grave = [line for line in logged if level in line]
-            if grave:
-                return grave[-1].partition(level)[2].partition(": ")[2]
-        return f"nothing was said in {self.log}"
-
-
-def _lines(path: Path, *, skip_bytes: int = 0) -> list[str]:
-    try:
-        content = path.read_bytes()[skip_bytes:]
-    except OSError:
-        return []
-    return [line.strip() for line in content.decode(errors="replace").splitlines() if line.strip()]

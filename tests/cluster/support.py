@@ -65,9 +65,7 @@ class Supervised:
         return self.supervisor
 
     async def leave(self) -> None:
-        self.supervisor.leave()
-        self.task.cancel()
-        await asyncio.gather(self.task, return_exceptions=True)
+        await self.supervisor.leave(self.task)
 
 
 @contextlib.asynccontextmanager

@@ -1,0 +1,130 @@
+"""One generation with real brokers and a real ZooKeeper, without Spark: start, adoption, the ordered stop."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sparklog.cluster.barrier_task import alone, supervise
+from sparklog.cluster.embedded_zookeeper import EmbeddedZookeeper
+from sparklog.cluster.generation import Course, Directive, GenerationReport, GenerationSpec
+from sparklog.cluster.process import identify, send_signal
+from sparklog.cluster.seat import DriverSeat
+from sparklog.errors import ClusterError
+from tests.cluster.support import eventually, kill_noted, spec
+
+pytestmark = pytest.mark.integration
+
+
+class Host:
+    """A data directory with its ZooKeeper and a driver's seat."""
+
+    def __init__(self, data_dir: Path) -> None:
+        self.data_dir = data_dir
+        self.zookeeper = EmbeddedZookeeper.start(data_dir / "zookeeper")
+        self.seat = DriverSeat.take(self.zookeeper.connect)
+
+    def spec(self, generation: int, **changes: object) -> GenerationSpec:
+        return spec(
+            self.data_dir,
+            generation=generation,
+            **{
+                "zookeeper": self.zookeeper.connect,
+                "cluster_id": self.seat.cluster_id,
+                "driver_epoch": self.seat.epoch,
+                "brokers_per_task": 3,
+                "port": 29_592,
+                "session_timeout_ms": 6000,
+                **changes,
+            },
+        )
+
+    async def say(self, generation: int, course: Course) -> None:
+        await asyncio.to_thread(self.seat.direct, Directive(self.seat.epoch, generation, course))
+
+    async def begin(self, generation: int, **changes: object) -> tuple[asyncio.Task[str], GenerationReport]:
+        await self.say(generation, Course.RUN)
+        task = asyncio.create_task(supervise(self.spec(generation, **changes), task=0, gather=alone))
+        await eventually(lambda: task.done() or self.seat.report(generation) is not None, timeout_s=60)
+        if task.done():
+            task.result()
+        report = self.seat.report(generation)
+        assert report is not None
+        return task, report
+
+    def close(self) -> None:
+        self.seat.close()
+        for slot in self.data_dir.glob("slot-*"):
+            kill_noted(slot)
+        self.zookeeper.stop()
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Iterator[Host]:
+    host = Host(tmp_path)
+    try:
+        yield host
+    finally:
+        host.close()
+
+
+def test_brokers_live_through_generations_and_end_in_order(host: Host) -> None:
+    async def story() -> None:
+        first, report = await host.begin(1)
+        assert [broker.broker_id for broker in report.brokers] == [0, 1, 2]
+        assert report.problems == ()
+        pids = [broker.pid for broker in report.brokers]
+        assert [live.broker_id for live in await asyncio.to_thread(host.seat.live_brokers)] == [0, 1, 2]
+
+        # The next generation may be there before the last has ended: it waits for the claims, and adopts.
+        await host.say(1, Course.REGROUP)
+        second, report = await host.begin(2)
+        assert await first == "regroup"
+        assert [(broker.pid, broker.adopted) for broker in report.brokers] == [(pid, True) for pid in pids]
+
+        # The death of a process is told to ZooKeeper at once, long before its session would end.
+        process = identify(pids[1])
+        assert process is not None
+        send_signal(process, signal.SIGKILL)
+
+        def registrations() -> list[tuple[int, int]]:
+            return [(live.broker_id, live.incarnation) for live in host.seat.live_brokers()]
+
+        await eventually(lambda: (1, 1) not in registrations(), timeout_s=3)
+        await eventually(lambda: (1, 2) in registrations())
+
+        await host.say(2, Course.STOP)
+        assert await asyncio.wait_for(second, 10) == "stop"
+        assert host.seat.live_brokers() == ()
+        assert all(identify(pid) is None for pid in pids)
+
+        third, report = await host.begin(3)
+        assert [broker.adopted for broker in report.brokers] == [False, False, False]
+        assert [broker.port for broker in report.brokers] == [29_592 + k for k in range(3)]
+        await host.say(3, Course.STOP)
+        assert await asyncio.wait_for(third, 10) == "stop"
+
+    asyncio.run(story())
+
+
+def test_a_second_driver_is_refused_while_the_first_lives(host: Host) -> None:
+    with pytest.raises(ClusterError, match=rf"another driver runs this cluster: .* driver epoch {host.seat.epoch}"):
+        DriverSeat.take(host.zookeeper.connect)
+    host.seat.close()
+    second = DriverSeat.take(host.zookeeper.connect)
+    assert second.epoch == host.seat.epoch + 1
+    second.close()
+
+
+def test_more_brokers_than_log_directories_is_a_short_report(host: Host) -> None:
+    async def story() -> None:
+        task, report = await host.begin(1, log_dirs=(str(host.data_dir / "slot-7"),))
+        assert len(report.brokers) == 1
+        await host.say(1, Course.STOP)
+        await task
+
+    asyncio.run(story())
