@@ -253,7 +253,7 @@ class ControllerTerm:
                 self._start(self._ask_log_ends(effect), f"ask broker {effect.broker.broker_id}")
             case Report():
                 self.counters[effect.kind] += effect.count
-                log.info("%s: %s", effect.kind, effect.detail)
+                log.log(logging.WARNING if effect.grave else logging.INFO, "%s: %s", effect.kind, effect.detail)
             case Resign():
                 self._finish(effect.detail)
             case _:

@@ -130,14 +130,22 @@ class BrokerLink:
             return partition.told(VersionedState(state, stored.version))
         return partition.told(stored)
 
-    def answered(self, update_id: int) -> bool:
-        """False: an answer to nothing that is under way."""
-        if update_id != self.in_flight:
-            return False
-        self.in_flight = None
+    def answered(self) -> None:
+        """The update under way is with the broker, all of it."""
         self._failures = 0
+        self._taken()
+
+    def answered_in_part(self, again: list[Partition], now_ms: int) -> None:
+        """The broker has it, but could not follow the decisions on ``again``: they are told again later."""
+        self._taken()
+        self.partitions_changed(again)
+        for partition in again:
+            self.topic_changed(partition.topic)
+        self._back_off(now_ms)
+
+    def _taken(self) -> None:
+        self.in_flight = None
         self._forget_sent()
-        return True
 
     def lost(self, update_id: int, now_ms: int, *, full: bool = False) -> None:
         """Tell it again later; all of it when ``full``."""
@@ -151,9 +159,9 @@ class BrokerLink:
             self._topics |= self._sent_topics
             self._partitions = {**self._sent_partitions, **self._partitions}
         self._forget_sent()
-        self.back_off(now_ms)
+        self._back_off(now_ms)
 
-    def back_off(self, now_ms: int) -> None:
+    def _back_off(self, now_ms: int) -> None:
         self.retry_at_ms = now_ms + min(_RETRY_MAX_MS, _RETRY_FIRST_MS << min(self._failures, 10))
         self._failures += 1
 

@@ -16,7 +16,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from sparklog.controller import election
-from sparklog.controller.broker_link import BrokerLink
 from sparklog.controller.broker_table import BrokerChanges, BrokerTable
 from sparklog.controller.cluster_state import ClusterState, Partition
 from sparklog.controller.effects import (
@@ -192,11 +191,11 @@ class Controller:
         """``states_are_newer``: all partition states were read after these registrations were made."""
         if changes.held:
             detail = f"brokers {list(changes.held)} are missed together; waiting before they are given up"
-            self._effects.append(Report("controller.brokers.held", detail, len(changes.held)))
+            self._effects.append(Report("controller.brokers.held", detail, len(changes.held), grave=True))
             for broker_id in changes.held:
                 self._mark(self.state.hosted(broker_id))
         for broker_id in changes.failed:
-            self._effects.append(Report("controller.brokers.failed", f"broker {broker_id} is gone"))
+            self._effects.append(Report("controller.brokers.failed", f"broker {broker_id} is gone", grave=True))
             self._outbox.broker_failed(broker_id)
             self._suspicions.end(broker_id)
             self._mark(self.state.hosted(broker_id))
@@ -316,8 +315,9 @@ class Controller:
             changed.append(partition)
         self._outbox.partitions_changed(changed)
         for reason, count in reasons.items():
-            first = next(iter(event.versions))
-            self._effects.append(Report(f"controller.partitions.{reason}", f"{count} partitions, {first} first", count))
+            detail = f"{count} of {len(event.versions)} partitions, {next(iter(event.versions))} among them"
+            grave = reason in {election.UNCLEAN, election.RECOVERED, election.LEADERLESS}
+            self._effects.append(Report(f"controller.partitions.{reason}", detail, count, grave))
 
     def _refused(self, event: StatesRefused) -> None:
         for tp in event.found:
@@ -436,8 +436,11 @@ class Controller:
             return
         match event.code:
             case ErrorCode.NONE:
-                link.answered(event.update_id)
-                self._not_followed(event, link, now_ms)
+                again = self._not_followed(event)
+                if again:
+                    link.answered_in_part(again, now_ms)
+                else:
+                    link.answered()
             case ErrorCode.STALE_CONTROLLER_EPOCH:
                 self.resigned = True
                 self._effects.append(Resign(f"broker {event.broker_id}: {event.detail}"))
@@ -448,13 +451,15 @@ class Controller:
                 )
                 link.lost(event.update_id, now_ms, full=True)
 
-    def _not_followed(self, event: UpdateAnswered, link: BrokerLink, now_ms: int) -> None:
-        """Replicas that cannot be opened must not lead; for other reasons the decision is told again."""
+    def _not_followed(self, event: UpdateAnswered) -> list[Partition]:
+        """Replicas that cannot be opened must not lead; for other reasons the decision is to be told again."""
         again = []
         for topic, number, code, detail in event.failed:
             partition = self.state.partition(TopicPartition(topic, number))
             self._effects.append(
-                Report("controller.replicas.failed", f"broker {event.broker_id}: {topic}-{number}: {detail}")
+                Report(
+                    "controller.replicas.failed", f"broker {event.broker_id}: {topic}-{number}: {detail}", 1, grave=True
+                )
             )
             if partition is None:
                 continue
@@ -463,11 +468,7 @@ class Controller:
                 self._mark((partition,))
             else:
                 again.append(partition)
-        if again:
-            link.partitions_changed(again)
-            for partition in again:
-                link.topic_changed(partition.topic)
-            link.back_off(now_ms)
+        return again
 
     # --- for people and tests --------------------------------------------------------------------------------------
 

@@ -93,11 +93,12 @@ class Resign:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """For log and counters; ``kind`` is the counter's name."""
+    """For log and counters; ``kind`` is the counter's name. ``grave``: somebody should look at it."""
 
     kind: str
     detail: str
     count: int = 1
+    grave: bool = False
 
 
 Effect = (

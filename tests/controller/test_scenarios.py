@@ -196,6 +196,25 @@ def test_a_replica_that_cannot_be_opened_does_not_lead() -> None:
     assert world.counters["controller.replicas.failed"] == 1
 
 
+def test_a_decision_that_could_not_be_followed_is_told_again_with_growing_pauses() -> None:
+    world = World(THREE)
+    world.hold_updates = True
+    world.leader_writes_isr(TP, 1, 2)
+    failed = (("t", 0, int(ErrorCode.UNKNOWN_TOPIC_ID), "its topic is missing"), ("gone", 0, 3, ""))
+    pauses = []
+    for _ in range(3):
+        update = next(u for u in world.held_updates if u.broker.broker_id == 3)
+        assert [decision.partition for decision in update.update.partitions] == [0]
+        world.held_updates.clear()
+        world.feed(UpdateAnswered(3, update.update_id, 0, failed))
+        deadline = world.controller.deadline_ms
+        assert deadline is not None
+        pauses.append(deadline - world.now_ms)
+        world.advance(pauses[-1])
+    assert pauses == [50, 100, 200]
+    assert [change.name for change in world.held_updates[-1].update.topics] == ["t"], "with its topic"
+
+
 # --- incarnations -----------------------------------------------------------------------------------------------
 
 

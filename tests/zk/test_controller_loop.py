@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 
@@ -25,7 +28,7 @@ from sparklog.protocol.messages import (
 from sparklog.zk import paths
 from sparklog.zk.broker_registry import BrokerRegistry
 from sparklog.zk.cluster_store import ClusterStore, Written
-from sparklog.zk.session import ZkSession
+from sparklog.zk.session import SessionState, ZkSession
 
 from .support import broker, expire, opened, until
 
@@ -208,7 +211,7 @@ def test_controller_is_regained_after_session_expiry(connect: str) -> None:
         _, two, three = hearers
         before = loop.status.controller_epoch
         holder = await two.store.session.get(paths.CONTROLLER)
-        session = await _the_session_of(loop)
+        session = session_of(loop)
         assert session.session_id == holder.ephemeral_owner
         await _expire_elsewhere(session)
         assert await two.store.retire_broker(1, hearers[0].incarnation)
@@ -217,6 +220,37 @@ def test_controller_is_regained_after_session_expiry(connect: str) -> None:
         assert two.updates[-1].controller_epoch == loop.status.controller_epoch
 
     run_with_three(connect, scenario)
+
+
+def test_a_zookeeper_restart_moves_no_leader_and_what_happens_after_it_is_seen(tmp_path: Path) -> None:
+    server = EmbeddedZookeeper.start(tmp_path)
+
+    async def scenario(loop: ControllerLoop, hearers: list[Hearer]) -> None:
+        _, two, three = hearers
+        epoch = loop.status.controller_epoch
+        states = [session_of(loop), *(h.store.session for h in hearers)]
+        os.kill(server.pid, signal.SIGKILL)
+        server.stop()
+        await until(lambda: all(s.state is SessionState.DISCONNECTED for s in states), "everybody noticed")
+        again = await asyncio.to_thread(EmbeddedZookeeper.start, tmp_path)
+        try:
+            await until(lambda: all(s.state is SessionState.CONNECTED for s in states), "everybody is back")
+            assert {s.generation for s in states} == {1}, "with the same sessions"
+            await two.store.create_topic(TopicRecord("u", "id-u", ((3, 2),), ()))
+            await until(lambda: "u" in three.topics and "u" in two.topics, "a topic made afterwards")
+            assert two.leaders() == three.leaders() == [1, 2, 3, 3]
+            assert {state.leader_epoch for state in two.known.values()} == {0}
+            assert loop.status.controller_epoch == epoch
+        finally:
+            # Closing sessions needs a server.
+            cleanup.append(again)
+
+    cleanup: list[EmbeddedZookeeper] = []
+    try:
+        run_with_three(server.connect, scenario)
+    finally:
+        for found in (server, *cleanup):
+            found.stop()
 
 
 def test_a_standby_takes_over_and_a_deposed_controller_cannot_write(connect: str) -> None:
@@ -295,8 +329,8 @@ def test_status_changes_are_reported(zookeeper_server: EmbeddedZookeeper, connec
     assert seen[-1].state == "stopped"
 
 
-async def _the_session_of(loop: ControllerLoop) -> ZkSession:
-    """The controller's own session lives in its thread; only its id and password are needed here."""
+def session_of(loop: ControllerLoop) -> ZkSession:
+    """The controller's own session lives in its thread; it is only looked at here."""
     found = loop.session
     assert found is not None
     return found

@@ -1,0 +1,153 @@
+"""The controller's writes against a real ZooKeeper: fenced by epoch, bound to topic and version, repeatable."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from sparklog.model import LeaderAndIsr, TopicPartition, VersionedState
+from sparklog.zk import paths
+from sparklog.zk.broker_registry import BrokerRegistry
+from sparklog.zk.cluster_store import FateUnknown, NodeGone, Written
+from sparklog.zk.controller_store import NO_NODE, ControllerStore, EpochLost, StateOutcome
+from sparklog.zk.session import ZkSession
+
+from .support import STATE, TOPIC, TP, broker, opened
+
+NEXT = LeaderAndIsr(2, 1, (2, 3), 2)
+WRITES = ((TP, STATE, NO_NODE, "id-1"),)
+
+
+async def write(
+    store: ControllerStore, *writes: tuple[TopicPartition, LeaderAndIsr, int, str]
+) -> Sequence[StateOutcome | None]:
+    """Send all, wait for all outcomes."""
+    outcomes: dict[int, StateOutcome | None] = {}
+    done = asyncio.Event()
+
+    def outcome(index: int, found: StateOutcome | None) -> None:
+        outcomes[index] = found
+        if len(outcomes) == len(writes):
+            done.set()
+
+    for index, (tp, state, version, topic_id) in enumerate(writes):
+        store.write_state(
+            tp,
+            state,
+            topic_id=topic_id,
+            leader_incarnation=7,
+            expected_version=version,
+            on_outcome=lambda _, found, index=index: outcome(index, found),  # type: ignore[misc]
+        )
+    await asyncio.wait_for(done.wait(), 10)
+    return [outcomes[index] for index in range(len(writes))]
+
+
+async def elected(session: ZkSession) -> ControllerStore:
+    store = ControllerStore(session)
+    assert await store.elect(f"c-{session.session_id}") is not None
+    return store
+
+
+def test_epochs_grow_and_only_one_controller_is_elected(connect: str) -> None:
+    async def scenario() -> None:
+        async with opened(connect) as one, opened(connect) as two:
+            first, second = ControllerStore(one.session), ControllerStore(two.session)
+            epochs = await asyncio.gather(first.elect("c1"), second.elect("c2"))
+            assert sorted(epochs, key=str) == [1, None]
+            winner, loser = (first, second) if epochs[0] == 1 else (second, first)
+            assert await winner.elect("again") == 1, "its own claim, whose answer may have been lost"
+            await winner.session.delete(paths.CONTROLLER)
+            assert await loser.elect("c") == 2
+
+    asyncio.run(scenario())
+
+
+def test_outcomes_of_pipelined_writes_are_told_apart(connect: str) -> None:
+    async def scenario() -> None:
+        async with opened(connect) as cluster:
+            store = await elected(cluster.session)
+            await cluster.create_topic(TOPIC)
+            other = TopicPartition("orders", 1)
+            assert await write(
+                store,
+                (TP, STATE, NO_NODE, "id-1"),
+                (TP, NEXT, 0, "id-1"),  # pipelined behind the creation
+                (TP, NEXT, 0, "id-1"),  # late
+                (TP, STATE, NO_NODE, "id-1"),  # exists
+                (other, STATE, NO_NODE, "id-0"),  # an earlier topic of this name
+                (TopicPartition("none", 0), STATE, NO_NODE, "id-x"),
+            ) == [Written(0), Written(1), None, None, NodeGone(), NodeGone()]
+            assert await store.read_states([TP, other]) == {TP: VersionedState(NEXT, 1, 7), other: None}
+
+    asyncio.run(scenario())
+
+
+def test_a_deposed_controller_writes_nothing(connect: str) -> None:
+    async def scenario() -> None:
+        async with opened(connect) as one, opened(connect) as two:
+            deposed = await elected(one.session)
+            await one.create_topic(TOPIC)
+            await one.session.delete(paths.CONTROLLER)
+            await elected(two.session)
+            await two.notify_isr_change([TP])
+            names, changed = await deposed.read_isr_changes()
+            assert changed == (TP,)
+            assert await write(deposed, *WRITES) == [EpochLost()]
+            assert not await deposed.delete_topic("orders", "id-1")
+            await deposed.delete_isr_changes(names)
+            assert await two.read_topic("orders") is not None
+            assert len(await two.session.children(paths.ISR_CHANGES)) == 1, "left for the new controller"
+
+    asyncio.run(scenario())
+
+
+def test_writes_without_a_connection_are_of_unknown_fate(connect: str) -> None:
+    async def scenario() -> None:
+        async with opened(connect) as cluster:
+            store = await elected(cluster.session)
+            await cluster.session.close()
+            assert await write(store, *WRITES) == [FateUnknown(sent=False)]
+
+    asyncio.run(scenario())
+
+
+def test_deleting_a_topic_takes_everything_and_may_be_repeated(connect: str) -> None:
+    async def scenario() -> None:
+        async with opened(connect) as cluster:
+            store = await elected(cluster.session)
+            await cluster.create_topic(TOPIC)
+            await write(store, *WRITES)  # one of its two partitions has a state
+            await cluster.request_delete_topic("orders", "id-1")
+            assert await store.read_deletions() == {"orders": "id-1"}
+            assert [(t.record, t.states) for t in await store.read_topics()] == [
+                (TOPIC, {0: VersionedState(STATE, 0, 7)})
+            ]
+            assert await store.delete_topic("orders", "id-1")
+            assert await store.read_topics() == ()
+            assert await store.read_deletions() == {}
+            assert await cluster.session.children(paths.TOPIC_IDS) == ()
+            assert await store.delete_topic("orders", "id-1")
+            await cluster.create_topic(TOPIC)
+            assert await write(store, *WRITES) == [Written(0)], "its paths are free"
+
+    asyncio.run(scenario())
+
+
+def test_a_broker_is_untrusted_while_its_mark_stands(connect: str) -> None:
+    async def scenario() -> None:
+        async with opened(connect) as cluster:
+            store = await elected(cluster.session)
+            registry = BrokerRegistry(cluster.session, broker(1, trusted=False))
+            incarnation = await registry.start()
+            assert [found.trusted for found in await store.read_brokers()] == [False]
+            await store.trust_broker(1, incarnation - 1)
+            assert [found.trusted for found in await store.read_brokers()] == [False], "meant for another incarnation"
+            await store.trust_broker(1, incarnation)
+            assert [found.trusted for found in await store.read_brokers()] == [True]
+            await store.trust_broker(1, incarnation)
+            await registry.announce_stopping()
+            assert await store.read_stopping() == {1: incarnation}
+            await registry.close()
+
+    asyncio.run(scenario())
