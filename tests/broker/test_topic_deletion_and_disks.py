@@ -1,0 +1,73 @@
+"""Data that goes: a topic deleted while a broker is away, and a disk that breaks under a broker."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from sparklog.protocol.messages import LATEST, Ack, DeleteTopic
+from sparklog.testing.process_cluster import ProcessCluster, wait_until
+from tests.broker.support import encoded, list_offset, read_all
+from tests.broker.topics import (
+    PATIENCE_S,
+    Writer,
+    create_topic,
+    leader,
+    partition,
+    replica,
+    running,
+    wait_equal,
+    wait_isr,
+)
+
+pytestmark = pytest.mark.integration
+LOG_FAILED = 74
+
+
+def test_a_topic_deleted_while_a_broker_was_away_does_not_come_back_with_it(cluster: ProcessCluster) -> None:
+    old_id = create_topic(cluster, "reborn")
+    with Writer(cluster, "reborn") as writer:
+        writer.write(encoded(5, "old-"))
+    wait_equal(cluster, "reborn", 5)
+    directory = Path(replica(cluster, 2, "reborn").directory)
+    assert directory.exists()
+    cluster.kill(2)
+    with cluster.connect(0) as connection:
+        assert isinstance(connection.request(DeleteTopic(0, "reborn", 10_000))[0], Ack)
+        assert cluster.metadata(0, "reborn").topics[0].code != 0
+    cluster.start_broker(2)
+    wait_until(lambda: not directory.exists(), PATIENCE_S, f"{directory} to be deleted")
+    new_id = create_topic(cluster, "reborn")
+    assert new_id != old_id
+    with Writer(cluster, "reborn") as writer:
+        assert writer.write(encoded(1, "new-")) == 0
+    wait_equal(cluster, "reborn", 1)
+    for broker_id in running(cluster):
+        with cluster.connect(broker_id) as connection:
+            assert read_all(connection, "reborn") == [b"new-0"]
+
+
+def test_a_broker_whose_disk_breaks_hands_over_and_ends(cluster: ProcessCluster) -> None:
+    create_topic(cluster, "broken-disk", assignment=((0, 1, 2),), config={"segment.bytes": "4096"})
+    with Writer(cluster, "broken-disk") as writer:
+        writer.write(encoded(5))
+        wait_equal(cluster, "broken-disk", 5)
+        slot, process = cluster.slots[0], cluster.slots[0].process
+        assert process is not None
+        # What is open stays usable; the next segment has nowhere to go.
+        shutil.rmtree(replica(cluster, 0, "broken-disk").directory)
+        written = 5
+        while leader(cluster, "broken-disk") == 0:
+            writer.write(encoded(5))
+            written += 5
+        writer.write(encoded(5))
+    assert process.wait(PATIENCE_S) == LOG_FAILED
+    assert "is offline" in slot.log_file.read_text()
+    assert 0 not in partition(cluster, "broken-disk").isr
+    with cluster.connect(leader(cluster, "broken-disk")) as connection:
+        assert list_offset(connection, "broken-disk", LATEST).offset == written + 5
+    cluster.start_broker(0)
+    wait_isr(cluster, "broken-disk", {0, 1, 2})
+    wait_equal(cluster, "broken-disk", written + 5)
