@@ -44,6 +44,9 @@ class Steering(Protocol):
 
     def stop(self, *, controlled: bool) -> None: ...
 
+    def adopted(self) -> None:
+        """A newer supervisor than any before holds the lease: it wants this broker to serve."""
+
     def quiesce(self) -> None: ...
 
     def finish(self) -> None: ...
@@ -129,8 +132,11 @@ class ControlSocket:
     def _hello(self, name: LeaseName, held: LeaseName | None) -> tuple[dict[str, Any], LeaseName | None]:
         if held is not None:
             self._lease.released(held)
+        before = self._lease.highest
         if not self._lease.admit(name):
             return self._superseded(), None
+        if name > before:
+            self._steering.adopted()
         return {"ok": True, **self._steering.status()}, name
 
     def _superseded(self) -> dict[str, Any]:

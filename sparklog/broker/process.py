@@ -271,6 +271,11 @@ class BrokerProcess:
     def stop(self, *, controlled: bool) -> None:
         self._end(Ending.CONTROLLED if controlled else Ending.AT_ONCE)
 
+    def adopted(self) -> None:
+        if self._broker.quiesced and self._ending is None:
+            _log.warning("adopted by a newer supervisor before the cluster had stopped: serving on")
+            self._broker.resume()
+
     def quiesce(self) -> None:
         self._broker.quiesced = True
 

@@ -49,6 +49,8 @@ class BrokerState:
         self.state = "running"
         #: No new writes: the cluster is stopping and followers are to reach the leaders' ends.
         self.quiesced = False
+        #: ISR changes put off while quiesced, to be carried out should this broker serve on after all.
+        self.put_off: list[Callable[[], None]] = []
         self.log_dir = log_dir
         #: Told when the log directory is found broken, by whichever partition found it.
         self.log_failed = on_log_failed
@@ -68,6 +70,13 @@ class BrokerState:
     @registry.setter
     def registry(self, registry: Registry) -> None:
         self._registry = registry
+
+    def resume(self) -> None:
+        """Take writes again, and do what was put off."""
+        self.quiesced = False
+        put_off, self.put_off = self.put_off, []
+        for work in put_off:
+            work()
 
     @property
     def incarnation(self) -> int:

@@ -26,6 +26,7 @@ class Wiring:
         if self._broker.quiesced and not effect.added:
             # The cluster is stopping: followers go away one by one, and every ISR is to stay as it is.
             _log.info("%s: ISR not shrunk to %s, the cluster is stopping", partition.tp, list(effect.isr))
+            self._broker.put_off.append(lambda: self._broker.registry.write_isr(partition, effect))
             return
         self._broker.registry.write_isr(partition, effect)
 

@@ -28,6 +28,9 @@ class Steered:
     def stop(self, *, controlled: bool) -> None:
         self.asked.append(f"stop controlled={controlled}")
 
+    def adopted(self) -> None:
+        self.asked.append("adopted")
+
     def quiesce(self) -> None:
         self.asked.append("quiesce")
 
@@ -111,10 +114,9 @@ def test_a_superseded_supervisor_is_told_by_whom_and_obeyed_no_more(directory: P
         expected = {"ok": False, "superseded_by": [2, 1]}
         assert await older.ask(op="stop") == expected
         assert await older.ask(op="hello", driver_epoch=1, generation=3) == expected
-        assert steered.asked == []
         assert (await newer.ask(op="quiesce"))["ok"]
         assert (await newer.ask(op="finish"))["ok"]
-        assert steered.asked == ["quiesce", "finish"]
+        assert steered.asked == ["adopted", "adopted", "quiesce", "finish"]
 
     play(directory, scenario)
 
