@@ -15,6 +15,7 @@ from msgspec import structs
 
 from sparklog.errors import ErrorCode
 from sparklog.model import LeaderAndIsr, TopicPartition, VersionedState
+from sparklog.protocol.messages import ControlUpdate
 from sparklog.replica import effects as fx
 from sparklog.replica import events as ev
 from sparklog.replica.replica import Replica, ReplicaSettings
@@ -74,6 +75,7 @@ class Surroundings(Protocol):
     settings: ReplicaSettings
     replica_type: type[Replica]
     brokers: dict[int, SimBroker]
+    min_isr: int
     #: whether to call ``Replica.check_invariants`` after each event
     check_cores: bool
     #: chance that an append fails its checks
@@ -93,33 +95,41 @@ class SimBroker:
         self.process = 0
         self.incarnation = -1
         self.paused_until_ms = 0
+        #: live brokers as the last update told, and (controller epoch, number) of that update
+        self.live: dict[int, int] = {}
+        self._last_update = (-1, -1)
+        #: known from the host's boot id, and not yet told
+        self._lost_page_cache = False
         self._tickets = 0
 
     # --- life ---------------------------------------------------------------------------------------------------
 
-    def start(self, *, trusted: bool) -> None:
+    def start(self) -> None:
         """A new process on what the disk holds; it leads nothing until told."""
         self.process += 1
         self.alive = True
         self.paused_until_ms = 0
         self.incarnation = -1
+        self.live = {}
+        self._last_update = (-1, -1)
         for hosted in self.hosted.values():
             hosted.replica = self.cluster.replica_type(
                 self.broker_id, hosted.log, high_watermark=hosted.checkpoint, settings=self.cluster.settings
             )
             hosted.fetching = None
             hosted.produces.clear()
-        self.register(trusted=trusted)
+        self.register()
         self._later(TICK_MS, self._tick)
         self._later(CHECKPOINT_MS, self._checkpoint)
 
-    def register(self, *, trusted: bool) -> None:
+    def register(self) -> None:
         """Again and again until ZooKeeper is reached. Also after a session ended: the same process, log intact."""
         if (self.broker_id, ZK) in self.world.cut:
-            self._later(50, lambda: self.register(trusted=trusted))
+            self._later(50, self.register)
             return
-        self.incarnation = self.cluster.zk.register(self.broker_id, trusted=trusted)
-        self.world.note(f"b{self.broker_id} registers as {self.incarnation}, trusted {trusted}")
+        self.incarnation = self.cluster.zk.register(self.broker_id, lost_page_cache=self._lost_page_cache)
+        self._lost_page_cache = False
+        self.world.note(f"b{self.broker_id} registers as {self.incarnation}")
 
     def crash(self, *, lose_page_cache: bool) -> None:
         self.alive = False
@@ -129,6 +139,7 @@ class SimBroker:
             hosted.replica = None
             hosted.fetching = None
             if lose_page_cache:
+                self._lost_page_cache = True
                 hosted.log.lose_page_cache()
                 hosted.checker.lost[self.broker_id] = self.cluster.zk.incarnation(self.broker_id)
 
@@ -172,6 +183,28 @@ class SimBroker:
         """A controller's request; it is fenced by the incarnation it was meant for."""
         if incarnation == self.incarnation:
             self.handle(tp, event)
+
+    def updated(self, update_id: int, update: ControlUpdate) -> int:
+        """The production controller's request, fenced as the broker does it. Returns the answer's code.
+
+        The network may double and reorder requests, a connection does not: what is late on it is not taken.
+        """
+        if update.incarnation != self.incarnation:
+            return ErrorCode.STALE_BROKER_EPOCH
+        if (update.controller_epoch, update_id) < self._last_update:
+            return ErrorCode.STALE_CONTROLLER_EPOCH
+        self._last_update = (update.controller_epoch, update_id)
+        if update.brokers is not None:
+            self.live = {endpoint.broker_id: endpoint.incarnation for endpoint in update.brokers}
+        for decision in update.partitions:
+            tp = TopicPartition(decision.topic, decision.partition)
+            if tp in self.hosted and decision.version >= 0:
+                min_isr = self.cluster.min_isr
+                self.handle(tp, ev.Decided(decision.state, decision.version, decision.replicas, self.live, min_isr))
+        if update.brokers is not None:
+            for tp in self.hosted:
+                self.handle(tp, ev.BrokersChanged(self.live))
+        return ErrorCode.NONE
 
     def produce(self, tp: TopicPartition, produce: Produce) -> None:
         self._tickets += 1
@@ -320,11 +353,12 @@ class SimBroker:
         an answer that comes later still is not believed, as a lost connection would not bring it."""
         expected = order.expected_version
         state = LeaderAndIsr(order.leader, order.leader_epoch, order.isr, order.controller_epoch)
+        incarnation = self.incarnation
         waiting = [True]
         self.hosted[tp].checker.proposed.add((expected, order.isr))
 
         def execute() -> VersionedState | BadVersion:
-            return self.cluster.zk.write_state(tp, state, expected, order.added)
+            return self.cluster.zk.write_state(tp, state, expected, leader_incarnation=incarnation, added=order.added)
 
         def answered(result: VersionedState | BadVersion) -> None:
             if not waiting:

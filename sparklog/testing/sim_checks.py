@@ -6,7 +6,7 @@ a client. One checker per partition.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from sparklog.model import NO_LEADER, VersionedState
 from sparklog.testing.sim_log import SimBatch, SimLog
@@ -42,11 +42,12 @@ class PartitionChecker:
     def fail(self, what: str) -> None:
         raise Violation(f"{self.name}: {what}")
 
-    def spared(self, victim: int, node: VersionedState) -> bool:
+    def spared(self, victim: int, node: VersionedState, *, leaving: Collection[int] = ()) -> bool:
         """Whether a member with its data is left, in the ISR and in each that may be written next, when ``victim``
-        loses its page cache: the condition under which the log promises anything."""
+        loses its page cache or leaves: the condition under which the log promises anything. Brokers that are
+        ``leaving`` the ISR are not counted on."""
         sets = [node.state.isr, *(isr for version, isr in self.proposed if version >= node.version)]
-        return all(set(isr) - self.lost.keys() - {victim} for isr in sets)
+        return all(set(isr) - self.lost.keys() - {victim, *leaving} for isr in sets)
 
     def high_watermark_moved(self, broker: int, mark: int, *, epoch: int) -> None:
         """Consistent reads: what is shown below a mark is the same wherever and whenever. StrongIsr: whatever is

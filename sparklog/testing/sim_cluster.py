@@ -46,8 +46,10 @@ class SimCluster:
         check_cores: bool = True,
         weather: Weather | None = None,
         restless: float | None = None,
+        page_cache_loss: float = 0.3,
     ) -> None:
-        """``weather`` and ``restless`` (how often leaders change for no reason) are the seed's choice if not given."""
+        """``weather`` and ``restless`` (how often leaders change for no reason) are the seed's choice if not given;
+        ``page_cache_loss`` is the chance that a crash takes what was not flushed, where the promise allows it."""
         self.seed = seed
         self.world = SimWorld(seed, weather=FINE)
         self.world.weather = weather or self.world.random.choice(WEATHERS)
@@ -56,6 +58,7 @@ class SimCluster:
         self.replica_type = replica_type
         self.check_cores = check_cores
         self.append_failure = 0.01
+        self.page_cache_loss = page_cache_loss
         self.min_isr = min_isr
         self.brokers: dict[int, SimBroker] = {}
         self.assignment: dict[TopicPartition, tuple[int, ...]] = {}
@@ -100,7 +103,7 @@ class SimCluster:
 
     def _start(self) -> None:
         for broker in self.brokers.values():
-            broker.start(trusted=True)
+            broker.start()
         self.controller.restless = self._restless
         self.controller.start()
         self.world.at(PRODUCE_MS, self._produce)
@@ -143,29 +146,28 @@ class SimCluster:
         chance = self.world.random
         broker = self.brokers[chance.choice(list(self.brokers))]
         if not broker.alive:
-            broker.start(trusted=self._trusted(broker))
+            broker.start()
         else:
             fault = chance.choices((self._crash, self._pause, self._cut_link, self._cut_zk), (4, 2, 3, 2))[0]
             fault(broker)
         self.world.at(50 + chance.randrange(400), self._fault)
 
-    def _trusted(self, broker: SimBroker) -> bool:
-        return all(broker.broker_id not in hosted.checker.lost for hosted in broker.hosted.values())
-
     def _crash(self, broker: SimBroker) -> None:
         """The page cache goes only where that leaves a member of each ISR with its data: the promise's condition."""
         chance = self.world.random
-        spared = all(hosted.checker.spared(broker.broker_id, self.zk.read(tp)) for tp, hosted in broker.hosted.items())
+        spared = all(
+            hosted.checker.spared(broker.broker_id, self.zk.read(tp), leaving=self.controller.leaving)
+            for tp, hosted in broker.hosted.items()
+        )
         incarnation = broker.incarnation
-        broker.crash(lose_page_cache=spared and chance.random() < 0.3)
+        broker.crash(lose_page_cache=spared and chance.random() < self.page_cache_loss)
         notice_ms = 20 if chance.random() < 0.5 else SESSION_MS
         self.world.at(notice_ms, lambda: self.zk.expire(broker.broker_id, incarnation))
-        trusted = self._trusted(broker)
         process = broker.process
 
         def restart() -> None:
             if not broker.alive and broker.process == process:
-                broker.start(trusted=trusted)
+                broker.start()
 
         self.world.at(chance.randrange(1200), restart)
 
@@ -206,7 +208,7 @@ class SimCluster:
 
     def _register_again(self, broker: SimBroker, incarnation: int) -> None:
         if broker.incarnation == incarnation and incarnation != -1:
-            broker.register(trusted=True)
+            broker.register()
 
     # --- the end ------------------------------------------------------------------------------------------------
 
@@ -219,7 +221,7 @@ class SimCluster:
         self.world.note("faults stop")
         for broker in self.brokers.values():
             if not broker.alive:
-                broker.start(trusted=self._trusted(broker))
+                broker.start()
             else:
                 self._revive(broker)
 
@@ -228,7 +230,7 @@ class SimCluster:
         broker.paused_until_ms = min(broker.paused_until_ms, self.world.now_ms)
         registration = self.zk.registered.get(broker.broker_id)
         if registration is None or registration.incarnation != broker.incarnation:
-            broker.register(trusted=True)
+            broker.register()
 
     def _check_settled(self) -> None:
         for tp, checker in self.checkers.items():

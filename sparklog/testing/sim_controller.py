@@ -6,11 +6,13 @@ the production core can take its place.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Protocol
 
 from sparklog.model import NO_LEADER, LeaderAndIsr, TopicPartition, VersionedState
 from sparklog.replica.events import Decided
 from sparklog.testing.sim_broker import SimBroker, Surroundings
+from sparklog.testing.sim_checks import PartitionChecker
 from sparklog.testing.sim_world import ZK
 from sparklog.testing.sim_zk import Registration
 
@@ -24,6 +26,8 @@ class ControllerActor(Protocol):
 
     #: chance per look and partition of a leader change that nothing asks for
     restless: float
+    #: brokers that are being taken out of their ISRs
+    leaving: Collection[int]
 
     def start(self) -> None: ...
 
@@ -32,7 +36,7 @@ class ControlledCluster(Surroundings, Protocol):
     """What a controller asks of the cluster besides."""
 
     assignment: dict[TopicPartition, tuple[int, ...]]
-    min_isr: int
+    checkers: dict[TopicPartition, PartitionChecker]
 
 
 class StandInController:
@@ -44,6 +48,7 @@ class StandInController:
     def __init__(self, cluster: ControlledCluster) -> None:
         self.cluster = cluster
         self.restless = 0.0
+        self.leaving: Collection[int] = ()
         self._world = cluster.world
         #: incarnation of the leader that an epoch was given to
         self._given: dict[tuple[TopicPartition, int], int] = {}
@@ -63,7 +68,14 @@ class StandInController:
             if wanted is not None:
                 self._write(tp, wanted, node, registered)
             self._tell(tp, node, registered)
+        self._trust_stripped()
         self._world.at(PERIOD_MS + self._world.random.randrange(PERIOD_MS), self._look)
+
+    def _trust_stripped(self) -> None:
+        for broker, registration in self.cluster.zk.registered.items():
+            hosted = self.cluster.brokers[broker].hosted
+            if all((tp, broker, registration.incarnation) in self._stripped for tp in hosted):
+                self.cluster.zk.trust(broker, registration.incarnation)
 
     def _suspect(self, tp: TopicPartition, broker: int, registered: dict[int, Registration]) -> bool:
         """Registered after its page cache was lost, and not yet out of the ISR since."""
@@ -102,10 +114,11 @@ class StandInController:
         self, tp: TopicPartition, wanted: LeaderAndIsr, node: VersionedState, registered: dict[int, Registration]
     ) -> None:
         """The next look sees whether it was written."""
+        self.cluster.checkers[tp].proposed.add((node.version, wanted.isr))
         incarnation = registered[wanted.leader].incarnation if wanted.leader != NO_LEADER else -1
 
         def execute() -> None:
-            result = self.cluster.zk.write_state(tp, wanted, node.version)
+            result = self.cluster.zk.write_state(tp, wanted, node.version, leader_incarnation=incarnation)
             if isinstance(result, VersionedState):
                 self._given[tp, wanted.leader_epoch] = incarnation
                 self._world.note(f"controller: {tp} epoch {wanted.leader_epoch} leader {wanted.leader} {wanted.isr}")

@@ -33,6 +33,9 @@ class SimZk:
     def __init__(self, on_write: Callable[[TopicPartition, VersionedState, VersionedState], None]) -> None:
         self.nodes: dict[TopicPartition, VersionedState] = {}
         self.registered: dict[int, Registration] = {}
+        #: brokers whose logs nobody vouches for until a controller has taken note
+        self.untrusted: set[int] = set()
+        self.controller_epoch = 0
         self._incarnations: dict[int, int] = {}
         self._on_write = on_write
 
@@ -42,12 +45,20 @@ class SimZk:
     def read(self, tp: TopicPartition) -> VersionedState:
         return self.nodes[tp]
 
-    def register(self, broker_id: int, *, trusted: bool) -> int:
-        """One multi: the next incarnation, and the ephemeral node that names it."""
+    def register(self, broker_id: int, *, lost_page_cache: bool) -> int:
+        """One multi: the next incarnation, and the ephemeral node that names it. ``lost_page_cache``: since the last
+        registration; the mark stays until a controller has taken note."""
+        if lost_page_cache:
+            self.untrusted.add(broker_id)
         incarnation = self._incarnations.get(broker_id, 0) + 1
         self._incarnations[broker_id] = incarnation
-        self.registered[broker_id] = Registration(incarnation, trusted)
+        self.registered[broker_id] = Registration(incarnation, broker_id not in self.untrusted)
         return incarnation
+
+    def trust(self, broker_id: int, incarnation: int) -> None:
+        """Forget that the page cache was lost, unless yet another incarnation has registered."""
+        if self.incarnation(broker_id) == incarnation:
+            self.untrusted.discard(broker_id)
 
     def incarnation(self, broker_id: int) -> int:
         """The last registered one, whether its session lives or not; 0 before the first."""
@@ -60,13 +71,19 @@ class SimZk:
             del self.registered[broker_id]
 
     def write_state(
-        self, tp: TopicPartition, state: LeaderAndIsr, expected_version: int, added: tuple[tuple[int, int], ...] = ()
+        self,
+        tp: TopicPartition,
+        state: LeaderAndIsr,
+        expected_version: int,
+        *,
+        leader_incarnation: int,
+        added: tuple[tuple[int, int], ...] = (),
     ) -> VersionedState | BadVersion:
         """Compare-and-set, in a multi that checks the incarnation of each added broker."""
         before = self.nodes[tp]
         if before.version != expected_version or any(self.incarnation(b) != i for b, i in added):
             return BadVersion(before)
-        after = VersionedState(state, before.version + 1)
+        after = VersionedState(state, before.version + 1, leader_incarnation)
         self.nodes[tp] = after
         self._on_write(tp, before, after)
         return after

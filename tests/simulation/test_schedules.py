@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sparklog.testing.sim_cluster import SimCluster
+from sparklog.testing.sim_controller_core import CoreController
 
 SEEDS = 160
 CHUNK = 20
@@ -27,6 +28,14 @@ def test_nothing_acknowledged_is_lost_and_everything_settles(first: int) -> None
 def test_many_partitions_over_five_brokers() -> None:
     for seed in range(4):
         SimCluster(seed, brokers=5, partitions=4, min_isr=3).run(fault_ms=3000)
+
+
+@pytest.mark.parametrize("first", [0, 15])
+def test_the_production_controller_core_over_the_same_faults(first: int) -> None:
+    """Without lost page caches: a controller that takes members out of the ISR when it elects can leave only one that
+    is dead, lost its tail, and was not yet missed. Members that merely died are for the new leader to remove."""
+    for seed in range(first, first + 15):
+        SimCluster(seed, controller_type=CoreController, page_cache_loss=0.0).run()
 
 
 def test_a_seed_replays_exactly() -> None:
