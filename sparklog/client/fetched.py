@@ -87,7 +87,9 @@ def decode_partition(
         if end is not None and header.base_offset >= end:
             return
         try:
-            batch = decode_batch(header, body, schema_of(header.schema_id))
+            batch = decode_batch(
+                header, body[: header.length + header.offset_array_length], schema_of(header.schema_id)
+            )
         except BrokerError as error:
             raise BrokerError(error.code, f"{tp} at offset {header.base_offset}: {error.detail}") from error
         found = _cut(header, body, batch, start=start, end=end)

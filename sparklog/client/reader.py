@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from sparklog.client.errors import ClientTimeout
 from sparklog.client.fetched import FetchedBatch, PartitionBytes, decode_partition, split_partitions
-from sparklog.client.link import ClusterLink, Deadline
+from sparklog.client.link import UNKNOWN_TOPIC_GRACE_S, ClusterLink, Deadline
 from sparklog.client.schemas import SchemaLookup
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import TopicPartition
@@ -113,6 +113,7 @@ class PartitionReader:
     def _await(self, position: int) -> PartitionBytes:
         """The answer to the fetch at ``position``, which is sent again until it brings batches."""
         deadline = Deadline(self._timeout_s)
+        grace = Deadline(min(UNKNOWN_TOPIC_GRACE_S, self._timeout_s))
         failures = 0
         while True:
             delay_ms = 0.0
@@ -124,7 +125,8 @@ class PartitionReader:
                     return answer
                 reason = f"the high watermark is {answer.answer.high_watermark}"
             except BrokerError as error:
-                if not error.retriable:
+                unknown = error.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+                if not error.retriable or self._made_anew() or (unknown and not grace.left_s()):
                     raise
                 if error.refresh_metadata:
                     self._stale = True
@@ -151,10 +153,18 @@ class PartitionReader:
         self._stale = False
         connection = self._connect(leader.broker_id)
         topic = self._link.metadata.topic(self._tp.topic)
+        assert topic is not None, "it has a leader"
+        self._topic_id = self._topic_id or topic.topic_id
+        if self._made_anew():
+            raise BrokerError(
+                ErrorCode.INCONSISTENT_TOPIC_ID,
+                f"{self._tp}: the topic was deleted and created again ({topic.topic_id} found,"
+                f" {self._topic_id} expected)",
+            )
         wanted = FetchPartition(
             self._tp.topic,
             self._tp.partition,
-            self._topic_id or (topic.topic_id if topic else ""),
+            self._topic_id,
             leader.epoch,
             position,
             self._max_bytes,
@@ -189,6 +199,10 @@ class PartitionReader:
         if answer.answer.code != ErrorCode.NONE:
             raise BrokerError(answer.answer.code, answer.answer.detail or f"fetch of {self._tp}")
         return answer
+
+    def _made_anew(self) -> bool:
+        topic = self._link.metadata.topic(self._tp.topic)
+        return bool(topic is not None and self._topic_id and topic.topic_id != self._topic_id)
 
     def _connect(self, broker_id: int) -> BlockingConnection:
         """The connection fetches go over: its own, so that metadata can be asked for while a fetch is under way."""
