@@ -83,21 +83,15 @@ class LogMachine(RuleBasedStateMachine):
     @rule(back=st.integers(0, 40))
     def truncate(self, back: int) -> None:
         offset = max(0, self.end - back)
-        if offset < self.start:
-            self.batches.clear()
-            self.start = self.end = offset
-        else:
-            self.batches = [kept for kept in self.batches if kept.end <= offset]
-            self.end = self.batches[-1].end if self.batches else min(self.end, self._first_base(offset))
-            self.start = min(self.start, self.end)
+        first = self.log.first_segment_offset
+        self.batches = [kept for kept in self.batches if kept.end <= offset]
+        # batches below the log start count as long as their segment is there
+        self.end = self.batches[-1].end if self.batches else min(offset, first)
+        self.start = min(self.start, self.end)
         self.high_watermark = min(self.high_watermark, self.end)
         assert self.log.truncate(offset) == self.end
         if self.log.log_end_offset < self.follower.log_end_offset:
             self.follower.truncate(self.end)
-
-    def _first_base(self, offset: int) -> int:
-        segments = self.log.segments
-        return segments[0].base_offset if segments else offset
 
     @rule(lag=st.integers(0, 30))
     def commit(self, lag: int) -> None:
