@@ -17,6 +17,9 @@ from sparklog.protocol.messages import ControlUpdate, PartitionDecision
 
 _RETRY_FIRST_MS = 50
 _RETRY_MAX_MS = 1000
+#: Between updates to one broker while more decisions are being written: thousands of them in a failure become some
+#: hundred updates, and no decision waits longer than this. Nothing waits when nothing more is coming.
+_PACE_MS = 10
 
 
 class BrokerLink:
@@ -26,6 +29,7 @@ class BrokerLink:
         self.registration = registration
         self.retry_at_ms: int | None = None
         self.in_flight: int | None = None
+        self._sent_at_ms: int | None = None
         self._failures = 0
         self._sent_full = False
         self._sent_brokers = False
@@ -61,16 +65,23 @@ class BrokerLink:
             # Named even when a full update is due: that one may be under way already, built before.
             self._deleted[topic.record.name, topic.record.topic_id] = None
 
-    def ready(self, now_ms: int) -> bool:
-        """Something is to be told and may be sent now."""
-        if self.in_flight is not None or (self.retry_at_ms is not None and now_ms < self.retry_at_ms):
+    def ready(self, now_ms: int, *, more_coming: bool) -> bool:
+        """Something is to be told and may be sent now; else ``retry_at_ms`` says when, if that is a matter of time."""
+        if self.in_flight is not None or not self._waiting:
             return False
+        if self._failures == 0:
+            urgent = self._full or self._brokers  # a death lets leaders shrink their ISRs
+            paced = more_coming and not urgent and self._sent_at_ms is not None
+            self.retry_at_ms = (self._sent_at_ms or 0) + _PACE_MS if paced else None
+        return self.retry_at_ms is None or now_ms >= self.retry_at_ms
+
+    @property
+    def _waiting(self) -> bool:
         return self._full or self._brokers or bool(self._topics or self._partitions or self._deleted)
 
     @property
     def idle(self) -> bool:
-        waiting = self._full or self._brokers or self._topics or self._partitions or self._deleted
-        return self.in_flight is None and not waiting
+        return self.in_flight is None and not self._waiting
 
     # --- one update ------------------------------------------------------------------------------------------------
 
@@ -79,6 +90,7 @@ class BrokerLink:
         update_id: int,
         state: ClusterState,
         *,
+        now_ms: int,
         controller_id: str,
         controller_epoch: int,
         brokers: tuple[BrokerEndpoint, ...],
@@ -104,7 +116,7 @@ class BrokerLink:
         self._sent_deleted = deleted
         self._full = self._brokers = False
         self._topics, self._partitions, self._deleted = later_topics, later, {}
-        self.in_flight, self.retry_at_ms = update_id, None
+        self.in_flight, self.retry_at_ms, self._sent_at_ms = update_id, None, now_ms
         return ControlUpdate(
             cid=0,
             controller_id=controller_id,

@@ -6,6 +6,7 @@ replicas, and an update message for it can be built at any time.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from sparklog.config import topic_config
@@ -28,6 +29,7 @@ class Partition:
         self.tp = TopicPartition(topic.record.name, number)
         self.topic = topic
         self.replicas = replicas
+        #: The node as last known; set by ``ClusterState.store`` only.
         self.stored: VersionedState | None = None
         #: The write under way. While there is one nothing else is decided.
         self.pending: StateWrite | None = None
@@ -77,9 +79,21 @@ class ClusterState:
         self._defaults = topic_defaults
         self.topics: dict[str, Topic] = {}
         self._hosted: dict[int, dict[Partition, None]] = {}
+        self._led: Counter[int] = Counter()
 
     def hosted(self, broker_id: int) -> Iterable[Partition]:
         return self._hosted.get(broker_id, ())
+
+    def leads(self, broker_id: int) -> bool:
+        """Whether any partition's node names this broker as its leader."""
+        return self._led[broker_id] > 0
+
+    def store(self, partition: Partition, stored: VersionedState) -> None:
+        """The partition's node is known to hold this."""
+        if partition.stored is not None:
+            self._led[partition.stored.state.leader] -= 1
+        partition.stored = stored
+        self._led[stored.state.leader] += 1
 
     def partition(self, tp: TopicPartition) -> Partition | None:
         topic = self.topics.get(tp.topic)
@@ -102,7 +116,8 @@ class ClusterState:
         fresh = []
         for number in range(len(topic.partitions), len(record.assignment)):
             partition = Partition(topic, number, record.assignment[number])
-            partition.stored = snapshot.states.get(number)
+            if number in snapshot.states:
+                self.store(partition, snapshot.states[number])
             topic.partitions.append(partition)
             fresh.append(partition)
             for broker_id in partition.replicas:
@@ -113,6 +128,8 @@ class ClusterState:
         topic = self.topics.pop(name, None)
         if topic is not None:
             for partition in topic.partitions:
+                if partition.stored is not None:
+                    self._led[partition.stored.state.leader] -= 1
                 for broker_id in partition.replicas:
                     self._hosted[broker_id].pop(partition, None)
         return topic

@@ -84,6 +84,8 @@ class Controller:
         self._deletions: dict[str, str] = {}
         self._unannounced: dict[str, None] = {}
         self._dirty: dict[Partition, None] = {}
+        #: Writes under way.
+        self._writing = 0
         self._connected = True
         self._effects: list[Effect] = []
 
@@ -101,7 +103,7 @@ class Controller:
             self._trust_settled()
             self._ask_log_ends(now_ms)
             self._outbox.set_brokers(self._visible_brokers())
-            self._effects.extend(self._outbox.due(self.state, now_ms))
+            self._effects.extend(self._outbox.due(self.state, now_ms, more_coming=self._writing > 0))
         effects, self._effects = self._effects, []
         return effects
 
@@ -233,12 +235,8 @@ class Controller:
 
     def _visible_brokers(self) -> tuple[BrokerEndpoint, ...]:
         """A stopping broker that leads nothing any more is left out: leaders must not take it back into an ISR."""
-        relieved = {broker_id for broker_id in self.brokers.stopping if not self._leads(broker_id)}
+        relieved = {broker_id for broker_id in self.brokers.stopping if not self.state.leads(broker_id)}
         return tuple(found.endpoint for found in self.brokers.present() if found.broker_id not in relieved)
-
-    def _leads(self, broker_id: int) -> bool:
-        hosted = self.state.hosted(broker_id)
-        return any(p.stored is not None and p.stored.state.leader == broker_id for p in hosted)
 
     # --- topics --------------------------------------------------------------------------------------------------
 
@@ -264,7 +262,8 @@ class Controller:
         """Tell brokers of new topics whose partitions have their first states, or cannot have one yet."""
         for name in list(self._unannounced):
             topic = self.state.topics[name]
-            if any(p.pending is not None or p.rereading for p in topic.partitions):
+            # From the end: answers come in order, so that is where one is still missing.
+            if any(p.pending is not None or p.rereading for p in reversed(topic.partitions)):
                 continue
             del self._unannounced[name]
             topic.announced = True
@@ -294,6 +293,7 @@ class Controller:
         self._unannounced.pop(name, None)
         self._outbox.topic_deleted(topic)
         for partition in topic.partitions:
+            self._end_write(partition)
             self._dirty.pop(partition, None)
             self._lost_tails.give_up(partition)
             self._suspicions.drop(partition)
@@ -307,7 +307,8 @@ class Controller:
             partition = self.state.partition(tp)
             if partition is None or partition.pending is None:
                 continue
-            write, partition.pending = partition.pending, None
+            write = partition.pending
+            self._end_write(partition)
             reasons[write.reason] += 1
             if write.reason in {election.UNCLEAN, election.RECOVERED}:
                 self._suspicions.drop(partition)
@@ -323,7 +324,7 @@ class Controller:
         for tp in event.found:
             partition = self.state.partition(tp)
             if partition is not None:
-                partition.pending = None
+                self._end_write(partition)
         # No node: the topic is gone, which its own event will say. Deciding again would be refused again.
         self._effects.append(
             Report("controller.writes.refused", f"{next(iter(event.found), None)} first", len(event.found))
@@ -347,7 +348,7 @@ class Controller:
         """Take over a state if it is newer than the known one."""
         newer = partition.stored is None or stored.version > partition.stored.version
         if newer:
-            partition.stored = stored
+            self.state.store(partition, stored)
         self._suspicions.review(partition)
         self._mark((partition,))
         return newer
@@ -356,8 +357,13 @@ class Controller:
         """A write whose answer was lost may have been done: nothing is decided before the node is read."""
         partitions = [p for p in map(self.state.partition, event.partitions) if p is not None]
         for partition in partitions:
-            partition.pending = None
+            self._end_write(partition)
         self._reread(partitions)
+
+    def _end_write(self, partition: Partition) -> None:
+        if partition.pending is not None:
+            partition.pending = None
+            self._writing -= 1
 
     def _reread(self, partitions: Iterable[Partition]) -> None:
         tps = []
@@ -393,6 +399,7 @@ class Controller:
                 decision.reason,
             )
             writes.append(partition.pending)
+            self._writing += 1
         if writes:
             # Partitions that wait for a leader first, those that only lose a follower last.
             writes.sort(key=lambda write: write.reason == election.STRIPPED)

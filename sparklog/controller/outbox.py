@@ -52,15 +52,17 @@ class Outbox:
             for link in self._links.values():
                 link.partitions_changed(told)
 
-    def due(self, state: ClusterState, now_ms: int) -> list[SendUpdate]:
-        ready = [link for link in self._links.values() if link.ready(now_ms)]
-        return [self._build(link, state) for link in ready]
+    def due(self, state: ClusterState, now_ms: int, *, more_coming: bool) -> list[SendUpdate]:
+        """What may be sent now. ``more_coming``: writes are under way whose results will have to be told as well."""
+        ready = [link for link in self._links.values() if link.ready(now_ms, more_coming=more_coming)]
+        return [self._build(link, state, now_ms) for link in ready]
 
-    def _build(self, link: BrokerLink, state: ClusterState) -> SendUpdate:
+    def _build(self, link: BrokerLink, state: ClusterState, now_ms: int) -> SendUpdate:
         self._updates += 1
         update = link.build(
             self._updates,
             state,
+            now_ms=now_ms,
             controller_id=self._controller_id,
             controller_epoch=self._controller_epoch,
             brokers=self._brokers,

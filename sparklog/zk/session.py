@@ -160,10 +160,13 @@ class ZkSession:
         self._drain()
 
     def _stop_client(self) -> None:
+        """In a thread: kazoo waits for its own, at most some ten seconds when ZooKeeper does not answer."""
         try:
             self._client.stop()
-        finally:
             self._client.close()
+        except Exception as error:
+            # Its thread hangs on a dead connection and is a daemon; the session will expire by itself.
+            log.warning("kazoo could not be closed: %s", error)
 
     @property
     def client_id(self) -> tuple[int, bytes] | None:

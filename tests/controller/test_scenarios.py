@@ -558,6 +558,22 @@ def test_one_update_a_broker_is_under_way_and_the_next_has_only_the_newest() -> 
     assert [[d.state.isr for d in update.partitions] for update in later] == [[(1, 3)]]
 
 
+def test_updates_are_paced_while_more_decisions_are_being_written() -> None:
+    world = World(THREE)
+    world.hold_writes = True
+    world.lose(1)
+    world.told.clear()
+    for number in (0, 1, 2):  # results trickle in while one write is still under way
+        world.leader_writes_isr(TopicPartition("t", number), *world.state("t", number).isr[:2])
+    assert world.told == []
+    world.advance(10)
+    assert [len(update.partitions) for _, update in world.told] == [3, 3]
+    world.told.clear()
+    world.write_held()
+    assert world.told != [], "the last is told at once"
+    assert world.controller.settled()
+
+
 def test_a_broker_that_cannot_be_reached_is_told_again_with_growing_pauses() -> None:
     world = World(THREE)
     world.hold_updates = True
