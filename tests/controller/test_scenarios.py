@@ -261,6 +261,23 @@ def test_leader_not_in_its_own_isr() -> None:
     assert (fixed.state, fixed.expected_version) == (LeaderAndIsr(2, 5, (2, 3), 1), 9)
 
 
+def test_empty_isr() -> None:
+    """It is never written, whoever fails or stops in whatever order (the world checks that after each step); found
+    in a node it elects nobody: no claim is no claim."""
+    world = World(topic("t", (1, 2, 3)))
+    world.ask_to_stop(1)
+    world.ask_to_stop(2)
+    world.lose(3)
+    world.lose(1, 2)
+    world.advance(2 * SESSION_TIMEOUT_MS)
+    assert world.state().leader == -1
+    assert world.state().isr != ()
+    empty = VersionedState(LeaderAndIsr(-1, 4, (), 1), 9, -1)
+    fresh = World()
+    effects = fresh.controller.step(TopicRead(TopicSnapshot(topic("t", (1, 2)), {0: empty})), fresh.now_ms)
+    assert not any(isinstance(effect, WriteStates) for effect in effects)
+
+
 def test_an_untrusted_broker_is_stripped_before_it_counts_as_alive() -> None:
     world = World(THREE)
     world.lose(1)
