@@ -113,10 +113,10 @@ class MetadataCache:
             if known is not None and known.change.topic_id == topic_id:
                 del self._topics[name]
 
-    def state_written(self, tp: TopicPartition, state: LeaderAndIsr, *, version: int) -> None:
+    def state_written(self, tp: TopicPartition, state: LeaderAndIsr, *, version: int, topic_id: str) -> None:
         """This broker changed the ISR of a partition it leads, or read a newer state from ZooKeeper."""
         known = self.partition(tp)
-        if known is not None and version > known.version:
+        if known is not None and known.topic_id == topic_id and version > known.version:
             self._set_partition(
                 PartitionDecision(known.topic, known.topic_id, known.partition, state, version, known.replicas)
             )

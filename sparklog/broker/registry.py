@@ -100,25 +100,36 @@ class Registry:
             return
         if isinstance(outcome, Written):
             _log.info("%s: ISR is now %s (version %d)", partition.tp, list(effect.isr), outcome.version)
-            self._broker.cache.state_written(partition.tp, state, version=outcome.version)
+            self._state_known(partition, state, outcome.version)
             partition.step(IsrWritten(effect.isr, outcome.version))
         elif isinstance(outcome, Refused):
             self._broker.counters["isr.writes.refused"] += 1
             _log.info("%s: ISR %s refused: %s", partition.tp, list(effect.isr), outcome.reason)
-            self._refused(partition, outcome.found, expected)
+            await self._refused(partition, outcome.found, expected)
         elif isinstance(outcome, FateUnknown):
             self._broker.counters["isr.writes.lost"] += 1
             partition.step(IsrWriteFailed(expected))
             found = await self._store.read_state_again(partition.tp)
-            if found is not None and not partition.stopped:
-                self._refused(partition, found, expected)
+            if found is not None:
+                await self._refused(partition, found, expected)
         else:
             assert isinstance(outcome, NodeGone)
             _log.info("%s: ISR %s not written: the topic is gone", partition.tp, list(effect.isr))
 
-    def _refused(self, partition: Partition, found: VersionedState, expected: int) -> None:
-        self._broker.cache.state_written(partition.tp, found.state, version=found.version)
+    async def _refused(self, partition: Partition, found: VersionedState, expected: int) -> None:
+        """Hand over what the node holds, unless it is by now the node of another topic of this name."""
+        while True:
+            await self._session.connected()
+            with suppress(ZkUnreachable):
+                lives = await self._session.exists(paths.topic_id(partition.topic_id))
+                break
+        if not lives or partition.stopped:
+            return
+        self._state_known(partition, found.state, found.version)
         partition.step(IsrRefused(found.state, found.version, expected))
+
+    def _state_known(self, partition: Partition, state: LeaderAndIsr, version: int) -> None:
+        self._broker.cache.state_written(partition.tp, state, version=version, topic_id=partition.topic_id)
 
     def isr_changed(self, tp: TopicPartition) -> None:
         """Tell the controller, together with whatever else changes in the next moment."""

@@ -11,7 +11,11 @@ from sparklog.testing.process_cluster import ProcessCluster
 
 @pytest.fixture(scope="package")
 def running_cluster() -> Iterator[ProcessCluster]:
-    settings = {"log.checkpoint.interval.ms": "500", "socket.request.max.bytes": "1048576"}
+    settings = {
+        "log.checkpoint.interval.ms": "500",
+        "log.retention.check.interval.ms": "200",
+        "socket.request.max.bytes": "1048576",
+    }
     with ProcessCluster(3, settings=settings) as cluster:
         yield cluster
 

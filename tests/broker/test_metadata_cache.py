@@ -48,9 +48,11 @@ def test_an_older_version_changes_nothing_whichever_way_it_comes(cache: Metadata
     cache.apply(update(decision(5, leader=1)))
     cache.apply(update(decision(4, leader=2), epoch=2))
     assert leader(cache) == 1
-    cache.state_written(TopicPartition("t", 0), LeaderAndIsr(2, 4, (2,), 1), version=4)
+    tp = TopicPartition("t", 0)
+    cache.state_written(tp, LeaderAndIsr(2, 4, (2,), 1), version=4, topic_id="id-1")
+    cache.state_written(tp, LeaderAndIsr(2, 9, (2,), 1), version=9, topic_id="of another topic")
     assert leader(cache) == 1
-    cache.state_written(TopicPartition("t", 0), LeaderAndIsr(1, 5, (1,), 1), version=6)
+    cache.state_written(tp, LeaderAndIsr(1, 5, (1,), 1), version=6, topic_id="id-1")
     assert cache.metadata(0, ("t",), schemas=True).topics[0].partitions[0].isr == (1,)
 
 

@@ -59,8 +59,18 @@ def running(cluster: ProcessCluster) -> list[int]:
 
 def partition(cluster: ProcessCluster, name: str, number: int = 0) -> PartitionMetadata:
     """The partition as the running broker with the newest epoch knows it."""
-    found = [cluster.metadata(broker_id, name).topics[0].partitions for broker_id in running(cluster)]
+    found = [_partitions(cluster, broker_id, name) for broker_id in running(cluster)]
     return max((p[number] for p in found if len(p) > number), key=lambda known: known.leader_epoch)
+
+
+def _partitions(cluster: ProcessCluster, broker_id: int, name: str) -> tuple[PartitionMetadata, ...]:
+    """None where the broker has just gone."""
+    try:
+        return cluster.metadata(broker_id, name).topics[0].partitions
+    except BrokerError as error:
+        if error.code is not ErrorCode.NETWORK_EXCEPTION:
+            raise
+        return ()
 
 
 def leader(cluster: ProcessCluster, name: str, number: int = 0) -> int:

@@ -1,4 +1,4 @@
-"""Data that goes: a topic deleted while a broker is away, and a disk that breaks under a broker."""
+"""Data that goes: old segments, a topic deleted while a broker is away, a disk that breaks under a broker."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from sparklog.protocol.messages import LATEST, Ack, DeleteTopic
+from sparklog.errors import ErrorCode
+from sparklog.protocol.messages import EARLIEST, LATEST, Ack, DeleteTopic
 from sparklog.testing.process_cluster import ProcessCluster, wait_until
-from tests.broker.support import encoded, list_offset, read_all
+from tests.broker.support import decoded, encoded, fetch, list_offset, read_all
 from tests.broker.topics import (
     PATIENCE_S,
     Writer,
@@ -71,3 +72,31 @@ def test_a_broker_whose_disk_breaks_hands_over_and_ends(cluster: ProcessCluster)
     cluster.start_broker(0)
     wait_isr(cluster, "broken-disk", {0, 1, 2})
     wait_equal(cluster, "broken-disk", written + 5)
+
+
+def test_old_segments_go_and_a_follower_that_missed_them_begins_where_the_leader_begins(
+    cluster: ProcessCluster,
+) -> None:
+    config = {"segment.bytes": "4096", "retention.bytes": "8192"}
+    create_topic(cluster, "retained", assignment=((0, 1, 2),), config=config)
+    with Writer(cluster, "retained") as writer:
+        writer.write(encoded(5))
+        wait_equal(cluster, "retained", 5)
+        cluster.kill(2)
+        for _ in range(60):
+            writer.write(encoded(5))
+
+    def starts() -> set[int]:
+        return {replica(cluster, broker_id, "retained").log_start_offset for broker_id in running(cluster)}
+
+    wait_until(lambda: len(starts()) == 1 and min(starts()) > 100, PATIENCE_S, "old segments to be deleted")
+    with cluster.connect(0) as connection:
+        start = list_offset(connection, "retained", EARLIEST).offset
+        fetched, _ = fetch(connection, "retained", 5)
+        assert fetched.code == ErrorCode.OFFSET_OUT_OF_RANGE and f"[{start}, 305)" in fetched.detail
+        found, body = fetch(connection, "retained", start)
+        assert decoded(found, body)[0][0] <= start
+    cluster.start_broker(2)
+    wait_isr(cluster, "retained", {0, 1, 2})
+    wait_equal(cluster, "retained", 305)
+    wait_until(lambda: len(starts()) == 1, PATIENCE_S, "replicas to begin at the same offset")
