@@ -45,7 +45,7 @@ class FaultThread(threading.Thread):
     ) -> None:
         super().__init__(name="demo-faults", daemon=True)
         self._spark = spark
-        self._bootstrap = bootstrap
+        self._servers = bootstrap
         self._topic = topic
         self._thresholds = (first, second)
         self._story = story
@@ -69,7 +69,7 @@ class FaultThread(threading.Thread):
     def run(self) -> None:
         first, second = self._thresholds
         try:
-            with Admin(self._bootstrap, client_id="sparklog-demo") as admin:
+            with Admin(self._servers, client_id="sparklog-demo") as admin:
                 if self._await_rows(admin, first):
                     self._kill_executor(admin)
                 if self._await_rows(admin, second):

@@ -19,7 +19,7 @@ _numbers = itertools.count()
 
 @pytest.fixture(scope="session")
 def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessCluster]:
-    with ProcessCluster(tmp_path_factory.mktemp("brokers")) as cluster:
+    with ProcessCluster(base_dir=tmp_path_factory.mktemp("brokers") / "data") as cluster:
         yield cluster
 
 
