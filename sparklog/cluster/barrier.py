@@ -10,8 +10,11 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+import re
+import sys
 import threading
 import time
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import msgspec
@@ -29,6 +32,10 @@ _TICK_S = 0.2
 #: A generation that lived shorter than this failed for a reason that another try at once would not mend.
 _SHORT_LIFE_S = 5.0
 _LONGEST_PAUSE_S = 10.0
+
+
+def never() -> bool:
+    return False
 
 
 class Sizing(NamedTuple):
@@ -50,8 +57,10 @@ def master_of(context: SparkContext) -> str:
     return context.master or ""
 
 
-def require_slots(context: SparkContext, sizing: Sizing, *, brokers: int, timeout_s: float) -> None:
-    """Wait until enough executors have registered.
+def require_slots(
+    context: SparkContext, sizing: Sizing, *, brokers: int, timeout_s: float, given_up: Callable[[], bool] = never
+) -> None:
+    """Wait until enough executors have registered, or the start is given up.
 
     Raises:
         ClusterError: there are too few slots: says how many, and what to change. Spark itself would look again for
@@ -61,9 +70,21 @@ def require_slots(context: SparkContext, sizing: Sizing, *, brokers: int, timeou
     deadline = time.monotonic() + timeout_s
     while (found := concurrent_tasks(context)) < needed:
         master = master_of(context)
-        if time.monotonic() > deadline or (master.startswith("local") and "cluster" not in master):
+        if given_up():
+            return
+        if time.monotonic() > deadline or most_slots(master) < needed:
+            found = max(found, min(most_slots(master), needed - 1))
             raise ClusterError(too_few_slots(found, sizing, brokers=brokers, master=master))
         time.sleep(_TICK_S)
+
+
+def most_slots(master: str) -> int:
+    """Slots that there can ever be under ``master``, as far as its name tells."""
+    if cluster := re.fullmatch(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,\s*\d+\s*\]", master):
+        return int(cluster[1]) * int(cluster[2])
+    if threads := re.fullmatch(r"local\[\s*(\d+)\s*(?:,\s*\d+\s*)?\]", master):
+        return int(threads[1])
+    return 1 if master == "local" else sys.maxsize
 
 
 def too_few_slots(found: int, sizing: Sizing, *, brokers: int, master: str) -> str:
@@ -91,7 +112,6 @@ class Generations:
         self._sizing = sizing
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="sparklog-generations", daemon=True)
-        self._reported = threading.Condition()
         self._report: GenerationReport | None = None
         self._failure: BaseException | None = None
         #: Number of the generation submitted last.
@@ -107,20 +127,20 @@ class Generations:
     def start(self) -> None:
         self._thread.start()
 
-    def wait_ready(self, *, timeout_s: float) -> GenerationReport:
-        """The first report.
+    def wait_ready(self, *, timeout_s: float, given_up: Callable[[], bool] = never) -> GenerationReport | None:
+        """The first report; None when the start was given up.
 
         Raises:
             ClusterError: no generation formed in time, or the thread ended.
         """
-        with self._reported:
-            self._reported.wait_for(
-                lambda: self._report is not None or not self._thread.is_alive() or self._failure is not None, timeout_s
-            )
-            report, failure = self._report, self._failure
-        if report is None:
-            raise ClusterError(f"no generation of brokers formed within {timeout_s:g} s") from failure
-        return report
+        deadline = time.monotonic() + timeout_s
+        while self._report is None:
+            if given_up():
+                return None
+            if self._failure is not None or time.monotonic() > deadline:
+                raise ClusterError(f"no generation of brokers formed within {timeout_s:g} s") from self._failure
+            time.sleep(_TICK_S)
+        return self._report
 
     def stop(self, *, timeout_s: float = 60.0) -> None:
         """Stop all brokers in order and end the thread. Without Spark, those of this host are stopped from here."""
@@ -158,12 +178,8 @@ class Generations:
                     pause_s = 0.0
                 self._stopping.wait(pause_s)
         except BaseException as error:
-            with self._reported:
-                self._failure = error
+            self._failure = error
             log.exception("no more generations are submitted")
-        finally:
-            with self._reported:
-                self._reported.notify_all()
 
     def _one_generation(self, tasks: int) -> bool:
         """Submit a job of ``tasks`` and steer it until it ends. True when it failed."""
@@ -214,9 +230,7 @@ class Generations:
             return
         report = self._seat.report(self.generation)
         if report is not None:
-            with self._reported:
-                self._report = report
-                self._reported.notify_all()
+            self._report = report
             log.info(
                 "generation %d: brokers %s%s",
                 self.generation,

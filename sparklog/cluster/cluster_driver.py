@@ -6,13 +6,13 @@ stopping broker for a dead one; the brokers all together; ZooKeeper last, as the
 
 from __future__ import annotations
 
-import contextlib
 import logging
+from collections.abc import Callable
 from pathlib import Path
 
 from pyspark import SparkContext
 
-from sparklog.cluster.barrier import Generations, master_of, require_slots
+from sparklog.cluster.barrier import Generations, master_of, never, require_slots
 from sparklog.cluster.controller_loop import ControllerLoop
 from sparklog.cluster.embedded_zookeeper import EmbeddedZookeeper
 from sparklog.cluster.generation import GenerationReport, GenerationSpec
@@ -64,13 +64,13 @@ class ClusterDriver:
             self.zookeeper = self._embedded.connect
         try:
             self._seat = DriverSeat.take(self.zookeeper, session_timeout_ms=self._session_timeout_ms)
-        except ClusterError:
-            if self._embedded is not None:
-                self._embedded.leave()  # the driver that has the seat needs it
+        except BaseException:
+            # The driver that has the seat needs the server; one that only we have started, nobody does.
+            self._end_zookeeper(leave=self._embedded is not None and self._embedded.adopted)
             raise
 
-    def start_brokers(self, context: SparkContext) -> GenerationReport:
-        """Start or adopt the brokers; return when each serves.
+    def start_brokers(self, context: SparkContext, *, given_up: Callable[[], bool] = never) -> GenerationReport | None:
+        """Start or adopt the brokers; return when each serves, or None when ``given_up`` says that nobody waits.
 
         Raises:
             ClusterError: too few task slots; a broker that does not come up: says why. Call ``stop`` then as well.
@@ -78,7 +78,7 @@ class ClusterDriver:
         options, master = self._options, master_of(context)
         spec = self._spec(master)
         size = sizing(options, master)
-        require_slots(context, size, brokers=options.brokers, timeout_s=SLOTS_TIMEOUT_S)
+        require_slots(context, size, brokers=options.brokers, timeout_s=SLOTS_TIMEOUT_S, given_up=given_up)
         self._controller = ControllerLoop(
             self.zookeeper,
             self.seat.cluster_id,
@@ -88,7 +88,9 @@ class ClusterDriver:
         self._controller.start()
         self._generations = Generations(context, self.seat, spec, sizing=size)
         self._generations.start()
-        report = self._generations.wait_ready(timeout_s=READY_TIMEOUT_S)
+        report = self._generations.wait_ready(timeout_s=READY_TIMEOUT_S, given_up=given_up)
+        if report is None:
+            return None
         if report.problems:
             raise ClusterError("; ".join(report.problems))
         self._controller.wait_ready(READY_TIMEOUT_S)
@@ -127,7 +129,7 @@ class ClusterDriver:
 
     def stop(self) -> None:
         """Stop everything in order. Idempotent. When another driver took the cluster over, only let go of it."""
-        lost = self._seat is not None and self._seat.lost.is_set()
+        is_lost = self._seat is not None and self._seat.lost.is_set()
         if self._controller is not None:
             self._controller.stop()
             self._controller = None
@@ -137,10 +139,9 @@ class ClusterDriver:
         if self._seat is not None:
             self._seat.close()
             self._seat = None
-        if self._embedded is not None:
-            with contextlib.suppress(ClusterError):
-                if lost:
-                    self._embedded.leave()
-                else:
-                    self._embedded.stop()
-            self._embedded = None
+        self._end_zookeeper(leave=is_lost)
+
+    def _end_zookeeper(self, *, leave: bool) -> None:
+        server, self._embedded = self._embedded, None
+        if server is not None:
+            server.leave() if leave else server.stop()

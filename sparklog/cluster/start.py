@@ -59,7 +59,8 @@ def _run(options: ClusterOptions, stop: _StopSignals, tell: Callable[[str], None
         seating.check()
         if context is None or stop.asked.is_set():
             return 0
-        cluster.start_brokers(context)
+        if cluster.start_brokers(context, given_up=stop.asked.is_set) is None:
+            return 0
         tell(_ready(cluster, options))
         while not stop.asked.wait(1.0):
             if cluster.seat.lost.is_set():

@@ -1,0 +1,124 @@
+"""``jobs/cluster.py`` as a process of its own, started, watched and ended by tests."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from sparklog.cluster.process import ProcessIdentity, identify, is_alive, send_signal
+from sparklog.cluster.runtime_directory import noted_process
+from tests.conftest import ROOT
+
+READY_S = 150.0
+
+
+class ClusterJob:
+    """One run of the cluster job. ``brokers`` and ``executors`` are what it has started, as the kernel sees it."""
+
+    def __init__(self, data_dir: Path, *arguments: str, submit: Sequence[str] = ()) -> None:
+        self.data_dir = data_dir
+        self.lines: list[str] = []
+        environment = {**os.environ, "PYSPARK_SUBMIT_ARGS": " ".join([*submit, "pyspark-shell"])}
+        self.process = subprocess.Popen(
+            [sys.executable, str(ROOT / "jobs" / "cluster.py"), "--data-dir", str(data_dir), *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=environment,
+            start_new_session=True,
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.append(line.rstrip())
+
+    @property
+    def output(self) -> str:
+        return "\n".join(self.lines)
+
+    def wait_for(self, pattern: str, *, timeout_s: float = READY_S) -> re.Match[str]:
+        """The first match of ``pattern`` in the output."""
+        deadline = time.monotonic() + timeout_s
+        while (found := re.search(pattern, self.output)) is None:
+            ended = self.process.poll() is not None and not self._reader.is_alive()
+            assert not ended, f"the job ended with {self.process.returncode}:\n{self.output}"
+            assert time.monotonic() < deadline, f"no {pattern!r} within {timeout_s} s:\n{self.output}"
+            time.sleep(0.05)
+        return found
+
+    def ready(self) -> str:
+        """Wait for the ready block; the bootstrap servers it names."""
+        return self.wait_for(r"bootstrap servers  (\S+)").group(1)
+
+    def brokers(self) -> dict[str, int]:
+        found = {}
+        for slot in sorted(self.data_dir.glob("slot-*")):
+            process = noted_process(slot)
+            if process is not None and is_alive(process):
+                found[slot.name] = process.pid
+        return found
+
+    def java_processes(self, name: str) -> list[ProcessIdentity]:
+        """Java processes of this cluster whose main class ends with ``name``."""
+        found = []
+        for entry in Path("/proc").glob("[0-9]*"):
+            try:
+                words = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
+            except OSError:
+                continue
+            if any(word.endswith(name) for word in words) and any(str(self.data_dir) in word for word in words):
+                process = identify(int(entry.name))
+                if process is not None:
+                    found.append(process)
+        return found
+
+    def executors(self) -> list[ProcessIdentity]:
+        return self.java_processes("CoarseGrainedExecutorBackend")
+
+    def zookeepers(self) -> list[ProcessIdentity]:
+        return self.java_processes("QuorumPeerMain")
+
+    def stop(self, number: signal.Signals = signal.SIGINT, *, timeout_s: float = 60.0) -> float:
+        """Ask for an ordered stop; the seconds it took until the process was gone."""
+        began = time.monotonic()
+        self.process.send_signal(number)
+        self.process.wait(timeout_s)
+        self._close()
+        return time.monotonic() - began
+
+    def kill(self) -> None:
+        """SIGKILL to the driver, and wait until its executors have noticed."""
+        self.process.kill()
+        self.process.wait()
+        self._close()
+        deadline = time.monotonic() + 60
+        while self.executors():
+            assert time.monotonic() < deadline, "executors outlive their driver"
+            time.sleep(0.1)
+
+    def destroy(self) -> None:
+        """End whatever is left, by exact process."""
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        self._close()
+        left = [*self.executors(), *self.zookeepers()]
+        left += [process for slot in self.data_dir.glob("slot-*") if (process := noted_process(slot)) is not None]
+        for process in left:
+            send_signal(process, signal.SIGKILL)
+
+    def _close(self) -> None:
+        self._reader.join(10)
+        assert self.process.stdout is not None
+        self.process.stdout.close()

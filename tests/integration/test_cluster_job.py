@@ -1,0 +1,145 @@
+"""The cluster job on real executors: start, lost executors, lost drivers, stops."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import sparklog
+from sparklog.cluster.process import send_signal
+from tests.integration.cluster_job import READY_S, ClusterJob
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
+
+#: On a quiet machine it is three seconds; the project promises ten.
+STOP_S = 10.0
+
+
+@pytest.fixture
+def jobs(tmp_path: Path) -> Iterator[list[ClusterJob]]:
+    """Jobs started by a test, ended with all they started."""
+    started: list[ClusterJob] = []
+    try:
+        yield started
+    finally:
+        for job in started:
+            job.destroy()
+
+
+class Writer:
+    """A thread that writes numbered records one after the other with acks=all and notes how long
+    the slowest took."""
+
+    def __init__(self, bootstrap: str, topic: str) -> None:
+        self._address = bootstrap
+        self._topic = topic
+        self._enough = threading.Event()
+        self.acknowledged = 0
+        self.slowest_s = 0.0
+        self.error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            with sparklog.Producer(self._address, linger_ms=0) as producer:
+                while not self._enough.is_set():
+                    began = time.monotonic()
+                    producer.send(self._topic, value=str(self.acknowledged).encode()).result(60)
+                    self.slowest_s = max(self.slowest_s, time.monotonic() - began)
+                    self.acknowledged += 1
+                    self._enough.wait(0.01)
+        except BaseException as error:
+            self.error = error
+
+    def end(self) -> int:
+        self._enough.set()
+        self._thread.join(90)
+        assert self.error is None, self.error
+        return self.acknowledged
+
+
+def values(bootstrap: str, topic: str, count: int) -> list[int]:
+    """The first ``count`` records of a topic, in order of offset."""
+    found: list[int] = []
+    deadline = time.monotonic() + 60
+    with sparklog.Consumer(bootstrap, topic, start="earliest") as consumer:
+        while len(found) < count and time.monotonic() < deadline:
+            for batch in consumer.poll(1.0):
+                found += [int(value) for value in batch.column("value").to_pylist()]
+    return found
+
+
+def test_a_cluster_survives_its_executors_and_its_driver(tmp_path: Path, jobs: list[ClusterJob]) -> None:
+    def start(*arguments: str) -> ClusterJob:
+        jobs.append(ClusterJob(tmp_path, "--port", "29692", *arguments))
+        return jobs[-1]
+
+    first = start()
+    bootstrap = first.ready()
+    pids = first.brokers()
+    assert len(pids) == 3
+    with sparklog.Admin(bootstrap) as admin:
+        admin.create_topic("events", partitions=1, replication_factor=3)
+
+    # An executor dies: the barrier job fails as a whole, the brokers do not notice, the next generation adopts them.
+    writer = Writer(bootstrap, "events")
+    executors = first.executors()
+    assert len(executors) == 3
+    send_signal(executors[0], signal.SIGKILL)
+    first.wait_for(r"generation \d+: brokers 0 adopted, 1 adopted, 2 adopted", timeout_s=120)
+    assert writer.end() > 0
+    assert writer.slowest_s < 5
+    assert first.brokers() == pids
+
+    # The driver dies: its executors go, the brokers and ZooKeeper serve on without anyone.
+    first.kill()
+    assert first.brokers() == pids
+    alone = Writer(bootstrap, "events")
+    time.sleep(1)  # what is written meanwhile, is written without a driver
+    written = writer.acknowledged + alone.end()
+    assert alone.acknowledged > 0
+
+    # The next driver adopts what runs, and is the only one.
+    second = start()
+    assert second.ready() == bootstrap
+    assert second.wait_for(r"\(3 of 3 brokers were running already\)")
+    assert second.brokers() == pids
+    refused = start()
+    assert refused.process.wait(60) == 1
+    assert "another driver runs this cluster" in refused.output
+    assert second.brokers() == pids
+
+    # Ctrl-C ends all of it.
+    assert second.stop(signal.SIGINT) < STOP_S + 5
+    assert second.process.returncode == 0
+    assert float(second.wait_for(r"stopped in ([\d.]+) s", timeout_s=1).group(1)) < STOP_S
+    assert (second.brokers(), second.executors(), second.zookeepers()) == ({}, [], [])
+    assert not list((tmp_path / "spark").iterdir())
+
+    # What was acknowledged is there after a start on the same data, in order, once.
+    third = start()
+    assert third.ready() == bootstrap
+    expected = [*range(writer.acknowledged), *range(alone.acknowledged)]
+    assert values(bootstrap, "events", written) == expected
+    with sparklog.Admin(bootstrap) as admin:
+        (partition,) = admin.describe_topic("events").partitions
+    assert sorted(partition.isr) == [0, 1, 2]
+    third.stop(signal.SIGTERM)
+    assert third.process.returncode == 0
+    assert (third.brokers(), third.zookeepers()) == ({}, [])
+
+
+def test_too_few_slots_end_the_start_and_leave_nothing(tmp_path: Path, jobs: list[ClusterJob]) -> None:
+    jobs.append(ClusterJob(tmp_path, submit=["--master", "local-cluster[1,2,1024]"]))
+    assert jobs[0].process.wait(READY_S) == 1
+    assert (
+        "error: 3 brokers need 3 task slots at the same time, 3 in all; local-cluster[1,2,1024] has 2:"
+        " use --master 'local-cluster[3,1,1024]', or fewer brokers" in jobs[0].output
+    )
+    assert jobs[0].zookeepers() == []
