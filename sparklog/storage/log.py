@@ -12,41 +12,29 @@ The directory and its files are made by the first append, so that an empty parti
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import NamedTuple
 
 from sparklog.config import TopicConfig
 from sparklog.errors import BrokerError, ErrorCode, StorageError
 from sparklog.model import EpochEnd, OffsetRange, TopicPartition, TopicSchema
-from sparklog.record.footer import arrow_prelude
 from sparklog.record.header import BatchHeader
 from sparklog.storage import retention
 from sparklog.storage.append_plan import NO_MAXIMUM, LogTail, Run, plan_follower_append, plan_leader_append
 from sparklog.storage.checkpoints import PartitionCheckpoint
-from sparklog.storage.disk import Buffer, Disk, is_full, replace_file
-from sparklog.storage.epochs import EPOCHS_FILE, EpochCache, EpochFile
-from sparklog.storage.formats import encode_state
-from sparklog.storage.hot_batches import HotBatches, HotLog, forget_from
-from sparklog.storage.open_files import OpenFiles
+from sparklog.storage.disk import Buffer, is_full
+from sparklog.storage.epochs import EpochCache
+from sparklog.storage.hot_batches import HotLog, forget_from
+from sparklog.storage.log_services import LogServices
 from sparklog.storage.partition_file import PARTITION_FILE, PartitionFile, write_partition_file
-from sparklog.storage.producers import (
-    SNAPSHOT_SUFFIX,
-    Entries,
-    ProducerEntry,
-    ProducerTable,
-    check_sequence,
-    to_snapshot,
-    with_batch,
-)
-from sparklog.storage.recovery import RecoveredLog, load_producers, recover_log, snapshot_offsets
+from sparklog.storage.producers import ProducerEntry, ProducerTable, check_sequence, with_batch
+from sparklog.storage.recovery import load_producers, recover_log
+from sparklog.storage.seal_queue import SealQueue
 from sparklog.storage.sealing import SealJob
-from sparklog.storage.segment import DELETED_SUFFIX, Segment, file_stem, segment_at
-
-#: Producer snapshots kept: a truncation above the high watermark finds one at or below its end.
-_KEPT_SNAPSHOTS = 3
+from sparklog.storage.segment import Segment
+from sparklog.storage.segment_chain import SegmentChain
 
 
 class LogSlice(NamedTuple):
@@ -58,25 +46,6 @@ class LogSlice(NamedTuple):
     batch_count: int
     #: where to read on; the offset asked for when there is nothing
     next_offset: int
-
-
-@dataclass(slots=True)
-class LogServices:
-    """What the logs of one log directory share; owned by ``LogDirectory``."""
-
-    disk: Disk
-    files: OpenFiles
-    hot: HotBatches
-    #: Removes files that were renamed out of the way, in a thread.
-    remove_later: Callable[[Sequence[Path]], None]
-    #: Takes a partition directory out of sight and removes it.
-    remove_directory: Callable[[Path], None]
-    #: Writes the checkpoint; returns when it is durable.
-    checkpoint_now: Callable[[], None]
-    #: The directory is broken and must go offline.
-    failed: Callable[[str], None]
-    producer_id_expiration_ms: int = 86_400_000
-    preludes: dict[bytes, bytes] = field(default_factory=dict)
 
 
 class Log:
@@ -107,9 +76,8 @@ class Log:
         self._services = services
         self._disk = services.disk
         self._schemas = {schema.schema_id: schema.message for schema in schemas}
-        self._segments: list[Segment] = []
-        #: below the log start; their files go with the next checkpoint
-        self._retired: list[Segment] = []
+        self._chain = SegmentChain(services.disk, directory, files=services.files)
+        self._seals = SealQueue(services.disk, directory, remove_later=services.remove_later)
         self._epochs = EpochCache()
         self._producers = ProducerTable()
         self._hot: HotLog = {}
@@ -117,12 +85,8 @@ class Log:
         self._closed = False
         #: readers may have mapped the files up to here
         self._served_end = 0
-        #: segments at the front that are sealed
-        self._sealed_prefix = 0
-        self._sealing: dict[int, SealJob] = {}
-        #: producers as they were at the base offset of each segment not yet sealed up to
-        self._rolled_producers: dict[int, Entries] = {}
-        self._snapshots: list[int] = []
+        #: nothing changed since the state for a clean stop was written
+        self._clean = False
         self._unflushed_since_us = -1
         self._unflushed_records = 0
 
@@ -136,33 +100,31 @@ class Log:
             NewerFormatError, StorageError: as ``recover_log``.
         """
         recovery_point = checkpoint.recovery_point if checkpoint is not None else 0
-        found: RecoveredLog = recover_log(
+        start = checkpoint.log_start_offset if checkpoint is not None else 0
+        found = recover_log(
             self._disk,
             self.directory,
             schemas=self._schemas,
             files=self._services.files,
             recovery_point=recovery_point,
-            log_start_offset=checkpoint.log_start_offset if checkpoint is not None else 0,
+            log_start_offset=start,
             thorough=not (clean or trusted),
         )
         self._on_disk = True
-        self._segments = found.segments
+        self._clean = clean and not found.findings
+        self._chain = SegmentChain(self._disk, self.directory, files=self._services.files, segments=found.segments)
+        self._seals.find_snapshots()
         self._epochs = found.epochs
         self._producers = found.producers
         self.findings = found.findings
-        self._snapshots = sorted(snapshot_offsets(self._disk, self.directory))
-        start = checkpoint.log_start_offset if checkpoint is not None else 0
-        if self._segments:
-            self.log_end_offset = self._segments[-1].end_offset
-            self.log_start_offset = min(max(start, self._segments[0].base_offset), self.log_end_offset)
-        else:
-            self.log_start_offset = self.log_end_offset = start
+        last = self._chain.last
+        self.log_end_offset = last.end_offset if last is not None else start
+        self.log_start_offset = min(max(start, self.first_segment_offset), self.log_end_offset)
         high_watermark = checkpoint.high_watermark if checkpoint is not None else 0
         self.high_watermark = min(max(high_watermark, self.log_start_offset), self.log_end_offset)
         self.recovery_point = min(recovery_point, self.log_end_offset)
         # a reader of the earlier process may still have any of this mapped
         self._served_end = self.log_end_offset
-        self._advance_sealed_prefix()
 
     # --- facts --------------------------------------------------------------------------------------------------
 
@@ -174,11 +136,11 @@ class Log:
     @property
     def first_segment_offset(self) -> int:
         """Where an out-of-range follower begins, so that its files become equal; at or below the log start."""
-        return self._segments[0].base_offset if self._segments else self.log_end_offset
+        return self._chain.segments[0].base_offset if self._chain.segments else self.log_end_offset
 
     @property
     def size_bytes(self) -> int:
-        return sum(segment.size_bytes for segment in self._segments)
+        return self._chain.size_bytes
 
     @property
     def schema_ids(self) -> tuple[int, ...]:
@@ -187,7 +149,7 @@ class Log:
     @property
     def segments(self) -> tuple[Segment, ...]:
         """Oldest first; to look at."""
-        return tuple(self._segments)
+        return tuple(self._chain.segments)
 
     def end_of_epoch(self, epoch: int) -> EpochEnd:
         """The largest leader epoch <= ``epoch`` in the log and its exclusive end; (-1, log start) if none."""
@@ -214,7 +176,7 @@ class Log:
             self._schemas[schema.schema_id] = schema.message
             if self._on_disk:
                 with self._offline_on_error("storing a schema"):
-                    self._write_partition_file(sync=False)
+                    self._write_partition_file()
 
     # --- append -------------------------------------------------------------------------------------------------
 
@@ -280,7 +242,7 @@ class Log:
         """Split off what is in the log already: a prefix, since a retry begins with the oldest batch."""
         known: list[OffsetRange] = []
         staged: dict[int, ProducerEntry] = {}
-        for header, _ in batches:
+        for number, (header, _) in enumerate(batches):
             producer_id = header.producer_id
             if producer_id < 0 or header.first_sequence < 0:
                 continue
@@ -289,7 +251,7 @@ class Log:
             if earlier is None:
                 if len(batches) > 1:
                     staged[producer_id] = with_batch(entry, header)
-            elif staged:
+            elif len(known) < number:
                 raise BrokerError(
                     ErrorCode.INVALID_REQUEST,
                     f"{self.tp}: a known batch of producer {producer_id} follows a new one in one request",
@@ -300,9 +262,9 @@ class Log:
 
     def _tail(self, *, reopen_sealed: bool) -> LogTail:
         """``reopen_sealed``: a follower goes on in a sealed segment if its leader did; a leader begins a new one."""
-        if not self._segments:
+        last = self._chain.last
+        if last is None:
             return LogTail(self.log_end_offset, self._epochs.last_epoch, -1, NO_MAXIMUM, -1, -1)
-        last = self._segments[-1]
         appendable = reopen_sealed or not last.sealed
         return LogTail(
             self.log_end_offset,
@@ -315,34 +277,24 @@ class Log:
 
     def _append(self, runs: list[Run], now_us: int) -> None:
         """Carry out a plan whole, or leave the log as it was."""
-        segments, count = len(self._segments), self._segments[-1].count if self._segments else 0
         try:
             if not self._on_disk:
                 self._make_directory()
-            for run in runs:
-                self._append_run(run)
+            self._chain.append(runs, self._prelude)
         except OSError as failure:
-            self._undo_append(segments, count, failure)
             if is_full(failure):
                 raise BrokerError(
                     ErrorCode.KAFKA_STORAGE_ERROR, f"{self.tp}: no room left in {self.directory.parent}: {failure}"
                 ) from failure
-            raise self._offline(f"appending to {self.tp}: {failure}") from failure
+            raise self._services.offline(f"appending to {self.tp}: {failure}") from failure
         except StorageError as failure:
-            raise self._offline(str(failure)) from failure
-        hot = self._services.hot
-        for new_segment, headers, packed, data in runs:
-            if new_segment and self._segments[0].base_offset != headers[0].base_offset:
-                self._producers.expire(now_us - self._services.producer_id_expiration_ms * 1000)
-                self._rolled_producers[headers[0].base_offset] = self._producers.entries()
-            for header, packed_header, body in zip(headers, packed, data, strict=True):
-                self._epochs.assign(header.leader_epoch, header.base_offset)
-                self._producers.record(header)
-                hot.add(self._hot, header.base_offset, packed_header, body)
-                self._unflushed_records += header.record_count
+            raise self._services.offline(str(failure)) from failure
+        self._clean = False
+        first = runs[0].headers[0]
         if self.log_start_offset == self.log_end_offset:
             # an empty follower took its leader's first segment, which may begin below
-            self.log_start_offset = min(self.log_start_offset, runs[0].headers[0].base_offset)
+            self.log_start_offset = min(self.log_start_offset, first.base_offset)
+        self._record(runs, now_us)
         self.log_end_offset = runs[-1].headers[-1].next_offset
         self.high_watermark = min(self.high_watermark, self.log_end_offset)
         if self._unflushed_since_us < 0:
@@ -350,34 +302,19 @@ class Log:
         if 0 < self.config.flush_messages <= self._unflushed_records:
             self.flush()
 
-    def _append_run(self, run: Run) -> None:
-        first = run.headers[0]
-        if run.new_segment:
-            segment = Segment(self._disk, self.directory, base_offset=first.base_offset, files=self._services.files)
-            segment.append(run.headers, packed=run.packed, data=run.data, prelude=self._prelude(first.schema_id))
-            self._segments.append(segment)
-            return
-        segment = self._segments[-1]
-        if segment.sealed:
-            self._reopen_sealed(segment)
-        segment.append(run.headers, packed=run.packed, data=run.data, prelude=b"")
-
-    def _reopen_sealed(self, segment: Segment) -> None:
-        """The leader did not roll where an earlier one did: go on behind the data, without the footer."""
-        segment.truncate(segment.count, in_place=False, durable=True)
-        self._sealed_prefix = min(self._sealed_prefix, len(self._segments) - 1)
-
-    def _undo_append(self, segments: int, count: int, failure: OSError) -> None:
-        """Segments cut themselves back; take back what the runs before the failed one appended."""
-        try:
-            while len(self._segments) > segments:
-                self._remove_segment(self._segments.pop())
-            if segments and self._segments[-1].count > count:
-                self._segments[-1].truncate(count, in_place=True)
-        except (OSError, StorageError) as second:
-            raise self._offline(
-                f"an append to {self.tp} failed ({failure}) and could not be cut back ({second})"
-            ) from failure
+    def _record(self, runs: list[Run], now_us: int) -> None:
+        """Bring everything that is derived from the batches up to date."""
+        hot = self._services.hot
+        for new_segment, headers, packed, data in runs:
+            base_offset = headers[0].base_offset
+            if new_segment and base_offset != self.first_segment_offset:
+                self._producers.expire(now_us - self._services.producer_id_expiration_ms * 1000)
+                self._seals.rolled(base_offset, self._producers.entries())
+            for header, packed_header, body in zip(headers, packed, data, strict=True):
+                self._epochs.assign(header.leader_epoch, header.base_offset)
+                self._producers.record(header)
+                hot.add(self._hot, header.base_offset, packed_header, body)
+                self._unflushed_records += header.record_count
 
     # --- read ---------------------------------------------------------------------------------------------------
 
@@ -398,10 +335,8 @@ class Log:
             )
         if offset >= end_offset or offset == self.log_end_offset:
             return LogSlice(b"", [], 0, 0, offset)
-        segment = self._segments[-1]
-        if offset < segment.base_offset:
-            segment = self._segments[segment_at(self._segments, offset)]
         try:
+            segment = self._chain.at(offset)
             first = segment.find(offset)
             last = segment.reach(first, max_bytes, end_offset=end_offset)
             if first >= last:
@@ -418,7 +353,7 @@ class Log:
                 bodies = [body]
             size = segment.position_of(last) - segment.position_of(first)
         except (OSError, StorageError) as failure:
-            raise self._offline(f"reading {self.tp}: {failure}") from failure
+            raise self._services.offline(f"reading {self.tp}: {failure}") from failure
         return LogSlice(headers, bodies, size, last - first, next_offset)
 
     def offset_for_time(self, timestamp_us: int, *, end_offset: int) -> tuple[int, int] | None:
@@ -426,7 +361,7 @@ class Log:
         ``timestamp_us``; None when there is none."""
         self._check_open()
         try:
-            for segment in self._segments:
+            for segment in self._chain.segments:
                 if segment.base_offset >= end_offset:
                     break
                 header = segment.first_at_or_after(timestamp_us, log_start_offset=self.log_start_offset)
@@ -434,7 +369,7 @@ class Log:
                     offset = max(header.base_offset, self.log_start_offset)
                     return (offset, header.max_timestamp) if offset < end_offset else None
         except (OSError, StorageError) as failure:
-            raise self._offline(f"reading {self.tp}: {failure}") from failure
+            raise self._services.offline(f"reading {self.tp}: {failure}") from failure
         return None
 
     # --- cutting ------------------------------------------------------------------------------------------------
@@ -450,32 +385,19 @@ class Log:
         self._check_open()
         if offset >= self.log_end_offset:
             return self.log_end_offset
-        at = segment_at(self._segments, offset)
-        if at < 0:
-            self.restart_at(offset)
-            return offset
         with self._offline_on_error("truncating"):
-            segment = self._segments[at]
-            keep = segment.find(offset)
-            end = segment.bases()[keep]
-            if keep == 0 and at == 0:
+            first = self.first_segment_offset
+            end = self._chain.boundary(offset) if offset > first else offset
+            if end <= first:
                 self.restart_at(end)
                 return end
-            last = segment if keep else self._segments[at - 1]
-            in_place = end >= self._served_end and not last.sealed
-            durable = last.base_offset < self.recovery_point
+            served_end, fsynced_end = self._served_end, self.recovery_point
             self._prepare_cut(end)
-            self._cancel_seals(at if keep else at - 1)
-            for doomed in reversed(self._segments[at + (keep > 0) :]):
-                self._remove_segment(doomed)
-                self._segments.pop()
-            if keep:
-                last.truncate(keep, in_place=in_place, durable=durable)
-            elif not last.sealed:
-                # its seal was cancelled: a part of the footer may be there
-                last.truncate(last.count, in_place=in_place, durable=durable)
+            # the one that ends at the cut becomes the last: it may go on
+            self._seals.cancel(segment for segment in self._chain.segments if segment.end_offset >= end)
+            self._chain.cut(end, served_end=served_end, fsynced_end=fsynced_end)
             self._forget_from(end)
-            self._producers = load_producers(self._disk, self.directory, self._segments)
+            self._producers = load_producers(self._disk, self.directory, self._chain.segments)
         return end
 
     def restart_at(self, offset: int) -> None:
@@ -487,11 +409,9 @@ class Log:
         self._check_open()
         with self._offline_on_error("restarting"):
             self._prepare_cut(0)
-            self._cancel_seals(0)
-            while self._segments:
-                self._remove_segment(self._segments[-1])
-                self._segments.pop()
-            self._remove_retired()
+            self._seals.cancel(self._chain.segments)
+            if self._on_disk:
+                self._chain.clear()
             self._forget_from(-1)
             self.log_start_offset = self.log_end_offset = offset
             self.high_watermark = self._served_end = offset
@@ -508,14 +428,9 @@ class Log:
         if start <= self.log_start_offset:
             return self.log_start_offset
         self.log_start_offset = start
-        while len(self._segments) > 1 and self._segments[0].end_offset <= start:
-            segment = self._segments.pop(0)
-            self._cancel_seal(segment)
-            segment.close()
-            self._retired.append(segment)
-            self._sealed_prefix = max(0, self._sealed_prefix - 1)
-        self._advance_sealed_prefix()
-        self._epochs.advance_start(self._segments[0].base_offset)
+        self._seals.cancel(segment for segment in self._chain.segments[:-1] if segment.end_offset <= start)
+        self._chain.retire_below(start)
+        self._epochs.advance_start(self.first_segment_offset)
         return start
 
     def delete_retired(self, durable_start: int) -> None:
@@ -524,11 +439,8 @@ class Log:
         Raises:
             StorageError: the log directory must go offline.
         """
-        doomed: list[Path] = []
         with self._offline_on_error("deleting segments"):
-            while self._retired and self._retired[0].end_offset <= durable_start:
-                doomed.extend(self._retired.pop(0).mark_deleted())
-        self._services.remove_later(doomed)
+            self._services.remove_later(self._chain.delete_retired(durable_start))
 
     def apply_retention(self, now_us: int) -> int:
         """Let go of the sealed segments that ``retention.ms`` and ``retention.bytes`` allow; return how many."""
@@ -536,7 +448,7 @@ class Log:
             return 0
         sealed = [
             retention.SealedSegment(segment.size_bytes, segment.running_max)
-            for segment in self._segments[: min(self._sealed_prefix, len(self._segments) - 1)]
+            for segment in self._chain.segments[:-1][: self._chain.sealed_prefix]
         ]
         count = retention.deletable(
             sealed,
@@ -546,50 +458,20 @@ class Log:
             retention_bytes=self.config.retention_bytes,
         )
         if count:
-            self.advance_log_start(self._segments[count].base_offset)
+            self.advance_log_start(self._chain.segments[count].base_offset)
         return count
 
     def _forget_from(self, end: int) -> None:
         """The segments end at ``end`` now: so does everything derived from them."""
+        self._clean = False
         forget_from(self._hot, end)
         self._epochs.truncate(end)
-        self._rolled_producers = {base: entries for base, entries in self._rolled_producers.items() if base <= end}
         if self._on_disk:
-            self._remove_newer_state(end)
-        self._sealed_prefix = 0
-        self._advance_sealed_prefix()
+            self._seals.forget_from(end)
         self.log_end_offset = end
         self.log_start_offset = min(self.log_start_offset, end)
         self.high_watermark = min(self.high_watermark, end)
         self._served_end = min(self._served_end, end)
-
-    def _remove_newer_state(self, end: int) -> None:
-        """Remove snapshots and epochs beyond ``end``, durably: what is appended next must not meet them again.
-
-        The directory is asked, not this object: a cancelled seal may have got as far as writing them.
-        """
-        stale = [self._snapshot_path(offset) for offset in snapshot_offsets(self._disk, self.directory) if offset > end]
-        self._snapshots = [offset for offset in self._snapshots if offset <= end]
-        if self._disk.exists(self.directory / EPOCHS_FILE):
-            stale.append(self.directory / EPOCHS_FILE)
-        for path in stale:
-            self._disk.remove(path)
-        if stale:
-            self._disk.sync_directory(self.directory)
-
-    def _remove_retired(self) -> None:
-        """At once, since the log may now go where they were."""
-        while self._retired:
-            self._remove_segment(self._retired.pop())
-        for name in self._disk.names(self.directory) if self._on_disk else []:
-            if name.endswith(DELETED_SUFFIX):
-                # a removal in the thread may be faster
-                with contextlib.suppress(FileNotFoundError):
-                    self._disk.remove(self.directory / name)
-
-    def _remove_segment(self, segment: Segment) -> None:
-        for path in segment.mark_deleted():
-            self._disk.remove(path)
 
     def _prepare_cut(self, end: int) -> None:
         """Before a cut to ``end`` the checkpoint on disk must not claim more than will be left.
@@ -610,38 +492,17 @@ class Log:
         Cheap when there are none. To be asked when the high watermark moved and from time to time: a job that found
         the disk full is due again.
         """
-        jobs = []
-        for segment in self._segments[self._sealed_prefix : -1]:
-            if segment.end_offset > self.high_watermark:
-                break
-            if segment.sealed or segment.base_offset in self._sealing:
-                continue
-            end = segment.end_offset
-            job = SealJob(
-                segment,
-                schema_message=self._schemas[segment.schema_id],
-                producers=self._rolled_producers.get(end),
-                epochs=EpochFile(tuple(entry for entry in self._epochs.entries if entry[1] < end), end),
-            )
-            self._sealing[segment.base_offset] = job
-            jobs.append(job)
-        return jobs
+        return self._seals.due(self._chain, self.high_watermark, epochs=self._epochs, schemas=self._schemas)
 
     def seal_finished(self, job: SealJob) -> None:
         """``job.run`` returned (when it raised, the directory goes offline instead)."""
         if job.cancelled or self._closed:
             return
-        del self._sealing[job.segment.base_offset]
-        if not job.done:
-            return
-        job.segment.sealed = True
-        if self._rolled_producers.pop(job.end_offset, None) is not None:
-            self._snapshots = sorted({*self._snapshots, job.end_offset})
-        self._advance_sealed_prefix()
-        if self._sealed_prefix:
-            self.recovery_point = max(self.recovery_point, self._segments[self._sealed_prefix - 1].end_offset)
-        self._services.remove_later([self._snapshot_path(old) for old in self._snapshots[:-_KEPT_SNAPSHOTS]])
-        del self._snapshots[:-_KEPT_SNAPSHOTS]
+        self._seals.finished(job)
+        self._chain.count_sealed()
+        if self._chain.sealed_prefix:
+            fsynced = self._chain.segments[self._chain.sealed_prefix - 1].end_offset
+            self.recovery_point = max(self.recovery_point, fsynced)
 
     def flush(self) -> None:
         """fsync everything up to the log end. Blocks for as long as the disk takes.
@@ -653,9 +514,7 @@ class Log:
         if self.recovery_point >= self.log_end_offset:
             return
         with self._offline_on_error("flushing"):
-            for segment in self._segments:
-                if segment.end_offset > self.recovery_point:
-                    segment.sync()
+            self._chain.sync_from(self.recovery_point)
             handle = self._disk.open(self.directory / PARTITION_FILE)
             try:
                 self._disk.sync(handle)
@@ -682,25 +541,19 @@ class Log:
             StorageError: the log directory must go offline.
         """
         self._check_open()
-        self._cancel_seals(0)
-        if not self._on_disk:
+        if not self._on_disk or self._clean:
             return
+        self._seals.cancel(self._chain.segments)
         self.flush()
-        end = self.log_end_offset
         with self._offline_on_error("writing the state of"):
-            if len(self._producers) and end not in self._snapshots:
-                snapshot = to_snapshot(self._producers.entries(), end)
-                replace_file(self._disk, self._snapshot_path(end), encode_state(snapshot))
-                self._snapshots.append(end)
-            epochs = EpochFile(self._epochs.entries, end)
-            replace_file(self._disk, self.directory / EPOCHS_FILE, encode_state(epochs))
+            self._seals.write_state(self.log_end_offset, producers=self._producers, epochs=self._epochs)
+        self._clean = True
 
     def close(self) -> None:
         """Close the files. Views that readers hold stay valid."""
         if not self._closed:
-            self._cancel_seals(0)
-            for segment in self._segments:
-                segment.close()
+            self._seals.cancel(self._chain.segments)
+            self._chain.close()
             self._hot.clear()
             self._closed = True
 
@@ -712,31 +565,16 @@ class Log:
 
     # --- inside -------------------------------------------------------------------------------------------------
 
-    def _advance_sealed_prefix(self) -> None:
-        while self._sealed_prefix < len(self._segments) and self._segments[self._sealed_prefix].sealed:
-            self._sealed_prefix += 1
-
-    def _cancel_seals(self, first: int) -> None:
-        for segment in self._segments[first:]:
-            self._cancel_seal(segment)
-
-    def _cancel_seal(self, segment: Segment) -> None:
-        job = self._sealing.pop(segment.base_offset, None)
-        if job is not None:
-            job.cancel()
-
     def _make_directory(self) -> None:
         self._disk.make_directory(self.directory)
-        self._write_partition_file(sync=False)
+        self._write_partition_file()
         self._on_disk = True
 
-    def _write_partition_file(self, *, sync: bool) -> None:
+    def _write_partition_file(self) -> None:
+        """Not fsynced before the batches that need it are (``flush``, sealing)."""
         schemas = tuple(TopicSchema(schema_id, message) for schema_id, message in self._schemas.items())
         content = PartitionFile(self.tp.topic, self.tp.partition, self.topic_id, schemas)
-        write_partition_file(self._disk, self.directory, content, sync=sync)
-
-    def _snapshot_path(self, offset: int) -> Path:
-        return self.directory / (file_stem(offset) + SNAPSHOT_SUFFIX)
+        write_partition_file(self._disk, self.directory, content, sync=False)
 
     def _prelude(self, schema_id: int) -> bytes:
         message = self._schemas.get(schema_id)
@@ -745,10 +583,7 @@ class Log:
                 ErrorCode.SCHEMA_OUTDATED,
                 f"{self.tp}: schema id {schema_id} found, {sorted(self._schemas)} known here",
             )
-        preludes = self._services.preludes
-        if message not in preludes:
-            preludes[message] = arrow_prelude(message)
-        return preludes[message]
+        return self._services.prelude(message)
 
     def _prelude_length(self, schema_id: int) -> int:
         return len(self._prelude(schema_id))
@@ -757,23 +592,5 @@ class Log:
         if self._closed:
             raise BrokerError(ErrorCode.KAFKA_STORAGE_ERROR, f"{self.tp}: the log is closed")
 
-    def _offline(self, detail: str) -> StorageError:
-        self._services.failed(detail)
-        return StorageError(detail)
-
-    def _offline_on_error(self, doing: str) -> _OfflineOnError:
-        return _OfflineOnError(self, doing)
-
-
-class _OfflineOnError:
-    """Turns the disk's errors into a StorageError and takes the directory offline."""
-
-    def __init__(self, log: Log, doing: str) -> None:
-        self._log = log
-        self._doing = doing
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, (OSError, StorageError)):
-            raise self._log._offline(f"{self._doing} {self._log.tp}: {error}") from error
+    def _offline_on_error(self, doing: str) -> AbstractContextManager[None]:
+        return self._services.offline_on_error(f"{doing} {self.tp}")

@@ -37,7 +37,8 @@ from sparklog.storage.checkpoints import (
 from sparklog.storage.disk import Disk, RealDisk
 from sparklog.storage.formats import NewerFormatError
 from sparklog.storage.hot_batches import HotBatches
-from sparklog.storage.log import Log, LogServices
+from sparklog.storage.log import Log
+from sparklog.storage.log_services import LogServices
 from sparklog.storage.meta import DirectoryMeta, lock_for_broker, read_meta, write_meta
 from sparklog.storage.open_files import OpenFiles
 from sparklog.storage.partition_file import (

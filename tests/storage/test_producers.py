@@ -138,6 +138,9 @@ def test_a_request_of_known_and_new_batches() -> None:
     assert log.log_end_offset == 12
     with refused(ErrorCode.INVALID_REQUEST):
         append(log, *[batch(3, producer=P, sequence=12)] * 2)
+    with refused(ErrorCode.INVALID_REQUEST):
+        append(log, batch(3), batch(3, producer=P, sequence=9))
+    assert log.log_end_offset == 12
 
 
 @pytest.mark.parametrize("stop", ["clean", "process", "power"])

@@ -1,0 +1,52 @@
+"""What the logs of one log directory share, and how a log reports that its disk is broken."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from sparklog.errors import StorageError
+from sparklog.record.footer import arrow_prelude
+from sparklog.storage.disk import Disk
+from sparklog.storage.hot_batches import HotBatches
+from sparklog.storage.open_files import OpenFiles
+
+
+@dataclass(slots=True)
+class LogServices:
+    """Owned by ``LogDirectory``."""
+
+    disk: Disk
+    files: OpenFiles
+    hot: HotBatches
+    #: Removes files that were renamed out of the way, in a thread.
+    remove_later: Callable[[Sequence[Path]], None]
+    #: Takes a partition directory out of sight and removes it.
+    remove_directory: Callable[[Path], None]
+    #: Writes the checkpoint; returns when it is durable.
+    checkpoint_now: Callable[[], None]
+    #: The directory is broken and must go offline.
+    failed: Callable[[str], None]
+    producer_id_expiration_ms: int = 86_400_000
+    _preludes: dict[bytes, bytes] = field(default_factory=dict)
+
+    def prelude(self, schema_message: bytes) -> bytes:
+        """First bytes of a segment with this schema; one object for all logs."""
+        if schema_message not in self._preludes:
+            self._preludes[schema_message] = arrow_prelude(schema_message)
+        return self._preludes[schema_message]
+
+    def offline(self, detail: str) -> StorageError:
+        """Report ``detail``; the error is to be raised."""
+        self.failed(detail)
+        return StorageError(detail)
+
+    @contextmanager
+    def offline_on_error(self, doing: str) -> Iterator[None]:
+        """Whatever the disk refuses inside takes the directory offline. For the rare paths."""
+        try:
+            yield
+        except (OSError, StorageError) as error:
+            raise self.offline(f"{doing}: {error}") from error

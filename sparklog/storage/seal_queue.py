@@ -1,0 +1,109 @@
+"""Which segments of a log are being sealed, and the state files that sealing leaves beside them.
+
+Those are the snapshots of the producers table (``<offset>.producers``) and ``leader-epochs``: both only spare the next
+open from reading all batches. A cut of the log removes what lies beyond it, durably, before anything is appended again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+
+from sparklog.storage.disk import Disk, replace_file
+from sparklog.storage.epochs import EPOCHS_FILE, EpochCache, EpochFile
+from sparklog.storage.formats import encode_state
+from sparklog.storage.producers import SNAPSHOT_SUFFIX, Entries, ProducerTable, to_snapshot
+from sparklog.storage.recovery import snapshot_offsets
+from sparklog.storage.sealing import SealJob
+from sparklog.storage.segment import Segment, file_stem
+from sparklog.storage.segment_chain import SegmentChain
+
+#: Producer snapshots kept: a truncation finds one at or below its end, as it hardly goes below the high watermark.
+_KEPT_SNAPSHOTS = 3
+
+
+class SealQueue:
+    """Owned by its log, on the event loop. Methods raise OSError as the disk does."""
+
+    def __init__(self, disk: Disk, directory: Path, *, remove_later: Callable[[Sequence[Path]], None]) -> None:
+        self._disk = disk
+        self._directory = directory
+        self._remove_later = remove_later
+        self._jobs: dict[int, SealJob] = {}
+        #: the producers as they were at the base offset of each segment that is not yet sealed up to
+        self._rolled: dict[int, Entries] = {}
+        #: offsets of the snapshots on disk, rising
+        self._snapshots: list[int] = []
+
+    def find_snapshots(self) -> None:
+        """Look at the directory once it is there."""
+        self._snapshots = sorted(snapshot_offsets(self._disk, self._directory))
+
+    def rolled(self, base_offset: int, producers: Entries) -> None:
+        """A segment begins at ``base_offset``; ``producers`` are those of the batches before."""
+        self._rolled[base_offset] = producers
+
+    def due(
+        self, chain: SegmentChain, high_watermark: int, *, epochs: EpochCache, schemas: Mapping[int, bytes]
+    ) -> list[SealJob]:
+        """Jobs for the rolled, committed segments that have none yet."""
+        jobs = []
+        for segment in chain.segments[chain.sealed_prefix : -1]:
+            if segment.end_offset > high_watermark:
+                break
+            if segment.sealed or segment.base_offset in self._jobs:
+                continue
+            end = segment.end_offset
+            job = SealJob(
+                segment,
+                schema_message=schemas[segment.schema_id],
+                producers=self._rolled.get(end),
+                epochs=EpochFile(tuple(entry for entry in epochs.entries if entry[1] < end), end),
+            )
+            self._jobs[segment.base_offset] = job
+            jobs.append(job)
+        return jobs
+
+    def finished(self, job: SealJob) -> None:
+        """The job has run; when it is ``done`` the segment is sealed, else it will be due again."""
+        del self._jobs[job.segment.base_offset]
+        if not job.done:
+            return
+        job.segment.sealed = True
+        if self._rolled.pop(job.end_offset, None) is not None:
+            self._snapshots = sorted({*self._snapshots, job.end_offset})
+        self._remove_later([self._snapshot_path(old) for old in self._snapshots[:-_KEPT_SNAPSHOTS]])
+        del self._snapshots[:-_KEPT_SNAPSHOTS]
+
+    def cancel(self, segments: Iterable[Segment]) -> None:
+        for segment in segments:
+            job = self._jobs.pop(segment.base_offset, None)
+            if job is not None:
+                job.cancel()
+
+    def forget_from(self, end: int) -> None:
+        """The log ends at ``end`` now. Durable on return.
+
+        The directory is asked, not this object: a cancelled job may have got as far as writing its files.
+        """
+        self._rolled = {base: entries for base, entries in self._rolled.items() if base <= end}
+        stale = [
+            self._snapshot_path(offset) for offset in snapshot_offsets(self._disk, self._directory) if offset > end
+        ]
+        self._snapshots = [offset for offset in self._snapshots if offset <= end]
+        if self._disk.exists(self._directory / EPOCHS_FILE):
+            stale.append(self._directory / EPOCHS_FILE)
+        for path in stale:
+            self._disk.remove(path)
+        if stale:
+            self._disk.sync_directory(self._directory)
+
+    def write_state(self, end: int, *, producers: ProducerTable, epochs: EpochCache) -> None:
+        """Write both state files for a log that ends at ``end`` and is fsynced. Blocks."""
+        if len(producers) and end not in self._snapshots:
+            replace_file(self._disk, self._snapshot_path(end), encode_state(to_snapshot(producers.entries(), end)))
+            self._snapshots.append(end)
+        replace_file(self._disk, self._directory / EPOCHS_FILE, encode_state(EpochFile(epochs.entries, end)))
+
+    def _snapshot_path(self, offset: int) -> Path:
+        return self._directory / (file_stem(offset) + SNAPSHOT_SUFFIX)

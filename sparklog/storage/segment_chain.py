@@ -1,0 +1,167 @@
+"""The segments of one log, oldest first: appended to at the end as a whole or not at all, cut newest first.
+
+Knows files and offsets; leader epochs, producers and what is committed are the log's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from sparklog.errors import StorageError
+from sparklog.storage.append_plan import Run
+from sparklog.storage.disk import Disk
+from sparklog.storage.open_files import OpenFiles
+from sparklog.storage.segment import DELETED_SUFFIX, Segment, segment_at
+
+
+class SegmentChain:
+    """Owned by its log. Methods raise OSError as the disk does, except where they say otherwise."""
+
+    def __init__(self, disk: Disk, directory: Path, *, files: OpenFiles, segments: Sequence[Segment] = ()) -> None:
+        self.segments = list(segments)
+        #: how many segments at the front are sealed
+        self.sealed_prefix = 0
+        self._disk = disk
+        self._directory = directory
+        self._files = files
+        #: below the log start; their files go with the next checkpoint
+        self._retired: list[Segment] = []
+        self.count_sealed()
+
+    @property
+    def last(self) -> Segment | None:
+        return self.segments[-1] if self.segments else None
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(segment.size_bytes for segment in self.segments)
+
+    def at(self, offset: int) -> Segment:
+        """The segment that holds ``offset``, which is not below the first one."""
+        last = self.segments[-1]
+        return last if offset >= last.base_offset else self.segments[segment_at(self.segments, offset)]
+
+    def count_sealed(self) -> None:
+        """Bring ``sealed_prefix`` up to date after segments were sealed, cut or removed."""
+        count = min(self.sealed_prefix, len(self.segments))
+        while count and not self.segments[count - 1].sealed:
+            count -= 1
+        while count < len(self.segments) and self.segments[count].sealed:
+            count += 1
+        self.sealed_prefix = count
+
+    # --- append -------------------------------------------------------------------------------------------------
+
+    def append(self, runs: Sequence[Run], prelude: Callable[[int], bytes]) -> None:
+        """Carry out a plan. ``prelude`` gives the first bytes of a segment by schema id.
+
+        Raises:
+            OSError: nothing was appended.
+            StorageError: what was appended could not be taken back.
+        """
+        segments, count = len(self.segments), self.segments[-1].count if self.segments else 0
+        try:
+            for run in runs:
+                self._append_run(run, prelude)
+        except OSError as failure:
+            self._undo(segments, count, failure)
+            raise
+
+    def _append_run(self, run: Run, prelude: Callable[[int], bytes]) -> None:
+        first = run.headers[0]
+        if run.new_segment:
+            segment = Segment(self._disk, self._directory, base_offset=first.base_offset, files=self._files)
+            segment.append(run.headers, packed=run.packed, data=run.data, prelude=prelude(first.schema_id))
+            self.segments.append(segment)
+            return
+        segment = self.segments[-1]
+        if segment.sealed:
+            # the leader did not roll where an earlier one did: go on behind the data, without the footer
+            segment.truncate(segment.count, in_place=False, durable=True)
+            self.count_sealed()
+        segment.append(run.headers, packed=run.packed, data=run.data, prelude=b"")
+
+    def _undo(self, segments: int, count: int, failure: OSError) -> None:
+        """The failed segment cut itself back; take back the runs before."""
+        try:
+            while len(self.segments) > segments:
+                self._remove(self.segments.pop())
+            if segments and self.segments[-1].count > count:
+                self.segments[-1].truncate(count, in_place=True)
+        except (OSError, StorageError) as second:
+            raise StorageError(
+                f"{self._directory}: an append failed ({failure}) and could not be cut back ({second})"
+            ) from failure
+
+    # --- cutting ------------------------------------------------------------------------------------------------
+
+    def boundary(self, offset: int) -> int:
+        """Base offset of the batch that holds ``offset``."""
+        segment = self.at(offset)
+        return segment.bases()[segment.find(offset)]
+
+    def cut(self, end: int, *, served_end: int, fsynced_end: int) -> None:
+        """Remove everything from the batch at ``end`` on; at least one batch is left.
+
+        Nothing below ``served_end`` is cut in place, as a reader may have it mapped. Below ``fsynced_end`` what is
+        left is as durable as it was. The seal of the segment that becomes the last was cancelled before, so that a
+        part of a footer may be there.
+        """
+        keep = segment_at(self.segments, end - 1)
+        for doomed in reversed(self.segments[keep + 1 :]):
+            self._remove(doomed)
+            self.segments.pop()
+        last = self.segments[keep]
+        count = last.count if end == last.end_offset else last.find(end)
+        if count < last.count or not last.sealed:
+            in_place = end >= served_end and not last.sealed
+            last.truncate(count, in_place=in_place, durable=last.base_offset < fsynced_end)
+        self.count_sealed()
+
+    def clear(self) -> None:
+        """Remove all segments, retired ones too: the log may now go where they were."""
+        while self.segments:
+            self._remove(self.segments[-1])
+            self.segments.pop()
+        while self._retired:
+            self._remove(self._retired.pop())
+        for name in self._disk.names(self._directory):
+            if name.endswith(DELETED_SUFFIX):
+                # a removal in the thread may be faster
+                with contextlib.suppress(FileNotFoundError):
+                    self._disk.remove(self._directory / name)
+        self.count_sealed()
+
+    def retire_below(self, log_start_offset: int) -> None:
+        """Take the segments wholly below out of the log, except the last; their files stay."""
+        while len(self.segments) > 1 and self.segments[0].end_offset <= log_start_offset:
+            segment = self.segments.pop(0)
+            segment.close()
+            self._retired.append(segment)
+            self.sealed_prefix = max(0, self.sealed_prefix - 1)
+        self.count_sealed()
+
+    def delete_retired(self, durable_start: int) -> list[Path]:
+        """Rename the files of retired segments below ``durable_start`` out of the way; return what to remove."""
+        doomed: list[Path] = []
+        while self._retired and self._retired[0].end_offset <= durable_start:
+            doomed.extend(self._retired.pop(0).mark_deleted())
+        return doomed
+
+    def _remove(self, segment: Segment) -> None:
+        for path in segment.mark_deleted():
+            self._disk.remove(path)
+
+    # --- files --------------------------------------------------------------------------------------------------
+
+    def sync_from(self, offset: int) -> None:
+        """fsync every segment that reaches beyond ``offset``. Blocks."""
+        for segment in self.segments:
+            if segment.end_offset > offset:
+                segment.sync()
+
+    def close(self) -> None:
+        for segment in self.segments:
+            segment.close()
