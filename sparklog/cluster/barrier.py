@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 from pyspark import SparkContext
@@ -36,14 +36,6 @@ _LONGEST_PAUSE_S = 10.0
 
 def never() -> bool:
     return False
-
-
-class Sizing(NamedTuple):
-    """How many tasks the barrier job wants."""
-
-    tasks: int
-    #: Slots left for the jobs of others in the same application.
-    spare: int
 
 
 def concurrent_tasks(context: SparkContext) -> int:
@@ -164,7 +156,7 @@ class Generations:
             while not self._seat.lost.is_set() and not self._stopped_in_order:
                 if self._stopping.is_set() and not self._spark_is_alive():
                     return
-                tasks = min(self._sizing.tasks, self._slots())
+                tasks = self._tasks()
                 if tasks < 1:
                     time.sleep(_TICK_S)
                     continue
@@ -180,6 +172,15 @@ class Generations:
         except BaseException as error:
             self._failure = error
             log.exception("no more generations are submitted")
+
+    def _tasks(self) -> int:
+        """Tasks of the next generation.
+
+        Spark starts a barrier stage only when all of its tasks fit at once, and gives slots that become free one by one
+        to other jobs meanwhile. The first generation finds slots; a later one may meet user jobs that hold them all.
+        """
+        wanted = self._sizing.tasks_later if self._report is not None else 0
+        return min(wanted or self._sizing.tasks, self._slots())
 
     def _one_generation(self, tasks: int) -> bool:
         """Submit a job of ``tasks`` and steer it until it ends. True when it failed."""
@@ -245,7 +246,7 @@ class Generations:
 
     def _should_grow(self, tasks: int) -> bool:
         """Only where the tasks were too few: a broker that fails for its own reasons is not mended by another task."""
-        return tasks < self._sizing.tasks and self._missing > 0 and self._slots() > tasks
+        return self._missing > 0 and self._tasks() > tasks
 
     def _slots(self) -> int:
         try:

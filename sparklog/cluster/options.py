@@ -5,14 +5,24 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
-from sparklog.cluster.barrier import Sizing
 from sparklog.config import broker_config
 from sparklog.errors import ConfigError
 
 DEFAULT_PORT = 9092
+
+
+class Sizing(NamedTuple):
+    """How many tasks the barrier job wants."""
+
+    tasks: int
+    #: Slots left for the jobs of others in the same application.
+    spare: int
+    #: Tasks of a generation that follows another; 0: as many.
+    tasks_later: int = 0
 
 
 class ClusterOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,7 +78,9 @@ def is_in_driver(master: str) -> bool:
 
 
 def sizing(options: ClusterOptions, master: str) -> Sizing:
-    return Sizing(math.ceil(options.brokers / brokers_per_task(options, master)), options.spare_slots)
+    tasks = math.ceil(options.brokers / brokers_per_task(options, master))
+    # On one machine one task can take hold of every broker, and one slot is had even when user jobs want them all.
+    return Sizing(tasks, options.spare_slots, tasks_later=1 if is_one_machine(master) else 0)
 
 
 def read_settings(path: Path) -> dict[str, str]:

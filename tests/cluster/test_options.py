@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from sparklog.cluster.barrier import Sizing, too_few_slots
-from sparklog.cluster.options import ClusterOptions, brokers_per_task, merged, read_settings, sizing
+from sparklog.cluster.barrier import too_few_slots
+from sparklog.cluster.options import ClusterOptions, Sizing, brokers_per_task, merged, read_settings, sizing
 from sparklog.cluster.spark_environment import prepare, remove_spark_home, submitted_master
 from sparklog.config import broker_config
 from sparklog.errors import ConfigError
