@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from sparklog.errors import StorageError as StorageError
     from sparklog.model import OffsetRange as OffsetRange
     from sparklog.model import TopicPartition as TopicPartition
-    from sparklog.spark import configure as configure
+    from sparklog.spark.configure import configure as configure
 
 __version__ = "0.1.0"
 
@@ -49,7 +49,7 @@ _HOME = {
     "StorageError": "sparklog.errors",
     "TopicPartition": "sparklog.model",
     "WriteResult": "sparklog.client.results",
-    "configure": "sparklog.spark",
+    "configure": "sparklog.spark.configure",
     "origin": "sparklog.client.origin",
 }
 

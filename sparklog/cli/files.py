@@ -6,6 +6,7 @@ block to fill. Broken input is a ConfigError that names file and reason.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import sys
 from collections.abc import Iterator
@@ -62,24 +63,30 @@ def format_of(path: Path | None) -> Format:
     return _BY_SUFFIX.get(path.suffix.lower(), Format.LINES) if path is not None else Format.LINES
 
 
-def open_input(path: Path | None, kind: Format, *, schema: pa.Schema, separator: str | None) -> Input:
-    """Open a file, or standard input. ``schema`` is the topic's: it says what text is read as.
+@contextlib.contextmanager
+def open_input(path: Path | None, kind: Format, *, schema: pa.Schema, separator: str | None) -> Iterator[Input]:
+    """A file, or standard input, open within the block. ``schema`` is the topic's: it says what text is read as.
 
     Raises:
-        ConfigError: the content is not of the format.
+        ConfigError: the content is not of the format; also while the tables are taken.
         OSError: the file cannot be opened.
     """
-    source: BinaryIO = sys.stdin.buffer if path is None else path.open("rb")
     name = "standard input" if path is None else str(path)
-    if kind is Format.PARQUET:
-        return _told(name, _parquet, source)
-    if kind is Format.ARROW:
-        return _told(name, _arrow, source)
-    if kind is Format.CSV:
-        return Input(_telling(name, _csv(source, schema)), None)
-    if kind is Format.JSON:
-        return Input(_telling(name, _json_lines(source, schema)), None)
-    return Input(_telling(name, _lines(source, separator)), None)
+    with contextlib.nullcontext(sys.stdin.buffer) if path is None else path.open("rb") as source:
+        try:
+            if kind is Format.PARQUET:
+                found = _parquet(source)
+            elif kind is Format.ARROW:
+                found = _arrow(source)
+            elif kind is Format.CSV:
+                found = Input(_csv(source, schema), None)
+            elif kind is Format.JSON:
+                found = Input(_json_lines(source, schema), None)
+            else:
+                found = Input(_lines(source, separator), None)
+        except (pa.ArrowException, ValueError) as error:
+            raise _broken(name, error) from None
+        yield Input(_telling(name, found.tables), found.total_rows)
 
 
 def schema_of_file(path: Path) -> pa.Schema:
@@ -104,14 +111,6 @@ def schema_of_file(path: Path) -> pa.Schema:
     except (pa.ArrowException, ValueError) as error:
         raise _broken(str(path), error) from None
     return plain_schema(schema)
-
-
-def _told(name: str, read: object, source: BinaryIO) -> Input:
-    try:
-        found: Input = read(source)  # type: ignore[operator]
-    except (pa.ArrowException, ValueError) as error:
-        raise _broken(name, error) from None
-    return Input(_telling(name, found.tables), found.total_rows)
 
 
 def _telling(name: str, tables: Iterator[pa.Table]) -> Iterator[pa.Table]:

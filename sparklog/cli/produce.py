@@ -61,8 +61,8 @@ def produce(
         raise ConfigError(f"topic {topic!r} has columns {schema.names}: lines do not fit, give --format json or csv")
     if key_separator is not None and kind is not Format.LINES:
         raise ConfigError("--key-separator is for lines")
-    source = open_input(path, kind, schema=schema, separator=key_separator)
     with (
+        open_input(path, kind, schema=schema, separator=key_separator) as source,
         _progress(topic, source.total_rows, quiet=quiet) as progress,
         Producer(servers(bootstrap), acks=acks, compression=compression, delivery_timeout_s=timeout) as producer,
     ):

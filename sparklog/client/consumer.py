@@ -21,7 +21,7 @@ from sparklog.client.errors import ClientTimeout
 from sparklog.client.fetched import FetchedBatch
 from sparklog.client.fetching import Feed, FeedBatch, Fetcher
 from sparklog.client.link import ClusterLink, no_leader
-from sparklog.client.offsets import OffsetQuery, list_offsets
+from sparklog.client.offsets import OffsetQuery, list_offsets, wire_time
 from sparklog.client.origin import Origin, with_origin
 from sparklog.errors import BrokerError, ConfigError, ErrorCode
 from sparklog.model import TopicPartition
@@ -89,6 +89,8 @@ class Consumer:
         self._link = ClusterLink(bootstrap, client_id=client_id, timeout_s=timeout_s)
         self._fetcher = Fetcher(self._link, max_bytes=max_bytes, isolation=isolation)
         self._ready: deque[FeedBatch] = deque()
+        #: Partitions that start at a time and have not come to it: leaders answer with the batch it lies in.
+        self._not_before_us: dict[TopicPartition, int] = {}
         self._topics, assigned = _topics_and_partitions(topics)
         self._refreshed_at = time.monotonic()
         try:
@@ -208,6 +210,7 @@ class Consumer:
         if to < 0:
             raise ValueError(f"offset {to}: expected 0 or more")
         self._ready = deque(found for found in self._ready if found.tp != feed.tp)
+        self._not_before_us.pop(feed.tp, None)
         feed.position = to
         feed.failures, feed.retry_at = 0, 0.0
 
@@ -223,11 +226,31 @@ class Consumer:
             return
         self._look_for_partitions()
         try:
-            self._ready.extend(self._fetcher.advance(timeout_s))
+            found = self._fetcher.advance(timeout_s)
         except BrokerError as error:
             if error.code != ErrorCode.OFFSET_OUT_OF_RANGE or self._on_out_of_range == "raise":
                 raise
             self._reset_out_of_range()
+            return
+        self._ready.extend(found if not self._not_before_us else self._after_start(found))
+
+    def _after_start(self, found: list[FeedBatch]) -> Iterator[FeedBatch]:
+        """Without the records in front of the first that is not older than the time to start from."""
+        for one in found:
+            start_us = self._not_before_us.get(one.tp)
+            row = 0 if start_us is None else self._first_row_at(one, start_us)
+            if row < one.fetched.batch.num_rows:
+                self._not_before_us.pop(one.tp, None)
+                yield one if row == 0 else FeedBatch(one.tp, _tail(one.fetched, row))
+
+    def _first_row_at(self, found: FeedBatch, start_us: int) -> int:
+        topic = self._link.metadata.topic(found.tp.topic)
+        batch = found.fetched.batch
+        if topic is None or topic.event_time is None or topic.event_time not in batch.schema.names:
+            return 0  # append times: all records of a batch have the same
+        times = batch.column(topic.event_time).cast(pa.timestamp("us"), safe=False).cast(pa.int64())
+        reached = np.flatnonzero(times.fill_null(-(2**63)).to_numpy(zero_copy_only=False) >= start_us)
+        return int(reached[0]) if len(reached) else batch.num_rows
 
     def _reset_out_of_range(self) -> None:
         """Positions outside their log go to the end that was chosen; the error names one, several may be."""
@@ -316,6 +339,8 @@ class Consumer:
         found = {**list_offsets(self._link, asked, isolation=self._isolation), **given} if asked else given
         for tp in partitions:
             self._add(tp, found[tp])
+        if isinstance(start, dt.datetime):
+            self._not_before_us = dict.fromkeys(partitions, wire_time(start))
 
     def _add(self, tp: TopicPartition, position: int) -> None:
         topic = self._link.metadata.topic(tp.topic)

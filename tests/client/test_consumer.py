@@ -144,9 +144,17 @@ def test_a_time_to_start_from(fake: FakeCluster) -> None:
     moment = dt.datetime.fromtimestamp(2.5, dt.timezone.utc)
     with Consumer(fake.bootstrap, "d", start=moment) as consumer:
         assert consumer.to_table().column("value").to_pylist() == [b"3", b"4"]
+    with Producer(fake.bootstrap) as producer:
+        times = pa.array([5, 9, 7, 1, 8], pa.timestamp("s", "UTC"))
+        producer.write("d", pa.table({"value": [b"5", b"9", b"7", b"1", b"8"], "timestamp": times})).result(10)
+    moment = dt.datetime.fromtimestamp(6, dt.timezone.utc)
+    with Consumer(fake.bootstrap, "d", start=moment) as consumer:
+        (batch,) = drained(consumer, 4)
+        assert batch.column("value").to_pylist() == [b"9", b"7", b"1", b"8"], "all from the first that is new enough"
+        assert origin(batch).offset == 6
     late = dt.datetime.fromtimestamp(99, dt.timezone.utc)
     with Consumer(fake.bootstrap, "d", start=late) as consumer:
-        assert consumer.position(("d", 0)) == 5
+        assert consumer.position(("d", 0)) == 10
 
 
 def test_seek(fake: FakeCluster) -> None:
@@ -438,7 +446,7 @@ def test_a_range_that_is_not_there_raises(
 def test_a_range_of_an_older_topic_of_the_name_raises(fake: FakeCluster) -> None:
     fill(fake)
     reader = PartitionReader(fake.bootstrap, TP, 0, 10, topic_id="other")
-    with reader, pytest.raises(BrokerError, match="INCONSISTENT_TOPIC_ID.* id1 found, other expected"):
+    with reader, pytest.raises(BrokerError, match="id1 found, other expected"):
         list(reader)
 
 

@@ -1,0 +1,329 @@
+"""Every command against a cluster of fakes: what it prints, and how it ends."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.feather
+import pyarrow.parquet
+import pytest
+from typer.testing import CliRunner
+
+from sparklog.cli.main import app, run
+from sparklog.client.consumer import Consumer
+from sparklog.client.producer import Producer
+from tests.client.fake_cluster import FakeCluster
+
+TYPED = pa.schema([("carrier", pa.string()), ("delay", pa.float64())])
+ROWS = pa.table({"carrier": ["UA", "AA", None], "delay": [1.5, None, -2.0]}, schema=TYPED)
+
+
+class Result(NamedTuple):
+    code: int
+    out: bytes
+    err: str
+
+    @property
+    def text(self) -> str:
+        return self.out.decode()
+
+
+Cli = Callable[..., Result]
+
+
+@pytest.fixture
+def fake() -> Iterator[FakeCluster]:
+    with FakeCluster() as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def cli(fake: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> Cli:
+    monkeypatch.setenv("SPARKLOG_BOOTSTRAP", fake.bootstrap)
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def call(*arguments: object, stdin: bytes = b"") -> Result:
+        out, err = io.BytesIO(), io.StringIO()
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
+            patch.setattr(sys, "stdout", io.TextIOWrapper(out, write_through=True))
+            patch.setattr(sys, "stderr", err)
+            code = run([str(argument) for argument in arguments])
+            sys.stdout.flush()
+            found = out.getvalue()
+            sys.stdout.detach()  # type: ignore[attr-defined]
+        return Result(code, found, err.getvalue())
+
+    return call
+
+
+def table_of(fake: FakeCluster, topic: str) -> pa.Table:
+    with Consumer(fake.bootstrap, topic) as consumer:
+        return consumer.to_table()
+
+
+# --- topics ---
+
+
+def test_topics_create_list_describe_delete(cli: Cli) -> None:
+    made = cli("topics", "create", "flights", "-p", 6, "--schema", "carrier string, delay double", "--key", "carrier",
+               "-c", "retention.ms=1000")  # fmt: skip
+    assert made == Result(0, b"flights: 6 partitions, replication factor 1\n", "")
+    assert cli("topics", "create", "other").code == 0
+    assert cli("topics", "list").text == "flights\nother\n"
+    assert json.loads(cli("topics", "list", "--json").out) == ["flights", "other"]
+    described = cli("topics", "describe", "flights").text
+    assert "carrier string, delay double" in described
+    assert "retention.ms=1000" in described
+    lines = described.splitlines()
+    header = next(index for index, line in enumerate(lines) if line.startswith("partition"))
+    assert lines[header].split() == ["partition", "leader", "epoch", "replicas", "in", "sync"]
+    assert [line.split()[0] for line in lines[header + 1 :]] == [str(index) for index in range(6)]
+    (found,) = json.loads(cli("topics", "describe", "flights", "--json").out)
+    assert found["key"] == ["carrier"]
+    assert found["columns"][1] == {"name": "delay", "type": "double", "nullable": True}
+    assert [topic["name"] for topic in json.loads(cli("topics", "describe", "--json").out)] == ["flights", "other"]
+    assert cli("topics", "delete", "flights", "other", "--yes").text == "flights: deleted\nother: deleted\n"
+    assert cli("topics", "list").text == ""
+
+
+def test_a_topic_for_a_file(cli: Cli, fake: FakeCluster, tmp_path: Path) -> None:
+    categorical = ROWS.set_column(0, "carrier", ROWS.column(0).dictionary_encode())
+    pa.parquet.write_table(categorical, tmp_path / "f.parquet")
+    pa.feather.write_feather(ROWS, tmp_path / "f.arrow", compression="uncompressed")
+    pa.csv.write_csv(ROWS, tmp_path / "f.csv")
+    for index, name in enumerate(("f.parquet", "f.arrow", "f.csv")):
+        assert cli("topics", "create", f"t{index}", "--schema-from", tmp_path / name, "--json").code == 0
+        assert cli("produce", f"t{index}", tmp_path / name, "--quiet").code == 0
+        assert table_of(fake, f"t{index}").to_pylist() == ROWS.to_pylist()
+
+
+def test_topics_are_created_once(cli: Cli) -> None:
+    assert cli("topics", "create", "t").code == 0
+    again = cli("topics", "create", "t")
+    assert (again.code, again.out) == (1, b"")
+    assert again.err == "sparklog: TOPIC_ALREADY_EXISTS: t\n"
+    assert cli("topics", "create", "t", "--if-not-exists").code == 0
+    assert cli("topics", "delete", "none", "--yes", "--if-exists").code == 0
+
+
+def test_deleting_asks_or_wants_to_be_told(cli: Cli, fake: FakeCluster) -> None:
+    fake.create("t")
+    refused = cli("topics", "delete", "t")
+    assert refused.code == 2
+    assert "--yes" in refused.err
+    assert cli("topics", "list").text == "t\n"
+
+
+# --- brokers ---
+
+
+def test_brokers(cli: Cli) -> None:
+    text = cli("brokers").text.splitlines()
+    assert text[0] == "cluster fake"
+    assert text[1].split() == ["broker", "address", "rack", "state", "pid", "leads", "replicas", "size"]
+    assert [line.split()[3] for line in text[2:]] == ["running", "running"]
+    found = json.loads(cli("brokers", "--json").out)
+    assert [broker["broker_id"] for broker in found["brokers"]] == [0, 1]
+
+
+# --- produce ---
+
+
+def test_lines_with_and_without_keys(cli: Cli, fake: FakeCluster) -> None:
+    fake.create("t")
+    done = cli("produce", "t", stdin=b"one\ntwo\n\nfour")
+    assert done.code == 0
+    assert done.out == b""
+    assert done.err.startswith("4 records written to t in ")
+    assert cli("produce", "t", "-", "-K", ":", stdin=b"k:v:w\nplain\n").code == 0
+    rows = table_of(fake, "t").select(["key", "value"]).to_pylist()
+    assert [row["value"] for row in rows] == [b"one", b"two", b"", b"four", b"v:w", b"plain"]
+    assert [row["key"] for row in rows][4:] == [b"k", None]
+
+
+def test_json_lines(cli: Cli, fake: FakeCluster) -> None:
+    fake.create("t", schema=TYPED)
+    fake.create("d")
+    lines = b'{"carrier": "UA", "delay": 1}\n{"delay": 2.5}\n'
+    assert cli("produce", "t", "--format", "json", stdin=lines).code == 0
+    assert table_of(fake, "t").to_pylist() == [{"carrier": "UA", "delay": 1.0}, {"carrier": None, "delay": 2.5}]
+    line = b'{"key": "k", "value": "v", "headers": [{"key": "h", "value": "w"}], "timestamp": "2026-01-01T00:00:00Z"}\n'
+    assert cli("produce", "d", "--format", "json", stdin=line).code == 0
+    (row,) = table_of(fake, "d").to_pylist()
+    assert (row["key"], row["value"], row["headers"]) == (b"k", b"v", [{"key": "h", "value": b"w"}])
+    assert row["timestamp"].isoformat() == "2026-01-01T00:00:00+00:00"
+
+
+def test_arrow_from_a_pipe(cli: Cli, fake: FakeCluster) -> None:
+    fake.create("t", schema=TYPED)
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, TYPED) as writer:
+        writer.write_table(ROWS)
+    assert cli("produce", "t", "--format", "arrow", stdin=sink.getvalue().to_pybytes()).code == 0
+    assert table_of(fake, "t").equals(ROWS)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "stdin", "expected"),
+    [
+        (["t", "--format", "json"], b"{not json}\n", "standard input"),
+        (["t", "--format", "json"], b'{"speed": 1}\n', "'speed'"),
+        (["t", "--format", "parquet"], b"not parquet", "standard input"),
+        (["t", "--format", "arrow"], b"not arrow", "standard input"),
+        (["t", "--format", "csv"], b"carrier,delay\nUA,late\n", "standard input"),
+        (["t"], b"a line\n", "lines do not fit"),
+        (["t", "--format", "json", "-K", ":"], b"", "--key-separator is for lines"),
+        (["none"], b"a line\n", "UNKNOWN_TOPIC_OR_PARTITION"),
+        (["t", "missing.parquet"], b"", "missing.parquet: No such file"),
+        (["t", "--format", "csv", "--acks", "2"], b"carrier\nUA\n", "acks="),
+        (["t", "--format", "csv", "--partition", "9"], b"carrier\nUA\n", "partition 9"),
+    ],
+)
+def test_bad_input_is_one_line_and_nothing_written(
+    cli: Cli, fake: FakeCluster, arguments: list[str], stdin: bytes, expected: str
+) -> None:
+    fake.create("t", schema=TYPED)
+    result = cli("produce", *arguments, stdin=stdin)
+    assert result.code in {1, 2}
+    assert expected in result.err
+    assert result.err.count("\n") == 1
+    assert result.err.startswith("sparklog: ")
+    assert fake.records("t") == []
+
+
+# --- consume ---
+
+
+def produce_numbers(fake: FakeCluster, count: int = 10) -> None:
+    fake.create("t")
+    with Producer(fake.bootstrap) as producer:
+        for index in range(count):
+            producer.send("t", b"%d" % index, key=b"k%d" % index, timestamp=index * 1_000_000)
+
+
+def test_text(cli: Cli, fake: FakeCluster) -> None:
+    produce_numbers(fake)
+    assert cli("consume", "t").text == "".join(f"{index}\n" for index in range(10))
+    assert cli("consume", "t", "--keys", "-n", 2).text == "k0\t0\nk1\t1\n"
+    assert cli("consume", "t", "--count", 0).text == ""
+
+
+def test_places_to_start(cli: Cli, fake: FakeCluster) -> None:
+    produce_numbers(fake)
+    assert cli("consume", "t", "--from", 7).text == "7\n8\n9\n"
+    assert cli("consume", "t", "--from", "latest").text == ""
+    assert cli("consume", "t", "--from", "1970-01-01T00:00:08Z").text == "8\n9\n"
+    assert cli("consume", "t", "--partition", 0, "--from", 9).text == "9\n"
+    bad = cli("consume", "t", "--from", "yesterday")
+    assert (bad.code, "yesterday" in bad.err) == (2, True)
+
+
+def test_following_ends_with_the_count(cli: Cli, fake: FakeCluster) -> None:
+    produce_numbers(fake)
+    assert cli("consume", "t", "--follow", "-n", 10).text.count("\n") == 10
+
+
+def test_json_of_both_kinds_of_topics(cli: Cli, fake: FakeCluster) -> None:
+    produce_numbers(fake, 1)
+    (line,) = cli("consume", "t", "-f", "json", "--places").text.splitlines()
+    assert json.loads(line) == {
+        "key": "k0",
+        "value": "0",
+        "headers": None,
+        "timestamp": "1970-01-01T00:00:00Z",
+        "_topic": "t",
+        "_partition": 0,
+        "_offset": 0,
+    }
+    fake.create("typed", schema=TYPED)
+    with Producer(fake.bootstrap) as producer:
+        producer.write("typed", ROWS)
+        producer.send("t", b"\xff\xfe")
+    found = [json.loads(line) for line in cli("consume", "typed", "-f", "json").text.splitlines()]
+    assert found == ROWS.to_pylist()
+    assert cli("consume", "typed").text == "UA\t1.5\nAA\t\n\t-2.0\n"
+    assert json.loads(cli("consume", "t", "-f", "json", "--from", 1).text)["value"] == "//4="
+
+
+def test_arrow_to_a_file_and_a_pipe(cli: Cli, fake: FakeCluster, tmp_path: Path) -> None:
+    fake.create("t", schema=TYPED)
+    with Producer(fake.bootstrap) as producer:
+        producer.write("t", ROWS)
+    assert cli("consume", "t", "-o", tmp_path / "out.arrow").out == b""
+    assert pa.ipc.open_file(tmp_path / "out.arrow").read_all().equals(ROWS)
+    assert pa.ipc.open_stream(cli("consume", "t", "-f", "arrow").out).read_all().equals(ROWS)
+
+
+def test_what_is_read_as_json_can_be_written_as_json(cli: Cli, fake: FakeCluster) -> None:
+    produce_numbers(fake)
+    fake.create("copy")
+    lines = cli("consume", "t", "-f", "json").out
+    assert cli("produce", "copy", "-f", "json", stdin=lines).code == 0
+    assert table_of(fake, "copy").equals(table_of(fake, "t"))
+
+
+def test_an_unknown_topic(cli: Cli) -> None:
+    result = cli("consume", "none")
+    assert result.code == 1
+    assert result.err.startswith("sparklog: UNKNOWN_TOPIC_OR_PARTITION")
+    assert result.err.count("\n") == 1
+
+
+# --- the command itself ---
+
+
+def test_usage_errors_are_one_line(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    for arguments in (["topics", "lst"], ["produce"], ["topics", "create", "t", "-p", "many"], ["nothing"]):
+        result = cli(*arguments)
+        assert result.code == 2
+        assert result.err.startswith("sparklog: ")
+        assert result.err.count("\n") == 1
+        assert "--help" in result.err
+    assert "Did you mean 'list'" in cli("topics", "lst").err
+    monkeypatch.delenv("SPARKLOG_BOOTSTRAP")
+    assert cli("topics", "list").err == (
+        "sparklog: no brokers named: give --bootstrap host:port or set SPARKLOG_BOOTSTRAP\n"
+    )
+    assert "is no host:port" in cli("topics", "list", "-b", "a:b:c").err
+
+
+def test_the_other_variable_counts_too(cli: Cli, fake: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake.create("t")
+    monkeypatch.delenv("SPARKLOG_BOOTSTRAP")
+    monkeypatch.setenv("SPARKLOG_BOOTSTRAP_SERVERS", fake.bootstrap)
+    assert cli("topics", "list").text == "t\n"
+
+
+def test_nobody_there_is_exit_3(cli: Cli) -> None:
+    result = cli("topics", "list", "-b", "127.0.0.1:1", "--timeout", "0.3")
+    assert result.code == 3
+    assert result.err.count("\n") == 1
+
+
+def test_version_and_help(cli: Cli) -> None:
+    assert cli("--version").text.startswith("sparklog ")
+    for arguments in ([], ["topics"], ["topics", "create"], ["produce"], ["consume"], ["brokers"]):
+        result = CliRunner().invoke(app, [*arguments, "--help"], env={"COLUMNS": "200"})
+        assert result.exit_code == 0
+        assert "Usage" in result.output
+    for command in (["topics", "create"], ["topics", "delete"], ["produce"], ["consume"], ["brokers"]):
+        output = CliRunner().invoke(app, [*command, "--help"], env={"COLUMNS": "200"}).output
+        assert "Example: sparklog" in output
+
+
+def test_a_terminal_gets_tables(cli: Cli, fake: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake.create("t", partitions=2)
+    monkeypatch.setattr("sparklog.cli.output.on_terminal", lambda: True)
+    monkeypatch.setattr("sparklog.cli.topics.on_terminal", lambda: True)
+    text = cli("topics", "list").text
+    assert "│" in text
+    assert "in sync" in text
+    assert json.loads(cli("topics", "list", "--json").out) == ["t"]

@@ -1,0 +1,165 @@
+"""The admin client against real sockets."""
+
+from __future__ import annotations
+
+import datetime as dt
+import time
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.types import DoubleType, StringType, StructField, StructType, TimestampType
+
+from sparklog.client.admin import Admin, to_arrow_schema
+from sparklog.client.errors import ClientTimeout
+from sparklog.client.producer import Producer
+from sparklog.errors import BrokerError, ConfigError, ErrorCode
+from sparklog.model import TopicPartition
+from sparklog.net.server import ServerConnection
+from sparklog.protocol.messages import CreateTopic, DeleteTopic, ListOffsets, Request
+from sparklog.record.schema import DEFAULT_SCHEMA
+from tests.client.fake_cluster import FakeBroker, FakeCluster
+
+
+def lose_answer(kind: type) -> object:
+    """The request is carried out, its answer is lost, once."""
+    left = 1
+
+    def fault(broker: FakeBroker, connection: ServerConnection, request: Request) -> bool:
+        nonlocal left
+        if isinstance(request, kind) and left:
+            left -= 1
+            reply = connection.reply
+
+            def lose(*_: object, **__: object) -> None:
+                connection.reply = reply  # type: ignore[method-assign]
+                connection.close()
+
+            connection.reply = lose  # type: ignore[method-assign,assignment]
+        return False
+
+    return fault
+
+
+def test_topics_come_and_go(fake: FakeCluster) -> None:
+    with Admin(fake.bootstrap) as admin:
+        made = admin.create_topic(
+            "flights",
+            partitions=3,
+            schema="carrier string, delay double",
+            key="carrier",
+            config={"retention.ms": 1000, "unclean.leader.election.enable": True},
+        )
+        assert (made.name, len(made.partitions), made.key) == ("flights", 3, ("carrier",))
+        assert made.schema == pa.schema([("carrier", pa.string()), ("delay", pa.float64())])
+        assert made.config == {"retention.ms": "1000", "unclean.leader.election.enable": "true"}
+        admin.create_topic("default")
+        assert admin.list_topics() == ["default", "flights"]
+        assert admin.describe_topic("flights") == made
+        assert [topic.name for topic in admin.describe_topics()] == ["default", "flights"]
+        assert admin.describe_topics(["default"])[0].schema.equals(DEFAULT_SCHEMA)
+        admin.delete_topic("flights")
+        assert admin.list_topics() == ["default"]
+
+
+def test_the_cluster_and_its_brokers(fake: FakeCluster) -> None:
+    with Admin(fake.bootstrap) as admin:
+        cluster = admin.describe_cluster()
+        assert cluster.cluster_id == "fake"
+        assert [broker.broker_id for broker in cluster.brokers] == [0, 1]
+        assert [broker.state for broker in admin.describe_brokers()] == ["running", "running"]
+
+
+def test_refusals_are_typed(fake: FakeCluster) -> None:
+    with Admin(fake.bootstrap) as admin:
+        admin.create_topic("t")
+        for call, code in [
+            (lambda: admin.create_topic("t"), ErrorCode.TOPIC_ALREADY_EXISTS),
+            (lambda: admin.create_topic("no/good"), ErrorCode.INVALID_TOPIC_EXCEPTION),
+            (lambda: admin.delete_topic("none"), ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
+            (lambda: admin.describe_topic("none"), ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
+            (lambda: admin.create_topic("u", schema=pa.schema([("d", pa.null())])), ErrorCode.SCHEMA_MISMATCH),
+        ]:
+            started = time.monotonic()
+            with pytest.raises(BrokerError) as caught:
+                call()
+            assert caught.value.code == code
+            assert time.monotonic() - started < 6
+        with pytest.raises(ConfigError, match="strng"):
+            admin.create_topic("u", schema="a strng")
+
+
+def test_lost_answers_are_no_errors(fake: FakeCluster) -> None:
+    with Admin(fake.bootstrap) as admin:
+        for broker in fake.brokers:
+            fake.fault(broker.broker_id, lose_answer(CreateTopic))
+            fake.fault(broker.broker_id, lose_answer(DeleteTopic))
+        assert admin.create_topic("t").name == "t"
+        admin.delete_topic("t")
+        assert admin.list_topics() == []
+
+
+def test_one_broker_is_enough(fake: FakeCluster) -> None:
+    fake.create("t")
+    with Admin(f"127.0.0.1:1,{fake.bootstrap}") as admin:
+        assert admin.list_topics() == ["t"]
+        fake.stop(0)
+        assert admin.list_topics() == ["t"]
+        assert len(admin.describe_brokers()) == 1
+
+
+def test_nobody_there() -> None:
+    started = time.monotonic()
+    with Admin("127.0.0.1:1", timeout_s=0.4) as admin, pytest.raises(ClientTimeout, match=r"127\.0\.0\.1:1"):
+        admin.list_topics()
+    assert time.monotonic() - started < 5
+
+
+def test_offsets(fake: FakeCluster) -> None:
+    fake.create("t", partitions=2)
+    with Producer(fake.bootstrap) as producer:
+        for second in range(5):
+            producer.send("t", b"x", timestamp=second * 1_000_000, partition=1).result(10)
+    tps = [TopicPartition("t", 0), TopicPartition("t", 1)]
+    moment = dt.datetime.fromtimestamp(3, dt.timezone.utc)
+    with Admin(fake.bootstrap) as admin:
+        assert admin.list_offsets(tps) == {tps[0]: 0, tps[1]: 5}
+        assert admin.list_offsets(tps, at="earliest") == {tps[0]: 0, tps[1]: 0}
+        assert admin.list_offsets({tps[1]: moment, tps[0]: moment}) == {tps[1]: 3, tps[0]: 0}
+        assert admin.list_offsets({tps[1]: 2_500_000}) == {tps[1]: 3}
+        assert admin.list_offsets([]) == {}
+        with pytest.raises(ValueError, match="middle"):
+            admin.list_offsets(tps, at="middle")  # type: ignore[arg-type]
+        with pytest.raises(BrokerError, match="t-7: topic 't' has 2 partitions"):
+            admin.list_offsets([TopicPartition("t", 7)])
+
+
+def test_offsets_are_asked_again_until_they_are_known(fake: FakeCluster) -> None:
+    fake.create("t")
+    left = 3
+
+    def not_yet(broker: FakeBroker, connection: ServerConnection, request: Request) -> bool:
+        nonlocal left
+        from sparklog.protocol.messages import ListedOffset, ListOffsetsReply
+
+        if not isinstance(request, ListOffsets) or not left:
+            return False
+        left -= 1
+        connection.reply(ListOffsetsReply(request.cid, (ListedOffset(ErrorCode.OFFSET_NOT_AVAILABLE, -1, -1, -1),)))
+        return True
+
+    fake.fault(0, not_yet)
+    with Admin(fake.bootstrap) as admin:
+        assert admin.list_offsets([TopicPartition("t", 0)]) == {TopicPartition("t", 0): 0}
+    assert left == 0
+
+
+def test_schemas_from_spark_and_text() -> None:
+    struct = StructType(
+        [StructField("a", StringType()), StructField("b", DoubleType()), StructField("t", TimestampType())]
+    )
+    expected = pa.schema([("a", pa.string()), ("b", pa.float64()), ("t", pa.timestamp("us", "UTC"))])
+    assert to_arrow_schema(struct).equals(expected)
+    assert to_arrow_schema("a string, b double, t timestamp").equals(expected)
+    assert to_arrow_schema(expected) is expected
+    with pytest.raises(TypeError, match="list found"):
+        to_arrow_schema([])

@@ -1,0 +1,41 @@
+"""The names of the package: few, there, and cheap to import."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+
+import pytest
+
+import sparklog
+from sparklog.client.errors import BufferFull, ClientTimeout, ProducerClosed
+
+
+def test_every_public_name_is_there_and_documented() -> None:
+    assert 15 <= len(sparklog.__all__) <= 25
+    for name in sparklog.__all__:
+        found = getattr(sparklog, name)
+        assert name == "__version__" or found.__doc__, name
+        assert name in dir(sparklog)
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="'sparklog' has no attribute 'Broker'"):
+        sparklog.Broker
+
+
+def test_importing_the_clients_needs_no_spark() -> None:
+    code = (
+        "import sys, sparklog; assert not {'pyarrow', 'pyspark', 'kazoo'} & set(sys.modules);"
+        "sparklog.Admin, sparklog.Producer, sparklog.Consumer, sparklog.origin;"
+        "assert not {'pyspark', 'kazoo', 'pandas', 'py4j'} & set(sys.modules), set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+@pytest.mark.parametrize("kind", [ClientTimeout, BufferFull, ProducerClosed])
+def test_errors_survive_pickling(kind: type[Exception]) -> None:
+    error = pickle.loads(pickle.dumps(kind("what, and for how long")))
+    assert type(error) is kind
+    assert str(error) == "what, and for how long"
