@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -32,6 +33,8 @@ class Upkeep:
         self._broker = broker
         self._directory = directory
         self._pool = ThreadPoolExecutor(_SEAL_THREADS, thread_name_prefix="seal")
+        #: Segments to seal of the logs at which a thread is at work.
+        self._seals: dict[Partition, deque[SealJob]] = {}
         self._closed = False
 
     def start(self) -> None:
@@ -49,18 +52,29 @@ class Upkeep:
         """The high watermark moved: a rolled segment may have become complete."""
         if self._closed:
             return
-        for job in partition.log.seals_due():
-            self._broker.spawn(self._seal(partition, job), f"seal {partition.tp}")
+        jobs = partition.log.seals_due()
+        if not jobs:
+            return
+        waiting = self._seals.get(partition)
+        if waiting is not None:
+            waiting.extend(jobs)
+            return
+        self._seals[partition] = deque(jobs)
+        self._broker.spawn(self._seal(partition), f"seal {partition.tp}")
 
-    async def _seal(self, partition: Partition, job: SealJob) -> None:
+    async def _seal(self, partition: Partition) -> None:
+        """One segment of a log after the other, oldest first: each writes the log's leader epochs up to its end."""
+        waiting = self._seals[partition]
         try:
-            await asyncio.get_running_loop().run_in_executor(self._pool, job.run)
+            while waiting and not self._closed:
+                job = waiting.popleft()
+                await asyncio.get_running_loop().run_in_executor(self._pool, job.run)
+                partition.log.seal_finished(job)
+                self._broker.counters["segments.sealed"] += job.done
         except StorageError as error:
             self._broker.log_failed(partition, error)
-            return
-        partition.log.seal_finished(job)
-        if job.done:
-            self._broker.counters["segments.sealed"] += 1
+        finally:
+            del self._seals[partition]
 
     def _every(self, interval_ms: int, work: Callable[[], object], name: str) -> None:
         async def repeat() -> None:
