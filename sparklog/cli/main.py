@@ -70,10 +70,12 @@ def run(arguments: Sequence[str]) -> int:
         return int(end.exit_code)
     except (typer.Abort, KeyboardInterrupt):
         return EXIT_INTERRUPTED
+    except SystemExit as end:  # typer's own answer to a broken pipe
+        if not isinstance(end.__context__, BrokenPipeError):
+            raise
+        return _pipe_gone()
     except BrokenPipeError:
-        # Python would flush stdout once more at exit, and complain again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return EXIT_PIPE
+        return _pipe_gone()
     except _UsageError as error:
         return _usage(error)
     except SparklogError as error:
@@ -83,6 +85,14 @@ def run(arguments: Sequence[str]) -> int:
         _say(f"{where}{error.strerror or error}")
         return EXIT_FAILED
     return int(result) if isinstance(result, int) else 0
+
+
+def _pipe_gone() -> int:
+    # Python would flush stdout once more at exit, and complain.
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.__stdout__.fileno() if sys.__stdout__ is not None else 1)
+    os.close(nowhere)
+    return EXIT_PIPE
 
 
 def _usage(error: Exception) -> int:
