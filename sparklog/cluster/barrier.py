@@ -22,6 +22,7 @@ from pyspark import SparkContext
 
 from sparklog.cluster.barrier_task import alone, run_task, supervise
 from sparklog.cluster.generation import Course, Directive, GenerationReport, GenerationSpec
+from sparklog.cluster.options import Sizing
 from sparklog.cluster.seat import DriverSeat
 from sparklog.errors import ClusterError
 

@@ -1,0 +1,70 @@
+"""LocalCluster in a session of the user's: one barrier task supervises all brokers, and jobs run beside it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+import sparklog
+from sparklog.errors import ClusterError
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+
+
+@pytest.fixture
+def session(request: pytest.FixtureRequest) -> Iterator[SparkSession]:
+    spark = (
+        SparkSession.builder.master(request.param)
+        .appName("LocalCluster tests")
+        .config("spark.ui.enabled", "false")
+        .getOrCreate()
+    )
+    try:
+        yield spark
+    finally:
+        spark.stop()
+
+
+@pytest.mark.parametrize("session", ["local[4]"], indirect=True)
+def test_a_cluster_in_a_session_serves_its_jobs(session: SparkSession, tmp_path: Path) -> None:
+    with sparklog.LocalCluster(session, brokers=3, data_dir=tmp_path, port=29_792) as cluster:
+        assert len(cluster.bootstrap.split(",")) == 3
+        pids = cluster.broker_pids()
+        assert sorted(pids) == [0, 1, 2]
+        with cluster.admin() as admin:
+            admin.create_topic("letters", partitions=2, replication_factor=3)
+        rows = session.range(1000).selectExpr("cast(id as string) as key", "cast(id * 2 as string) as value")
+        # Nobody names bootstrap servers here: the session knows its cluster.
+        rows.write.format("sparklog").option("topic", "letters").mode("append").save()
+        read = session.read.format("sparklog").option("subscribe", "letters").load()
+        assert read.count() == 1000
+
+        killed = cluster.kill_broker(1)
+        assert killed == pids[1]
+        deadline = time.monotonic() + 60
+        while cluster.broker_pids().get(1, killed) == killed:
+            assert time.monotonic() < deadline, "the killed broker did not come back"
+            time.sleep(0.1)
+        assert {broker: pid for broker, pid in cluster.broker_pids().items() if broker != 1} == {0: pids[0], 2: pids[2]}
+        read = session.read.format("sparklog").option("subscribe", "letters").load()
+        assert read.selectExpr("sum(cast(cast(value as string) as long))").first()[0] == 999 * 1000  # type: ignore[index]
+    assert cluster.broker_pids() == {}
+    assert session.range(3).count() == 3  # the session goes on
+
+    with sparklog.LocalCluster(session, brokers=3, data_dir=tmp_path) as again, again.admin() as admin:
+        assert admin.list_topics() == ["letters"]
+
+
+@pytest.mark.parametrize("session", ["local[1]"], indirect=True)
+def test_without_a_slot_for_jobs_nothing_is_started(session: SparkSession, tmp_path: Path) -> None:
+    cluster = sparklog.LocalCluster(session, brokers=3, data_dir=tmp_path)
+    with pytest.raises(
+        ClusterError, match=r"and 1 for user jobs, 2 in all; local\[1\] has 1: use --master 'local\[2\]'"
+    ):
+        cluster.start()
+    assert cluster.broker_pids() == {}
+    assert not list(tmp_path.glob("slot-*"))
