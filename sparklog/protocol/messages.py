@@ -326,7 +326,7 @@ class ControlUpdate(Message, frozen=True, tag="control_update"):
 
     ``incarnation`` is the broker's, as registered: another one refuses with STALE_BROKER_EPOCH. ``full`` says that
     ``partitions`` and ``topics`` are all there is: replicas of this broker that are not named are not its own any
-    more. ``hosted`` lists indices into ``partitions`` that this broker is a replica of. ``brokers`` None: unchanged.
+    more. ``brokers`` None: unchanged.
     """
 
     controller_id: str
