@@ -116,8 +116,10 @@ class FollowerConnectionLost(msgspec.Struct, frozen=True, gc=False):
 
 
 class LeaderAnswered(msgspec.Struct, frozen=True, gc=False):
-    """The leader answered this follower's fetch made at (``leader_epoch``, ``fetch_offset``).
+    """The leader answered this follower's fetch made at (``leader_epoch``, ``fetch_offset``, ``last_epoch``).
 
+    ``last_epoch`` is what the fetch named as such: a doubled or late answer may find the log at the same end again,
+    yet with another history; -2: not told, for a performer whose connections bring no answer twice or late.
     ``end_offset`` is where the log will end after appending the ``batch_count`` batches that came. ``diverging`` is
     (epoch, end offset) or None. ``code`` is a wire error code.
     """
@@ -131,6 +133,7 @@ class LeaderAnswered(msgspec.Struct, frozen=True, gc=False):
     diverging: tuple[int, int] | None
     batch_count: int
     end_offset: int
+    last_epoch: int = -2
 
 
 class FollowerAppended(msgspec.Struct, frozen=True, gc=False):

@@ -6,7 +6,9 @@ Lives for one leader epoch; ``replica.py`` makes and drops it. The rules, each w
   names the point of divergence; only what lies behind that goes. Source: KIP-101, KIP-279.
 - Truncate before raising the high watermark: an answer that names a divergence raises nothing.
 - The high watermark never passes the log's own end.
-- An answer counts only when it is for this epoch and for the log's current end: others were overtaken.
+- An answer counts only when it is for this epoch and for the log as it is now, by its end and last epoch: others
+  were overtaken. (The simulator found the last epoch necessary: an answer delivered twice cut the log where it had
+  once diverged, after it had grown to the same end again with committed records.)
 """
 
 from __future__ import annotations
@@ -24,6 +26,9 @@ from sparklog.replica.effects import (
 )
 from sparklog.replica.events import LeaderAnswered
 from sparklog.replica.view import PartitionView
+
+#: ``LeaderAnswered.last_epoch`` of a performer that does not tell it
+NOT_TOLD = -2
 
 
 class Follower:
@@ -50,8 +55,14 @@ class Follower:
         return self._truncating or self._append_to is not None
 
     def answered(self, event: LeaderAnswered) -> list[Effect]:
-        end = self.view.log.log_end_offset
-        if event.leader_epoch != self.epoch or self.leader == NO_LEADER or self.busy or event.fetch_offset != end:
+        log = self.view.log
+        if (
+            event.leader_epoch != self.epoch
+            or self.leader == NO_LEADER
+            or self.busy
+            or event.fetch_offset != log.log_end_offset
+            or event.last_epoch not in {NOT_TOLD, log.last_epoch}
+        ):
             return []
         if event.code == ErrorCode.OFFSET_OUT_OF_RANGE:
             return self._restart(event.log_start_offset)
@@ -74,8 +85,12 @@ class Follower:
 
     def _truncate(self, epoch: int, end_offset: int) -> list[Effect]:
         """Cut where the histories part: at the leader's end of ``epoch`` or at our own end of the largest epoch up to
-        it, whichever comes first. What remains ends in an epoch the next fetch names, so this converges."""
+        it, whichever comes first. What remains ends in an epoch the next fetch names, so this converges.
+
+        Records of the present epoch are its leader's own, which it cannot disown: such an answer is an old one."""
         log = self.view.log
+        if log.last_epoch == self.epoch:
+            return []
         offset = max(log.log_start_offset, min(end_offset, log.end_of_epoch(epoch).end_offset))
         if offset >= log.log_end_offset:
             return []

@@ -405,9 +405,10 @@ class SimBroker:
 
 
 def _bound(reply: Reply, event: ev.FollowerFetched) -> Reply:
-    """An answer names the fetch it is for: the epoch it was made in and its offset."""
+    """An answer names the fetch it is for: the leader epoch it was made in, its offset and last epoch."""
 
     def bound(answer: ev.LeaderAnswered, batches: tuple[SimBatch, ...]) -> None:
-        reply(structs.replace(answer, leader_epoch=event.leader_epoch, fetch_offset=event.offset), batches)
+        asked = {"leader_epoch": event.leader_epoch, "fetch_offset": event.offset, "last_epoch": event.last_epoch}
+        reply(structs.replace(answer, **asked), batches)
 
     return bound

@@ -99,6 +99,22 @@ def test_answers_that_say_nothing(change: dict[str, object]) -> None:
     assert stage.answer(log_of(1, 1), high_watermark=1, **change) == []
 
 
+def test_an_answer_delivered_twice_does_not_cut_what_has_grown_since() -> None:
+    """The log ends where it did when it diverged, but with the leader's records. Found by seed 1103."""
+    stage = following(log_of(1, 2, 2))
+    leader = log_of(1, 4, 4)
+    old = {"diverging": (1, 1), "batch_count": 0, "fetch_offset": 3, "last_epoch": 2}
+    assert stage.answer(leader, **old) == [fx.TruncateLog(1)]
+    stage.answer(leader)
+    assert stage.log.batches == leader.batches
+    assert stage.answer(leader, **old) == []
+
+
+def test_records_of_the_present_epoch_are_never_cut() -> None:
+    stage = following(log_of(1, 9))
+    assert stage.answer(SimLog(), diverging=(1, 1), batch_count=0) == []
+
+
 def test_while_a_truncation_is_under_way_answers_are_ignored() -> None:
     stage = following(log_of(1, 2))
     answer = ev.LeaderAnswered(9, 2, 0, 0, 0, 5, (1, 1), 0, -1)
