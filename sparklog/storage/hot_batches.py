@@ -7,14 +7,23 @@ batches are therefore always a suffix of the log.
 from __future__ import annotations
 
 from collections import deque
+from typing import NamedTuple
 
 from sparklog.storage.disk import Buffer
 
 #: What the bookkeeping of a batch costs besides its bytes, roughly.
 _OVERHEAD = 600
 
-#: base offset -> (packed header, stored bytes of the body)
-HotLog = dict[int, tuple[Buffer, Buffer]]
+
+class HotBatch(NamedTuple):
+    """A batch as it arrived: packed header, and the bytes stored for it."""
+
+    header: Buffer
+    body: Buffer
+
+
+#: by base offset
+HotLog = dict[int, HotBatch]
 
 
 class HotBatches:
@@ -23,18 +32,19 @@ class HotBatches:
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
         self.size_bytes = 0
-        self._arrivals: deque[tuple[HotLog, int, int]] = deque()
+        self._arrivals: deque[tuple[HotLog, int, HotBatch]] = deque()
 
-    def add(self, log: HotLog, base_offset: int, header: Buffer, body: Buffer) -> None:
+    def add(self, log: HotLog, base_offset: int, batch: HotBatch) -> None:
         """Keep a batch just appended to ``log``. A buffer into a larger frame keeps that frame alive with it."""
-        cost = len(body) + _OVERHEAD
-        log[base_offset] = (header, body)
-        self._arrivals.append((log, base_offset, cost))
-        self.size_bytes += cost
+        log[base_offset] = batch
+        self._arrivals.append((log, base_offset, batch))
+        self.size_bytes += len(batch.body) + _OVERHEAD
         while self.size_bytes > self.limit_bytes:
-            oldest, offset, freed = self._arrivals.popleft()
-            oldest.pop(offset, None)
-            self.size_bytes -= freed
+            oldest, offset, leaving = self._arrivals.popleft()
+            self.size_bytes -= len(leaving.body) + _OVERHEAD
+            # a truncation may have put another batch in its place, whose turn is later
+            if oldest.get(offset) is leaving:
+                del oldest[offset]
 
 
 def forget_from(log: HotLog, offset: int) -> None:

@@ -26,7 +26,7 @@ from sparklog.storage.append_plan import NO_MAXIMUM, LogTail, Run, plan_follower
 from sparklog.storage.checkpoints import PartitionCheckpoint
 from sparklog.storage.disk import Buffer, is_full
 from sparklog.storage.epochs import EpochCache
-from sparklog.storage.hot_batches import HotLog, forget_from
+from sparklog.storage.hot_batches import HotBatch, HotLog, forget_from
 from sparklog.storage.log_services import LogServices
 from sparklog.storage.partition_file import PARTITION_FILE, PartitionFile, write_partition_file
 from sparklog.storage.producers import ProducerEntry, ProducerTable, check_sequence, with_batch
@@ -313,7 +313,7 @@ class Log:
             for header, packed_header, body in zip(headers, packed, data, strict=True):
                 self._epochs.assign(header.leader_epoch, header.base_offset)
                 self._producers.record(header)
-                hot.add(self._hot, header.base_offset, packed_header, body)
+                hot.add(self._hot, header.base_offset, HotBatch(packed_header, body))
                 self._unflushed_records += header.record_count
 
     # --- read ---------------------------------------------------------------------------------------------------

@@ -253,8 +253,6 @@ class Segment:
             self.close()
             self._replace_by_copy(self.index_path, count * HEADER_BYTES, durable=durable)
             self._replace_by_copy(self.data_path, data_size, durable=durable)
-            if durable:
-                self.disk.sync_directory(self.data_path.parent)
         self.sealed = False
         self._mapped = None
         del self._bases[count:], self._positions[count:]

@@ -81,6 +81,18 @@ def test_reads_are_the_same_from_memory_and_from_files(disk: SimDisk, hot_bytes:
             assert commit_and_seal(log) == len(log.segments) - 1
 
 
+@pytest.mark.parametrize("hot_bytes", range(1000, 6000, 250))
+def test_memory_after_a_truncation_holds_the_new_batches(disk: SimDisk, hot_bytes: int) -> None:
+    """Batches cut and appended anew leave memory in the order they came, with other boundaries than before."""
+    log = create_log(open_directory(disk=disk, hot_bytes=hot_bytes))
+    fill(log, 4)
+    log.truncate(3)
+    for size in (1, 2, 2, 1, 3, 1):
+        append(log, batch(size, first=log.log_end_offset), leader_epoch=2)
+        for start in range(log.log_end_offset):
+            assert read_numbers(log, start)[-1] == log.log_end_offset - 1
+
+
 def test_read_is_bounded_by_bytes_and_end(log: Log) -> None:
     fill(log, 3)
     stored = unpack_headers(log.read(0, max_bytes=1, end_offset=9).headers)[0].stored_bytes
@@ -283,6 +295,26 @@ def test_truncate_below_the_high_watermark_spares_mapped_readers(disk: SimDisk, 
     fill(log, 5, leader_epoch=2)
     assert read_numbers(log) == list(range(target + 15))
     assert log.recovery_point <= target
+
+
+@pytest.mark.parametrize(("cut_at", "survives"), [(3, True), (6, True), (9, False)])
+def test_a_map_of_the_active_segment_below_the_high_watermark_survives(
+    disk: SimDisk, log: Log, cut_at: int, survives: bool
+) -> None:
+    """Readers on the same host map what is committed, sealed or not; beyond that nobody may."""
+    fill(log, 4)
+    log.set_high_watermark(9)
+    segment = log.segments[0]
+    handle = disk.open(segment.data_path)
+    view = disk.map(handle, segment.position_of(3 if survives else 4))
+    content = bytes(view)
+    if survives:
+        assert log.truncate(cut_at) == cut_at
+        fill(log, 3, leader_epoch=2)
+    else:
+        with pytest.raises(AssertionError, match="SIGBUS"):
+            log.truncate(cut_at)
+    assert bytes(view) == content
 
 
 def test_truncate_above_the_high_watermark_is_in_place(disk: SimDisk, log: Log) -> None:

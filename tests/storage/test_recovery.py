@@ -229,6 +229,19 @@ def test_epochs_cut_by_a_truncation_do_not_come_back(disk: SimDisk) -> None:
     check_usable(again, 30)
 
 
+def test_epochs_of_batches_lost_to_damage_are_forgotten(disk: SimDisk) -> None:
+    directory = open_directory(disk=disk)
+    log = create_log(directory, segment_bytes=SMALL)
+    fill(log, 6)
+    fill(log, 6, leader_epoch=3)
+    directory.write_clean_marker()
+    directory.close()
+    disk.remove(DIRECTORY / index(12))
+    log = reopened(disk)
+    assert (log.log_end_offset, log.last_epoch) == (12, 1)
+    check_usable(log, 12)
+
+
 def test_a_damaged_snapshot_is_passed_over(disk: SimDisk) -> None:
     filled(disk, seal_to=24)
     replace_file(disk, DIRECTORY / f"{24:020d}.producers", b"nonsense")

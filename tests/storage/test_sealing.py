@@ -21,6 +21,7 @@ from tests.storage.batches import (
     append,
     batch,
     commit_and_seal,
+    config,
     create_log,
     fill,
     follow,
@@ -151,7 +152,11 @@ def test_sealing_on_a_broken_disk_raises(disk: SimDisk, log: Log) -> None:
 
 @pytest.mark.parametrize("ran", [False, True])
 @pytest.mark.parametrize("cut_at", [0, 6, 12, 15, 24, 30])
-def test_truncation_while_a_seal_is_under_way(disk: SimDisk, log: Log, ran: bool, cut_at: int) -> None:
+@pytest.mark.parametrize("segment_bytes", [SMALL, SMALL + 256])
+def test_truncation_while_a_seal_is_under_way(
+    disk: SimDisk, log: Log, ran: bool, cut_at: int, segment_bytes: int
+) -> None:
+    """With the larger segments the segment whose seal was cut short goes on, where its footer was."""
     log.set_high_watermark(36)
     jobs = log.seals_due()
     if ran:
@@ -162,6 +167,7 @@ def test_truncation_while_a_seal_is_under_way(disk: SimDisk, log: Log, ran: bool
         if not ran:
             job.run()
         log.seal_finished(job)
+    log.config = config(segment_bytes=segment_bytes)
     fill(log, 8, leader_epoch=2)
     assert read_numbers(log) == list(range(cut_at + 24))
     commit_and_seal(log)
