@@ -64,10 +64,12 @@ install_package() {
     scratch=$(mktemp -d)
     printf '[build]\nbuild_base = %s\n[egg_info]\negg_base = %s\n' "$scratch" "$scratch" >"$scratch/setup.cfg"
     DIST_EXTRA_CONFIG=$scratch/setup.cfg PIP_DISABLE_PIP_VERSION_CHECK=1 \
-        "$python" -m pip install --quiet --no-build-isolation "$@" >&2 || status=$?
+        quietly "$python" -m pip install --no-build-isolation "$@" || status=$?
     rm -rf "$scratch"
-    [ $status = 0 ] || fail "pip could not install $root (its message stands above)"
+    [ $status = 0 ] || fail "pip could not install $root: its last words stand above, all of them in $venv/install.log"
 }
+
+quietly() { "$@" >"$venv/install.log" 2>&1 || { tail -n 20 "$venv/install.log" >&2; return 1; }; }
 
 # $1: comma-separated extras. Nothing is started and nothing printed when all of it is there.
 set_up() {
@@ -85,7 +87,7 @@ set_up() {
         [ -x "$python" ] && python_fits "$python" || make_venv "$found"
         if ! stamped "extras-$extras" "$requirements"; then
             say "installing sparklog[$extras] and what it needs (pyspark is 400 MB: this takes a minute or two)"
-            "$python" -m pip install --quiet --upgrade 'pip>=24' 'setuptools>=77' >&2 || fail "pip could not install setuptools"
+            quietly "$python" -m pip install --upgrade 'pip>=24' 'setuptools>=77' || fail "pip could not install setuptools"
             install_package --upgrade "$root[$extras]"
             printf %s "$requirements" | tee "$venv/.sparklog-extras-$base_extras" >"$venv/.sparklog-extras-$extras"
             printf %s "$sources" >"$venv/.sparklog-sources"

@@ -1,0 +1,208 @@
+"""``spark-submit.sh`` in a copy of the project: the first run, the runs after it, and what it says when it cannot."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
+
+#: What a clone has.
+PARTS = (
+    "sparklog",
+    "jobs",
+    "conf",
+    "setup.cfg",
+    "pyproject.toml",
+    "spark-submit.sh",
+    "pyspark_sparklog.py",
+    "README.md",
+    "LICENSE",
+)
+
+#: Programs the script needs; Java is not among them.
+TOOLS = (
+    *("bash", "sh", "env", "cat", "cksum", "dirname", "find", "head", "id", "ls", "mktemp", "mv"),
+    *("printf", "readlink", "rm", "sed", "sort", "tail", "tar", "tr", "uname", "xargs"),
+)
+    "bash",
+    "sh",
+    "env",
+    "cat",
+    "cksum",
+    "dirname",
+    "find",
+    "head",
+    "id",
+    "ls",
+    "mktemp",
+    "mv",
+    "printf",
+    "readlink",
+    "rm",
+    "sed",
+    "sort",
+    "tar",
+    "tr",
+    "xargs",
+    "uname",
+]
+
+PROBE = """
+import sys
+import sparklog
+from pyspark.sql import SparkSession
+spark = SparkSession.builder.getOrCreate()
+print("arguments", sys.argv[1:], "of", spark.sparkContext.appName, "on", spark.sparkContext.master)
+print("package", sparklog.__file__)
+print("scheduler", spark.conf.get("spark.scheduler.mode"))
+try:
+    spark.read.format("sparklog").load()
+except Exception as error:
+    print("source:", error)
+"""
+
+
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    target = tmp_path_factory.mktemp("clone")
+    for part in PARTS:
+        source = ROOT / part
+        if source.is_dir():
+            shutil.copytree(source, target / part, ignore=shutil.ignore_patterns("__pycache__"))
+        elif source.exists():
+            shutil.copy2(source, target / part)
+    (target / "jobs" / "probe.py").write_text(PROBE)
+    return target
+
+
+def environment(**changes: str) -> dict[str, str]:
+    """A user's: nothing of this test run's."""
+    private = ("PYTHONPATH", "PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON", "SPARK_CONF_DIR", "VIRTUAL_ENV")
+    return {**{key: value for key, value in os.environ.items() if key not in private}, **changes}
+
+
+def submit(clone: Path, *arguments: str, **changes: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [str(clone / "spark-submit.sh"), *arguments],
+        cwd=clone.parent,
+        env=environment(**changes),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def installed(clone: Path) -> list[str]:
+    """What two first runs at the same time print."""
+    runs = [
+        subprocess.Popen(
+            [str(clone / "spark-submit.sh"), "--setup"],
+            env=environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for _ in range(2)
+    ]
+    outputs = [run.communicate(timeout=600)[0] for run in runs]
+    assert [run.returncode for run in runs] == [0, 0], outputs
+    return outputs
+
+
+def test_of_two_first_runs_one_installs_and_both_succeed(installed: list[str]) -> None:
+    assert sorted("making .venv" in output for output in installed) == [False, True]
+    assert sorted(output.count("\n") for output in installed) == [0, 2]
+
+
+def test_later_runs_print_nothing_and_lose_no_time(clone: Path, installed: list[str]) -> None:
+    began = time.monotonic()
+    done = submit(clone, "--setup")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert time.monotonic() - began < 3
+
+
+def test_a_job_finds_the_source_without_registering_it(clone: Path, installed: list[str]) -> None:
+    done = submit(clone, "--master", "local[1]", "probe", "--conf", "spark.app.name=a name", "--", "--master", "x y")
+    assert "arguments ['--master', 'x y'] of a name on local[1]" in done.stdout, done.stderr
+    assert f"package {clone}/.venv/" in done.stdout
+    assert "scheduler FAIR" in done.stdout
+    # The source itself answers: it was found by its name, and misses its options.
+    assert "DATA_SOURCE_NOT_FOUND" not in done.stdout
+    assert "bootstrap.servers" in done.stdout or "subscribe" in done.stdout
+
+
+def test_changed_and_deleted_sources_are_installed(clone: Path, installed: list[str]) -> None:
+    extra = clone / "sparklog" / "extra.py"
+    extra.write_text("VALUE = 1\n")
+    assert submit(clone, "--setup").stderr == "sparklog: installing the changed sources\n"
+    found = list(clone.glob(".venv/lib/python3*/site-packages/sparklog/extra.py"))
+    assert len(found) == 1
+    extra.unlink()
+    assert submit(clone, "--setup").returncode == 0
+    assert not found[0].exists()
+    assert not (clone / "build").exists()
+    assert not list(clone.glob("*.egg-info"))
+
+
+def test_an_unknown_job_is_one_line_that_names_those_there_are(clone: Path, installed: list[str]) -> None:
+    done = submit(clone, "clutser")
+    assert done.returncode == 2
+    assert done.stderr.startswith("sparklog: no job 'clutser': there are cluster demo")
+    assert done.stderr.count("\n") == 1
+
+
+def without_java(directory: Path, **programs: str) -> str:
+    """A PATH with what the script needs, without Java, and with programs of the test's own."""
+    for tool in TOOLS:
+        found = shutil.which(tool)
+        assert found is not None, tool
+        (directory / tool).symlink_to(found)
+    for name, text in programs.items():
+        program = directory / name.replace("_", "-")
+        program.unlink(missing_ok=True)
+        program.write_text(f"#!/bin/sh\n{text}\n")
+        program.chmod(0o755)
+    return str(directory)
+
+
+def test_no_java_is_one_line_and_exit_2(clone: Path, installed: list[str], tmp_path: Path) -> None:
+    done = submit(clone, "probe", PATH=without_java(tmp_path, id="echo 1000"), JAVA_HOME="")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        "sparklog: no Java 17 or newer found in JAVA_HOME or PATH:"
+        " install one (for example openjdk-17-jre-headless or temurin-17-jre)\n"
+    )
+
+
+def test_java_that_is_too_old_counts_as_none(clone: Path, installed: list[str], tmp_path: Path) -> None:
+    old = tmp_path / "jdk8"
+    (old / "bin").mkdir(parents=True)
+    (old / "bin" / "java").write_text("#!/bin/sh\necho 'openjdk version \"11.0.2\"' >&2\n")
+    (old / "bin" / "java").chmod(0o755)
+    (tmp_path / "bin").mkdir()
+    path = without_java(tmp_path / "bin", id="echo 1000")
+    assert submit(clone, "probe", PATH=path, JAVA_HOME=str(old)).returncode == 2
+
+
+@pytest.mark.skipif(not Path("/etc/debian_version").exists(), reason="what the script does on Debian")
+def test_root_on_debian_gets_java_by_apt(clone: Path, installed: list[str], tmp_path: Path) -> None:
+    calls = tmp_path / "calls"
+    (tmp_path / "bin").mkdir()
+    path = without_java(tmp_path / "bin", id="echo 0", apt_get=f'echo "$@" >>{calls}; exit 1')
+    done = submit(clone, "probe", PATH=path, JAVA_HOME="")
+    assert done.returncode == 2
+    assert "installing openjdk-17-jre-headless with apt-get" in done.stderr
+    assert "could not install openjdk-17-jre-headless" in done.stderr
+    assert calls.read_text().startswith("-qq update")

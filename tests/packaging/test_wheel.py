@@ -1,0 +1,42 @@
+"""What ``pip install`` puts into an environment."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import zipfile
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+
+
+def build_wheel(directory: Path) -> zipfile.Path:
+    """The wheel of the working tree, without leaving anything in the tree."""
+    (directory / "setup.cfg").write_text(f"[build]\nbuild_base={directory}/b\n[egg_info]\negg_base={directory}\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w", directory, ROOT],
+        env={**os.environ, "DIST_EXTRA_CONFIG": str(directory / "setup.cfg")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    (wheel,) = directory.glob("*.whl")
+    return zipfile.Path(wheel)
+
+
+@pytest.mark.skipif(int(version("setuptools").split(".")[0]) < 77, reason="tests/run installs a setuptools that can")
+def test_the_wheel_holds_every_module_and_the_name_that_spark_looks_for(tmp_path: Path) -> None:
+    wheel = build_wheel(tmp_path)
+    names = set(wheel.root.namelist())
+    package = ROOT / "sparklog"
+    modules = {str(path.relative_to(ROOT)) for path in package.rglob("*.py")}
+    assert modules | {"sparklog/py.typed", "pyspark_sparklog.py"} == {
+        name for name in names if ".dist-info/" not in name and not name.endswith("/")
+    }
+    (entry_points,) = (name for name in names if name.endswith("entry_points.txt"))
+    assert "sparklog = sparklog.cli.main:main" in wheel.joinpath(entry_points).read_text()
