@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import sys
 import tempfile
@@ -12,7 +13,7 @@ from pyspark.sql import SparkSession
 from rich.console import Console
 
 from sparklog.cluster.local import LocalCluster
-from sparklog.cluster.spark_environment import prepare
+from sparklog.cluster.spark_environment import prepare, remove_spark_home
 from sparklog.demo.run import run
 from sparklog.demo.story import Story
 from sparklog.errors import SparklogError
@@ -30,6 +31,7 @@ def arguments() -> argparse.Namespace:
 
 def demonstrate(data_dir: Path, console: Console) -> bool:
     prepare(os.environ, brokers=BROKERS, data_dir=data_dir)
+    logging.basicConfig(filename=data_dir / "demo.log", level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
     story = Story(console)
     spark = SparkSession.builder.appName("sparklog demo").getOrCreate()
     try:
@@ -38,10 +40,11 @@ def demonstrate(data_dir: Path, console: Console) -> bool:
             return run(spark, cluster.bootstrap, scratch=data_dir / "scratch", story=story)
     finally:
         spark.stop()
+        remove_spark_home(data_dir)
 
 
 def main() -> int:
-    console = Console(soft_wrap=True)
+    console = Console(width=None if sys.stdout.isatty() else 110)
     chosen = arguments().data_dir
     if chosen is not None and chosen.exists():
         console.print(f"error: {chosen} exists: name a new directory", markup=False)

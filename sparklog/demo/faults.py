@@ -50,6 +50,7 @@ class FaultThread(threading.Thread):
         self._thresholds = (first, second)
         self._story = story
         self._over = threading.Event()
+        self._broker_pids: dict[int, int] = {}
         self.kills = 0
         self.failure: Exception | None = None
 
@@ -83,6 +84,7 @@ class FaultThread(threading.Thread):
     def _kill_executor(self, admin: Admin) -> None:
         victim = max(executors(self._spark), key=lambda executor: executor.tasks)
         rows = committed_rows(admin, self._topic)
+        self._broker_pids = _pids(admin)
         os.kill(victim.pid, signal.SIGKILL)
         self.kills += 1
         self._story.tell(
@@ -94,6 +96,10 @@ class FaultThread(threading.Thread):
         before = admin.describe_topic(self._topic).partitions[0]
         victim = next(broker for broker in admin.describe_brokers() if broker.address.broker_id == before.leader)
         rows = committed_rows(admin, self._topic)
+        alive = sum(self._broker_pids.get(broker_id) == pid for broker_id, pid in _pids(admin).items())
+        self._story.tell(
+            "brokers", f"{alive} of {len(self._broker_pids)} are still the processes they were before the executor died"
+        )
         os.kill(victim.pid, signal.SIGKILL)
         killed_at = time.monotonic()
         self.kills += 1
@@ -139,6 +145,10 @@ def executors(spark: SparkSession) -> list[Executor]:
             f"no executor is a child of the driver (master {context.master}): use local-cluster[3,2,1024]"
         )
     return found
+
+
+def _pids(admin: Admin) -> dict[int, int]:
+    return {broker.address.broker_id: broker.pid for broker in admin.describe_brokers()}
 
 
 def _leader_epoch(admin: Admin, topic: str) -> int:
