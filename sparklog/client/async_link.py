@@ -85,6 +85,8 @@ class AsyncLink:
 
     async def ask_any(self, request: Request) -> Reply:
         """Ask some broker once. Raises BrokerError."""
+        if self._closed:
+            raise BrokerError(ErrorCode.NETWORK_EXCEPTION, "the client is closed")
         connection = await self._any_connection()
         future = connection.request(request)
         try:
@@ -181,7 +183,8 @@ class AsyncLink:
 
     async def _refresh(self) -> None:
         try:
-            while self._wanted:
+            # A cancelled wait may end with the connection's error instead, so cancelling alone does not end this.
+            while self._wanted and not self._closed:
                 wait_s = self._refreshed_at_s + self._delay_s(self._refreshes) - self._now()
                 if wait_s > 0:
                     await asyncio.sleep(wait_s)

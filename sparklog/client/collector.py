@@ -24,12 +24,14 @@ from sparklog.client.errors import BufferFull, ProducerClosed
 from sparklog.client.partitioning import ProducerTopic
 from sparklog.client.results import BatchOutcome, RecordFuture, RecordMetadata
 from sparklog.errors import BrokerError, ErrorCode
-from sparklog.record.schema import DEFAULT_SCHEMA
+from sparklog.record.schema import DEFAULT_SCHEMA, fit_table
 
 #: What a record takes in the buffer besides its bytes: list slots, the future, Arrow's offsets.
 RECORD_OVERHEAD_BYTES = 64
 
 Header: TypeAlias = "dict[str, str | bytes | None]"
+#: Key, value, headers, timestamp in microseconds.
+Record: TypeAlias = "tuple[bytes | str | None, Any, list[Header] | None, int]"
 
 
 class RecordChunk:
@@ -42,50 +44,55 @@ class RecordChunk:
         self.size = 0
         self.lock = threading.Lock()
         self.finished: Future[None] = Future()
-        self.keys: list[bytes | str | None] = []
-        self.values: list[Any] = []
-        self.headers: list[list[Header] | None] = []
-        self.timestamps: list[int] = []
+        #: One tuple a record, put into columns when the chunk is encoded: a single append is all that ``send`` does.
+        self.records: list[Record] = []
         self._batch_of: npt.NDArray[np.int64] | None = None
         self._place_of: npt.NDArray[np.int64] | None = None
         self._outcomes: list[BatchOutcome | None] = []
         self._failure: BaseException | None = None
+        self._refused: dict[int, BrokerError] = {}
+        self._all_failed: BaseException | None = None
         self._open = 0
         self._listeners: list[tuple[int, Callable[[RecordMetadata | BaseException], None]]] = []
         self._error_seen = False
 
     def __len__(self) -> int:
-        return len(self.values)
+        return len(self.records)
 
-    def append(self, key: bytes | str | None, value: Any, headers: list[Header] | None, timestamp: int) -> RecordFuture:
-        self.keys.append(key)
-        self.values.append(value)
-        self.headers.append(headers)
-        self.timestamps.append(timestamp)
-        return RecordFuture(self, len(self.values) - 1)
+    def to_batch(self, topic: ProducerTopic) -> tuple[pa.RecordBatch, npt.NDArray[np.int64]]:
+        """The records as one batch of the topic's schema, and their numbers; those that do not fit are refused.
 
-    def to_batch(self, topic: ProducerTopic) -> pa.RecordBatch:
-        """The records as one batch of the topic's schema. Raises BrokerError SCHEMA_MISMATCH."""
+        Raises:
+            BrokerError: SCHEMA_MISMATCH when none fits.
+        """
+        rows = np.arange(len(self))
         if topic.is_default:
-            schema = DEFAULT_SCHEMA
-            columns = [
-                pa.array(self.keys, schema.field("key").type),
-                pa.array(self.values, schema.field("value").type),
-                pa.array(self.headers, schema.field("headers").type),
-                pa.array(self.timestamps, pa.int64()).cast(schema.field("timestamp").type),
-            ]
-            return pa.RecordBatch.from_arrays(columns, schema=schema)
+            return _default_batch(self.records), rows
+        values = [record[1] for record in self.records]
         try:
-            return pa.RecordBatch.from_pylist(self.values, schema=topic.schema)
-        except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-            raise BrokerError(ErrorCode.SCHEMA_MISMATCH, f"records of {topic.name!r}: {error}") from error
+            return _typed_batch(topic, values), rows
+        except BrokerError as error:
+            self._refuse_rows(topic)
+            if len(self._refused) == len(self):
+                raise error from None
+        rows = np.array([row for row in rows if row not in self._refused], np.int64)
+        return _typed_batch(topic, [values[row] for row in rows]), rows
+
+    def _refuse_rows(self, topic: ProducerTopic) -> None:
+        """Find the records that fit no column, one by one: others are not to fail for them."""
+        for row, record in enumerate(self.records):
+            try:
+                _typed_batch(topic, [record[1]])
+            except BrokerError as error:  # noqa: PERF203 - rare, and the only way to tell which
+                self._refused[row] = error
+                self._failure = self._failure or error
 
     # --- outcomes ---
 
     def placed(self, rows_of_batches: Sequence[npt.NDArray[np.int64]]) -> None:
         """Which rows went into which batch, in the order of the batches. Called once, before any ``batch_done``."""
-        batch_of = np.empty(len(self), np.int64)
-        place_of = np.empty(len(self), np.int64)
+        batch_of = np.zeros(len(self), np.int64)
+        place_of = np.zeros(len(self), np.int64)
         for index, rows in enumerate(rows_of_batches):
             batch_of[rows] = index
             place_of[rows] = np.arange(len(rows))
@@ -104,7 +111,7 @@ class RecordChunk:
     def fail(self, error: BaseException) -> None:
         """All of it failed before it was placed."""
         assert self._batch_of is None
-        self._failure = error
+        self._failure = self._all_failed = error
         self._tell(ended=True)
 
     @property
@@ -119,15 +126,17 @@ class RecordChunk:
 
     def outcome(self, index: int) -> RecordMetadata | BaseException | None:
         """What became of one record, None while that is open."""
+        if self._refused and index in self._refused:
+            return self._refused[index]
         if self._batch_of is None or self._place_of is None:
-            return self._failure
+            return self._all_failed
         batch = self._outcomes[int(self._batch_of[index])]
         if batch is None:
             return None
         if batch.error is not None:
             return batch.error
         offset = batch.base_offset + int(self._place_of[index]) if batch.base_offset >= 0 else -1
-        return RecordMetadata(self.topic.name, batch.partition, offset, self.timestamps[index])
+        return RecordMetadata(self.topic.name, batch.partition, offset, self.records[index][3])
 
     def listen(self, index: int, resolve: Callable[[RecordMetadata | BaseException], None]) -> None:
         """Call ``resolve`` once with the outcome: now, or when it is there."""
@@ -157,6 +166,24 @@ class RecordChunk:
             self.finished.set_result(None)
 
 
+def _default_batch(records: Sequence[Record]) -> pa.RecordBatch:
+    keys, values, headers, timestamps = zip(*records, strict=True)
+    columns = [
+        pa.array(keys, DEFAULT_SCHEMA.field("key").type),
+        pa.array(values, DEFAULT_SCHEMA.field("value").type),
+        pa.array(headers, DEFAULT_SCHEMA.field("headers").type),
+        pa.array(timestamps, pa.int64()).cast(DEFAULT_SCHEMA.field("timestamp").type),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=DEFAULT_SCHEMA)
+
+
+def _typed_batch(topic: ProducerTopic, rows: list[Any]) -> pa.RecordBatch:
+    try:
+        return fit_table(pa.RecordBatch.from_pylist(rows, schema=topic.schema), topic.schema)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        raise BrokerError(ErrorCode.SCHEMA_MISMATCH, f"a record of {topic.name!r}: {error}") from error
+
+
 class Collector:
     """Open chunks and the bytes in hand of one producer. Every method may be called from any thread."""
 
@@ -179,7 +206,8 @@ class Collector:
         self._opened = opened
         #: The thread that makes room by taking: it must not wait for itself when a future's callback writes.
         self.io_thread: int | None = None
-        self._room = threading.Condition(threading.Lock())
+        self._lock = threading.Lock()
+        self._room = threading.Condition(self._lock)
         self._used = 0
         self._closed: BaseException | None = None
         self._open: dict[tuple[str, int | None], RecordChunk] = {}
@@ -189,22 +217,12 @@ class Collector:
     def used_bytes(self) -> int:
         return self._used
 
-    def append(
-        self,
-        topic: ProducerTopic,
-        partition: int | None,
-        *,
-        key: bytes | str | None,
-        value: Any,
-        headers: list[Header] | None,
-        timestamp: int,
-        size: int,
-    ) -> RecordFuture:
+    def append(self, topic: ProducerTopic, partition: int | None, *, record: Record, size: int) -> RecordFuture:
         """Take one record. Raises BufferFull or ProducerClosed."""
         size += RECORD_OVERHEAD_BYTES
         slot = (topic.name, partition)
         tell = False
-        with self._room:
+        with self._lock:
             if self._closed is not None or self._used + size > self._buffer_bytes:
                 self._wait_for_room(size)
             self._used += size
@@ -213,14 +231,16 @@ class Collector:
                 chunk = self._open[slot] = RecordChunk(topic, partition, time.monotonic() * 1000)
                 self._opened(chunk)
                 tell = True
-            future = chunk.append(key, value, headers, timestamp)
+            records = chunk.records
+            index = len(records)
+            records.append(record)
             chunk.size += size
             if chunk.size >= self._batch_bytes:
                 self._full.append(self._open.pop(slot))
                 tell = True
         if tell:
             self._wake()
-        return future
+        return RecordFuture(chunk, index)
 
     def reserve(self, size: int) -> None:
         """Room for a batch of a table. Raises BufferFull or ProducerClosed."""

@@ -178,9 +178,7 @@ class Producer:
         if headers:
             found = header_list(headers)
             size += sum(len(header["key"] or "") + len(header["value"] or b"") for header in found)
-        return self._collector.append(
-            known, partition, key=key, value=value, headers=found, timestamp=time_us, size=size
-        )
+        return self._collector.append(known, partition, record=(key, value, found, time_us), size=size)
 
     def write(self, topic: str, data: Any, *, partition: int | None = None) -> Future[WriteResult]:
         """Hand a table over: pyarrow ``Table`` or ``RecordBatch``, a pandas or polars frame, or what exports Arrow.

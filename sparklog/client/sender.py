@@ -44,6 +44,7 @@ from sparklog.record.schema import fit_table, parse_schema
 #: "Unknown topic" may mean "not told yet" for so long.
 UNKNOWN_TOPIC_GRACE_S = 2.0
 _MAX_REQUESTS_PER_BROKER = 5
+_STOP_TIMEOUT_S = 15.0
 #: A request open for so long makes the thread ask who leads now: a leader that hangs does not say so itself.
 _SUSPECT_AFTER_S = 1.0
 
@@ -174,7 +175,7 @@ class Sender:
         """End the thread; what is not done yet fails with ``reason``."""
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._break, reason)
-            self._thread.join()
+            self._thread.join(_STOP_TIMEOUT_S)
 
     @property
     def sequence_resets(self) -> int:
@@ -402,10 +403,11 @@ class Sender:
     def _encode_chunk(self, chunk: RecordChunk) -> None:
         topic = self.topics.get(chunk.topic.name, chunk.topic)
         try:
+            batch, rows = chunk.to_batch(topic)
             parts = list(
                 encode_parts(
                     topic,
-                    chunk.to_batch(topic),
+                    batch,
                     chunk.partition,
                     compression=self._settings.compression,
                     batch_bytes=self._settings.batch_bytes,
@@ -415,10 +417,10 @@ class Sender:
             self.collector.release(chunk.size)
             chunk.fail(error)
             return
-        chunk.placed([part.rows for part in parts])
+        chunk.placed([rows[part.rows] for part in parts])
         left = chunk.size
         for index, part in enumerate(parts):
-            share = left if index == len(parts) - 1 else chunk.size * len(part.rows) // len(chunk)
+            share = left if index == len(parts) - 1 else chunk.size * len(part.rows) // len(rows)
             left -= share
             self._accumulator.add(self._batch(topic, part.partition, part.encoded, Ticket(chunk, index, share)))
 

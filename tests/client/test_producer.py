@@ -163,6 +163,19 @@ def test_rows_of_typed_topics(fake: FakeCluster) -> None:
             producer.send("t", {"delay": "late"}).result(10)
 
 
+def test_a_row_that_does_not_fit_fails_alone(fake: FakeCluster) -> None:
+    fake.create("t", schema=TYPED)
+    rows: list[dict[str, object]] = [{"delay": "late" if index in {3, 4} else float(index)} for index in range(10)]
+    with Producer(fake.bootstrap) as producer:
+        producer.send("t", {}).result(10)
+        fake.fault(0, times(1, Produce, LoseAnswers(1)))  # holds the first one up, so that the others go together
+        futures = [producer.send("t", row) for row in [{}, *rows]][1:]
+        assert [future.exception(10) is None for future in futures] == [index not in {3, 4} for index in range(10)]
+        offsets = [future.result().offset for future in futures if future.exception() is None]
+    delays = [value for batch in fake.records("t") for value in batch.column("delay").to_pylist()]
+    assert [delays[offset] for offset in offsets] == [float(index) for index in range(10) if index not in {3, 4}]
+
+
 def test_an_idle_producer_does_not_linger(fake: FakeCluster) -> None:
     fake.create("t")
     with Producer(fake.bootstrap, linger_ms=60_000) as producer:
