@@ -32,28 +32,6 @@ TOOLS = (
     *("bash", "sh", "env", "cat", "cksum", "dirname", "find", "head", "id", "ls", "mktemp", "mv"),
     *("printf", "readlink", "rm", "sed", "sort", "tail", "tar", "tr", "uname", "xargs"),
 )
-    "bash",
-    "sh",
-    "env",
-    "cat",
-    "cksum",
-    "dirname",
-    "find",
-    "head",
-    "id",
-    "ls",
-    "mktemp",
-    "mv",
-    "printf",
-    "readlink",
-    "rm",
-    "sed",
-    "sort",
-    "tar",
-    "tr",
-    "xargs",
-    "uname",
-]
 
 PROBE = """
 import sys
