@@ -20,7 +20,8 @@ import pyarrow.compute as pc
 from sparklog.config import topic_config
 from sparklog.errors import BrokerError, ConfigError, ErrorCode
 from sparklog.protocol.messages import TopicMetadata
-from sparklog.record.codec import EncodedBatch, encode_batch
+from sparklog.record.codec import EncodedBatch, decode_batch, encode_batch
+from sparklog.record.header import Flag
 from sparklog.record.keys import partitions_of
 from sparklog.record.partitioner import NO_PARTITION
 from sparklog.record.schema import DEFAULT_EVENT_TIME, DEFAULT_KEY_COLUMNS, DEFAULT_SCHEMA, fit_table, parse_schema
@@ -244,6 +245,23 @@ def _encode_one(
         half = batch.num_rows // 2
         yield from _encode_one(topic, batch.slice(0, half), partition, rows[:half], compression=compression)
         yield from _encode_one(topic, batch.slice(half), partition, rows[half:], compression=compression)
+
+
+def under_newest_schema(encoded: EncodedBatch, topic: ProducerTopic) -> EncodedBatch:
+    """The same records under the topic's newest schema; its place in the producer's sequence stays."""
+    header = encoded.header
+    old = next(schema for schema in topic.metadata.schemas if schema.schema_id == header.schema_id)
+    records = decode_batch(header, encoded.body, parse_schema(old.message))
+    return encode_batch(
+        fit_table(records, topic.schema),
+        schema_id=topic.schema_id,
+        compression="lz4" if header.flags & Flag.LZ4 else "zstd" if header.flags & Flag.ZSTD else None,
+        event_time=topic.event_time,
+        producer_id=header.producer_id,
+        producer_epoch=header.producer_epoch,
+        first_sequence=header.first_sequence,
+        transactional=bool(header.flags & Flag.TRANSACTIONAL),
+    )
 
 
 def check_partition(topic: ProducerTopic, partition: int) -> None:

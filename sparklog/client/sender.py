@@ -13,7 +13,7 @@ import random
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import NamedTuple
 
@@ -21,9 +21,9 @@ from sparklog.client.accumulator import Accumulator, BatchState, ProducerBatch, 
 from sparklog.client.async_link import AsyncLink
 from sparklog.client.collector import Collector, RecordChunk
 from sparklog.client.errors import ClientTimeout, ProducerClosed
-from sparklog.client.metadata import topic_error
-from sparklog.client.partitioning import ProducerTopic, encode_parts
+from sparklog.client.partitioning import ProducerTopic, encode_parts, under_newest_schema
 from sparklog.client.results import BatchOutcome, Completion
+from sparklog.client.topic_board import UNKNOWN_TOPIC_GRACE_S, TopicBoard, TopicWish
 from sparklog.errors import TRAITS, BrokerError, ErrorCode, SparklogError
 from sparklog.model import TopicPartition
 from sparklog.net.async_client import Answer, AsyncConnection
@@ -37,12 +37,8 @@ from sparklog.protocol.messages import (
     ProduceReply,
     ProduceResult,
 )
-from sparklog.record.codec import EncodedBatch, decode_batch, encode_batch
-from sparklog.record.header import Flag
-from sparklog.record.schema import fit_table, parse_schema
+from sparklog.record.codec import EncodedBatch
 
-#: "Unknown topic" may mean "not told yet" for so long.
-UNKNOWN_TOPIC_GRACE_S = 2.0
 _MAX_REQUESTS_PER_BROKER = 5
 _STOP_TIMEOUT_S = 15.0
 #: A request open for so long makes the thread ask who leads now: a leader that hangs does not say so itself.
@@ -70,13 +66,6 @@ class Ticket(NamedTuple):
     completion: Completion
     number: int
     reserved: int
-
-
-class _TopicWish(NamedTuple):
-    name: str
-    deadline_ms: float
-    unknown_until_ms: float
-    future: Future[ProducerTopic]
 
 
 class _Sent:
@@ -113,19 +102,15 @@ class Sender:
             self._loop.close()
             raise
         self.collector = collector(self.wake)
-        #: Topics as they are now; read from any thread, replaced as a whole by this one.
-        self.topics: dict[str, ProducerTopic] = {}
+        self._board = TopicBoard(self._link)
         self._accumulator = Accumulator(idempotent=settings.idempotent)
         self._incoming: deque[ProducerBatch] = deque()
-        self._wishes: list[_TopicWish] = []
-        self._unknown_since: dict[str, float] = {}
         self._in_flight: dict[AsyncConnection, int] = {}
         self._getting_identity = False
         self._timer: asyncio.TimerHandle | None = None
         self._refreshed_ms = 0.0
         self._woken = False
         self._draining: set[AsyncConnection] = set()
-        self._seen_version = -1
         self._broken: BaseException | None = None
         self._closed_error = ProducerClosed("the producer is closed")
         self._thread = threading.Thread(target=self._run, name="sparklog-producer", daemon=True)
@@ -144,6 +129,11 @@ class Sender:
                 if self._broken is None:  # only an ended thread's loop is closed
                     raise
 
+    @property
+    def topics(self) -> Mapping[str, ProducerTopic]:
+        """The topics known now."""
+        return self._board.topics
+
     def submit(self, topic: ProducerTopic, partition: int, encoded: EncodedBatch, ticket: Ticket) -> None:
         """Queue one encoded batch; room for it has been reserved."""
         self._incoming.append(self._batch(topic, partition, encoded, ticket))
@@ -158,11 +148,11 @@ class Sender:
             BrokerError: UNKNOWN_TOPIC_OR_PARTITION, INVALID_TOPIC_EXCEPTION, SCHEMA_MISMATCH.
             ClientTimeout: no broker said anything in time.
         """
-        known = self.topics.get(name)
+        known = self._board.topics.get(name)
         if known is not None:
             return known
         now = time.monotonic() * 1000
-        wish = _TopicWish(name, now + timeout_s * 1000, now + UNKNOWN_TOPIC_GRACE_S * 1000, Future())
+        wish = TopicWish(name, now + timeout_s * 1000, now + UNKNOWN_TOPIC_GRACE_S * 1000, Future())
         if threading.get_ident() == self._thread.ident:
             raise ClientTimeout(f"metadata of topic {name!r} cannot be waited for in a future's callback")
         try:
@@ -201,13 +191,15 @@ class Sender:
             return
         try:
             now = _now_ms()
-            self._take_topics()
-            self._grant_wishes(now)
+            for topic in self._board.follow():
+                self._follow_topic(topic)
+            self._board.grant(now)
             while self._incoming:
                 self._accumulator.add(self._incoming.popleft())
             for chunk in self.collector.take_due(now, self._accumulator.topic_busy):
                 self._encode_chunk(chunk)
-            self._give_up_unknown(now)
+            for name, error in self._board.gone(now):
+                self._give_up_topic(name, error)
             for batch in self._accumulator.expire(now):
                 self._expired(batch)
             self._send_all(now)
@@ -375,9 +367,7 @@ class Sender:
         for batch in self._accumulator.batches():
             self._accumulator.give_up(batch)
             self._finish(batch, -1, closed)
-        for wish in self._wishes:
-            wish.future.set_exception(closed)
-        self._wishes.clear()
+        self._board.fail_all(closed)
         self._loop.stop()
 
     def _fail_incoming(self) -> None:
@@ -401,7 +391,7 @@ class Sender:
         )
 
     def _encode_chunk(self, chunk: RecordChunk) -> None:
-        topic = self.topics.get(chunk.topic.name, chunk.topic)
+        topic = self._board.topics.get(chunk.topic.name, chunk.topic)
         try:
             batch, rows = chunk.to_batch(topic)
             parts = list(
@@ -426,53 +416,11 @@ class Sender:
 
     # --- metadata and identity ---
 
-    def _wish(self, wish: _TopicWish) -> None:
+    def _wish(self, wish: TopicWish) -> None:
+        self._board.wish(wish)
         if self._broken is not None:
-            wish.future.set_exception(self._closed_error)
-            return
-        self._link.topic_errors.pop(wish.name, None)  # what was said when somebody asked before may be past
-        self._wishes.append(wish)
-        self._link.want_metadata([wish.name])
+            self._board.fail_all(self._closed_error)
         self._pump()
-
-    def _grant_wishes(self, now: float) -> None:
-        left = []
-        for wish in self._wishes:
-            unusable = self._link.topic_errors.get(wish.name)
-            error = topic_error(unusable) if unusable else None
-            final = error is not None and (not error.retriable or now >= wish.unknown_until_ms)
-            if wish.name in self.topics:
-                wish.future.set_result(self.topics[wish.name])
-            elif error is not None and final:
-                wish.future.set_exception(error)
-            elif now >= wish.deadline_ms:
-                last = self._link.last_problem or "no broker answered"
-                wish.future.set_exception(ClientTimeout(f"metadata of topic {wish.name!r}: not there, last: {last}"))
-            else:
-                self._link.want_metadata([wish.name])
-                left.append(wish)
-        self._wishes = left
-
-    def _take_topics(self) -> None:
-        """Bring ``topics`` up to date with the cache, and batches up to date with their topic's schema."""
-        if self._seen_version == self._link.version and not self._wishes:
-            return
-        self._seen_version = self._link.version
-        for name in (*self.topics, *(wish.name for wish in self._wishes)):
-            metadata = self._link.metadata.topic(name)
-            known = self.topics.get(name)
-            if metadata is None:
-                self.topics.pop(name, None)
-            elif known is None:
-                self._add_topic(name, ProducerTopic(metadata))
-            elif known.metadata is not metadata:
-                now = known.continued_by(metadata)
-                if now is not known:
-                    self._add_topic(name, now)
-                    self._follow_topic(now)
-
-    def _add_topic(self, name: str, topic: ProducerTopic) -> None:
-        self.topics = {**self.topics, name: topic}
 
     def _follow_topic(self, topic: ProducerTopic) -> None:
         for batch in self._accumulator.batches(topic.name):
@@ -483,30 +431,21 @@ class Sender:
                 detail = f"topic {topic.name!r} was deleted and created again since the records were handed over"
                 self._finish(batch, -1, BrokerError(ErrorCode.INCONSISTENT_TOPIC_ID, detail))
             elif batch.encoded.header.schema_id < topic.schema_id:
-                batch.encoded = _with_schema(batch.encoded, topic)
+                batch.encoded = under_newest_schema(batch.encoded, topic)
 
-    def _give_up_unknown(self, now: float) -> None:
-        """Fail what goes to topics that have been unknown for the grace period: they are gone."""
-        for name in self._unknown_since.keys() - self._link.topic_errors.keys():
-            del self._unknown_since[name]
-        for name, unusable in list(self._link.topic_errors.items()):
-            since = self._unknown_since.setdefault(name, now)
-            batches = self._accumulator.batches(name)
-            error = topic_error(unusable)
-            if not batches or error is None or now < since + UNKNOWN_TOPIC_GRACE_S * 1000:
-                continue
-            for batch in batches:
-                if batch.state is not BatchState.IN_FLIGHT:
-                    self._accumulator.give_up(batch)
-                    self._finish(batch, -1, error)
+    def _give_up_topic(self, name: str, error: BrokerError) -> None:
+        for batch in self._accumulator.batches(name) if self._accumulator.topic_busy(name) else ():
+            if batch.state is not BatchState.IN_FLIGHT:
+                self._accumulator.give_up(batch)
+                self._finish(batch, -1, error)
 
     def _want_what_is_missing(self, now: float) -> None:
         leaderless = {tp.topic for tp in self._accumulator.busy_partitions() if self._link.metadata.leader(tp) is None}
         if leaderless:
             self._link.want_metadata(leaderless)
-        elif self.topics and now - self._refreshed_ms > self._settings.metadata_max_age_s * 1000:
+        elif self._board.topics and now - self._refreshed_ms > self._settings.metadata_max_age_s * 1000:
             self._refreshed_ms = now
-            self._link.want_metadata(self.topics)
+            self._link.want_metadata(self._board.topics)
         if self._accumulator.identity_wanted and not self._getting_identity:
             self._getting_identity = True
             self._link.start(self._get_identity())
@@ -528,8 +467,7 @@ class Sender:
         self._pump()
 
     def _set_timer(self, now: float) -> None:
-        times = [wish.deadline_ms for wish in self._wishes]
-        times += [wish.unknown_until_ms for wish in self._wishes if wish.unknown_until_ms > now]
+        times = self._board.next_times_ms(now)
         for at in (self._accumulator.next_time_ms(now), self.collector.next_due_ms()):
             if at is not None:
                 times.append(at)
@@ -538,24 +476,6 @@ class Sender:
             self._timer = None
         if times:
             self._timer = self._loop.call_later(max(0.0, min(times) - now) / 1000, self._pump)
-
-
-def _with_schema(encoded: EncodedBatch, topic: ProducerTopic) -> EncodedBatch:
-    """The same records under the topic's newest schema; its place in the producer's sequence stays."""
-    header = encoded.header
-    old = next(schema for schema in topic.metadata.schemas if schema.schema_id == header.schema_id)
-    records = decode_batch(header, encoded.body, parse_schema(old.message))
-    compression = "lz4" if header.flags & Flag.LZ4 else "zstd" if header.flags & Flag.ZSTD else None
-    return encode_batch(
-        fit_table(records, topic.schema),
-        schema_id=topic.schema_id,
-        compression=compression,
-        event_time=topic.event_time,
-        producer_id=header.producer_id,
-        producer_epoch=header.producer_epoch,
-        first_sequence=header.first_sequence,
-        transactional=bool(header.flags & Flag.TRANSACTIONAL),
-    )
 
 
 def _now_ms() -> float:

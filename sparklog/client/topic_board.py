@@ -1,0 +1,108 @@
+"""The topics a producer writes to, as they are by the newest metadata, and the callers who wait to be told.
+
+Belongs to the I/O thread, but for ``topics``, which any thread reads: it is replaced as a whole. Decides nothing about
+batches: it says which topics changed and which are gone, and the sender acts on it.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from typing import NamedTuple
+
+from sparklog.client.async_link import AsyncLink
+from sparklog.client.errors import ClientTimeout
+from sparklog.client.metadata import topic_error
+from sparklog.client.partitioning import ProducerTopic
+from sparklog.errors import BrokerError
+
+#: "Unknown topic" may mean "not told yet" for so long.
+UNKNOWN_TOPIC_GRACE_S = 2.0
+
+
+class TopicWish(NamedTuple):
+    """A caller who waits for a topic. Times are of the monotonic clock."""
+
+    name: str
+    deadline_ms: float
+    unknown_until_ms: float
+    future: Future[ProducerTopic]
+
+
+class TopicBoard:
+    """Owned by the sender; see the module."""
+
+    def __init__(self, link: AsyncLink) -> None:
+        self.topics: dict[str, ProducerTopic] = {}
+        self._link = link
+        self._wishes: list[TopicWish] = []
+        self._unknown_since_ms: dict[str, float] = {}
+        self._seen_version = -1
+
+    def wish(self, wish: TopicWish) -> None:
+        """Ask for a topic; ``grant`` answers."""
+        self._link.topic_errors.pop(wish.name, None)  # what was said when somebody asked before may be past
+        self._wishes.append(wish)
+        self._link.want_metadata([wish.name])
+
+    def follow(self) -> list[ProducerTopic]:
+        """Bring ``topics`` up to date with the metadata; those that a batch may have to follow."""
+        if self._seen_version == self._link.version and not self._wishes:
+            return []
+        self._seen_version = self._link.version
+        changed = []
+        for name in (*self.topics, *(wish.name for wish in self._wishes)):
+            metadata = self._link.metadata.topic(name)
+            known = self.topics.get(name)
+            if metadata is None:
+                if known is not None:
+                    self.topics = {other: topic for other, topic in self.topics.items() if other != name}
+            elif known is None or known.metadata is not metadata:
+                now = ProducerTopic(metadata) if known is None else known.continued_by(metadata)
+                if now is not known:
+                    self.topics = {**self.topics, name: now}
+                    changed.append(now)
+        return changed
+
+    def grant(self, now_ms: float) -> None:
+        """Answer those whose topic is known, is known not to be, or who have waited long enough."""
+        waiting = []
+        for wish in self._wishes:
+            unusable = self._link.topic_errors.get(wish.name)
+            error = topic_error(unusable) if unusable else None
+            if wish.name in self.topics:
+                wish.future.set_result(self.topics[wish.name])
+            elif error is not None and (not error.retriable or now_ms >= wish.unknown_until_ms):
+                wish.future.set_exception(error)
+            elif now_ms >= wish.deadline_ms:
+                last = self._link.last_problem or "no broker answered"
+                wish.future.set_exception(ClientTimeout(f"metadata of topic {wish.name!r}: not there, last: {last}"))
+            else:
+                self._link.want_metadata([wish.name])
+                waiting.append(wish)
+        self._wishes = waiting
+
+    def gone(self, now_ms: float) -> list[tuple[str, BrokerError]]:
+        """Topics that have been unknown for the grace period, with what is said of them."""
+        errors = self._link.topic_errors
+        for name in self._unknown_since_ms.keys() - errors.keys():
+            del self._unknown_since_ms[name]
+        found = []
+        for name, unusable in errors.items():
+            since_ms = self._unknown_since_ms.setdefault(name, now_ms)
+            error = topic_error(unusable)
+            if error is not None and now_ms >= since_ms + UNKNOWN_TOPIC_GRACE_S * 1000:
+                found.append((name, error))
+        return found
+
+    def next_times_ms(self, now_ms: float) -> list[float]:
+        """When to look again although nothing has come."""
+        times = [wish.deadline_ms for wish in self._wishes]
+        times += [wish.unknown_until_ms for wish in self._wishes]
+        times += [since + UNKNOWN_TOPIC_GRACE_S * 1000 for since in self._unknown_since_ms.values()]
+        return [at for at in times if at > now_ms]
+
+    def fail_all(self, error: BaseException) -> None:
+        """The producer ends."""
+        wishes, self._wishes = self._wishes, []
+        for wish in wishes:
+            wish.future.set_exception(error)
