@@ -476,10 +476,11 @@ class Log:
     def _prepare_cut(self, end: int) -> None:
         """Before a cut to ``end`` the checkpoint on disk must not claim more than will be left.
 
-        What is appended next above ``end`` is not fsynced, whatever was there before; and a log shorter than its
-        checkpoint is taken for a damaged one.
+        What is appended next above ``end`` is not fsynced, whatever was there before; a log shorter than its
+        checkpoint is taken for a damaged one; and segments below its log start are removed on open.
         """
         if end < max(self.high_watermark, self.recovery_point):
+            self.log_start_offset = min(self.log_start_offset, end)
             self.high_watermark = min(self.high_watermark, end)
             self.recovery_point = min(self.recovery_point, end)
             self._services.checkpoint_now()

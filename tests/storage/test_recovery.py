@@ -229,6 +229,52 @@ def test_epochs_cut_by_a_truncation_do_not_come_back(disk: SimDisk) -> None:
     check_usable(again, 30)
 
 
+@pytest.mark.parametrize("change", ["append", "truncate", "restart"])
+def test_a_second_clean_stop_covers_what_changed_since_the_first(disk: SimDisk, change: str) -> None:
+    filled(disk, 6)
+    for _ in range(3):
+        disk.restart(page_cache_lost=False)
+        directory = open_directory(disk=disk)
+        log = create_log(directory, segment_bytes=SMALL)
+        if change == "append":
+            fill(log, 2, leader_epoch=log.last_epoch + 1)
+        elif change == "truncate":
+            log.truncate(log.log_end_offset - 3)
+        else:
+            log.restart_at(log.log_end_offset + 100)
+        expected = (log.log_end_offset, log.last_epoch, log.end_of_epoch(log.last_epoch))
+        directory.write_clean_marker()
+        directory.close()
+        log = reopened(disk, power_cut=True)
+        assert (log.log_end_offset, log.last_epoch, log.end_of_epoch(log.last_epoch)) == expected
+        assert log.findings == () and log.recovery_point == log.log_end_offset
+
+
+def test_what_an_earlier_process_had_is_not_cut_in_place(disk: SimDisk) -> None:
+    """A reader may have mapped it while that process served it; the high watermark on disk says too little."""
+    filled(disk, 4)
+    log = reopened(disk)
+    assert log.high_watermark == 0
+    handle = disk.open(DIRECTORY / data(0))
+    view = disk.map(handle, 1000)
+    log.truncate(3)
+    assert len(view) == 1000
+    check_usable(log, 3)
+
+
+def test_a_removal_under_way_does_not_take_what_came_after(disk: SimDisk) -> None:
+    directory = open_directory(disk=disk)
+    directory._in_background = lambda work: None
+    log = create_log(directory, segment_bytes=SMALL)
+    fill(log, 10)
+    log.set_high_watermark(30)
+    log.advance_log_start(30)
+    directory.checkpoint()
+    log.restart_at(0)
+    fill(log, 2)
+    check_usable(reopened(disk), 6)
+
+
 def test_epochs_of_batches_lost_to_damage_are_forgotten(disk: SimDisk) -> None:
     directory = open_directory(disk=disk)
     log = create_log(directory, segment_bytes=SMALL)
