@@ -11,7 +11,7 @@ from sparklog.cluster.options import DEFAULT_PORT, ClusterOptions, add_setting, 
 from sparklog.cluster.start import run_cluster
 from sparklog.errors import ConfigError
 
-BROKER_CONF = Path(os.environ.get("SPARKLOG_CONF_DIR", Path(__file__).resolve().parent.parent / "conf")) / "broker.conf"
+CONF = Path(os.environ.get("SPARKLOG_CONF_DIR", Path(__file__).resolve().parent.parent / "conf"))
 
 
 def arguments() -> argparse.Namespace:
@@ -36,7 +36,7 @@ def arguments() -> argparse.Namespace:
         "--zookeeper", default="", metavar="HOST:PORT/CHROOT", help="a ZooKeeper that is there (one is started)"
     )
     parser.add_argument(
-        "--broker-conf", type=Path, default=BROKER_CONF, metavar="FILE", help="settings (conf/broker.conf)"
+        "--broker-conf", type=Path, metavar="FILE", help="broker settings and topic defaults (conf/broker.conf)"
     )
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="one setting over that file's")
     return parser.parse_args()
@@ -54,8 +54,14 @@ def options(given: argparse.Namespace) -> ClusterOptions:
         port=given.port,
         advertised_host=given.advertised_host,
         zookeeper=given.zookeeper,
-        settings=merged(read_settings(given.broker_conf) if given.broker_conf.is_file() else {}, over),
+        settings=merged(read_settings(given.broker_conf) if given.broker_conf else shipped("broker.conf"), over),
+        zookeeper_settings=shipped("zoo.cfg"),
     ).checked()
+
+
+def shipped(name: str) -> dict[str, str]:
+    """Settings of a file in conf/; none, and so the built-in ones, where a job runs without it."""
+    return read_settings(CONF / name) if (CONF / name).is_file() else {}
 
 
 def main() -> int:

@@ -21,7 +21,7 @@ import msgspec
 from pyspark import SparkContext
 
 from sparklog.cluster.barrier_task import alone, run_task, supervise
-from sparklog.cluster.generation import Course, Directive, GenerationReport, GenerationSpec
+from sparklog.cluster.generation import Course, Directive, GenerationReport, GenerationSpec, ServingBroker
 from sparklog.cluster.options import Sizing
 from sparklog.cluster.seat import DriverSeat
 from sparklog.errors import ClusterError
@@ -106,6 +106,7 @@ class Generations:
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="sparklog-generations", daemon=True)
         self._report: GenerationReport | None = None
+        self._known: dict[int, ServingBroker] = {}
         self._failure: BaseException | None = None
         #: Number of the generation submitted last.
         self.generation = 0
@@ -116,6 +117,11 @@ class Generations:
     def report(self) -> GenerationReport | None:
         """What the newest generation that has formed reported."""
         return self._report
+
+    @property
+    def brokers(self) -> tuple[ServingBroker, ...]:
+        """Every broker that has served under this driver, as it was when last reported; some may be down."""
+        return tuple(broker for _, broker in sorted(self._known.items()))
 
     def start(self) -> None:
         self._thread.start()
@@ -232,6 +238,7 @@ class Generations:
             return
         report = self._seat.report(self.generation)
         if report is not None:
+            self._known = {**self._known, **{broker.broker_id: broker for broker in report.brokers}}
             self._report = report
             log.info(
                 "generation %d: brokers %s%s",

@@ -15,7 +15,7 @@ from pyspark import SparkContext
 from sparklog.cluster.barrier import Generations, master_of, never, require_slots
 from sparklog.cluster.controller_loop import ControllerLoop
 from sparklog.cluster.embedded_zookeeper import EmbeddedZookeeper
-from sparklog.cluster.generation import GenerationReport, GenerationSpec
+from sparklog.cluster.generation import GenerationReport, GenerationSpec, ServingBroker
 from sparklog.cluster.options import ClusterOptions, brokers_per_task, is_one_machine, sizing
 from sparklog.cluster.seat import DriverSeat
 from sparklog.config import broker_config
@@ -60,7 +60,9 @@ class ClusterDriver:
             ClusterError: ZooKeeper does not answer; another driver runs the cluster.
         """
         if not self._options.zookeeper:
-            self._embedded = EmbeddedZookeeper.start(self.data_dir.resolve() / "zookeeper", host=zookeeper_host)
+            self._embedded = EmbeddedZookeeper.start(
+                self.data_dir.resolve() / "zookeeper", host=zookeeper_host, settings=self._options.zookeeper_settings
+            )
             self.zookeeper = self._embedded.connect
         try:
             self._seat = DriverSeat.take(self.zookeeper, session_timeout_ms=self._session_timeout_ms)
@@ -123,9 +125,13 @@ class ClusterDriver:
 
     @property
     def bootstrap(self) -> str:
-        """Addresses of the brokers that serve, for clients."""
-        report = self.report
-        return ",".join(f"{broker.host}:{broker.port}" for broker in report.brokers) if report is not None else ""
+        """Addresses of the brokers, for clients."""
+        return ",".join(f"{broker.host}:{broker.port}" for broker in self.brokers)
+
+    @property
+    def brokers(self) -> tuple[ServingBroker, ...]:
+        """Brokers that have served under this driver; see ``Generations.brokers``."""
+        return self._generations.brokers if self._generations is not None else ()
 
     def stop(self) -> None:
         """Stop everything in order. Idempotent. When another driver took the cluster over, only let go of it."""

@@ -17,7 +17,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -67,11 +67,13 @@ class EmbeddedZookeeper:
         self._child: subprocess.Popen[bytes] | None = None
 
     @classmethod
-    def start(cls, directory: Path, *, host: str = "127.0.0.1", port: int = 0) -> EmbeddedZookeeper:
+    def start(
+        cls, directory: Path, *, host: str = "127.0.0.1", port: int = 0, settings: Mapping[str, str] | None = None
+    ) -> EmbeddedZookeeper:
         """Start the server of ``directory``, or adopt the one that runs. Blocks until it answers.
 
         ``host`` is where it listens and what clients are told. ``port`` 0: the kept one, or any free one the first
-        time.
+        time. ``settings`` are lines of zoo.cfg over those made here.
 
         Raises:
             ClusterError: no Java; the kept port is taken by something else; it did not come up (with its last words).
@@ -82,12 +84,12 @@ class EmbeddedZookeeper:
             if note is not None and note.process is not None and is_alive(note.process):
                 server = cls(directory, note.host, note.port, note.process)
             else:
-                server = cls._launch(directory, host, port or (note.port if note is not None else 0))
+                server = cls._launch(directory, host, port or (note.port if note is not None else 0), settings or {})
             server._await_ready()
             return server
 
     @classmethod
-    def _launch(cls, directory: Path, host: str, port: int) -> EmbeddedZookeeper:
+    def _launch(cls, directory: Path, host: str, port: int, settings: Mapping[str, str]) -> EmbeddedZookeeper:
         if port and port_taken(host, port):
             raise ClusterError(
                 f"port {port} on {host}, which the ZooKeeper of {directory} keeps, is taken by another program"
@@ -96,7 +98,7 @@ class EmbeddedZookeeper:
         data = directory / "data"
         data.mkdir(exist_ok=True)
         config = directory / "zoo.cfg"
-        config.write_text(_configuration(data, host, port))
+        config.write_text(_configuration(data, host, port, settings))
         command = [find_java(), *_JVM_FLAGS, *_SYSTEM_PROPERTIES, "-cp", _class_path()]
         command += ["org.apache.zookeeper.server.quorum.QuorumPeerMain", str(config)]
         with (directory / "server.log").open("wb") as output:
@@ -191,22 +193,22 @@ def answers(host: str, port: int, *, timeout_s: float = 1.0) -> bool:
     return b"Mode:" in reply
 
 
-def _configuration(data: Path, host: str, port: int) -> str:
-    return "\n".join(
-        [
-            f"tickTime={TICK_MS}",
-            "maxSessionTimeout=600000",
-            f"dataDir={data}",
-            f"clientPortAddress={host}",
-            f"clientPort={port}",
-            "maxClientCnxns=0",
-            "admin.enableServer=false",
-            "4lw.commands.whitelist=srvr,ruok,mntr",
-            "autopurge.snapRetainCount=3",
-            "autopurge.purgeInterval=1",
-            "",
-        ]
-    )
+def _configuration(data: Path, host: str, port: int, settings: Mapping[str, str]) -> str:
+    lines = {
+        "tickTime": str(TICK_MS),
+        "maxSessionTimeout": "600000",
+        "maxClientCnxns": "0",
+        "admin.enableServer": "false",
+        "autopurge.snapRetainCount": "3",
+        "autopurge.purgeInterval": "1",
+        **settings,
+        # What this module relies on.
+        "4lw.commands.whitelist": "srvr,ruok,mntr",
+        "dataDir": str(data),
+        "clientPortAddress": host,
+        "clientPort": str(port),
+    }
+    return "".join(f"{key}={value}\n" for key, value in lines.items())
 
 
 def _class_path() -> str:

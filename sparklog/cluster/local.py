@@ -109,9 +109,8 @@ class LocalCluster:
 
     def broker_pids(self) -> dict[int, int]:
         """Processes of the brokers that run on this machine, by broker id."""
-        report = self._driver.report
         found = {}
-        for broker in report.brokers if report is not None else ():
+        for broker in self._driver.brokers:
             process = noted_process(Path(broker.log_dir))
             if process is not None and is_alive(process):
                 found[broker.broker_id] = process.pid
@@ -123,8 +122,7 @@ class LocalCluster:
         Raises:
             ClusterError: no such broker runs here.
         """
-        report = self._driver.report
-        for broker in report.brokers if report is not None else ():
+        for broker in self._driver.brokers:
             if broker.broker_id == broker_id:
                 process = noted_process(Path(broker.log_dir))
                 if process is not None and send_signal(process, signal.SIGKILL):

@@ -41,6 +41,8 @@ class ClusterOptions(msgspec.Struct, frozen=True, kw_only=True):
     #: ``host:port[,host:port][/chroot]``; empty: a ZooKeeper of the cluster's own.
     zookeeper: str = ""
     settings: dict[str, str] = {}
+    #: Lines of zoo.cfg for a ZooKeeper of the cluster's own.
+    zookeeper_settings: dict[str, str] = {}
     #: Task slots that must remain for other jobs of the same Spark application.
     spare_slots: int = 0
 
@@ -87,10 +89,14 @@ def read_settings(path: Path) -> dict[str, str]:
     """A file of ``key = value`` lines; # begins a comment line.
 
     Raises:
-        ConfigError: a line without a value, or a key given twice; names the file and the line.
+        ConfigError: the file cannot be read; a line without a value, or a key given twice, named with its line.
     """
     settings: dict[str, str] = {}
-    for number, line in enumerate(path.read_text().splitlines(), 1):
+    try:
+        lines = path.read_text().splitlines()
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from None
+    for number, line in enumerate(lines, 1):
         text = line.strip()
         if not text or text.startswith("#"):
             continue
