@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -29,9 +30,10 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def demonstrate(data_dir: Path, console: Console) -> bool:
+def demonstrate(data_dir: Path, console: Console, *, keep: bool) -> bool:
     prepare(os.environ, brokers=BROKERS, data_dir=data_dir)
-    logging.basicConfig(filename=data_dir / "demo.log", level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
+    log = logging.FileHandler(data_dir / "demo.log") if keep else logging.NullHandler()
+    logging.basicConfig(handlers=[log], level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
     story = Story(console)
     spark = SparkSession.builder.appName("sparklog demo").getOrCreate()
     try:
@@ -44,6 +46,7 @@ def demonstrate(data_dir: Path, console: Console) -> bool:
 
 
 def main() -> int:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the cluster is stopped on the way out
     console = Console(width=None if sys.stdout.isatty() else 110)
     chosen = arguments().data_dir
     if chosen is not None and chosen.exists():
@@ -53,10 +56,12 @@ def main() -> int:
         data_dir = chosen or Path(temporary)
         data_dir.mkdir(parents=True, exist_ok=True)
         try:
-            is_equal = demonstrate(data_dir.resolve(), console)
+            is_equal = demonstrate(data_dir.resolve(), console, keep=chosen is not None)
         except SparklogError as error:
             console.print(f"error: {error}", markup=False)
             return 1
+        except KeyboardInterrupt:
+            return 130
     console.print("[bold green]All of it is equal." if is_equal else "[bold red]Not equal: see the table.")
     return 0 if is_equal else 1
 

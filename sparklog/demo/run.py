@@ -50,7 +50,9 @@ def run(spark: SparkSession, bootstrap: str, *, scratch: Path, story: Story) -> 
             "topic created", f"{TOPIC}, {PARTITIONS} partitions, {REPLICAS} replicas, {len(source.schema)} columns"
         )
         run_again = _write(spark, bootstrap, scratch / "flights", rows=source.num_rows, story=story)
-        story.tell("write over", f"{committed_rows(admin, TOPIC):,} rows committed, {run_again} tasks were run again")
+        story.tell(
+            "write over", f"{committed_rows(admin, TOPIC):,} rows committed; tasks run again by Spark: {run_again}"
+        )
         found = _read(spark)
         story.tell("read back", f"{found.num_rows:,} rows")
         duplicates = compare_rows(source, found, slice_rows=slice_rows, story=story)
@@ -85,7 +87,7 @@ def _read(spark: SparkSession) -> pa.Table:
 
 def _explain(duplicates: Duplicates, run_again: int) -> str:
     if not duplicates.rows:
-        return "No row is in the log twice: no task had rows in the log when its executor died."
+        return "No row is in the log twice: no task that ended with the executor had rows in the log."
     text = (
         f"{duplicates.rows:,} rows are in the log twice. They come from {duplicates.slices} of {SLICES} tasks; "
         f"{run_again} tasks ended with the executor and were run again by Spark, and what their first run had written "

@@ -1,0 +1,39 @@
+"""The demonstration as a user starts it: two kills in the middle of a write, and every row comes out."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+
+@pytest.mark.integration
+@pytest.mark.timeout(400)
+def test_all_rows_survive_a_killed_executor_and_a_killed_leader(tmp_path: Path) -> None:
+    output = tmp_path / "output"
+    with output.open("wb") as sink:
+        job = subprocess.Popen(
+            [sys.executable, str(ROOT / "jobs" / "demo.py"), "--data-dir", str(tmp_path / "data")],
+            stdout=sink,
+            stderr=subprocess.STDOUT,
+            cwd=tmp_path,
+            start_new_session=True,
+        )
+        try:
+            code = job.wait(360)
+        finally:
+            if job.poll() is None:
+                os.killpg(job.pid, signal.SIGTERM)  # the job stops its cluster, then itself
+                job.wait(30)
+    text = output.read_text()
+    assert code == 0, text
+    for event in ("executor killed", "broker killed", "new leader", "All of it is equal."):
+        assert event in text, text
+    assert "DIFFERENT" not in text
+    assert "sealed files with one SHA-256" in text

@@ -1,0 +1,60 @@
+"""docs/architecture.md names every file of the package. ``python -m tests.test_file_map`` writes its map anew."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs" / "architecture.md"
+START, END = "<!-- file map -->", "<!-- end of file map -->"
+
+
+def packages() -> Iterator[tuple[Path, list[Path]]]:
+    """Each directory of the package with its modules, ``__init__`` left out where it holds nothing to read."""
+    for directory in sorted({path.parent for path in (ROOT / "sparklog").rglob("*.py")}):
+        modules = [
+            path
+            for path in sorted(directory.glob("*.py"))
+            if path.name != "__init__.py" or directory.name == "sparklog"
+        ]
+        if modules:
+            yield directory.relative_to(ROOT), modules
+
+
+def first_sentence(path: Path) -> str:
+    """What the module's docstring begins with, up to the first full stop or colon that ends a clause."""
+    text = " ".join((ast.get_docstring(ast.parse(path.read_text("utf-8"))) or "").split("\n\n")[0].split())
+    sentence = re.split(r"(?<=[^.])\.(?:\s|$)", text)[0]
+    return sentence.replace("``", "`").replace("|", "\\|")
+
+
+def file_map() -> str:
+    parts = []
+    for directory, modules in packages():
+        rows = [f"| `{path.name}` | {first_sentence(path)} |" for path in modules]
+        parts.append("\n".join([f"**{directory.as_posix()}/**", "", "| | |", "|---|---|", *rows]))
+    return "\n\n".join(parts)
+
+
+def listed() -> set[str]:
+    section = PAGE.read_text("utf-8").split(START)[1].split(END)[0]
+    found, directory = set(), ""
+    for line in section.splitlines():
+        if heading := re.match(r"\*\*(.+)/\*\*", line):
+            directory = heading[1]
+        elif row := re.match(r"\| `(.+?)` \|", line):
+            found.add(f"{directory}/{row[1]}")
+    return found
+
+
+def test_the_file_map_names_every_file_and_no_other() -> None:
+    there = {path.relative_to(ROOT).as_posix() for _, modules in packages() for path in modules}
+    assert listed() == there, f"run python -m tests.test_file_map; differ: {sorted(listed() ^ there)}"
+
+
+if __name__ == "__main__":
+    before, rest = PAGE.read_text("utf-8").split(START)
+    PAGE.write_text(f"{before}{START}\n\n{file_map()}\n\n{END}{rest.split(END)[1]}", "utf-8")
