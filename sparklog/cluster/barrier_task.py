@@ -30,7 +30,7 @@ from sparklog.cluster.generation import (
     GenerationSpec,
     ServingBroker,
 )
-from sparklog.cluster.process import boot_id
+from sparklog.cluster.process import boot_id, host_name
 from sparklog.cluster.slots import HostSurvey, share_slots
 from sparklog.cluster.supervisor import BrokerSupervisor
 from sparklog.errors import ClusterError, StorageError
@@ -82,7 +82,7 @@ async def supervise(spec: GenerationSpec, *, task: int, gather: Gather) -> str:
     """
     session = await ZkSession.open(spec.zookeeper, session_timeout_ms=spec.session_timeout_ms)
     course = _CourseWatch(session, spec)
-    party = _Party(spec, ClusterStore(session), host=own_host(spec))
+    party = _Party(spec, ClusterStore(session), host=spec.advertised_host or host_name())
     try:
         await party.form(task=task, gather=gather)
         await party.settle(course)
@@ -230,18 +230,6 @@ class _Party:
             await supervisor.leave(task)
         for claim in self._claims:
             claim.release()
-
-
-def own_host(spec: GenerationSpec) -> str:
-    """The address this host's brokers give to clients."""
-    if spec.advertised_host:
-        return spec.advertised_host
-    name = socket.getfqdn()
-    try:
-        socket.getaddrinfo(name, None)
-    except OSError:
-        return socket.gethostname()
-    return name
 
 
 async def _publish(session: ZkSession, spec: GenerationSpec, report: GenerationReport) -> None:

@@ -104,3 +104,16 @@ def port_taken(host: str, port: int) -> bool:
                 return True
             raise
         return False
+
+
+def host_name() -> str:
+    """A name by which other hosts may know this one: the full one, where the resolver knows more than loopback."""
+    for name in (socket.getfqdn(), socket.gethostname()):
+        if name.split(".")[0] == "localhost":
+            continue
+        try:
+            socket.getaddrinfo(name, None)
+        except OSError:
+            continue
+        return name
+    return "localhost"

@@ -19,7 +19,7 @@ from pyspark import SparkConf, SparkContext
 
 from sparklog.cluster.cluster_driver import LOOPBACK, ClusterDriver
 from sparklog.cluster.options import ClusterOptions, is_one_machine
-from sparklog.cluster.process import identify
+from sparklog.cluster.process import host_name, identify
 from sparklog.cluster.spark_environment import prepare, remove_spark_home
 from sparklog.errors import SparklogError
 
@@ -46,7 +46,7 @@ def run_cluster(options: ClusterOptions, *, tell: Callable[[str], None]) -> int:
 def _run(options: ClusterOptions, stop: _StopSignals, tell: Callable[[str], None]) -> int:
     cluster = ClusterDriver(options)
     master = prepare(os.environ, brokers=options.brokers, data_dir=options.data_dir.resolve())
-    seating = _Seating(cluster, host=LOOPBACK if is_one_machine(master) else _driver_host())
+    seating = _Seating(cluster, host=LOOPBACK if is_one_machine(master) else host_name())
     context: SparkContext | None = None
     try:
         seating.start()
@@ -150,12 +150,6 @@ def _process_age_s() -> float:
     with open("/proc/uptime") as file:  # noqa: PTH123
         uptime_s = float(file.read().split()[0])
     return uptime_s - own.start_time / os.sysconf("SC_CLK_TCK") if own is not None else 0.0
-
-
-def _driver_host() -> str:
-    import socket
-
-    return socket.getfqdn()
 
 
 def _log_to(options: ClusterOptions) -> None:
