@@ -70,7 +70,11 @@ def plan_route(topic: str, shape: TopicShape, columns: StructType) -> TopicRoute
             topic, [f"column {partition_column!r} is {columns[partition_column].dataType.simpleString()}, int expected"]
         )
     payload = tuple(name for name in names if name in own or name not in _LEFT_BEHIND)
-    complaints = [f"column {name!r} is missing" for name in ("value",) if shape.is_default and name not in names]
+    complaints = []
+    if not payload:
+        complaints.append(f"none of its columns {shape.schema.names} is among {names}")
+    elif shape.is_default and "value" not in names:
+        complaints.append("column 'value' is missing")
     complaints += _zone_complaints(shape, columns, payload)
     sent = StructType([column for column in columns.fields if column.name in payload])
     try:

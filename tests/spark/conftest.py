@@ -17,13 +17,13 @@ _QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 _numbers = itertools.count()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessCluster]:
     with ProcessCluster(base_dir=tmp_path_factory.mktemp("brokers") / "data") as cluster:
         yield cluster
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def plain_spark() -> Iterator[SparkSession]:
     """A session that knows no brokers. Its zone is not UTC, so that a timestamp that is not converted shows."""
     spark = (
@@ -44,7 +44,7 @@ def spark(plain_spark: SparkSession, brokers: ProcessCluster) -> SparkSession:
     return plain_spark
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def admin(brokers: ProcessCluster) -> Iterator[Admin]:
     with Admin(brokers.bootstrap) as client:
         yield client

@@ -125,10 +125,32 @@ def test_a_frame_used_twice_a_union_and_a_view_stay_complete(spark: SparkSession
 
 
 def test_a_view_reads_and_inserts(spark: SparkSession, admin: Admin, topic: str) -> None:
-    admin.create_topic(topic, partitions=1, schema="x bigint")
-    append(spark.range(3).withColumnRenamed("id", "x"), topic)
-    spark.sql(f"create or replace temporary view t using sparklog options (subscribe '{topic}')")
+    admin.create_topic(topic, partitions=2, schema="x bigint")
+    append(spark.range(3).select(sf.col("id").alias("x"), sf.lit(1).alias("partition")), topic)
+    options = f"subscribe '{topic}', topic '{topic}'"
+    spark.sql(f"create or replace temporary view t using sparklog options ({options})")
     assert spark.sql("select sum(x) s, max(_offset) o from t").first() == Row(s=3, o=2)
+    spark.sql("insert into t select x + 100, _topic, 0, _offset, _timestamp from t")
+    assert sorted(read(spark, topic).select("x", "_partition").collect()) == [
+        *((x, 1) for x in range(3)),
+        *((x, 0) for x in range(100, 103)),
+    ]
+
+
+@pytest.mark.parametrize("compression", ["lz4", "zstd"])
+def test_compression(spark: SparkSession, admin: Admin, topic: str, compression: str) -> None:
+    description = admin.create_topic(topic, partitions=1, schema="x bigint, text string")
+    rows = spark.range(20_000).select(sf.col("id").alias("x"), sf.lit("the same text").alias("text"))
+    rows.coalesce(1).write.format("sparklog").options(topic=topic, compression=compression).mode("append").save()
+    totals = read(spark, topic).agg(sf.sum("x").alias("x"), sf.countDistinct("text").alias("texts")).first()
+    assert totals == Row(x=20_000 * 19_999 // 2, texts=1)
+    sizes = {
+        replica.size_bytes
+        for broker in admin.describe_brokers()
+        for replica in broker.replicas
+        if replica.topic == description.name
+    }
+    assert max(sizes) < 20_000 * 13  # the text alone takes more when it is not compressed
 
 
 def test_many_topics_in_one_write_and_one_read(spark: SparkSession, admin: Admin, topic: str) -> None:

@@ -52,6 +52,7 @@ def test_a_column_the_topic_has_is_data_whatever_its_name() -> None:
     ("shape", "columns", "complaints"),
     [
         (DEFAULT, struct(key="string"), ["column 'value' is missing"]),
+        (DEFAULT, struct(topic="string", partition="integer"), ["none of its columns ['key', 'value'"]),
         (DEFAULT, struct(value="integer"), ["'value'", "int32"]),
         (DEFAULT, struct(value="string", colour="string"), ["'colour'"]),
         (DEFAULT, struct(value="string", partition="string"), ["column 'partition' is string, int expected"]),
