@@ -89,7 +89,7 @@ class FaultThread(threading.Thread):
         self.kills += 1
         self._story.tell(
             "executor killed",
-            f"{victim.executor_id}, JVM {victim.pid}, with {victim.tasks} running tasks; {rows:,} rows committed",
+            f"executor {victim.executor_id}, JVM {victim.pid}; {rows:,} rows committed",
         )
 
     def _kill_leader(self, admin: Admin) -> None:
