@@ -10,8 +10,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-import re
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -24,6 +22,7 @@ from sparklog.cluster.barrier_task import alone, run_task, supervise
 from sparklog.cluster.generation import Course, Directive, GenerationReport, GenerationSpec, ServingBroker
 from sparklog.cluster.options import Sizing
 from sparklog.cluster.seat import DriverSeat
+from sparklog.cluster.task_slots import concurrent_tasks, never
 from sparklog.errors import ClusterError
 
 log = logging.getLogger(__name__)
@@ -33,66 +32,9 @@ _TICK_S = 0.2
 #: A generation that lived shorter than this failed for a reason that another try at once would not mend.
 _SHORT_LIFE_S = 5.0
 _LONGEST_PAUSE_S = 10.0
-
-
-def never() -> bool:
-    return False
-
-
-def concurrent_tasks(context: SparkContext) -> int:
-    """Tasks that the executors registered now can run at once."""
-    scala_context = context._jsc.sc()  # the only way to Spark's own count
-    profile = scala_context.resourceProfileManager().defaultResourceProfile()
-    return int(scala_context.maxNumConcurrentTasks(profile))
-
-
-def master_of(context: SparkContext) -> str:
-    return context.master or ""
-
-
-def require_slots(
-    context: SparkContext, sizing: Sizing, *, brokers: int, timeout_s: float, given_up: Callable[[], bool] = never
-) -> None:
-    """Wait until enough executors have registered, or the start is given up.
-
-    Raises:
-        ClusterError: there are too few slots: says how many, and what to change. Spark itself would look again for
-            ten minutes and could not be cancelled meanwhile.
-    """
-    needed = sizing.tasks + sizing.spare
-    deadline = time.monotonic() + timeout_s
-    while (found := concurrent_tasks(context)) < needed:
-        master = master_of(context)
-        if given_up():
-            return
-        if time.monotonic() > deadline or most_slots(master) < needed:
-            found = max(found, min(most_slots(master), needed - 1))
-            raise ClusterError(too_few_slots(found, sizing, brokers=brokers, master=master))
-        time.sleep(_TICK_S)
-
-
-def most_slots(master: str) -> int:
-    """Slots that there can ever be under ``master``, as far as its name tells."""
-    if cluster := re.fullmatch(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,\s*\d+\s*\]", master):
-        return int(cluster[1]) * int(cluster[2])
-    if threads := re.fullmatch(r"local\[\s*(\d+)\s*(?:,\s*\d+\s*)?\]", master):
-        return int(threads[1])
-    return 1 if master == "local" else sys.maxsize
-
-
-def too_few_slots(found: int, sizing: Sizing, *, brokers: int, master: str) -> str:
-    spare = f" and {sizing.spare} for user jobs" if sizing.spare else ""
-    needed = sizing.tasks + sizing.spare
-    if master.startswith("local-cluster["):
-        change = f"--master 'local-cluster[{needed},1,1024]', or fewer brokers"
-    elif master.startswith("local"):
-        change = f"--master 'local[{needed}]' or more"
-    else:
-        change = "more executors or cores (spark.executor.instances, spark.cores.max), or fewer brokers"
-    return (
-        f"{brokers} brokers need {sizing.tasks} task slots at the same time{spare}, {needed} in all;"
-        f" {master} has {found}: use {change}"
-    )
+#: Generations that may fail, and seconds without any slot, before the brokers of this host are stopped from here.
+_STOP_ATTEMPTS = 2
+_SLOTS_FOR_STOP_S = 5.0
 
 
 class Generations:
@@ -123,6 +65,12 @@ class Generations:
         """Every broker that has served under this driver, as it was when last reported; some may be down."""
         return tuple(broker for _, broker in sorted(self._known.items()))
 
+    @property
+    def failure(self) -> BaseException | None:
+        """Why no more generations are submitted, though nobody asked for a stop: the brokers run on without a
+        supervisor."""
+        return self._failure
+
     def start(self) -> None:
         self._thread.start()
 
@@ -136,15 +84,18 @@ class Generations:
         while self._report is None:
             if given_up():
                 return None
-            if self._failure is not None or time.monotonic() > deadline:
-                raise ClusterError(f"no generation of brokers formed within {timeout_s:g} s") from self._failure
+            if self._failure is not None:
+                raise ClusterError(f"no generation of brokers formed: {self._failure}") from self._failure
+            if time.monotonic() > deadline:
+                raise ClusterError(f"no generation of brokers formed within {timeout_s:g} s")
             time.sleep(_TICK_S)
         return self._report
 
     def stop(self, *, timeout_s: float = 60.0) -> None:
         """Stop all brokers in order and end the thread. Without Spark, those of this host are stopped from here."""
         self._stopping.set()
-        self._thread.join(timeout_s)
+        if self._thread.is_alive():
+            self._thread.join(timeout_s)
         if not self._stopped_in_order and not self._seat.lost.is_set():
             self._stop_from_here()
 
@@ -158,27 +109,45 @@ class Generations:
     # --- the thread ----------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        pause_s = 0.0
         try:
-            while not self._seat.lost.is_set() and not self._stopped_in_order:
-                if self._stopping.is_set() and not self._spark_is_alive():
-                    return
-                tasks = self._tasks()
-                if tasks < 1:
-                    time.sleep(_TICK_S)
-                    continue
-                began = time.monotonic()
-                failed = self._one_generation(tasks)
-                if self._stopping.is_set() and failed:
-                    return
-                if failed and time.monotonic() - began < _SHORT_LIFE_S:
-                    pause_s = min(max(2 * pause_s, _TICK_S), _LONGEST_PAUSE_S)
-                else:
-                    pause_s = 0.0
-                self._stopping.wait(pause_s)
+            self._submit_until_stopped()
+        except ClusterError as error:
+            self._failure = error
+            log.error("no more generations are submitted: %s", error)
         except BaseException as error:
             self._failure = error
             log.exception("no more generations are submitted")
+
+    def _submit_until_stopped(self) -> None:
+        """Return when the brokers were stopped in order, or when no generation can do that any more.
+
+        Raises:
+            ClusterError: Spark has ended, though nobody asked for a stop.
+        """
+        pause_s = 0.0
+        failed_stops = 0
+        stop_by: float | None = None
+        while not self._stopped_in_order and not self._seat.lost.is_set() and failed_stops < _STOP_ATTEMPTS:
+            if self._stopping.is_set():
+                stop_by = stop_by or time.monotonic() + _SLOTS_FOR_STOP_S
+            if not self._spark_is_alive():
+                if stop_by is None:
+                    raise ClusterError("Spark has ended")
+                return
+            tasks = self._tasks()
+            if tasks < 1:
+                if stop_by is not None and time.monotonic() > stop_by:
+                    return
+                time.sleep(_TICK_S)
+                continue
+            began = time.monotonic()
+            failed = self._one_generation(tasks)
+            failed_stops += failed and self._stopping.is_set()
+            if failed and time.monotonic() - began < _SHORT_LIFE_S:
+                pause_s = min(max(2 * pause_s, _TICK_S), _LONGEST_PAUSE_S)
+            else:
+                pause_s = 0.0
+            self._stopping.wait(pause_s)
 
     def _tasks(self) -> int:
         """Tasks of the next generation.

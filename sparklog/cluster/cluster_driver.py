@@ -12,12 +12,13 @@ from pathlib import Path
 
 from pyspark import SparkContext
 
-from sparklog.cluster.barrier import Generations, master_of, never, require_slots
+from sparklog.cluster.barrier import Generations
 from sparklog.cluster.controller_loop import ControllerLoop
 from sparklog.cluster.embedded_zookeeper import EmbeddedZookeeper
 from sparklog.cluster.generation import GenerationReport, GenerationSpec, ServingBroker
 from sparklog.cluster.options import ClusterOptions, brokers_per_task, is_one_machine, sizing
 from sparklog.cluster.seat import DriverSeat
+from sparklog.cluster.task_slots import master_of, never, require_slots
 from sparklog.config import broker_config
 from sparklog.errors import ClusterError
 
@@ -133,19 +134,40 @@ class ClusterDriver:
         """Brokers that have served under this driver; see ``Generations.brokers``."""
         return self._generations.brokers if self._generations is not None else ()
 
+    @property
+    def failure(self) -> str:
+        """Why this driver can do no more for its brokers, which run on; empty while it can."""
+        if self._seat is not None and self._seat.lost.is_set():
+            return "another driver has taken the cluster over"
+        failure = self._generations.failure if self._generations is not None else None
+        return str(failure or type(failure).__name__) if failure is not None else ""
+
     def stop(self) -> None:
         """Stop everything in order. Idempotent. When another driver took the cluster over, only let go of it."""
         is_lost = self._seat is not None and self._seat.lost.is_set()
-        if self._controller is not None:
-            self._controller.stop()
-            self._controller = None
+        self._end_controller()
         if self._generations is not None:
             self._generations.stop()
             self._generations = None
+        self._end_seat()
+        self._end_zookeeper(leave=is_lost)
+
+    def let_go(self) -> None:
+        """End this driver's part; brokers and ZooKeeper run on, for the next driver to adopt."""
+        self._end_controller()
+        self._generations = None
+        self._end_seat()
+        self._end_zookeeper(leave=True)
+
+    def _end_controller(self) -> None:
+        if self._controller is not None:
+            self._controller.stop()
+            self._controller = None
+
+    def _end_seat(self) -> None:
         if self._seat is not None:
             self._seat.close()
             self._seat = None
-        self._end_zookeeper(leave=is_lost)
 
     def _end_zookeeper(self, *, leave: bool) -> None:
         server, self._embedded = self._embedded, None

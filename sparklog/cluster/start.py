@@ -6,6 +6,7 @@ happens to executors and brokers is the business of the generations' thread.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
@@ -63,8 +64,9 @@ def _run(options: ClusterOptions, stop: _StopSignals, tell: Callable[[str], None
             return 0
         tell(_ready(cluster, options))
         while not stop.asked.wait(1.0):
-            if cluster.seat.lost.is_set():
-                tell("another driver has taken the cluster over; its brokers run on")
+            if cluster.failure:
+                tell(f"error: {cluster.failure}; the brokers run on: start the cluster again to adopt them")
+                cluster.let_go()
                 return 1
         return 0
     except KeyboardInterrupt:
@@ -74,7 +76,8 @@ def _run(options: ClusterOptions, stop: _StopSignals, tell: Callable[[str], None
         began = time.monotonic()
         cluster.stop()
         if context is not None:
-            context.stop()
+            with contextlib.suppress(OSError):  # its JVM is gone already
+                context.stop()
         remove_spark_home(options.data_dir.resolve())
         if stop.asked.is_set():
             tell(f"stopped in {time.monotonic() - began:.1f} s")

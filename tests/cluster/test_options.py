@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 
-from sparklog.cluster.barrier import too_few_slots
 from sparklog.cluster.options import ClusterOptions, Sizing, brokers_per_task, merged, read_settings, sizing
 from sparklog.cluster.spark_environment import prepare, remove_spark_home, submitted_master
+from sparklog.cluster.task_slots import most_slots, too_few_slots
 from sparklog.config import broker_config
 from sparklog.errors import ConfigError
 from tests.conftest import ROOT
@@ -70,6 +71,21 @@ def test_too_few_slots_says_how_many_there_are_and_what_to_change() -> None:
     assert "local-cluster[4,1,1024]" in text
     assert "local[2]" in too_few_slots(1, Sizing(1, 1), brokers=3, master="local[1]")
     assert "spark.cores.max" in too_few_slots(1, Sizing(3, 0), brokers=3, master="spark://h:7077")
+
+
+@pytest.mark.parametrize(
+    ("master", "slots"),
+    [
+        ("local", 1),
+        ("local[3]", 3),
+        ("local[ 2 , 4 ]", 2),
+        ("local-cluster[3,2,1024]", 6),
+        ("local[*]", sys.maxsize),
+        ("spark://host:7077", sys.maxsize),
+    ],
+)
+def test_a_master_may_name_its_slots(master: str, slots: int) -> None:
+    assert most_slots(master) == slots
 
 
 @pytest.mark.parametrize(

@@ -143,3 +143,16 @@ def test_too_few_slots_end_the_start_and_leave_nothing(tmp_path: Path, jobs: lis
         " use --master 'local-cluster[3,1,1024]', or fewer brokers" in jobs[0].output
     )
     assert jobs[0].zookeepers() == []
+
+
+def test_without_spark_the_brokers_run_on_and_the_driver_says_so(tmp_path: Path, jobs: list[ClusterJob]) -> None:
+    jobs.append(ClusterJob(tmp_path, "--port", "29692"))
+    (job,) = jobs
+    job.ready()
+    pids = job.brokers()
+    (jvm,) = job.java_processes("SparkSubmit")
+    send_signal(jvm, signal.SIGKILL)
+    assert job.process.wait(60) == 1
+    assert "error: Spark has ended; the brokers run on: start the cluster again to adopt them" in job.output
+    assert job.brokers() == pids
+    assert len(job.zookeepers()) == 1

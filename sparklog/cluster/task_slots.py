@@ -1,0 +1,78 @@
+"""How many tasks Spark can run at once, and what to say when they are too few for a barrier job.
+
+Checked before every submission: Spark itself would look again for ten minutes, and could not be cancelled meanwhile.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from collections.abc import Callable
+
+from pyspark import SparkContext
+
+from sparklog.cluster.options import Sizing
+from sparklog.errors import ClusterError
+
+_TICK_S = 0.2
+
+
+def never() -> bool:
+    return False
+
+
+def concurrent_tasks(context: SparkContext) -> int:
+    """Tasks that the executors registered now can run at once."""
+    scala_context = context._jsc.sc()  # the only way to Spark's own count
+    profile = scala_context.resourceProfileManager().defaultResourceProfile()
+    return int(scala_context.maxNumConcurrentTasks(profile))
+
+
+def master_of(context: SparkContext) -> str:
+    return context.master or ""
+
+
+def require_slots(
+    context: SparkContext, sizing: Sizing, *, brokers: int, timeout_s: float, given_up: Callable[[], bool] = never
+) -> None:
+    """Wait until enough executors have registered, or the start is given up.
+
+    Raises:
+        ClusterError: there are too few slots: says how many, and what to change. Spark itself would look again for
+            ten minutes and could not be cancelled meanwhile.
+    """
+    needed = sizing.tasks + sizing.spare
+    deadline = time.monotonic() + timeout_s
+    while (found := concurrent_tasks(context)) < needed:
+        master = master_of(context)
+        if given_up():
+            return
+        if time.monotonic() > deadline or most_slots(master) < needed:
+            found = max(found, min(most_slots(master), needed - 1))
+            raise ClusterError(too_few_slots(found, sizing, brokers=brokers, master=master))
+        time.sleep(_TICK_S)
+
+
+def most_slots(master: str) -> int:
+    """Slots that there can ever be under ``master``, as far as its name tells."""
+    if cluster := re.fullmatch(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,\s*\d+\s*\]", master):
+        return int(cluster[1]) * int(cluster[2])
+    if threads := re.fullmatch(r"local\[\s*(\d+)\s*(?:,\s*\d+\s*)?\]", master):
+        return int(threads[1])
+    return 1 if master == "local" else sys.maxsize
+
+
+def too_few_slots(found: int, sizing: Sizing, *, brokers: int, master: str) -> str:
+    spare = f" and {sizing.spare} for user jobs" if sizing.spare else ""
+    needed = sizing.tasks + sizing.spare
+    if master.startswith("local-cluster["):
+        change = f"--master 'local-cluster[{needed},1,1024]', or fewer brokers"
+    elif master.startswith("local"):
+        change = f"--master 'local[{needed}]' or more"
+    else:
+        change = "more executors or cores (spark.executor.instances, spark.cores.max), or fewer brokers"
+    return (
+        f"{brokers} brokers need {sizing.tasks} task slots at the same time{spare}, {needed} in all;"
+        f" {master} has {found}: use {change}"
+    )
