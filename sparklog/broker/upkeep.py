@@ -86,7 +86,9 @@ class Upkeep:
                     done = work()
                     if asyncio.iscoroutine(done):
                         await done
-                except (StorageError, OSError) as error:
+                except StorageError as error:
+                    self._broker.log_failed(None, error)
+                except OSError as error:  # a full disk: what could not be written is tried again
                     self._broker.counters[f"{name}.failed"] += 1
                     _log.error("%s failed: %s", name, error)
 

@@ -34,7 +34,7 @@ from sparklog.storage.checkpoints import (
     read_checkpoint,
     write_checkpoint,
 )
-from sparklog.storage.disk import Disk, RealDisk
+from sparklog.storage.disk import Disk, RealDisk, is_full
 from sparklog.storage.formats import NewerFormatError
 from sparklog.storage.hot_batches import HotBatches
 from sparklog.storage.log import Log
@@ -268,27 +268,34 @@ class LogDirectory:
 
         Raises:
             StorageError: the directory must go offline.
+            OSError: the disk is full; the checkpoint of before stands.
         """
         self.checkpoint_job()()
         self._delete_retired()
 
     def checkpoint_job(self) -> Callable[[], None]:
         """The same in two parts: what is to be written is taken now; the returned function writes it, in any
-        thread. An older one that comes late writes nothing."""
+        thread. An older one that comes late writes nothing. Raises as ``checkpoint``, in either part."""
         self._delete_retired()
         number = next(self._checkpoint_numbers)
         entries = tuple(log.checkpoint() for log in self._logs.values())
 
         def write() -> None:
             with self._checkpoint_lock:
-                if number < self._checkpoint_written or entries == self._checkpoint_content:
+                if number < self._checkpoint_written:
+                    return
+                # Also when there is nothing to write: what was taken before this must not come after it.
+                self._checkpoint_written = number
+                if entries == self._checkpoint_content:
                     return
                 try:
                     write_checkpoint(self._disk, self.path, Checkpoint(entries))
                 except OSError as failure:
+                    if is_full(failure):
+                        raise
                     self._failed(f"writing the checkpoint: {failure}")
                     raise StorageError(f"log directory {self.path}: writing the checkpoint: {failure}") from failure
-                self._checkpoint_written, self._checkpoint_content = number, entries
+                self._checkpoint_content = entries
 
         return write
 
@@ -301,8 +308,8 @@ class LogDirectory:
         self._check_online()
         for log in self._logs.values():
             log.prepare_clean_stop()
-        self.checkpoint()
         try:
+            self.checkpoint()
             mark_clean_stop(self._disk, self.path, boot_id=self._boot_id)
         except OSError as failure:
             raise StorageError(f"log directory {self.path}: {failure}") from failure

@@ -198,6 +198,40 @@ def test_an_older_checkpoint_that_comes_late_writes_nothing(disk: SimDisk) -> No
     assert again is not None and again.high_watermark == 6
 
 
+def test_an_older_checkpoint_is_late_also_for_one_that_had_nothing_to_write(disk: SimDisk) -> None:
+    directory = open_directory(disk=disk)
+    log = create_log(directory)
+    fill(log, 2)
+    log.set_high_watermark(3)
+    directory.checkpoint()
+    log.set_high_watermark(6)
+    late = directory.checkpoint_job()
+    log.set_high_watermark(3)
+    directory.checkpoint()
+    late()
+    disk.restart(page_cache_lost=False)
+    again = open_directory(disk=disk).get(TP)
+    assert again is not None and again.high_watermark == 3
+
+
+def test_a_full_disk_leaves_the_last_checkpoint_and_the_directory_usable(disk: SimDisk) -> None:
+    directory = open_directory(disk=disk)
+    log = create_log(directory)
+    fill(log, 2)
+    log.set_high_watermark(3)
+    directory.checkpoint()
+    log.set_high_watermark(6)
+    disk.capacity_bytes = disk.used_bytes
+    with pytest.raises(OSError, match="No space left"):
+        directory.checkpoint()
+    assert directory.offline is None
+    disk.capacity_bytes = None
+    directory.checkpoint()
+    disk.restart(page_cache_lost=False)
+    again = open_directory(disk=disk).get(TP)
+    assert again is not None and again.high_watermark == 6
+
+
 def test_a_failed_checkpoint_takes_the_directory_offline(disk: SimDisk) -> None:
     directory = open_directory(disk=disk)
     fill(create_log(directory), 1)

@@ -1,0 +1,81 @@
+"""What becomes of a broker whose checkpoints cannot be written."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections import Counter
+from collections.abc import Callable, Coroutine
+from typing import Any, cast
+
+from sparklog.broker.partition import Partition
+from sparklog.broker.state import BrokerState
+from sparklog.broker.upkeep import Upkeep
+from sparklog.config import broker_config
+from sparklog.storage.log_set import LogDirectory
+from sparklog.testing.sim_disk import SimDisk
+from tests.storage.batches import create_log, fill, open_directory
+
+
+class _NoPartitions(list[Partition]):
+    def flushing(self) -> list[Partition]:
+        return []
+
+
+class _Broker:
+    """What upkeep needs of a broker."""
+
+    def __init__(self) -> None:
+        self.config = broker_config({"log.checkpoint.interval.ms": "100"})
+        self.counters: Counter[str] = Counter()
+        self.partitions = _NoPartitions()
+        self.failures: list[Exception] = []
+        self.tasks: list[asyncio.Task[None]] = []
+
+    def spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        self.tasks.append(asyncio.get_running_loop().create_task(work, name=name))
+
+    def log_failed(self, partition: Partition | None, error: Exception) -> None:
+        assert partition is None
+        self.failures.append(error)
+
+
+def _keep_up(directory: LogDirectory, until: Callable[[_Broker], object]) -> _Broker:
+    async def met(broker: _Broker) -> None:
+        while not until(broker):  # noqa: ASYNC110 - the disk tells nobody
+            await asyncio.sleep(0.01)
+
+    async def run() -> _Broker:
+        broker = _Broker()
+        upkeep = Upkeep(cast(BrokerState, broker), directory)
+        upkeep.start()
+        try:
+            await asyncio.wait_for(met(broker), 10)
+        finally:
+            for task in broker.tasks:
+                task.cancel()
+            await asyncio.gather(*broker.tasks, return_exceptions=True)
+            upkeep.close()
+        return broker
+
+    return asyncio.run(run())
+
+
+def test_a_disk_that_refuses_the_checkpoint_ends_the_broker() -> None:
+    disk = SimDisk()
+    directory = open_directory(disk=disk)
+    fill(create_log(directory), 1)
+    disk.fail_next("sync", errno.EIO)
+    broker = _keep_up(directory, lambda broker: broker.failures)
+    assert "checkpoint" in str(broker.failures[0]) and directory.offline is not None
+
+
+def test_a_full_disk_does_not() -> None:
+    disk = SimDisk()
+    directory = open_directory(disk=disk)
+    fill(create_log(directory), 1)
+    disk.capacity_bytes = disk.used_bytes
+    broker = _keep_up(directory, lambda broker: broker.counters["checkpoint.failed"] > 1)
+    assert not broker.failures and directory.offline is None
+    disk.capacity_bytes = None
+    assert _keep_up(directory, lambda broker: broker.counters["checkpoints"]).counters["checkpoint.failed"] == 0
