@@ -234,7 +234,8 @@ class Controller:
                 self._effects.append(TrustBroker(broker_id, self.brokers.registrations[broker_id].incarnation))
 
     def _visible_brokers(self) -> tuple[BrokerEndpoint, ...]:
-        """A stopping broker that leads nothing any more is left out: leaders must not take it back into an ISR."""
+        """A stopping broker that leads nothing any more is left out: leaders take it out of their ISRs, and not in
+        again."""
         relieved = {broker_id for broker_id in self.brokers.stopping if not self.state.leads(broker_id)}
         return tuple(found.endpoint for found in self.brokers.present() if found.broker_id not in relieved)
 

@@ -5,12 +5,15 @@ replaced: whatever an older leader still does under the old epoch is fenced.
 
 Rules, in order:
 - no state yet: the first live replica leads, the live replicas are the ISR, leader epoch 0;
-- the leader stands and nobody has to leave: nothing;
-- the leader stands: those who have to leave (stopping, or their log's tail was lost) leave;
+- the leader stands and is not stopping: nothing, but for members who are unfit: they leave;
 - otherwise the first live replica of the assignment that is in the ISR leads;
 - a stopping broker keeps what nobody else in the ISR can take over;
 - nobody in the ISR is alive: no leader, and the ISR keeps its claim, unless the topic allows unclean elections.
-Dead followers are removed only when a new leader is written: otherwise that is the leader's to do.
+
+Members that are dead or stopping keep their place in the ISR: taking them out is for the partition's leader alone,
+which does it as soon as it hears of them. Only a leader at work proves, by that very write, that a member with all
+records is alive. This controller cannot: whom it would leave in the ISR may be dead itself, with the tail of its log
+lost and the loss not seen yet, while the log of the member it takes out is whole. (The simulator found this.)
 """
 
 from __future__ import annotations
@@ -66,9 +69,9 @@ def decide(
     stands = (
         leader in live and live[leader] == stored.leader_incarnation and leader in state.isr and leader not in unfit
     )
+    kept = tuple(m for m in state.isr if m not in unfit or m not in live)
     if stands and leader not in stopping:
-        isr = tuple(m for m in state.isr if m not in unfit and m not in stopping)
-        return None if isr == state.isr else _next(stored, standing, leader, isr, STRIPPED)
+        return None if kept == state.isr else _next(stored, standing, leader, kept, STRIPPED)
 
     sound = [m for m in state.isr if m in live and m not in unfit]
     staying = [m for m in sound if m not in stopping]
@@ -77,8 +80,7 @@ def decide(
     electable = staying or sound
     if electable:
         new_leader = next((r for r in replicas if r in electable), electable[0])
-        isr = tuple(m for m in state.isr if m in electable or m in held)
-        return _next(stored, standing, new_leader, isr, MOVED if stands else ELECTED)
+        return _next(stored, standing, new_leader, kept, MOVED if stands else ELECTED)
 
     if unclean and not any(m in held for m in state.isr):
         candidates = [r for r in replicas if r in live]

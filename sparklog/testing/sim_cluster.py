@@ -47,9 +47,11 @@ class SimCluster:
         weather: Weather | None = None,
         restless: float | None = None,
         page_cache_loss: float = 0.3,
+        accidents: bool = True,
     ) -> None:
         """``weather`` and ``restless`` (how often leaders change for no reason) are the seed's choice if not given;
-        ``page_cache_loss`` is the chance that a crash takes what was not flushed, where the promise allows it."""
+        ``page_cache_loss`` is the chance that a crash takes what was not flushed, where the promise allows it. Without
+        ``accidents`` nothing happens but what a test orders."""
         self.seed = seed
         self.world = SimWorld(seed, weather=FINE)
         self.world.weather = weather or self.world.random.choice(WEATHERS)
@@ -66,6 +68,7 @@ class SimCluster:
         self._restless = self.world.random.choice((0.0, 0.03, 0.15)) if restless is None else restless
         self._produced = 0
         self._faults = True
+        self._accidents = accidents
         ids = list(range(1, brokers + 1))
         for broker_id in ids:
             self.brokers[broker_id] = SimBroker(broker_id, self)
@@ -107,7 +110,8 @@ class SimCluster:
         self.controller.restless = self._restless
         self.controller.start()
         self.world.at(PRODUCE_MS, self._produce)
-        self.world.at(100, self._fault)
+        if self._accidents:
+            self.world.at(100, self._fault)
         self.world.at(COMPARE_MS, self._compare)
 
     def _produce(self) -> None:

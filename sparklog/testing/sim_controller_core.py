@@ -36,6 +36,8 @@ class CoreController:
         self._core: Controller | None = None
         #: stopping brokers: id to the incarnation that asked
         self._stopping: dict[int, int] = {}
+        #: of these, the ones that a test stops: not taken back
+        self._stopping_for_good: set[int] = set()
         self.leaving: Collection[int] = self._stopping.keys()
         #: levels as last shown to the core
         self._shown: dict[str, object] = {}
@@ -66,8 +68,11 @@ class CoreController:
         return TopicRecord(topic, "topic-id", assignment, (TopicSchema(0, b""),))
 
     def _brokers(self) -> tuple[BrokerRegistration, ...]:
+        """As the controller's store reads them: the mark says whether a broker is trusted, not its registration."""
         return tuple(
-            BrokerRegistration(broker, f"h{broker}", 9000, "boot", "c", found.trusted, None, found.incarnation)
+            BrokerRegistration(
+                broker, f"h{broker}", 9000, "boot", "c", broker not in self._zk.untrusted, None, found.incarnation
+            )
             for broker, found in sorted(self._zk.registered.items())
         )
 
@@ -106,13 +111,24 @@ class CoreController:
         registered = self._zk.registered
         for broker, incarnation in list(self._stopping.items()):
             gone = broker not in registered or registered[broker].incarnation != incarnation
-            if gone or self.restless == 0.0 or chance.random() < 0.1:
+            if gone:
+                self._stopping_for_good.discard(broker)
+            taken_back = broker not in self._stopping_for_good and (self.restless == 0.0 or chance.random() < 0.1)
+            if gone or taken_back:
                 del self._stopping[broker]
         if registered and chance.random() < self.restless:
             broker = chance.choice(sorted(registered))
             if self._spared(broker):
-                self._stopping[broker] = registered[broker].incarnation
-                self._world.note(f"b{broker} asks to be relieved")
+                self._ask_relief(broker)
+
+    def ask_to_stop(self, broker: int) -> None:
+        """A controlled stop that is not taken back."""
+        self._stopping_for_good.add(broker)
+        self._ask_relief(broker)
+
+    def _ask_relief(self, broker: int) -> None:
+        self._stopping[broker] = self._zk.registered[broker].incarnation
+        self._world.note(f"b{broker} asks to be relieved")
 
     def _spared(self, broker: int) -> bool:
         """A controlled stop takes a log out of the ISRs as a crash does; the others must hold what is promised."""

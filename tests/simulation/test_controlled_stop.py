@@ -1,0 +1,86 @@
+"""A planned stop of the leader, with both production cores: producers hardly notice, and nobody waits for the dead."""
+
+from __future__ import annotations
+
+import pytest
+
+from sparklog.model import TopicPartition
+from sparklog.replica.replica import ReplicaSettings
+from sparklog.testing.sim_cluster import SimCluster
+from sparklog.testing.sim_controller_core import CoreController
+from sparklog.testing.sim_world import FINE
+
+TP = TopicPartition("t", 0)
+STOP_MS = 1000
+END_MS = 3000
+LOOK_MS = 5
+#: No timer helps out: whoever leaves is known to leave.
+PATIENT = ReplicaSettings(lag_time_max_ms=60_000, connection_grace_ms=60_000, isr_retry_ms=60_000)
+
+
+class PlannedStop:
+    """Stops the leader in the controlled way and looks on: the process ends once it leads nothing,
+    or where it ``stays``, only at the end."""
+
+    def __init__(self, seed: int, *, stays: bool) -> None:
+        self.cluster = SimCluster(
+            seed, controller_type=CoreController, weather=FINE, restless=0.0, accidents=False, page_cache_loss=0.0
+        )
+        self.cluster.settings = PATIENT
+        self.stays = stays
+        self.victim = -1
+        self.relieved_ms = -1
+        self.out_of_isr_ms = -1
+        self.back_in_isr = False
+        self.longest_silence_ms = 0
+        self._acked = 0
+        self._acked_ms = 0
+        self.cluster.world.at(STOP_MS, self._stop)
+        self.cluster.world.at(STOP_MS - 200, self._look)
+        self.cluster.world.at(END_MS - 50, self._end)
+
+    def _stop(self) -> None:
+        controller = self.cluster.controller
+        assert isinstance(controller, CoreController)
+        self.victim = self.cluster.zk.read(TP).state.leader
+        controller.ask_to_stop(self.victim)
+
+    def _look(self) -> None:
+        now_ms, state = self.cluster.world.now_ms, self.cluster.zk.read(TP).state
+        if now_ms > END_MS:
+            return
+        acked = len(self.cluster.checkers[TP].acked)
+        if acked > self._acked or not self._acked_ms:
+            self._acked, self._acked_ms = acked, now_ms
+        self.longest_silence_ms = max(self.longest_silence_ms, now_ms - self._acked_ms)
+        if self.victim != -1:
+            self._follow(now_ms, leader=state.leader, isr=state.isr)
+        self.cluster.world.at(LOOK_MS, self._look)
+
+    def _follow(self, now_ms: int, *, leader: int, isr: tuple[int, ...]) -> None:
+        if self.relieved_ms == -1 and leader != self.victim:
+            self.relieved_ms = now_ms
+            if not self.stays:
+                self._end()
+        if self.out_of_isr_ms == -1 and self.victim not in isr:
+            self.out_of_isr_ms = now_ms
+        elif self.out_of_isr_ms != -1 and self.victim in isr:
+            self.back_in_isr = True
+
+    def _end(self) -> None:
+        """The process stops, and ends its session as it does."""
+        broker = self.cluster.brokers[self.victim]
+        if broker.alive:
+            broker.crash(lose_page_cache=False)
+            self.cluster.zk.expire(self.victim, broker.incarnation)
+
+
+@pytest.mark.parametrize("stays", [False, True], ids=["gone as soon as it is relieved", "still fetching"])
+def test_a_planned_stop_leaves_the_isr_by_the_new_leaders_hand_and_stalls_nobody(stays: bool) -> None:
+    for seed in range(12):
+        stop = PlannedStop(seed, stays=stays)
+        stop.cluster.run(fault_ms=END_MS)
+        assert stop.relieved_ms - STOP_MS < 150, f"seed {seed}: relieved at {stop.relieved_ms}"
+        assert stop.out_of_isr_ms - STOP_MS < 200, f"seed {seed}: out of the ISR at {stop.out_of_isr_ms}"
+        assert not stop.back_in_isr, f"seed {seed}: a stopping broker was taken back"
+        assert stop.longest_silence_ms < 400, f"seed {seed}: no acknowledgement for {stop.longest_silence_ms} ms"
