@@ -192,8 +192,9 @@ if $pack; then
     if [ ! -f "$archive" ] || [ "$venv/.sparklog-sources" -nt "$archive" ]; then
         say "packing .venv into $archive (the executors' hosts need the same Python at $(readlink -f "$python"))"
         # Executors bring Spark's jars along; the rest must come from here.
-        tar -czf "$archive.new" -C "$venv" --exclude='*/pyspark/jars' --exclude='*/pyspark/examples' --exclude=__pycache__ \
-            --exclude='sparklog-environment*' . && mv "$archive.new" "$archive"
+        tar -cf - -C "$venv" --exclude='*/pyspark/jars' --exclude='*/pyspark/examples' --exclude=__pycache__ \
+            bin lib pyvenv.cfg | gzip -1 >"$archive.new" || fail "cannot pack $venv"
+        mv "$archive.new" "$archive"
     fi
     spark_args+=(--archives "$archive#environment" --conf spark.pyspark.python=./environment/bin/python)
     export PYSPARK_PYTHON=./environment/bin/python

@@ -8,6 +8,7 @@ and a larger one follows. Nothing here cancels a Spark job: Spark would kill the
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import logging
 import threading
@@ -22,7 +23,7 @@ from sparklog.cluster.barrier_task import alone, run_task, supervise
 from sparklog.cluster.generation import Course, Directive, GenerationReport, GenerationSpec, ServingBroker
 from sparklog.cluster.options import Sizing
 from sparklog.cluster.seat import DriverSeat
-from sparklog.cluster.task_slots import concurrent_tasks, never
+from sparklog.cluster.task_slots import cause_of, concurrent_tasks, never
 from sparklog.errors import ClusterError
 
 log = logging.getLogger(__name__)
@@ -52,6 +53,8 @@ class Generations:
         self._failure: BaseException | None = None
         #: Number of the generation submitted last.
         self.generation = 0
+        #: Number of the newest generation that the directive has named.
+        self._called_for = 0
         #: The brokers were stopped in order by a generation's tasks.
         self._stopped_in_order = False
 
@@ -136,6 +139,7 @@ class Generations:
                 return
             tasks = self._tasks()
             if tasks < 1:
+                self._call_for_next_generation()
                 if stop_by is not None and time.monotonic() > stop_by:
                     return
                 time.sleep(_TICK_S)
@@ -148,6 +152,14 @@ class Generations:
             else:
                 pause_s = 0.0
             self._stopping.wait(pause_s)
+
+    def _call_for_next_generation(self) -> None:
+        """While no slot is free, brokers without a supervisor must know that one is on its way."""
+        if self._called_for <= self.generation:
+            directive = Directive(self._seat.epoch, self.generation + 1, Course.RUN)
+            with contextlib.suppress(ClusterError):
+                self._seat.direct(directive)
+                self._called_for = directive.generation
 
     def _tasks(self) -> int:
         """Tasks of the next generation.
@@ -174,7 +186,7 @@ class Generations:
                 told = wanted
         if job.error is not None:
             if self._spark_is_alive() and not self._stopping.is_set():
-                log.warning("generation %d ended: %s", self.generation, _first_line(job.error))
+                log.warning("generation %d ended: %s", self.generation, cause_of(job.error))
             return True
         if Course.STOP.value in job.endings:
             self._stopped_in_order = True
@@ -262,10 +274,3 @@ class _Job(threading.Thread):
             self.endings = rows.barrier().mapPartitions(functools.partial(run_task, self._spec)).collect()
         except BaseException as error:
             self.error = error
-
-
-def _first_line(error: BaseException) -> str:
-    """The cause in a Java error is the first line that is not py4j's own."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    found = next((line for line in lines if "Exception" in line and "An error occurred" not in line), "")
-    return (found or (lines[0] if lines else type(error).__name__))[:300]

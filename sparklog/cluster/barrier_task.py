@@ -219,7 +219,6 @@ class _Party:
         only one in sync.
         """
         await asyncio.gather(*(supervisor.quiesce() for supervisor in self._supervisors))
-        await gather("quiesced")
         await asyncio.gather(*(supervisor.caught_up(timeout_s=CATCH_UP_S) for supervisor in self._supervisors))
         await gather("caught up")
         await asyncio.gather(*(supervisor.finish(timeout_s=FINISH_S) for supervisor in self._supervisors))

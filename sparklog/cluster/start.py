@@ -16,13 +16,16 @@ import time
 from collections.abc import Callable
 from types import FrameType
 
+from py4j.protocol import Py4JError
 from pyspark import SparkConf, SparkContext
+from pyspark.errors import PySparkException
 
 from sparklog.cluster.cluster_driver import LOOPBACK, ClusterDriver
 from sparklog.cluster.options import ClusterOptions, is_one_machine
 from sparklog.cluster.process import host_name, identify
 from sparklog.cluster.spark_environment import prepare, remove_spark_home
-from sparklog.errors import SparklogError
+from sparklog.cluster.task_slots import cause_of
+from sparklog.errors import ClusterError, SparklogError
 
 #: A driver that is refused its seat is usually refused within this; Spark is then not even started.
 _REFUSAL_S = 0.5
@@ -54,7 +57,7 @@ def _run(options: ClusterOptions, stop: _StopSignals, tell: Callable[[str], None
         seating.join(_REFUSAL_S)
         seating.check()
         if not stop.asked.is_set():
-            context = SparkContext(conf=SparkConf())
+            context = _start_spark()
             stop.install()  # Spark puts its own handler of Ctrl-C there, which cancels jobs
         seating.join()
         seating.check()
@@ -81,6 +84,13 @@ def _run(options: ClusterOptions, stop: _StopSignals, tell: Callable[[str], None
         remove_spark_home(options.data_dir.resolve())
         if stop.asked.is_set():
             tell(f"stopped in {time.monotonic() - began:.1f} s")
+
+
+def _start_spark() -> SparkContext:
+    try:
+        return SparkContext(conf=SparkConf())
+    except (Py4JError, PySparkException) as error:
+        raise ClusterError(f"Spark did not start: {cause_of(error)}") from error
 
 
 class _Seating(threading.Thread):

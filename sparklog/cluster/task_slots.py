@@ -1,6 +1,7 @@
-"""How many tasks Spark can run at once, and what to say when they are too few for a barrier job.
+"""Asking Spark: how many tasks it can run at once, what to say when they are too few, why it failed.
 
-Checked before every submission: Spark itself would look again for ten minutes, and could not be cancelled meanwhile.
+Slots are checked before every submission of a barrier job: Spark itself would look again for ten minutes, and could not
+be cancelled meanwhile.
 """
 
 from __future__ import annotations
@@ -39,8 +40,7 @@ def require_slots(
     """Wait until enough executors have registered, or the start is given up.
 
     Raises:
-        ClusterError: there are too few slots: says how many, and what to change. Spark itself would look again for
-            ten minutes and could not be cancelled meanwhile.
+        ClusterError: there are too few slots: says how many, and what to change.
     """
     needed = sizing.tasks + sizing.spare
     deadline = time.monotonic() + timeout_s
@@ -76,3 +76,10 @@ def too_few_slots(found: int, sizing: Sizing, *, brokers: int, master: str) -> s
         f"{brokers} brokers need {sizing.tasks} task slots at the same time{spare}, {needed} in all;"
         f" {master} has {found}: use {change}"
     )
+
+
+def cause_of(error: BaseException) -> str:
+    """One line of a Java error: the first that names an exception and is not py4j's own."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    found = next((line for line in lines if "Exception" in line and "An error occurred" not in line), "")
+    return (found or (lines[0] if lines else type(error).__name__)).lstrip(": ")[:300]
