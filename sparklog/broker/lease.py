@@ -60,6 +60,10 @@ class Lease:
         if name == self.highest and self._holders:
             self._holders -= 1
 
+    def expect_supervisor(self) -> None:
+        """A newer generation is being submitted: being alone counts from its end, should it leave this broker out."""
+        self._alone_since_ms = None
+
     def check(self, now_ms: int) -> OrphanStep:
         """Call about once a second: the clock starts with the first call that finds nobody."""
         if self.held or not self._supervised:

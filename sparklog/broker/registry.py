@@ -188,6 +188,13 @@ class Registry:
         """A controller has told this incarnation what it is, so it has taken note if its logs were untrusted."""
         self._registration.vouch()
 
+    async def supervisor_awaited(self) -> bool:
+        """Whether a task that may adopt this broker is on its way; yes while ZooKeeper is away, as nobody knows."""
+        try:
+            return await self._store.generation_awaited()
+        except ZkUnreachable:
+            return True
+
     async def controller_lives(self) -> bool:
         """Whether somebody is there to move leaderships."""
         try:

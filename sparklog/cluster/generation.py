@@ -11,8 +11,10 @@ from enum import Enum
 
 import msgspec
 
-DIRECTIVE = "/cluster/directive"
-REPORT = "/cluster/generation"
+from sparklog.zk import paths
+
+DIRECTIVE = paths.DIRECTIVE
+REPORT = paths.GENERATION
 
 
 class Course(Enum):

@@ -290,3 +290,19 @@ class ClusterStore:
             raise ClusterError(
                 f"another driver runs this cluster: {found.host} pid {found.pid}, driver epoch {found.driver_epoch}"
             )
+
+    async def generation_awaited(self) -> bool:
+        """Whether a living driver has called for a generation of the barrier job that has not reported yet: one of its
+        tasks may be about to take hold of a broker that nobody supervises. Raises ZkUnreachable."""
+        if not await self.session.exists(paths.DRIVER):
+            return False
+        called = await self._generation(paths.DIRECTIVE)
+        formed = await self._generation(paths.GENERATION)
+        return called is not None and (formed is None or formed < called)
+
+    async def _generation(self, path: str) -> codecs.GenerationName | None:
+        try:
+            node = await self.session.get(path)
+        except ZkNoNode:
+            return None
+        return codecs.decode(path, node.data, codecs.GenerationName)

@@ -22,6 +22,13 @@ class ZkFormatError(ClusterError):
     """A ZooKeeper value cannot be read: it is of a newer format, or it is not what belongs there."""
 
 
+class GenerationName(msgspec.Struct, frozen=True, order=True):
+    """Which generation of the barrier job a directive or a report speaks of; the rest of either is not read here."""
+
+    driver_epoch: int
+    generation: int
+
+
 class _Versioned(msgspec.Struct, frozen=True):
     version: int = 0
 

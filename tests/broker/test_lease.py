@@ -46,6 +46,16 @@ def test_the_orphan_clock_starts_when_nobody_holds_the_lease_and_stops_when_some
     assert subject.check(7000) is OrphanStep.ASK_RELIEF
 
 
+def test_the_orphan_clock_starts_anew_while_a_newer_generation_is_being_submitted() -> None:
+    subject = lease()
+    subject.check(0)
+    assert subject.check(1000) is OrphanStep.ASK_RELIEF
+    subject.expect_supervisor()
+    assert subject.check(1500) is OrphanStep.NOTHING
+    assert subject.check(2400) is OrphanStep.NOTHING
+    assert subject.check(2500) is OrphanStep.ASK_RELIEF
+
+
 def test_an_orphan_serves_on_for_ever_unless_a_limit_is_set() -> None:
     forever, limited = lease(), lease(orphan_max_ms=3000)
     for subject in (forever, limited):

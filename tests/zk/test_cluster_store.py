@@ -9,7 +9,7 @@ import pytest
 
 from sparklog.errors import BrokerError, ClusterError, ErrorCode
 from sparklog.model import LeaderAndIsr, TopicPartition, VersionedState
-from sparklog.zk import paths
+from sparklog.zk import codecs, paths
 from sparklog.zk.broker_registry import BrokerRegistry
 from sparklog.zk.cluster_store import FateUnknown, NodeGone, Refused, Written
 
@@ -189,5 +189,31 @@ def test_a_second_driver_is_refused_while_the_first_ones_node_lives(connect: str
                 await second.claim_driver("h2", 20)
             await first.session.close()
             assert await second.claim_driver("h2", 20) == 2
+
+    asyncio.run(scenario())
+
+
+def test_a_generation_is_awaited_from_the_drivers_call_to_its_report(connect: str) -> None:
+    async def scenario() -> None:
+        async with opened(connect) as driver, opened(connect) as store:
+
+            async def put(path: str, epoch: int, generation: int) -> None:
+                value = codecs.encode(codecs.GenerationName(epoch, generation))
+                if await driver.session.exists(path):
+                    await driver.session.set(path, value)
+                else:
+                    await driver.session.create(path, value)
+
+            await put(paths.DIRECTIVE, 1, 1)
+            assert not await store.generation_awaited(), "no driver lives"
+            await driver.claim_driver("h1", 10)
+            assert await store.generation_awaited()
+            await put(paths.GENERATION, 1, 1)
+            assert not await store.generation_awaited()
+            await put(paths.DIRECTIVE, 1, 2)
+            assert await store.generation_awaited()
+            await put(paths.GENERATION, 1, 2)
+            await put(paths.DIRECTIVE, 2, 1)
+            assert await store.generation_awaited(), "the first of a later driver"
 
     asyncio.run(scenario())
