@@ -45,7 +45,7 @@ def spawn_broker(
         generation=spec.generation,
         log_file=str(words.log),
     )
-    config_file = socket.with_suffix(".config.json")
+    config_file = runtime_directory.process_config(slot.path)
     config_file.write_bytes(msgspec.json.format(msgspec.json.encode(config)))
     with words.out.open("wb") as output:
         # Its own session: no terminal's signals, no part in the fate of the executor's process group. Its own files:

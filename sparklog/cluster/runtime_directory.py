@@ -78,6 +78,17 @@ def noted_process(log_dir: Path) -> ProcessIdentity | None:
         return None
 
 
+def process_config(log_dir: Path) -> Path:
+    """The configuration file of the broker process of ``log_dir``."""
+    return runtime_directory() / f"{_stem(log_dir)}.config.json"
+
+
+def forget(log_dir: Path) -> None:
+    """Remove what was kept for a process that has ended in order."""
+    process_config(log_dir).unlink(missing_ok=True)
+    (runtime_directory() / f"{_stem(log_dir)}.json").unlink(missing_ok=True)
+
+
 @contextlib.contextmanager
 def _lock(path: Path, *, timeout_s: float, what: str) -> Iterator[None]:
     deadline = time.monotonic() + timeout_s

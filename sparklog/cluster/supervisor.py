@@ -331,6 +331,7 @@ class BrokerSupervisor:
             await asyncio.wait_for(exited(process), timeout_s)
         except asyncio.TimeoutError:
             await self._kill(process, f"had not finished after {timeout_s:g} s")
+        runtime_directory.forget(self._slot.path)
 
     async def leave(self, run: asyncio.Task[None]) -> None:
         """End ``run`` without touching the broker."""
