@@ -195,7 +195,9 @@ class Sender:
                 self._follow_topic(topic)
             self._board.grant(now)
             while self._incoming:
-                self._accumulator.add(self._incoming.popleft())
+                batch = self._incoming.popleft()
+                self._accumulator.add(batch)
+                self._follow(batch)
             for chunk in self.collector.take_due(now, self._accumulator.topic_busy):
                 self._encode_chunk(chunk)
             for name, error in self._board.gone(now):
@@ -335,6 +337,8 @@ class Sender:
             self._link.want_metadata([batch.tp.topic])
         if not self._accumulator.failed(batch, code, now_ms=_now_ms(), roll=random.random(), detail=detail):
             self._finish(batch, -1, BrokerError(code, detail or f"partition {batch.tp}"))
+        else:  # the topic may have changed while it was in flight
+            self._follow(batch)
 
     def _expired(self, batch: ProducerBatch) -> None:
         last = batch.last_error or self._link.last_problem or "it was never sent: no leader is known"
@@ -424,14 +428,20 @@ class Sender:
 
     def _follow_topic(self, topic: ProducerTopic) -> None:
         for batch in self._accumulator.batches(topic.name):
-            if batch.state is BatchState.IN_FLIGHT:
-                continue
-            if batch.topic_id != topic.topic_id:
-                self._accumulator.give_up(batch)
-                detail = f"topic {topic.name!r} was deleted and created again since the records were handed over"
-                self._finish(batch, -1, BrokerError(ErrorCode.INCONSISTENT_TOPIC_ID, detail))
-            elif batch.encoded.header.schema_id < topic.schema_id:
-                batch.encoded = under_newest_schema(batch.encoded, topic)
+            if batch.state is not BatchState.IN_FLIGHT:
+                self._follow(batch)
+
+    def _follow(self, batch: ProducerBatch) -> None:
+        """Fit a batch that waits to its topic as it is now, or give it up when that is another topic."""
+        topic = self._board.topics.get(batch.tp.topic)
+        if topic is None:
+            return
+        if batch.topic_id != topic.topic_id:
+            self._accumulator.give_up(batch)
+            detail = f"topic {topic.name!r} was deleted and created again since the records were handed over"
+            self._finish(batch, -1, BrokerError(ErrorCode.INCONSISTENT_TOPIC_ID, detail))
+        elif batch.encoded.header.schema_id < topic.schema_id:
+            batch.encoded = under_newest_schema(batch.encoded, topic)
 
     def _give_up_topic(self, name: str, error: BrokerError) -> None:
         for batch in self._accumulator.batches(name) if self._accumulator.topic_busy(name) else ():

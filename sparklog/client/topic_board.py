@@ -50,7 +50,8 @@ class TopicBoard:
             return []
         self._seen_version = self._link.version
         changed = []
-        for name in (*self.topics, *(wish.name for wish in self._wishes)):
+        # Those in the metadata as well: a topic that was deleted and is there again was in nobody's mind meanwhile.
+        for name in dict.fromkeys((*self.topics, *self._link.metadata.topic_names())):
             metadata = self._link.metadata.topic(name)
             known = self.topics.get(name)
             if metadata is None:

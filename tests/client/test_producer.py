@@ -8,6 +8,7 @@ import datetime as dt
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 
 import pyarrow as pa
 import pytest
@@ -28,6 +29,7 @@ from sparklog.protocol.messages import (
     Request,
 )
 from sparklog.record.schema import schema_message
+from sparklog.testing.process_cluster import wait_until
 from tests.client.fake_cluster import FakeBroker, FakeCluster, Fault
 
 TYPED = pa.schema([("carrier", pa.string()), ("delay", pa.float64())])
@@ -424,6 +426,40 @@ def test_a_recreated_topic_does_not_get_the_old_ones_records(fake: FakeCluster) 
             producer.send("t", b"old").result(10)
         assert producer.send("t", b"new").result(10).offset == 0
     assert values(fake, "t") == [b"new"]
+
+
+def test_a_topic_recreated_while_a_batch_is_in_flight_fails_that_one_too(fake: FakeCluster) -> None:
+    fake.create("t", partitions=2)
+    held: list[Callable[[], bool]] = []
+
+    def hold(broker: FakeBroker, connection: ServerConnection, request: Request) -> bool:
+        held.append(lambda: refuse(ErrorCode.INCONSISTENT_TOPIC_ID)(broker, connection, request))
+        return True
+
+    with Producer(fake.bootstrap) as producer:
+        fake.fault(0, times(1, Produce, hold))
+        in_flight = producer.send("t", b"old", partition=0)
+        wait_until(lambda: held, 10, "the batch to arrive")
+        fake.create("t", partitions=2)
+        with pytest.raises(BrokerError, match="INCONSISTENT_TOPIC_ID"):
+            producer.send("t", b"old", partition=1).result(10)
+        fake.do(held[0])
+        with pytest.raises(BrokerError, match="INCONSISTENT_TOPIC_ID"):
+            in_flight.result(10)
+        assert producer.send("t", b"new", partition=0).result(10).offset == 0
+
+
+def test_a_topic_that_is_there_again_fails_what_waited_for_the_old_one(fake: FakeCluster) -> None:
+    fake.create("t")
+    with Producer(fake.bootstrap) as producer:
+        producer.send("t", b"v").result(10)
+        fake.do(lambda: fake.topics.pop("t"))
+        waiting = producer.send("t", b"old")
+        wait_until(lambda: "t" not in producer._sender.topics, 10, "the topic to be missed")
+        fake.create("t")
+        with pytest.raises(BrokerError, match="INCONSISTENT_TOPIC_ID"):
+            waiting.result(10)
+    assert values(fake, "t") == []
 
 
 def test_nobody_there_is_a_timeout_that_names_the_addresses() -> None:
