@@ -1,6 +1,7 @@
 """What the controller says: checked against epochs and incarnation, then carried out in one turn of the loop.
 
-A request of an older controller, or meant for an earlier incarnation of this broker, changes nothing. Within one
+A request of an older controller, or meant for an earlier incarnation of this broker, changes nothing; nor does one
+that the same controller has given up and told again, when it comes after its repetition. Within one
 update the picture of the cluster comes first, so that a leader named by a decision can be reached, then leadership,
 then deletions.
 """
@@ -46,6 +47,11 @@ def _carry_out(broker: BrokerState, connection: ServerConnection, request: Contr
         broker.counters["control.refused"] += 1
         _log.warning("control update of %s refused: %s", request.controller_id, refusal)
         connection.reply(ControlUpdateReply(request.cid, refusal.code, (), refusal.detail))
+        return
+    if broker.cache.overtaken(request):
+        broker.counters["control.overtaken"] += 1
+        _log.info("control update %d of %s came after a later one", request.sequence, request.controller_id)
+        connection.reply(ControlUpdateReply(request.cid, ErrorCode.NONE))
         return
     broker.counters["control.updates"] += 1
     broker.registry.vouch()

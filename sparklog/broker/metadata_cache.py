@@ -45,6 +45,8 @@ class MetadataCache:
         self._endpoints: dict[int, BrokerEndpoint] = {}
         self._topic_defaults = topic_defaults
         self._topics: dict[str, CachedTopic] = {}
+        #: (controller epoch, sequence) of the newest update taken
+        self._newest = (-1, -1)
 
     # --- questions ---
 
@@ -92,13 +94,22 @@ class MetadataCache:
 
     # --- changes ---
 
+    def overtaken(self, update: ControlUpdate) -> bool:
+        """A later update of the same controller has been taken. Partition states would not suffer from the old one,
+        being ordered by versions; but its live brokers are out of date, and a full one lacks what is new since."""
+        return (update.controller_epoch, update.sequence) < self._newest
+
     def apply(self, update: ControlUpdate) -> None:
-        """Take over what the controller says; its epoch and addressee have been checked before.
+        """Take over what the controller says; its epoch and addressee have been checked before. An overtaken update
+        changes nothing.
 
         Raises:
             ConfigError: a topic's setting is unknown to this version; nothing of the update has been taken then.
         """
+        if self.overtaken(update):
+            return
         configs = [topic_config(change.config, self._topic_defaults) for change in update.topics]
+        self._newest = (update.controller_epoch, update.sequence)
         self.controller_epoch = max(self.controller_epoch, update.controller_epoch)
         if update.brokers is not None:
             self._set_brokers(update.brokers)

@@ -95,7 +95,8 @@ class BrokerLink:
         controller_epoch: int,
         brokers: tuple[BrokerEndpoint, ...],
     ) -> ControlUpdate:
-        """The update to send now; what it holds counts as told once ``answered``."""
+        """The update to send now; what it holds counts as told once ``answered``. ``update_id`` grows with each
+        update of the term, and orders them for the broker: one that was given up may arrive after its repetition."""
         if self._full:
             topics = [topic for topic in state.topics.values() if topic.announced]
             partitions = [partition for topic in topics for partition in topic.partitions]
@@ -127,6 +128,7 @@ class BrokerLink:
             topics=tuple(topic.change for topic in topics),
             partitions=tuple(self._told(partition) for partition in partitions),
             deleted=tuple(deleted),
+            sequence=update_id,
         )
 
     def _told(self, partition: Partition) -> PartitionDecision:

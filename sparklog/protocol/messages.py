@@ -326,7 +326,8 @@ class ControlUpdate(Message, frozen=True, tag="control_update"):
 
     ``incarnation`` is the broker's, as registered: another one refuses with STALE_BROKER_EPOCH. ``full`` says that
     ``partitions`` and ``topics`` are all there is: replicas of this broker that are not named are not its own any
-    more. ``brokers`` None: unchanged.
+    more. ``brokers`` None: unchanged. ``sequence`` grows from update to update of one controller epoch: a broker that
+    has taken a later one ignores what comes after all, for the controller has told it again since.
     """
 
     controller_id: str
@@ -337,6 +338,7 @@ class ControlUpdate(Message, frozen=True, tag="control_update"):
     topics: tuple[TopicChange, ...]
     partitions: tuple[PartitionDecision, ...]
     deleted: tuple[tuple[str, str], ...] = ()  #: (topic, topic id) to forget and, where hosted, delete from disk
+    sequence: int = 0
 
 
 class ControlUpdateReply(Message, frozen=True, tag="control_update_reply"):

@@ -95,7 +95,7 @@ class SimBroker:
         self.process = 0
         self.incarnation = -1
         self.paused_until_ms = 0
-        #: live brokers as the last update told, and (controller epoch, number) of that update
+        #: live brokers as the last update told, and (controller epoch, sequence) of that update
         self.live: dict[int, int] = {}
         self._last_update = (-1, -1)
         #: known from the host's boot id, and not yet told
@@ -184,16 +184,15 @@ class SimBroker:
         if incarnation == self.incarnation:
             self.handle(tp, event)
 
-    def updated(self, update_id: int, update: ControlUpdate) -> int:
-        """The production controller's request, fenced as the broker does it. Returns the answer's code.
-
-        The network may double and reorder requests, a connection does not: what is late on it is not taken.
-        """
+    def updated(self, update: ControlUpdate) -> int:
+        """The production controller's request, fenced as the broker does it. Returns the answer's code."""
+        if update.controller_epoch < self._last_update[0]:
+            return ErrorCode.STALE_CONTROLLER_EPOCH
         if update.incarnation != self.incarnation:
             return ErrorCode.STALE_BROKER_EPOCH
-        if (update.controller_epoch, update_id) < self._last_update:
-            return ErrorCode.STALE_CONTROLLER_EPOCH
-        self._last_update = (update.controller_epoch, update_id)
+        if (update.controller_epoch, update.sequence) < self._last_update:
+            return ErrorCode.NONE
+        self._last_update = (update.controller_epoch, update.sequence)
         if update.brokers is not None:
             self.live = {endpoint.broker_id: endpoint.incarnation for endpoint in update.brokers}
         for decision in update.partitions:

@@ -221,7 +221,7 @@ class CoreController:
                 self._step(core, event)
 
         def deliver() -> None:
-            code = broker.updated(order.update_id, order.update)
+            code = broker.updated(order.update)
             answer = ev.UpdateAnswered(broker.broker_id, order.update_id, code)
             self._world.send(broker.broker_id, CONTROLLER, lambda: settle(answer))
 

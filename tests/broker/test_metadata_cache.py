@@ -27,8 +27,10 @@ def update(
     full: bool = False,
     epoch: int = 1,
     deleted: tuple[tuple[str, str], ...] = (),
+    brokers: tuple[BrokerEndpoint, ...] = BROKERS,
+    sequence: int = 0,
 ) -> ControlUpdate:
-    return ControlUpdate(0, "c", epoch, 1, full, BROKERS, topics, partitions, deleted=deleted)
+    return ControlUpdate(0, "c", epoch, 1, full, brokers, topics, partitions, deleted=deleted, sequence=sequence)
 
 
 @pytest.fixture
@@ -54,6 +56,36 @@ def test_an_older_version_changes_nothing_whichever_way_it_comes(cache: Metadata
     assert leader(cache) == 1
     cache.state_written(tp, LeaderAndIsr(1, 5, (1,), 1), version=6, topic_id="id-1")
     assert cache.metadata(0, ("t",), schemas=True).topics[0].partitions[0].isr == (1,)
+
+
+def test_an_update_that_comes_after_a_later_one_of_its_controller_changes_nothing(cache: MetadataCache) -> None:
+    """A list of live brokers has no version of its own: a leader that took a late one would wait for the dead."""
+    cache.apply(update(decision(4, partition=1), brokers=BROKERS[:2], sequence=7))
+    late = update(decision(9, leader=2), topics=(topic(config={"min.insync.replicas": "3"}),), full=True, sequence=6)
+    assert cache.overtaken(late)
+    cache.apply(late)
+    assert set(cache.incarnations) == {0, 1}
+    assert leader(cache) == 0
+    assert cache.partition(TopicPartition("t", 1)) is not None, "made since: a full update of old does not name it"
+    known = cache.topic("t")
+    assert known is not None and known.config.min_insync_replicas == 1
+    cache.apply(update(brokers=BROKERS, sequence=8))
+    assert set(cache.incarnations) == {0, 1, 2}
+
+
+def test_sequences_begin_again_with_each_controller(cache: MetadataCache) -> None:
+    cache.apply(update(brokers=BROKERS[:2], sequence=7))
+    cache.apply(update(brokers=BROKERS[1:], epoch=2, sequence=1))
+    assert set(cache.incarnations) == {1, 2}
+    cache.apply(update(brokers=BROKERS, epoch=2))
+    assert set(cache.incarnations) == {1, 2}
+
+
+def test_an_update_that_was_refused_overtakes_nothing(cache: MetadataCache) -> None:
+    with pytest.raises(ConfigError):
+        cache.apply(update(topics=(topic(config={"no.such": "1"}),), sequence=7))
+    cache.apply(update(brokers=BROKERS[:2], sequence=6))
+    assert set(cache.incarnations) == {0, 1}
 
 
 def test_a_topics_settings_stand_over_the_clusters_defaults(cache: MetadataCache) -> None:

@@ -629,6 +629,26 @@ def test_a_broker_that_cannot_be_reached_is_told_again_with_growing_pauses() -> 
     assert {d.partition for d in decisions} == {0, 1}
 
 
+def test_updates_are_numbered_so_that_a_late_one_is_known() -> None:
+    """An update that was given up and told again may still arrive: it names brokers that are dead by now."""
+    world = World(THREE)
+    world.hold_updates = True
+    world.leader_writes_isr(TP, 1, 2)
+    given_up = next(u for u in world.held_updates if u.broker.broker_id == 3)
+    world.hold_updates = False
+    world.feed(UpdateLost(3, given_up.update_id))
+    world.lose(1)
+    world.advance(100)
+    sent = [update for broker_id, update in world.told if broker_id == 3]
+    newest = next(update for update in reversed(sent) if update.brokers is not None)
+    assert newest.brokers is not None
+    assert [endpoint.broker_id for endpoint in newest.brokers] == [2, 3]
+    assert newest.sequence > given_up.update.sequence
+    sequences = [update.sequence for update in sent]
+    assert sequences == sorted(set(sequences))
+    assert given_up.update.sequence not in sequences, "a repetition is an update of its own"
+
+
 def test_an_update_refused_by_another_incarnation_is_repeated_in_full() -> None:
     world = World(THREE)
     world.hold_updates = True
