@@ -202,7 +202,7 @@ class Fetches:
             # The fetcher has changed its mind about what it wants; the older request must not hold up the newer.
             earlier.complete()
         try:
-            context = self._sessions.begin(request, broker.now_ms())
+            context = self._sessions.begin(request, broker.now_ms(), line=connection)
         except BrokerError as error:
             broker.counters["fetch.session.errors"] += 1
             connection.reply(FetchReply(request.cid, error.code, 0, ()))
@@ -268,6 +268,7 @@ class Fetches:
     def connection_lost(self, connection: ServerConnection) -> None:
         for fetch in list(self._by_connection.get(connection, ())):
             fetch.abandon()
+        self._sessions.line_lost(connection)
         for replica_id, of in list(self._followers.items()):
             if of is connection:
                 del self._followers[replica_id]

@@ -44,10 +44,11 @@ class Followed(NamedTuple):
 
 
 class Position(NamedTuple):
-    """Where a request asked the leader to go on."""
+    """Where a request asked the leader to go on, and the leader epoch of the last batch before it."""
 
     leader_epoch: int
     offset: int
+    last_epoch: int
 
 
 class _UnderWay(NamedTuple):
@@ -172,7 +173,7 @@ class LeaderFetcher:
         broker, config = self._broker, self._broker.config
         session = self._session.next_request()
         named = {
-            (wanted.topic, wanted.partition): Position(wanted.leader_epoch, wanted.fetch_offset)
+            (wanted.topic, wanted.partition): Position(wanted.leader_epoch, wanted.fetch_offset, wanted.last_epoch)
             for wanted in session.partitions
         }
         broker.counters["fetcher.requests"] += 1
@@ -244,6 +245,7 @@ class LeaderFetcher:
                 diverging=answer.diverging,
                 batch_count=answer.batch_count,
                 end_offset=_end_offset(headers) if answer.batch_count else before,
+                last_epoch=position.last_epoch,
             ),
             headers,
             bodies,

@@ -34,7 +34,7 @@ SESSIONLESS = -1  #: session epoch of a single fetch
 class FetchSession:
     """Server side: what one fetcher wants, and what it was last told. Mutable, owned by ``SessionCache``."""
 
-    __slots__ = ("due", "epoch", "incarnation", "replica_id", "session_id", "told", "used_ms", "wanted")
+    __slots__ = ("due", "epoch", "incarnation", "line", "replica_id", "session_id", "told", "used_ms", "wanted")
 
     def __init__(self, session_id: int, fetch: Fetch, now_ms: int) -> None:
         self.session_id = session_id
@@ -48,6 +48,8 @@ class FetchSession:
         #: partitions to look at, the longest unserved first
         self.due: dict[Key, None] = {}
         self.used_ms = now_ms
+        #: the connection that the last request came by
+        self.line: object = None
 
     def take(self, partitions: Iterable[FetchPartition]) -> None:
         """Note what a request names; another topic or leader epoch makes what was told worthless."""
@@ -132,12 +134,14 @@ class SessionCache:
         self._followers: OrderedDict[int, FetchSession] = OrderedDict()
         self._consumers: OrderedDict[int, FetchSession] = OrderedDict()
         self._holders: dict[Key, dict[int, FetchSession]] = {}
+        #: sessions by the connection they were last used on
+        self._by_line: dict[object, dict[int, FetchSession]] = {}
 
     def __len__(self) -> int:
         return len(self._followers) + len(self._consumers)
 
-    def begin(self, fetch: Fetch, now_ms: int) -> FetchContext:
-        """Find or make the request's session and bring it up to date.
+    def begin(self, fetch: Fetch, now_ms: int, *, line: object = None) -> FetchContext:
+        """Find or make the request's session and bring it up to date. ``line`` is the connection it came by.
 
         Raises:
             BrokerError: FETCH_SESSION_ID_NOT_FOUND or INVALID_FETCH_SESSION_EPOCH; the fetcher starts a new session.
@@ -158,6 +162,7 @@ class SessionCache:
         session.take(fetch.partitions)
         for partition in fetch.partitions:
             self._holders.setdefault((partition.topic, partition.partition), {})[session.session_id] = session
+        self._move(session, line)
         return FetchContext(session, fetch.partitions)
 
     def wake(self, topic: str, partition: int) -> list[FetchSession]:
@@ -168,12 +173,17 @@ class SessionCache:
             session.due[key] = None
         return woken
 
+    def line_lost(self, line: object) -> None:
+        """The connection closed: nobody comes back to the sessions it was used for."""
+        for session_id in list(self._by_line.get(line, ())):
+            self.close(session_id)
+
     def close(self, session_id: int) -> None:
-        """Also when the fetcher's connection is lost: it will not come back to this session."""
         session = self._followers.pop(session_id, None) or self._consumers.pop(session_id, None)
         if session is not None:
             for key in session.wanted:
                 self._release(key, session_id)
+            self._move(session, None)
 
     def _close_own(self, fetch: Fetch) -> None:
         """Close the session that the request gives up; of another fetcher's it has only guessed the number."""
@@ -221,6 +231,19 @@ class SessionCache:
             holders.pop(session_id, None)
             if not holders:
                 del self._holders[key]
+
+    def _move(self, session: FetchSession, line: object) -> None:
+        """Note the connection a session is used on, None for none."""
+        if session.line is line:
+            return
+        earlier = self._by_line.get(session.line)
+        if earlier is not None:
+            del earlier[session.session_id]
+            if not earlier:
+                del self._by_line[session.line]
+        session.line = line
+        if line is not None:
+            self._by_line.setdefault(line, {})[session.session_id] = session
 
 
 class SessionRequest(NamedTuple):

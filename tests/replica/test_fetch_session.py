@@ -135,6 +135,24 @@ def test_nobody_closes_anothers_session_by_its_number() -> None:
     assert len(cache.wake("t", 0)) == 1
 
 
+def test_a_session_ends_with_the_connection_it_was_last_used_on() -> None:
+    cache = SessionCache(slots=4)
+    builder = SessionBuilder()
+    builder.want(wanted(0))
+    builder.answered(cache.begin(fetch(builder.next_request()), 0, line="first").reply([result(0)]))
+    cache.begin(fetch(builder.next_request()), 0, line="second")
+    other = SessionBuilder()
+    other.want(wanted(0))
+    cache.begin(fetch(other.next_request(), replica=3), 0, line="first")
+    cache.line_lost("first")
+    (session,) = cache.wake("t", 0)
+    assert session.replica_id == 2, "it has gone on elsewhere"
+    cache.line_lost("first")
+    cache.line_lost("second")
+    assert len(cache) == 0
+    assert cache.wake("t", 0) == []
+
+
 def test_a_single_fetch_leaves_nothing_behind() -> None:
     cache = SessionCache(slots=4)
     context = cache.begin(fetch(SessionRequest(0, SESSIONLESS, (wanted(0),), ()), replica=CONSUMER), 0)
