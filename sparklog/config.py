@@ -65,6 +65,13 @@ BROKER_SETTINGS: dict[str, Setting] = {
     "num.partitions": Setting("num_partitions", 1, "for topics created without a number", 1, 100_000),
     "zookeeper.session.timeout.ms": Setting("session_timeout_ms", 6000, "a silent broker is dead after", 500, 600_000),
     "zookeeper.connection.timeout.ms": Setting("zk_connection_timeout_ms", 15_000, "first connection", 100, 600_000),
+    "unclean.recovery.timeout.ms": Setting(
+        "unclean_recovery_timeout_ms",
+        30_000,
+        "every in-sync replica lost its page cache: wait for all log ends, then the greatest leads",
+        0,
+        86_400_000,
+    ),
     "replica.fetch.wait.max.ms": Setting("replica_fetch_wait_max_ms", 500, "a follower's long poll", 1, 60_000),
     "replica.fetch.max.bytes": Setting("replica_fetch_max_bytes", 8 * MIB, "per partition and answer", 1024, 512 * MIB),
     "replica.fetch.response.max.bytes": Setting(
@@ -111,6 +118,7 @@ class BrokerConfig(msgspec.Struct, frozen=True):
     num_partitions: int
     session_timeout_ms: int
     zk_connection_timeout_ms: int
+    unclean_recovery_timeout_ms: int
     replica_fetch_wait_max_ms: int
     replica_fetch_max_bytes: int
     replica_fetch_response_max_bytes: int

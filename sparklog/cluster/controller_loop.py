@@ -68,7 +68,12 @@ class ControllerLoop:
         self._cluster_id = cluster_id
         self._session_timeout_ms = session_timeout_ms or config.session_timeout_ms
         self._connect_timeout_ms = config.zk_connection_timeout_ms
-        self._topic_defaults = config.topic_defaults
+        #: Of every term's core.
+        self.settings = ControllerSettings(
+            session_timeout_ms=self._session_timeout_ms,
+            unclean_recovery_timeout_ms=config.unclean_recovery_timeout_ms,
+            topic_defaults=dict(config.topic_defaults),
+        )
         self._on_change = on_change
         self.controller_id = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
         self._status = ControllerStatus()
@@ -209,9 +214,7 @@ class ControllerLoop:
         core = Controller(
             controller_id=self.controller_id,
             controller_epoch=epoch,
-            settings=ControllerSettings(
-                session_timeout_ms=self._session_timeout_ms, topic_defaults=dict(self._topic_defaults)
-            ),
+            settings=self.settings,
         )
         term = ControllerTerm(
             store,
