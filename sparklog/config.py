@@ -15,6 +15,8 @@ import msgspec
 from sparklog.errors import ConfigError
 
 _MAX = 2**63 - 1
+#: Keys and values may come from anyone who creates a topic: this much of one is looked at and quoted.
+_LONGEST_KEY = 100
 MIB = 1024 * 1024
 
 
@@ -79,15 +81,17 @@ BROKER_SETTINGS: dict[str, Setting] = {
     ),
     "socket.request.max.bytes": Setting("max_frame_bytes", 128 * MIB, "largest frame", 4096, 2**31 - 1),
     "max.in.flight.requests.per.connection": Setting("max_in_flight", 64, "per connection, then not read", 1, 10_000),
+    "max.connections": Setting(
+        "max_connections", 10_000, "open at the same time; fewer where descriptors are short", 8, 1_000_000
+    ),
     "queued.max.bytes": Setting("queued_max_bytes", 256 * MIB, "request bytes in flight per broker", MIB, 2**40),
     "controlled.stop.timeout.ms": Setting("controlled_stop_timeout_ms", 8000, "wait for a successor", 0, 600_000),
     "log.checkpoint.interval.ms": Setting("checkpoint_interval_ms", 5000, "high watermark checkpoints", 100, 600_000),
     "log.retention.check.interval.ms": Setting("retention_check_interval_ms", 30_000, "", 100, 86_400_000),
-    "producer.id.expiration.ms": Setting(
-        "producer_id_expiration_ms", 86_400_000, "idle producer ids expire", 1000
-    ),
+    "producer.id.expiration.ms": Setting("producer_id_expiration_ms", 86_400_000, "idle producer ids expire", 1000),
     "broker.orphan.timeout.ms": Setting("orphan_timeout_ms", 60_000, "without supervisor: ask to be relieved", 1000),
     "broker.orphan.max.ms": Setting("orphan_max_ms", -1, "without supervisor and controller; -1: serve on", -1),
+    "fetch.max.bytes": Setting("fetch_max_bytes", 55 * MIB, "per answer to a consumer", 1024, 1024 * MIB),
     "fetch.session.slots": Setting("fetch_session_slots", 1000, "incremental fetch sessions kept", 1, 1_000_000),
     "hot.batches.bytes": Setting("hot_batches_bytes", 64 * MIB, "newest batches kept in memory, per broker", 0, 2**40),
 }
@@ -124,6 +128,7 @@ class BrokerConfig(msgspec.Struct, frozen=True):
     replica_fetch_response_max_bytes: int
     max_frame_bytes: int
     max_in_flight: int
+    max_connections: int
     queued_max_bytes: int
     controlled_stop_timeout_ms: int
     checkpoint_interval_ms: int
@@ -131,6 +136,7 @@ class BrokerConfig(msgspec.Struct, frozen=True):
     producer_id_expiration_ms: int
     orphan_timeout_ms: int
     orphan_max_ms: int
+    fetch_max_bytes: int
     fetch_session_slots: int
     hot_batches_bytes: int
     topic_defaults: dict[str, str]
@@ -160,9 +166,9 @@ def broker_config(overrides: Mapping[str, str]) -> BrokerConfig:
 def _resolve(table: Mapping[str, Setting], overrides: Mapping[str, str]) -> dict[str, Any]:
     for key in overrides:
         if key not in table:
-            near = difflib.get_close_matches(key, table, n=1)
+            near = difflib.get_close_matches(key[:_LONGEST_KEY], table, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise ConfigError(f"unknown setting {key!r}{hint}")
+            raise ConfigError(f"unknown setting {key[:_LONGEST_KEY]!r}{hint}")
     return {
         setting.field: _parse(key, setting, overrides[key]) if key in overrides else setting.default
         for key, setting in table.items()
@@ -171,6 +177,8 @@ def _resolve(table: Mapping[str, Setting], overrides: Mapping[str, str]) -> dict
 
 def _parse(key: str, setting: Setting, text: str) -> Any:
     value = str(text).strip()
+    if len(value) > _LONGEST_KEY:
+        raise ConfigError(f"{key}: a value of {len(value)} characters found, at most {_LONGEST_KEY} expected")
     if isinstance(setting.default, bool):
         if value.lower() not in {"true", "false"}:
             raise ConfigError(f"{key}={value!r}: expected true or false")

@@ -7,12 +7,16 @@ Values only: frozen, comparable, picklable, without I/O and without clocks. Time
 from __future__ import annotations
 
 import re
-from typing import NamedTuple, NoReturn
+from typing import Annotated, NamedTuple, NoReturn
 
 import msgspec
 
 #: Topic names Kafka accepts. Source: org.apache.kafka.common.internals.Topic (legal characters, 249 bytes).
 TOPIC_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}\Z")
+
+#: Epochs, versions and broker ids: four signed bytes in ZooKeeper and on disk, -1 for none. Checked where messages are
+#: decoded, so that no number gets in that could not be written down.
+Int31 = Annotated[int, msgspec.Meta(ge=-1, le=2**31 - 1)]
 
 NO_LEADER = -1
 NO_EPOCH = -1
@@ -48,7 +52,7 @@ class BrokerEndpoint(msgspec.Struct, frozen=True, array_like=True):
 
     broker_id: int
     host: str
-    port: int
+    port: Annotated[int, msgspec.Meta(ge=0, le=65535)]
     incarnation: int
     rack: str | None = None
 
@@ -81,10 +85,10 @@ class LeaderAndIsr(msgspec.Struct, frozen=True, array_like=True):
     ``NO_LEADER``: then it is the set of the last leader, which keeps its claim.
     """
 
-    leader: int
-    leader_epoch: int
-    isr: tuple[int, ...]
-    controller_epoch: int
+    leader: Int31
+    leader_epoch: Int31
+    isr: tuple[Int31, ...]
+    controller_epoch: Int31
 
 
 class VersionedState(msgspec.Struct, frozen=True, array_like=True):

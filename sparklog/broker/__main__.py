@@ -18,6 +18,7 @@ from sparklog.broker.process import BrokerProcess
 from sparklog.broker.process_config import ProcessConfig, load_process_config
 from sparklog.errors import ConfigError
 from sparklog.net.loop import new_event_loop
+from sparklog.storage.open_files import raise_descriptor_limit
 
 EXIT_CONFIG = 64
 
@@ -33,6 +34,7 @@ def main() -> int:
     except (ConfigError, OSError) as error:
         sys.stderr.write(f"{error}\n")
         return EXIT_CONFIG
+    raise_descriptor_limit()
     loop = new_event_loop()
     asyncio.set_event_loop(loop)
     try:

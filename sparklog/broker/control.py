@@ -1,21 +1,25 @@
-"""What the controller says: checked against epochs and incarnation, then carried out in one turn of the loop.
+"""What the controller says: checked against epochs and incarnation, then carried out, one update after the other.
 
 A request of an older controller, or meant for an earlier incarnation of this broker, changes nothing; nor does one
 that the same controller has given up and told again, when it comes after its repetition. Within one
 update the picture of the cluster comes first, so that a leader named by a decision can be reached, then leadership,
-then deletions.
+then deletions. A small update takes one turn of the loop. A large one is carried out in slices, between which clients
+are served: a hundred thousand new logs take longer than a broker may be silent. What happens in between is in order,
+for each decision stands for itself and is fenced by its version.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
+from collections.abc import Iterator, Sequence
 
 from sparklog.broker.metadata_cache import CachedTopic
 from sparklog.broker.state import BrokerState
 from sparklog.errors import BrokerError, ConfigError, ErrorCode, StorageError
-from sparklog.model import TopicPartition
+from sparklog.model import TopicPartition, check_topic_name
 from sparklog.net.server import ServerConnection
-from sparklog.protocol.messages import ControlUpdate, ControlUpdateReply, PartitionDecision
+from sparklog.protocol.messages import ControlUpdate, ControlUpdateReply, ErrorReply, PartitionDecision
 from sparklog.replica.events import BrokersChanged, Decided
 
 _log = logging.getLogger(__name__)
@@ -27,21 +31,37 @@ Failure = tuple[str, int, int, str]
 _REGISTRATION_S = 2.0
 
 
+#: Decisions carried out in one turn of the loop.
+_SLICE = 100
+
+
 def handle_control_update(
     broker: BrokerState, connection: ServerConnection, request: ControlUpdate, body: memoryview
 ) -> None:
-    if request.incarnation > broker.incarnation:
-        broker.spawn(_once_registered(broker, connection, request), "control update before registration")
+    early = request.incarnation > broker.incarnation
+    if early or broker.control_turn.locked() or len(request.partitions) > _SLICE:
+        broker.spawn(_in_turn(broker, connection, request), "control update")
     else:
-        _carry_out(broker, connection, request)
+        for _ in _carry_out(broker, connection, request):
+            pass
 
 
-async def _once_registered(broker: BrokerState, connection: ServerConnection, request: ControlUpdate) -> None:
+async def _in_turn(broker: BrokerState, connection: ServerConnection, request: ControlUpdate) -> None:
+    """Once this broker is registered and the update before this one is done."""
     await broker.registered(request.incarnation, timeout_s=_REGISTRATION_S)
-    _carry_out(broker, connection, request)
+    try:
+        async with broker.control_turn:
+            for _ in _carry_out(broker, connection, request):
+                await asyncio.sleep(0)
+    except Exception as error:
+        # Here nobody above would answer; a controller that waits for one cannot tell this broker anything more.
+        detail = f"{type(error).__name__}: {error}"
+        connection.reply(ErrorReply(request.cid, ErrorCode.UNKNOWN_SERVER_ERROR, detail))
+        raise
 
 
-def _carry_out(broker: BrokerState, connection: ServerConnection, request: ControlUpdate) -> None:
+def _carry_out(broker: BrokerState, connection: ServerConnection, request: ControlUpdate) -> Iterator[None]:
+    """Yields where others may have a turn."""
     refusal = _refusal(broker, request)
     if refusal is not None:
         broker.counters["control.refused"] += 1
@@ -63,7 +83,11 @@ def _carry_out(broker: BrokerState, connection: ServerConnection, request: Contr
         return
     if broker.cache.incarnations != before:
         _tell_brokers(broker)
-    failed = _decide(broker, request)
+    failed: list[Failure] = []
+    for first in range(0, len(request.partitions), _SLICE):
+        failed += _decide(broker, request.partitions[first : first + _SLICE])
+        broker.counters["control.slices"] += 1
+        yield
     _retune(broker, request)
     _delete(broker, request)
     if request.full:
@@ -83,6 +107,11 @@ def _refusal(broker: BrokerState, update: ControlUpdate) -> BrokerError | None:
             ErrorCode.STALE_BROKER_EPOCH,
             f"broker {broker.broker_id}: incarnation {update.incarnation} found, it is {broker.incarnation}",
         )
+    for change in update.topics:
+        # A topic's name becomes a directory's.
+        bad_name = check_topic_name(change.name)
+        if bad_name:
+            return BrokerError(ErrorCode.INVALID_TOPIC_EXCEPTION, bad_name)
     return None
 
 
@@ -92,9 +121,9 @@ def _tell_brokers(broker: BrokerState) -> None:
         partition.step(event)
 
 
-def _decide(broker: BrokerState, update: ControlUpdate) -> list[Failure]:
+def _decide(broker: BrokerState, decisions: Sequence[PartitionDecision]) -> list[Failure]:
     failed: list[Failure] = []
-    for decision in update.partitions:
+    for decision in decisions:
         # A topic just created may have partitions whose first state is not written yet.
         if broker.broker_id not in decision.replicas or decision.version < 0:
             continue
@@ -104,6 +133,11 @@ def _decide(broker: BrokerState, update: ControlUpdate) -> list[Failure]:
             code = error.code if isinstance(error, BrokerError) else ErrorCode.KAFKA_STORAGE_ERROR
             _log.error("%s-%d: decision not followed: %s", decision.topic, decision.partition, error)
             failed.append((decision.topic, decision.partition, code, str(error)))
+        except Exception as error:
+            # One decision that cannot be understood must not keep the others from being followed.
+            _log.exception("%s-%d: decision not understood", decision.topic, decision.partition)
+            detail = f"{type(error).__name__}: {error}"
+            failed.append((decision.topic, decision.partition, ErrorCode.UNKNOWN_SERVER_ERROR, detail))
     return failed
 
 
@@ -138,7 +172,10 @@ def _retune(broker: BrokerState, update: ControlUpdate) -> None:
     for partition in broker.partitions:
         topic = changed.get(partition.tp.topic)
         if topic is not None and topic.change.topic_id == partition.topic_id:
-            broker.partitions.retune(partition, topic)
+            try:
+                broker.partitions.retune(partition, topic)
+            except BrokerError as error:
+                _log.error("%s: new schema or settings not taken: %s", partition.tp, error)
 
 
 def _delete(broker: BrokerState, update: ControlUpdate) -> None:

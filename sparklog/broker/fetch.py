@@ -38,6 +38,7 @@ class _OpenFetch:
         "_deadline",
         "_linger",
         "_looks",
+        "_max_bytes",
         "_next_look",
         "_stale",
         "connection",
@@ -57,6 +58,9 @@ class _OpenFetch:
         #: What the leader's replicas said to the positions named in this request; ServeFetch is not kept.
         self.verdicts: dict[Key, FetchVerdict] = {}
         self.done = False
+        #: What an answer may hold in all, whatever is asked for: it is put together in memory.
+        limit = broker.config.replica_fetch_response_max_bytes if self.of_follower else broker.config.fetch_max_bytes
+        self._max_bytes = min(request.max_bytes, limit)
         self._looks: dict[Key, Look] = {}
         self._stale: dict[Key, FetchPartition] = {}
         self._next_look: asyncio.Handle | None = None
@@ -149,7 +153,7 @@ class _OpenFetch:
         stale, self._stale = self._stale, {}
         for key in stale:
             self._looks.pop(key, None)
-        left = self.request.max_bytes - sum(look.size for look in self._looks.values())
+        left = self._max_bytes - sum(look.size for look in self._looks.values())
         look_at = look_for_follower if self.of_follower else look_for_consumer
         for key, wanted in stale.items():
             if left <= 0:
@@ -205,12 +209,14 @@ class Fetches:
             context = self._sessions.begin(request, broker.now_ms(), line=connection)
         except BrokerError as error:
             broker.counters["fetch.session.errors"] += 1
+            _log.info("fetch of %s: %s", connection.peer, error)
             connection.reply(FetchReply(request.cid, error.code, 0, ()))
             return
         fetch = _OpenFetch(broker, connection, request=request, context=context)
         if fetch.of_follower:
             broker.counters["fetch.follower.requests"] += 1
-            self._followers[request.replica_id] = connection
+            if broker.cache.endpoint(request.replica_id) is not None:
+                self._followers[request.replica_id] = connection
             self._note_positions(fetch)
         else:
             broker.counters["fetch.consumer.requests"] += 1
@@ -316,6 +322,8 @@ def handle_fetch(broker: BrokerState, connection: ServerConnection, request: Fet
         raise BrokerError(
             ErrorCode.INVALID_REQUEST, f"isolation {request.isolation} found, expected 0 (uncommitted) or 1 (committed)"
         )
+    if request.max_bytes < 1:
+        raise BrokerError(ErrorCode.INVALID_REQUEST, f"max_bytes {request.max_bytes} found, at least 1 expected")
     broker.fetches.handle(connection, request)
 
 

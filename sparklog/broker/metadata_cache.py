@@ -64,8 +64,9 @@ class MetadataCache:
         return self._endpoints.get(broker_id)
 
     def metadata(self, cid: int, names: tuple[str, ...] | None, *, schemas: bool) -> MetadataReply:
-        """The reply to a Metadata request; unknown and impossible names are errors of their own entry."""
-        chosen = sorted(self._topics) if names is None else names
+        """The reply to a Metadata request, each topic once; unknown and impossible names are errors of their own
+        entry."""
+        chosen = sorted(self._topics) if names is None else dict.fromkeys(names)
         topics = tuple(self._describe(name, schemas=schemas) for name in chosen)
         return MetadataReply(cid, self.cluster_id, self.controller_epoch, self.brokers, topics)
 

@@ -103,6 +103,7 @@ class Partitions:
         return partition
 
     def _create(self, tp: TopicPartition, topic: CachedTopic) -> Partition:
+        rules = _append_rules(topic)  # before anything is made: what cannot be appended to needs no directory
         log = self._directory.get(tp)
         if log is not None and log.topic_id != topic.change.topic_id:
             _log.warning("%s: data of topic id %s deleted, it is now %s", tp, log.topic_id, topic.change.topic_id)
@@ -118,7 +119,7 @@ class Partitions:
             topic.change.topic_id,
             log=log,
             replica=replica,
-            rules=_append_rules(topic),
+            rules=rules,
             surroundings=self.wiring,
         )
         self.retune(partition, topic)
@@ -239,6 +240,8 @@ def _replica_settings(topic: CachedTopic) -> ReplicaSettings:
 
 
 def _append_rules(topic: CachedTopic) -> AppendRules:
+    if not topic.change.schemas:
+        raise BrokerError(ErrorCode.INVALID_REQUEST, f"topic {topic.change.name!r} came without a schema")
     newest = topic.change.schemas[-1]
     return AppendRules(
         parse_schema(newest.message), newest.schema_id, topic.config.max_message_bytes, topic.change.event_time

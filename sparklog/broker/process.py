@@ -40,6 +40,7 @@ from sparklog.protocol.messages import HelloReply
 from sparklog.replica.fetch_session import SessionCache
 from sparklog.storage.checkpoints import read_boot_id
 from sparklog.storage.log_set import LogDirectory
+from sparklog.storage.open_files import descriptors_for_clients
 
 _log = logging.getLogger(__name__)
 
@@ -171,6 +172,7 @@ class BrokerProcess:
             max_frame_bytes=settings.max_frame_bytes,
             max_in_flight=settings.max_in_flight,
             queued_max_bytes=settings.queued_max_bytes,
+            max_connections=min(settings.max_connections, descriptors_for_clients()),
         )
 
     def _describe(self, cid: int, version: int) -> HelloReply:
@@ -244,6 +246,9 @@ class BrokerProcess:
     async def _ask_relief(self) -> None:
         """An orphan stops once a live controller has moved its leaderships, and serves on without one."""
         registry = self._broker.registry
+        if await registry.supervisor_awaited():
+            self._lease.expect_supervisor()
+            return
         if not await registry.controller_lives():
             return
         if not registry.announced:

@@ -82,8 +82,13 @@ def _refusal(broker: BrokerState, request: Produce, body: memoryview) -> BrokerE
         return BrokerError(ErrorCode.INVALID_REQUIRED_ACKS, f"acks={request.acks} found, 0, 1 or -1 (all) expected")
     if broker.quiesced:
         return BrokerError(ErrorCode.BROKER_STOPPING, f"broker {broker.broker_id} takes no new writes")
-    if any(wanted.batch_count < 0 or wanted.body_bytes < 0 for wanted in request.partitions):
-        return BrokerError(ErrorCode.INVALID_REQUEST, "a negative batch count or body length")
+    for wanted in request.partitions:
+        if wanted.batch_count < 0 or wanted.body_bytes < 0:
+            return BrokerError(
+                ErrorCode.INVALID_REQUEST,
+                f"{wanted.topic[:249]}-{wanted.partition}: {wanted.batch_count} batches in {wanted.body_bytes} bytes "
+                "found, neither may be negative",
+            )
     said = sum(wanted.batch_count * HEADER_BYTES + wanted.body_bytes for wanted in request.partitions)
     if said != len(body):
         return BrokerError(

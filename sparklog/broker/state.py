@@ -54,6 +54,8 @@ class BrokerState:
         self.log_dir = log_dir
         #: Told when the log directory is found broken, by whichever partition found it.
         self.log_failed = on_log_failed
+        #: Held while an update of the controller is carried out: they are taken one after the other.
+        self.control_turn = asyncio.Lock()
         self._registry: Registry | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._metadata_waiters: list[asyncio.Future[None]] = []

@@ -2,20 +2,25 @@
 
 Back-pressure is by not reading: a connection with ``max_in_flight`` unanswered requests, a client that does not read
 its replies, or a broker with ``queued_max_bytes`` of requests in hand stops the reading of sockets until that has
-changed. Nothing is dropped and nothing grows without a bound.
+changed. Nothing is dropped and nothing grows without a bound. Connections beyond ``max_connections`` are told so and
+closed: each takes a file descriptor, and a broker that has none left for its log has lost its log directory.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol, cast
 
+from sparklog.errors import ErrorCode
 from sparklog.net.loop import tune
 from sparklog.protocol.connection import ImmediateAnswer, ReceivedRequest, ServerEnd, encode_reply
 from sparklog.protocol.frames import Buffer
-from sparklog.protocol.messages import HelloReply, Reply, Request
+from sparklog.protocol.messages import ErrorReply, HelloReply, Reply, Request
+
+_log = logging.getLogger(__name__)
 
 
 class Handler(Protocol):
@@ -82,6 +87,9 @@ class ServerConnection(asyncio.BufferedProtocol):
         tune(transport)
         name = transport.get_extra_info("peername")
         self.peer = f"{name[0]}:{name[1]}" if isinstance(name, tuple) else str(name or "local")
+        if len(self._limits.connections) >= self._limits.max_connections:
+            self._turn_away()
+            return
         self._limits.connections.add(self)
         self._handler = self._factory(self)
 
@@ -108,6 +116,15 @@ class ServerConnection(asyncio.BufferedProtocol):
         if self._handler is not None:
             self._handler.connection_lost()
         self._budget.release(sum(in_hand.values()))
+
+    def _turn_away(self) -> None:
+        limit = self._limits.max_connections
+        _log.warning("connection of %s refused: %d are open, at most %d accepted", self.peer, limit, limit)
+        detail = f"{limit} connections are open, at most {limit} accepted"
+        reply = ErrorReply(-1, ErrorCode.THROTTLING_QUOTA_EXCEEDED, detail)
+        assert self._transport is not None
+        self._transport.writelines(encode_reply(reply))
+        self._transport.close()
 
     # --- the broker's side ---
 
@@ -154,8 +171,14 @@ class ServerConnection(asyncio.BufferedProtocol):
                     self.close()
                     return
                 continue
-            # A client that reuses a correlation id gets its bytes accounted under the newer request.
-            self._in_hand[event.request.cid] = self._in_hand.get(event.request.cid, 0) + event.frame_bytes
+            if event.request.cid in self._in_hand:
+                # Two under one number would be counted as one: neither bound would hold any more.
+                detail = f"correlation id {event.request.cid} found, its earlier request is not answered yet"
+                self._transport.writelines(
+                    encode_reply(ErrorReply(event.request.cid, ErrorCode.INVALID_REQUEST, detail))
+                )
+                continue
+            self._in_hand[event.request.cid] = event.frame_bytes
             self._budget.used += event.frame_bytes
             self._going_on = True
             try:
@@ -183,9 +206,10 @@ class ServerConnection(asyncio.BufferedProtocol):
 class Limits:
     """Bounds shared by the connections of one server, and the set of those that are open."""
 
-    def __init__(self, *, max_frame_bytes: int, max_in_flight: int) -> None:
+    def __init__(self, *, max_frame_bytes: int, max_in_flight: int, max_connections: int) -> None:
         self.max_frame_bytes = max_frame_bytes
         self.max_in_flight = max_in_flight
+        self.max_connections = max_connections
         self.connections: set[ServerConnection] = set()
 
 
@@ -223,9 +247,10 @@ async def serve(
     max_frame_bytes: int,
     max_in_flight: int,
     queued_max_bytes: int,
+    max_connections: int = 10_000,
 ) -> Server:
     """Listen on ``host:port`` (port 0: any free one). Raises OSError when the address is taken."""
-    limits = Limits(max_frame_bytes=max_frame_bytes, max_in_flight=max_in_flight)
+    limits = Limits(max_frame_bytes=max_frame_bytes, max_in_flight=max_in_flight, max_connections=max_connections)
     budget = _Budget(queued_max_bytes)
     server = await asyncio.get_running_loop().create_server(
         lambda: ServerConnection(factory, describe, limits=limits, budget=budget),

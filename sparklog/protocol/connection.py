@@ -16,6 +16,7 @@ from sparklog.protocol.frames import Buffer, Frame, FrameDecoder, OversizeFrame,
 from sparklog.protocol.messages import (
     PROTOCOL_MAX_VERSION,
     PROTOCOL_MIN_VERSION,
+    UNDECODABLE,
     ErrorReply,
     Hello,
     HelloReply,
@@ -28,6 +29,8 @@ from sparklog.protocol.messages import (
 )
 
 DEFAULT_MAX_FRAME_BYTES = 128 * 1024 * 1024
+#: Details quote what the peer sent; a peer that sent a megabyte knows it.
+_MAX_DETAIL = 1000
 _M = TypeVar("_M", bound=Message)
 
 
@@ -86,7 +89,7 @@ class ClientEnd:
                 )
             try:
                 reply = decode_reply(frame.header)
-            except msgspec.MsgspecError as error:
+            except UNDECODABLE as error:
                 raise ProtocolError(ErrorCode.MALFORMED_FRAME, f"reply not understood: {error}", fatal=True) from None
             received.append(ReceivedReply(reply.cid, reply, frame.body))
         return received
@@ -140,9 +143,9 @@ class ServerEnd:
         except msgspec.ValidationError as error:
             code = ErrorCode.UNKNOWN_API if "Invalid value" in str(error) else ErrorCode.INVALID_REQUEST
             return ImmediateAnswer(ErrorReply(_cid_of(frame.header), code, str(error)), close=False)
-        except msgspec.MsgspecError as error:
+        except UNDECODABLE as error:
             detail = f"header is not a message: {error}"
-            return ImmediateAnswer(ErrorReply(-1, ErrorCode.MALFORMED_FRAME, detail), close=False)
+            return ImmediateAnswer(ErrorReply(_cid_of(frame.header), ErrorCode.MALFORMED_FRAME, detail), close=False)
         if isinstance(request, Hello):
             return self._greet(request)
         if not self.version:
@@ -152,6 +155,9 @@ class ServerEnd:
         return ReceivedRequest(request, frame.body, frame_bytes)
 
     def _greet(self, request: Hello) -> ImmediateAnswer:
+        if self.version:
+            detail = f"Hello found, this connection has agreed on version {self.version} before"
+            return ImmediateAnswer(ErrorReply(request.cid, ErrorCode.INVALID_REQUEST, detail), close=False)
         version = min(request.max_version, PROTOCOL_MAX_VERSION)
         if version < max(request.min_version, PROTOCOL_MIN_VERSION):
             detail = (
@@ -174,6 +180,8 @@ def stamped(message: _M, cid: int) -> _M:
 
 
 def encode_reply(reply: Reply, body: Sequence[Buffer] = ()) -> list[Buffer]:
+    if isinstance(reply, ErrorReply) and len(reply.detail) > _MAX_DETAIL:
+        reply = ErrorReply(reply.cid, reply.code, f"{reply.detail[:_MAX_DETAIL]}...")
     return encode_frame(encode_message(reply), body)
 
 
@@ -181,5 +189,5 @@ def _cid_of(header: Buffer) -> int:
     """Correlation id of a header that could not be decoded as a whole, or -1."""
     try:
         return _stamp_decoder.decode(header).cid
-    except msgspec.MsgspecError:
+    except UNDECODABLE:
         return -1

@@ -10,12 +10,22 @@ bodies back to back (``body_bytes`` in all, each body padded to 8 as stored).
 
 from __future__ import annotations
 
+from typing import Annotated, TypeVar
+
 import msgspec
 
-from sparklog.model import BrokerEndpoint, LeaderAndIsr, TopicSchema
+from sparklog.model import BrokerEndpoint, Int31, LeaderAndIsr, TopicSchema
 
 PROTOCOL_MIN_VERSION = 1
 PROTOCOL_MAX_VERSION = 1
+
+#: Topics or partitions one request may name. Each costs the broker some microseconds of its only thread, and a request
+#: is dealt with in one go: a million of them would look like a broker that hangs. Refused before they are decoded.
+MAX_ENTRIES = 100_000
+_T = TypeVar("_T")
+_Entries = Annotated[tuple[_T, ...], msgspec.Meta(max_length=MAX_ENTRIES)]
+#: Names that are kept or compared as long as a connection lives.
+_Name = Annotated[str, msgspec.Meta(max_length=255)]
 
 #: ``ListOffsetsPartition.timestamp_us`` for the ends of the log. Source: Kafka ListOffsets (-1 latest, -2 earliest).
 LATEST = -1
@@ -39,8 +49,8 @@ class Hello(Message, frozen=True, tag="hello"):
 
     min_version: int
     max_version: int
-    client_id: str
-    cluster_id: str = ""
+    client_id: _Name
+    cluster_id: _Name = ""
 
 
 class HelloReply(Message, frozen=True, tag="hello_reply"):
@@ -64,7 +74,7 @@ class ErrorReply(Message, frozen=True, tag="error_reply"):
 class Metadata(Message, frozen=True, tag="metadata"):
     """``topics`` None asks for all. Without ``schemas`` the topics' schema bytes are left out."""
 
-    topics: tuple[str, ...] | None = None
+    topics: _Entries[str] | None = None
     schemas: bool = True
 
 
@@ -117,7 +127,7 @@ class Produce(Message, frozen=True, tag="produce"):
 
     acks: int
     timeout_ms: int
-    partitions: tuple[ProducePartition, ...]
+    partitions: _Entries[ProducePartition]
 
 
 class ProduceResult(msgspec.Struct, frozen=True, array_like=True):
@@ -164,8 +174,8 @@ class Fetch(Message, frozen=True, tag="fetch"):
     isolation: int  #: 0 read uncommitted (below the high watermark), 1 read committed (below the last stable offset)
     session_id: int
     session_epoch: int
-    partitions: tuple[FetchPartition, ...]
-    forgotten: tuple[tuple[str, int], ...] = ()
+    partitions: _Entries[FetchPartition]
+    forgotten: _Entries[tuple[str, int]] = ()
 
 
 class AbortedRange(msgspec.Struct, frozen=True, array_like=True):
@@ -208,7 +218,7 @@ class ListOffsetsPartition(msgspec.Struct, frozen=True, array_like=True):
 
 class ListOffsets(Message, frozen=True, tag="list_offsets"):
     isolation: int
-    partitions: tuple[ListOffsetsPartition, ...]
+    partitions: _Entries[ListOffsetsPartition]
 
 
 class ListedOffset(msgspec.Struct, frozen=True, array_like=True):
@@ -248,8 +258,8 @@ class CreateTopic(Message, frozen=True, tag="create_topic"):
     schema: bytes = b""
     key_columns: tuple[str, ...] = ()
     event_time: str | None = None
-    config: dict[str, str] = {}
-    assignment: tuple[tuple[int, ...], ...] = ()
+    config: Annotated[dict[str, str], msgspec.Meta(max_length=1000)] = {}
+    assignment: _Entries[tuple[int, ...]] = ()
 
 
 class CreateTopicReply(Message, frozen=True, tag="create_topic_reply"):
@@ -304,9 +314,9 @@ class PartitionDecision(msgspec.Struct, frozen=True, array_like=True):
 
     topic: str
     topic_id: str
-    partition: int
+    partition: Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
     state: LeaderAndIsr
-    version: int
+    version: Int31
     replicas: tuple[int, ...]
 
 
@@ -331,8 +341,8 @@ class ControlUpdate(Message, frozen=True, tag="control_update"):
     """
 
     controller_id: str
-    controller_epoch: int
-    incarnation: int
+    controller_epoch: Int31
+    incarnation: Int31
     full: bool
     brokers: tuple[BrokerEndpoint, ...] | None
     topics: tuple[TopicChange, ...]
@@ -375,6 +385,10 @@ Reply = (
     | ControlUpdateReply
 )
 
+#: What decoding raises for bytes that are no message of ours: msgspec's own errors, and for text that is not UTF-8 and
+#: for nesting without end (in fields this version skips) Python's.
+UNDECODABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+
 _encoder = msgspec.msgpack.Encoder()
 _request_decoder: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
 _reply_decoder: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
@@ -385,7 +399,7 @@ def encode_message(message: Request | Reply) -> bytes:
 
 
 def decode_request(header: bytes | memoryview) -> Request:
-    """Raises msgspec.DecodeError or msgspec.ValidationError; ``connection`` turns them into typed answers."""
+    """Raises one of ``UNDECODABLE``; ``connection`` turns them into typed answers."""
     return _request_decoder.decode(header)
 
 

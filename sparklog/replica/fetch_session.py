@@ -11,7 +11,8 @@ costs neither bytes nor time on either side:
 The epoch counts requests: a repeated or lost one is noticed, and the fetcher starts a new session. On the server a
 partition is *due* when a request named it or something moved (``SessionCache.wake``); only due ones are looked at.
 
-Belongs to the event loop of the broker; bounded by ``fetch.session.slots``.
+Belongs to the event loop of the broker; bounded by ``fetch.session.slots`` and by the partitions that all sessions
+together may hold.
 """
 
 from __future__ import annotations
@@ -29,6 +30,9 @@ Key = tuple[str, int]
 NO_SESSION = 0
 FULL = 0  #: session epoch that asks for a new session
 SESSIONLESS = -1  #: session epoch of a single fetch
+
+#: Partitions held by all sessions of one broker: some hundred megabytes.
+MAX_PARTITIONS = 1_000_000
 
 
 class FetchSession:
@@ -126,8 +130,13 @@ class SessionCache:
     """All sessions of one broker. Followers' are never given up for consumers'. ``first_id`` should differ from one
     process to the next, so that a session of an earlier one is not mistaken for a new one."""
 
-    def __init__(self, *, slots: int, first_id: int = 1, keep_ms: int = 120_000) -> None:
+    def __init__(
+        self, *, slots: int, first_id: int = 1, keep_ms: int = 120_000, max_partitions: int = MAX_PARTITIONS
+    ) -> None:
         self._slots = slots
+        self._max_partitions = max_partitions
+        #: in all sessions
+        self._partitions = 0
         self._next_id = max(first_id, 1)
         self._keep_ms = keep_ms
         #: by id, the longest unused first
@@ -145,21 +154,31 @@ class SessionCache:
 
         Raises:
             BrokerError: FETCH_SESSION_ID_NOT_FOUND or INVALID_FETCH_SESSION_EPOCH; the fetcher starts a new session.
+                THROTTLING_QUOTA_EXCEEDED when all sessions together would hold too many partitions.
         """
         if fetch.session_epoch == SESSIONLESS:
             self._close_own(fetch)
             return FetchContext(None, fetch.partitions)
         if fetch.session_epoch == FULL:
             self._close_own(fetch)
-            session = self._open(fetch, now_ms)
+            session = self._open(fetch, now_ms) if self._has_room(fetch, None) else None
         else:
             session = self._resume(fetch, now_ms)
+            if not self._has_room(fetch, session):
+                detail = (
+                    f"{self._partitions} partitions are held by sessions and more named, at most "
+                    f"{self._max_partitions} expected"
+                )
+                self.close(session.session_id)
+                raise BrokerError(ErrorCode.THROTTLING_QUOTA_EXCEEDED, detail)
         if session is None:
             return FetchContext(None, fetch.partitions)
+        before = len(session.wanted)
         for key in fetch.forgotten:
             session.drop((key[0], key[1]))
             self._release((key[0], key[1]), session.session_id)
         session.take(fetch.partitions)
+        self._partitions += len(session.wanted) - before
         for partition in fetch.partitions:
             self._holders.setdefault((partition.topic, partition.partition), {})[session.session_id] = session
         self._move(session, line)
@@ -181,9 +200,21 @@ class SessionCache:
     def close(self, session_id: int) -> None:
         session = self._followers.pop(session_id, None) or self._consumers.pop(session_id, None)
         if session is not None:
+            self._partitions -= len(session.wanted)
             for key in session.wanted:
                 self._release(key, session_id)
             self._move(session, None)
+
+    def _has_room(self, fetch: Fetch, session: FetchSession | None) -> bool:
+        """Whether what the request adds to its session (None: to a new one) fits, if consumers make room for it."""
+        added = len(fetch.partitions)
+        if self._partitions + added <= self._max_partitions:
+            return True
+        if session is not None:
+            added = sum((wanted.topic, wanted.partition) not in session.wanted for wanted in fetch.partitions)
+        while fetch.replica_id != CONSUMER and self._consumers and self._partitions + added > self._max_partitions:
+            self.close(next(iter(self._consumers)))
+        return self._partitions + added <= self._max_partitions
 
     def _close_own(self, fetch: Fetch) -> None:
         """Close the session that the request gives up; of another fetcher's it has only guessed the number."""

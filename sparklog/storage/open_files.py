@@ -11,6 +11,10 @@ from typing import Protocol
 
 #: Descriptors left to sockets and everything else of the process.
 _RESERVED = 512
+#: Of these, what is no client's: listening sockets, ZooKeeper, followed leaders, checkpoints, logs, the loop itself.
+_OWN = 128
+#: More than this many descriptors are of no use to one broker.
+_ENOUGH = 65_536
 #: Data file, index file, and the duplicate a memory map holds.
 _PER_SEGMENT = 3
 
@@ -40,6 +44,20 @@ class OpenFiles:
 
     def closed(self, segment: Closable) -> None:
         self._open.pop(segment, None)
+
+
+def raise_descriptor_limit() -> None:
+    """Take as many descriptors as the process may have; shells and service managers start it with fewer."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _ENOUGH if hard == resource.RLIM_INFINITY else min(hard, _ENOUGH)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def descriptors_for_clients() -> int:
+    """Connections there may be while every segment that may be open is: one more would take a log's descriptor."""
+    soft, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return max(16, soft - _PER_SEGMENT * _default_limit() - _OWN)
 
 
 def _default_limit() -> int:

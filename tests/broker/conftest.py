@@ -15,6 +15,8 @@ def running_cluster() -> Iterator[ProcessCluster]:
         "log.checkpoint.interval.ms": "500",
         "log.retention.check.interval.ms": "200",
         "socket.request.max.bytes": "1048576",
+        "fetch.max.bytes": "524288",
+        "max.connections": "200",
     }
     with ProcessCluster(3, settings=settings) as cluster:
         yield cluster

@@ -94,7 +94,7 @@ def raw(cluster: ProcessCluster, broker_id: int, *frames: bytes, greet: bool = T
                 reply = decode_reply(replies.read(length + 4 - PREFIX.size)[:header_length])
                 if isinstance(reply, ErrorReply):
                     errors.append(reply)
-                if isinstance(reply, MetadataReply) or not greet:
+                if isinstance(reply, MetadataReply) or "Hello expected" in getattr(reply, "detail", ""):
                     return errors, False
         return errors, True
 
@@ -107,7 +107,7 @@ def frame(header: bytes) -> bytes:
 @pytest.mark.parametrize(
     ("sent", "code", "closed"),
     [
-        (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", ErrorCode.FRAME_TOO_LARGE, None),
+        (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", ErrorCode.MALFORMED_FRAME, True),
         (struct.pack("<II", 10, 4_000_000_000) + bytes(6), ErrorCode.MALFORMED_FRAME, True),
         (frame(b"\xc1\xff\x00 no messagepack"), ErrorCode.MALFORMED_FRAME, False),
         (frame(msgspec.msgpack.encode(["make_coffee", 7, "black"])), ErrorCode.UNKNOWN_API, False),
@@ -117,14 +117,9 @@ def frame(header: bytes) -> bytes:
     ids=["http", "lengths that contradict", "no message", "unknown api", "wrong types", "unknown version"],
 )
 def test_bytes_that_are_no_request(
-    cluster: ProcessCluster, leading: int, sent: bytes, code: ErrorCode, closed: bool | None
+    cluster: ProcessCluster, leading: int, sent: bytes, code: ErrorCode, closed: bool
 ) -> None:
-    if closed is None:  # an HTTP request reads as the start of a huge frame: its end will never come
-        address = ("127.0.0.1", cluster.slots[leading].port)
-        with socket.create_connection(address, timeout=5) as peer:
-            peer.sendall(sent)
-        return
-    errors, ended = raw(cluster, leading, sent)
+    errors, ended = raw(cluster, leading, sent, greet=code is not ErrorCode.UNSUPPORTED_VERSION)
     assert [error.code for error in errors] == [code]
     assert errors[0].detail
     assert ended is closed

@@ -18,6 +18,7 @@ from sparklog.net.async_client import AsyncConnection
 from sparklog.net.blocking import BlockingConnection
 from sparklog.net.loop import new_event_loop
 from sparklog.net.server import Server, ServerConnection, serve
+from sparklog.protocol.connection import hello
 from sparklog.protocol.frames import encode_frame
 from sparklog.protocol.messages import (
     Ack,
@@ -30,11 +31,13 @@ from sparklog.protocol.messages import (
     Metadata,
     Produce,
     Request,
+    encode_message,
 )
 
 MAX_FRAME = 1 << 20
 MAX_IN_FLIGHT = 4
 QUEUED = 2 << 20
+MAX_CONNECTIONS = 20
 
 
 class EchoHandler:
@@ -108,6 +111,7 @@ class Echo:
             max_frame_bytes=MAX_FRAME,
             max_in_flight=MAX_IN_FLIGHT,
             queued_max_bytes=QUEUED,
+            max_connections=MAX_CONNECTIONS,
         )
 
     def close(self) -> None:
@@ -229,6 +233,36 @@ def test_no_common_version_is_refused(echo: Echo) -> None:
 def test_another_cluster_is_refused(echo: Echo) -> None:
     with pytest.raises(BrokerError, match="'cluster-b' expected, this broker is of 'cluster-a'"):
         connect(echo, "cluster-b")
+
+
+def test_a_second_hello_is_refused_and_the_connection_goes_on(echo: Echo) -> None:
+    with connect(echo) as connection, pytest.raises(BrokerError, match="agreed on version 1 before") as caught:
+        connection.request(hello("again"))
+    assert caught.value.code is ErrorCode.INVALID_REQUEST
+
+
+def test_a_correlation_id_in_use_is_refused(echo: Echo) -> None:
+    """Else requests would be held that neither bound counts."""
+    echo.received.clear()
+    with connect(echo) as connection:
+        connection._socket.sendall(b"".join(encode_frame(encode_message(DescribeBroker(5)))) * 3)
+        for _ in range(2):
+            received = connection._next()
+            assert isinstance(received.reply, ErrorReply) and "correlation id 5" in received.reply.detail
+        echo.answer_held()
+        assert connection._next().reply == Ack(5)
+    assert len(echo.received) == 1
+
+
+def test_connections_over_the_limit_are_told(echo: Echo) -> None:
+    with contextlib.ExitStack() as stack, pytest.raises(BrokerError) as caught:
+        for _ in range(MAX_CONNECTIONS + 1):
+            stack.enter_context(connect(echo))
+    assert caught.value.code is ErrorCode.THROTTLING_QUOTA_EXCEEDED
+    assert f"at most {MAX_CONNECTIONS}" in caught.value.detail
+    wait_until(lambda: echo.on_loop(lambda: echo.server.connections) == 0)
+    with connect(echo) as connection:
+        assert isinstance(connection.request(Metadata(0))[0], Ack)
 
 
 def test_unanswered_requests_stop_the_reading(echo: Echo) -> None:

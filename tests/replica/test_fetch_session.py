@@ -218,3 +218,28 @@ def test_both_ends_agree_whatever_is_wanted_forgotten_and_lost(seed: int) -> Non
             cache.close(context.session.session_id)
         else:
             builder.answered(reply)
+
+
+def test_partitions_of_all_sessions_are_bounded_and_followers_come_first() -> None:
+    cache = SessionCache(slots=10, max_partitions=5)
+
+    def begin(replica: int, partitions: range, session_id: int = 0, session_epoch: int = FULL) -> int:
+        named_ = tuple(wanted(number) for number in partitions)
+        context = cache.begin(fetch(SessionRequest(session_id, session_epoch, named_, ()), replica=replica), 0)
+        assert context.named == named_
+        return context.session.session_id if context.session is not None else 0
+
+    consumer = begin(CONSUMER, range(3))
+    assert consumer
+    assert begin(CONSUMER, range(3)) == 0, "served, but not remembered"
+    with pytest.raises(BrokerError) as caught:
+        begin(CONSUMER, range(3, 6), consumer, 1)
+    assert caught.value.code is ErrorCode.THROTTLING_QUOTA_EXCEEDED and "at most 5" in caught.value.detail
+    assert len(cache) == 0
+    first, second = begin(CONSUMER, range(2)), begin(CONSUMER, range(2, 4))
+    assert begin(2, range(3)), "the oldest consumer's session made room"
+    assert len(cache) == 2
+    with pytest.raises(BrokerError) as caught:
+        begin(CONSUMER, range(1), first, 1)
+    assert caught.value.code is ErrorCode.FETCH_SESSION_ID_NOT_FOUND
+    assert begin(CONSUMER, range(2, 4), second, 1) == second, "positions that move add nothing"
