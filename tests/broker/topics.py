@@ -83,11 +83,18 @@ def leader(cluster: ProcessCluster, name: str, number: int = 0) -> int:
     return partition(cluster, name, number).leader
 
 
-def replica(cluster: ProcessCluster, broker_id: int, name: str, number: int = 0) -> ReplicaDescription:
+def hosted(cluster: ProcessCluster, broker_id: int, name: str, number: int = 0) -> ReplicaDescription | None:
+    """None while the broker has not been told of the partition."""
     for found in cluster.describe(broker_id).replicas:
         if (found.topic, found.partition) == (name, number):
             return found
-    raise AssertionError(f"broker {broker_id} hosts no {name}-{number}")
+    return None
+
+
+def replica(cluster: ProcessCluster, broker_id: int, name: str, number: int = 0) -> ReplicaDescription:
+    found = hosted(cluster, broker_id, name, number)
+    assert found is not None, f"broker {broker_id} hosts no {name}-{number}"
+    return found
 
 
 def wait_isr(cluster: ProcessCluster, name: str, expected: set[int], number: int = 0) -> None:
@@ -100,8 +107,8 @@ def wait_equal(cluster: ProcessCluster, name: str, end: int, number: int = 0) ->
     """Until every running replica has the log up to ``end`` and knows it to be committed."""
 
     def equal() -> bool:
-        found = [replica(cluster, broker_id, name, number) for broker_id in running(cluster)]
-        return all((r.log_end_offset, r.high_watermark) == (end, end) for r in found)
+        found = [hosted(cluster, broker_id, name, number) for broker_id in running(cluster)]
+        return all(r is not None and (r.log_end_offset, r.high_watermark) == (end, end) for r in found)
 
     wait_until(equal, PATIENCE_S, f"all replicas of {name}-{number} to end at {end}")
 
