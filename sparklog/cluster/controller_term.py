@@ -50,7 +50,7 @@ from sparklog.controller.events import (
     UpdateLost,
 )
 from sparklog.errors import BrokerError
-from sparklog.model import TopicPartition, VersionedState, assert_never
+from sparklog.model import BrokerRegistration, TopicPartition, VersionedState, assert_never
 from sparklog.protocol.messages import ControlUpdateReply, DescribeBroker, DescribeBrokerReply
 from sparklog.zk import codecs, paths
 from sparklog.zk.controller_store import ControllerStore, EpochLost, FateUnknown, NodeGone, StateOutcome, Written
@@ -115,12 +115,16 @@ class ControllerTerm:
 
     async def _load(self, *, cautious: bool) -> Loaded:
         # Brokers first: then every state is newer than the registrations, and an untrusted broker's claims are seen.
-        brokers = await self._store.read_brokers()
+        brokers, retired = await self._brokers()
         stopping = await self._store.read_stopping()
         topics = await self._store.read_topics()
         deletions = await self._store.read_deletions()
         snapshots = tuple(TopicSnapshot(topic.record, topic.states) for topic in topics)
-        return Loaded(brokers, stopping, snapshots, deletions, cautious)
+        return Loaded(brokers, stopping, snapshots, deletions, cautious, retired)
+
+    async def _brokers(self) -> tuple[tuple[BrokerRegistration, ...], frozenset[int]]:
+        brokers = await self._store.read_brokers()
+        return brokers, await self._store.read_retired({found.broker_id for found in brokers})
 
     async def _end(self) -> None:
         if not self._over.done():
@@ -159,7 +163,8 @@ class ControllerTerm:
             await changed.wait()
 
     async def _read_brokers(self) -> None:
-        self._step(BrokersRead(await self._store.read_brokers()))
+        brokers, retired = await self._brokers()
+        self._step(BrokersRead(brokers, retired))
 
     async def _read_stopping(self) -> None:
         self._step(StoppingRead(await self._store.read_stopping()))

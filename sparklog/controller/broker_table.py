@@ -2,12 +2,13 @@
 
 A registration that disappears means a dead broker, except where many disappear together or this process had lost
 ZooKeeper itself: then ZooKeeper, or the way to it, is the likelier cause. Such brokers are *held* for one session
-timeout: nothing is elected away from them, nor to them.
+timeout: nothing is elected away from them, nor to them. Brokers whose end was seen by their supervisors (*retired*)
+are dead for certain: they are never held, and say nothing about the others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
 from sparklog.controller.election import Standing
@@ -55,26 +56,37 @@ class BrokerTable:
         self._wary_until_ms = now_ms + self._session_timeout_ms
         self._hold({broker_id: registration for broker_id, (registration, _) in self._held.items()}, now_ms)
 
-    def load(self, brokers: Iterable[BrokerRegistration], expected: Iterable[int], now_ms: int) -> BrokerChanges:
+    def load(
+        self,
+        brokers: Iterable[BrokerRegistration],
+        expected: Iterable[int],
+        now_ms: int,
+        *,
+        retired: Collection[int] = (),
+    ) -> BrokerChanges:
         """Start a term with these live brokers; ``expected`` are those that partition states count on."""
         changes = self.read(brokers, now_ms)
-        missing = sorted(set(expected) - set(self.registrations))
+        missing = sorted(set(expected) - set(self.registrations) - set(retired))
         if now_ms < self._wary_until_ms or self._many(len(missing), len(missing) + len(self.registrations)):
             self._hold(dict.fromkeys(missing), now_ms)
             return changes._replace(held=tuple(missing))
         return changes
 
-    def read(self, brokers: Iterable[BrokerRegistration], now_ms: int) -> BrokerChanges:
+    def read(
+        self, brokers: Iterable[BrokerRegistration], now_ms: int, *, retired: Collection[int] = ()
+    ) -> BrokerChanges:
         found = {broker.broker_id: broker for broker in brokers}
-        vanished = {i: known for i, known in self.registrations.items() if i not in found}
+        missed = {i: known for i, known in self.registrations.items() if i not in found}
+        dead = tuple(i for i in (*missed, *self._held) if i in retired)
+        vanished = {i: known for i, known in missed.items() if i not in dead}
         arrived = tuple(
             broker
             for broker_id, broker in found.items()
             if broker_id not in self.registrations or self.registrations[broker_id].incarnation != broker.incarnation
         )
-        before = len(self.registrations)
+        before = len(self.registrations) - len(missed) + len(vanished)
         self.registrations = found
-        for broker_id in found:
+        for broker_id in (*found, *dead):
             self._held.pop(broker_id, None)
             self._vanished_at.pop(broker_id, None)
         self._vanished_at = {i: at for i, at in self._vanished_at.items() if now_ms - at < self._session_timeout_ms}
@@ -83,8 +95,8 @@ class BrokerTable:
         self._set_stopping()
         if now_ms < self._wary_until_ms or self._many(len(vanished) + recent, before + recent):
             self._hold(vanished, now_ms)
-            return BrokerChanges(arrived, (), tuple(vanished))
-        return BrokerChanges(arrived, tuple(vanished), ())
+            return BrokerChanges(arrived, dead, tuple(vanished))
+        return BrokerChanges(arrived, (*dead, *vanished), ())
 
     def read_stopping(self, stopping: Mapping[int, int]) -> set[int]:
         """Brokers whose stopping began or ended."""

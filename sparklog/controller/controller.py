@@ -133,7 +133,7 @@ class Controller:
                     link.lost(event.update_id, now_ms)
             case BrokersRead():
                 if self._connected:  # else it is from before the connection broke; it is read again after
-                    self._brokers_changed(self.brokers.read(event.brokers, now_ms))
+                    self._brokers_changed(self.brokers.read(event.brokers, now_ms, retired=event.retired))
             case StoppingRead():
                 for broker_id in self.brokers.read_stopping(event.stopping):
                     self._mark(self.state.hosted(broker_id))
@@ -174,7 +174,8 @@ class Controller:
         expected = {member for state in stored for member in state.isr}
         if event.cautious:
             self.brokers.be_wary(now_ms)
-        self._brokers_changed(self.brokers.load(event.brokers, expected, now_ms), states_are_newer=True)
+        changes = self.brokers.load(event.brokers, expected, now_ms, retired=event.retired)
+        self._brokers_changed(changes, states_are_newer=True)
         self.brokers.read_stopping(event.stopping)
         self._deletions = dict(event.deletions)
         for name in event.deletions:

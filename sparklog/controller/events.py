@@ -25,7 +25,8 @@ class TopicSnapshot:
 class Loaded:
     """First event of a term: all there is, read after the controller epoch was taken.
 
-    ``cautious``: this process's own session had expired, so what it saw of brokers may be an artefact.
+    ``cautious``: this process's own session had expired, so what it saw of brokers may be an artefact. ``retired`` as
+    in BrokersRead.
     """
 
     brokers: tuple[BrokerRegistration, ...]
@@ -33,13 +34,15 @@ class Loaded:
     topics: tuple[TopicSnapshot, ...]
     deletions: Mapping[str, str]
     cautious: bool = False
+    retired: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
 class BrokersRead:
-    """All live registrations."""
+    """All live registrations. ``retired``: brokers without one whose last process was seen to end."""
 
     brokers: tuple[BrokerRegistration, ...]
+    retired: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

@@ -165,8 +165,10 @@ class SimCluster:
         )
         incarnation = broker.incarnation
         broker.crash(lose_page_cache=spared and chance.random() < self.page_cache_loss)
-        notice_ms = 20 if chance.random() < 0.5 else SESSION_MS
-        self.world.at(notice_ms, lambda: self.zk.expire(broker.broker_id, incarnation))
+        if chance.random() < 0.5:
+            self.world.at(20, lambda: self.zk.retire(broker.broker_id, incarnation))
+        else:
+            self.world.at(SESSION_MS, lambda: self.zk.expire(broker.broker_id, incarnation))
         process = broker.process
 
         def restart() -> None:

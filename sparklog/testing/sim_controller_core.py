@@ -60,7 +60,8 @@ class CoreController:
         self._shown.update({str(tp): state.version for tp, state in states.items()})
         record = self._record()
         snapshot = ev.TopicSnapshot(record, {tp.partition: state for tp, state in states.items()})
-        self._step(self._core, ev.Loaded(self._brokers(), dict(self._stopping), (snapshot,), {}))
+        loaded = ev.Loaded(self._brokers(), dict(self._stopping), (snapshot,), {}, retired=self._retired())
+        self._step(self._core, loaded)
 
     def _record(self) -> TopicRecord:
         assignment = tuple(replicas for _, replicas in sorted(self.cluster.assignment.items()))
@@ -76,6 +77,15 @@ class CoreController:
             for broker, found in sorted(self._zk.registered.items())
         )
 
+    def _retired(self) -> frozenset[int]:
+        """As the controller's store reads them: no later process of theirs has registered."""
+        zk = self._zk
+        return frozenset(
+            broker
+            for broker, incarnation in zk.retired.items()
+            if broker not in zk.registered and zk.incarnation(broker) == incarnation
+        )
+
     # --- watches ------------------------------------------------------------------------------------------------
 
     def _look(self) -> None:
@@ -88,7 +98,7 @@ class CoreController:
         self._disturb()
         brokers, stopping = self._brokers(), dict(self._stopping)
         if self._changed("brokers", brokers):
-            self._step(core, ev.BrokersRead(brokers))
+            self._step(core, ev.BrokersRead(brokers, self._retired()))
         if self._changed("stopping", stopping):
             self._step(core, ev.StoppingRead(stopping))
         for tp in self.cluster.assignment:

@@ -35,6 +35,8 @@ class SimZk:
         self.registered: dict[int, Registration] = {}
         #: brokers whose logs nobody vouches for until a controller has taken note
         self.untrusted: set[int] = set()
+        #: last incarnation of each broker whose process was seen to end
+        self.retired: dict[int, int] = {}
         self.controller_epoch = 0
         self._incarnations: dict[int, int] = {}
         self._on_write = on_write
@@ -69,6 +71,13 @@ class SimZk:
         registration = self.registered.get(broker_id)
         if registration is not None and registration.incarnation == incarnation:
             del self.registered[broker_id]
+
+    def retire(self, broker_id: int, incarnation: int) -> None:
+        """Whoever saw the process end deletes its registration, and leaves a mark that says so."""
+        registration = self.registered.get(broker_id)
+        if registration is not None and registration.incarnation == incarnation:
+            del self.registered[broker_id]
+            self.retired[broker_id] = incarnation
 
     def write_state(
         self,

@@ -122,10 +122,17 @@ class ClusterStore:
         return tuple(live)
 
     async def retire_broker(self, broker_id: int, incarnation: int) -> bool:
-        """Delete a registration on behalf of a process proved dead. False: it is gone, or another incarnation's."""
+        """Delete a registration on behalf of a process proved dead, and leave a mark that says so: registrations also
+        vanish when it is ZooKeeper that cannot be reached. False: it is gone, or another incarnation's."""
+        mark = paths.retired(broker_id)
+        await self.session.ensure(mark)
         try:
             await self.session.multi(
-                [Check(paths.incarnation(broker_id), incarnation), Delete(paths.broker(broker_id))]
+                [
+                    Check(paths.incarnation(broker_id), incarnation),
+                    Delete(paths.broker(broker_id)),
+                    SetData(mark, codecs.encode(codecs.CounterNode(incarnation))),
+                ]
             )
         except ZkMultiFailed:
             return False

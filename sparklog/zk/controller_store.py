@@ -7,7 +7,7 @@ has been elected, whatever this one believes. Writes are pipelined, one multi a 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -87,6 +87,20 @@ class ControllerStore:
         live = await self.cluster.live_brokers()
         marked = {int(name) for name in await self.session.children(paths.UNTRUSTED)}
         return tuple(msgspec.structs.replace(found, trusted=found.broker_id not in marked) for found in live)
+
+    async def read_retired(self, live: Collection[int]) -> frozenset[int]:
+        """Brokers other than the ``live`` ones whose last incarnation was proved dead. Read after the live ones: a
+        mark is made together with the deletion of the registration."""
+        names = await self.session.children(paths.RETIRED)
+        absent = [broker_id for broker_id in map(int, names) if broker_id not in live]
+        marks = await asyncio.gather(*(self.session.get(paths.retired(i)) for i in absent))
+        counters = await asyncio.gather(*(self.session.get(paths.incarnation(i)) for i in absent))
+        return frozenset(
+            broker_id
+            for broker_id, mark, counter in zip(absent, marks, counters, strict=True)
+            if mark.data
+            and codecs.decode(paths.retired(broker_id), mark.data, codecs.CounterNode).value == counter.version
+        )
 
     async def read_stopping(self) -> dict[int, int]:
         """Brokers that ask to be relieved, with the incarnation that asked."""

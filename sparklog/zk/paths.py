@@ -1,7 +1,8 @@
 """Where things stand in ZooKeeper: Kafka's layout, under the connect string's chroot.
 
 Pure names. ``/brokers/incarnations/<id>`` is persistent and its znode version is the broker's incarnation;
-``/brokers/untrusted/<id>`` stays until a controller has stripped that broker's void in-sync claims.
+``/brokers/untrusted/<id>`` stays until a controller has stripped that broker's void in-sync claims;
+``/brokers/retired/<id>`` names the broker's last incarnation that was proved dead by whoever saw its process end.
 ``/brokers/topic_ids/<id>`` lives exactly as long as the topic: a re-created topic's nodes have the same paths and may
 have the same versions, so a write meant for the old one is told apart by this node only.
 """
@@ -14,6 +15,7 @@ CLUSTER_ID = "/cluster/id"
 BROKER_IDS = "/brokers/ids"
 INCARNATIONS = "/brokers/incarnations"
 UNTRUSTED = "/brokers/untrusted"
+RETIRED = "/brokers/retired"
 BROKER_ID_SEQUENCE = "/brokers/seqid"
 PRODUCER_IDS = "/brokers/producer_ids"
 TOPICS = "/brokers/topics"
@@ -37,6 +39,7 @@ BASE = (
     BROKER_IDS,
     INCARNATIONS,
     UNTRUSTED,
+    RETIRED,
     BROKER_ID_SEQUENCE,
     PRODUCER_IDS,
     TOPICS,
@@ -61,6 +64,10 @@ def incarnation(broker_id: int) -> str:
 
 def untrusted(broker_id: int) -> str:
     return f"{UNTRUSTED}/{broker_id}"
+
+
+def retired(broker_id: int) -> str:
+    return f"{RETIRED}/{broker_id}"
 
 
 def stopping(broker_id: int) -> str:

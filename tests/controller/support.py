@@ -63,6 +63,8 @@ class World:
         self.deletions: dict[str, str] = {}
         self.brokers = {i: registration(i) for i in range(1, brokers + 1)}
         self.stopping: dict[int, int] = {}
+        #: of ``retire``, not registered again
+        self.retired: set[int] = set()
         self.effects: list[Effect] = []
         self.told: list[tuple[int, ControlUpdate]] = []
         self.counters: Counter[str] = Counter()
@@ -83,7 +85,8 @@ class World:
         self.held_writes, self.held_updates = [], []
         snapshots = tuple(TopicSnapshot(record, self._states(record)) for record in self.topics.values())
         brokers = tuple(self.brokers.values())
-        self.feed(Loaded(brokers, dict(self.stopping), snapshots, dict(self.deletions), cautious))
+        retired = frozenset(self.retired)
+        self.feed(Loaded(brokers, dict(self.stopping), snapshots, dict(self.deletions), cautious, retired))
 
     def _states(self, record: TopicRecord) -> dict[int, VersionedState]:
         tps = [TopicPartition(record.name, p) for p in range(len(record.assignment))]
@@ -123,11 +126,19 @@ class World:
         """Registrations vanish."""
         for broker_id in broker_ids:
             del self.brokers[broker_id]
-        return self.feed(BrokersRead(tuple(self.brokers.values())))
+        return self.feed(BrokersRead(tuple(self.brokers.values()), frozenset(self.retired)))
+
+    def retire(self, *broker_ids: int) -> list[Effect]:
+        """Their supervisors saw them end."""
+        for broker_id in broker_ids:
+            self.brokers.pop(broker_id, None)
+        self.retired |= set(broker_ids)
+        return self.feed(BrokersRead(tuple(self.brokers.values()), frozenset(self.retired)))
 
     def register(self, broker_id: int, incarnation: int, *, trusted: bool = True) -> list[Effect]:
         self.brokers[broker_id] = registration(broker_id, incarnation, trusted=trusted)
-        return self.feed(BrokersRead(tuple(self.brokers.values())))
+        self.retired.discard(broker_id)
+        return self.feed(BrokersRead(tuple(self.brokers.values()), frozenset(self.retired)))
 
     def ask_to_stop(self, broker_id: int) -> list[Effect]:
         self.stopping[broker_id] = self.brokers[broker_id].incarnation

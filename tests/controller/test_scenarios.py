@@ -508,6 +508,45 @@ def test_one_broker_after_another_within_a_session_timeout_is_a_mass_too() -> No
     assert world.trace()[0] == "3/2[1, 2, 3]"
 
 
+def test_brokers_that_were_seen_to_end_are_never_held() -> None:
+    world = World(THREE)
+    world.retire(1)
+    world.now_ms += SESSION_TIMEOUT_MS // 2
+    world.retire(2)
+    assert world.trace()[0] == "3/2[1, 2, 3]"
+    assert world.controller.deadline_ms is None
+    both = World(THREE)
+    both.retire(1, 2)
+    assert both.trace() == ["3/1[1, 2, 3]", "3/1[2, 3, 1]", "3/0[3, 1, 2]"]
+
+
+def test_a_proved_death_says_nothing_about_the_next_broker_that_is_missed() -> None:
+    world = World(THREE)
+    world.retire(1)
+    world.lose(2)
+    assert world.trace()[0] == "3/2[1, 2, 3]", "a lone death"
+
+
+def test_a_held_broker_is_given_up_once_it_is_proved_dead() -> None:
+    world = World(THREE)
+    world.lose(1, 2)
+    assert world.trace()[0] == "1/0[1, 2, 3]", "held"
+    world.retire(1)
+    assert world.trace()[:2] == ["3/1[1, 2, 3]", "2/0[2, 3, 1]"], "broker 2 is still held"
+    world.register(1, 2)
+    assert world.trace()[0] == "3/1[1, 2, 3]"
+
+
+def test_a_new_controller_does_not_wait_for_brokers_that_were_seen_to_end() -> None:
+    world = World(THREE)
+    world.hold_writes = True
+    world.retire(1, 2)
+    world.hold_writes = False
+    world.take_over(2, cautious=True)
+    assert world.trace() == ["3/1[1, 2, 3]", "3/1[2, 3, 1]", "3/0[3, 1, 2]"]
+    assert world.counters["controller.brokers.held"] == 0
+
+
 def test_a_disconnected_controller_sends_nothing_and_waits_before_it_fails_any() -> None:
     world = World(THREE)
     world.feed(Disconnected())

@@ -188,6 +188,19 @@ def test_a_retired_broker_is_replaced_at_once_and_led_anew_when_it_is_back(conne
     run_with_three(connect, scenario)
 
 
+def test_two_of_three_retired_brokers_are_replaced_at_once(connect: str) -> None:
+    """Their supervisors saw them end: no waiting for a session time-out, as for brokers that merely vanish together."""
+
+    async def scenario(loop: ControllerLoop, hearers: list[Hearer]) -> None:
+        one, two, three = hearers
+        for hearer in (one, two):
+            assert await three.store.retire_broker(hearer.broker_id, hearer.incarnation)
+        await until(lambda: three.leaders() == [3, 3, 3], "both are replaced", timeout_s=SESSION_TIMEOUT_MS / 2000)
+        assert three.brokers == [3]
+
+    run_with_three(connect, scenario)
+
+
 def test_controlled_stop_and_deletion(connect: str) -> None:
     async def scenario(loop: ControllerLoop, hearers: list[Hearer]) -> None:
         one, two, _ = hearers

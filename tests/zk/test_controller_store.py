@@ -134,6 +134,26 @@ def test_deleting_a_topic_takes_everything_and_may_be_repeated(connect: str) -> 
     asyncio.run(scenario())
 
 
+def test_a_retired_broker_is_known_as_such_until_it_registers_again(connect: str) -> None:
+    async def scenario() -> None:
+        async with opened(connect) as cluster:
+            store = await elected(cluster.session)
+            registry = BrokerRegistry(cluster.session, broker(1))
+            assert not await cluster.retire_broker(1, await registry.start() + 1)
+            assert await store.read_retired(()) == frozenset(), "what was tried and refused proves nothing"
+            assert await cluster.retire_broker(1, registry.incarnation)
+            assert await store.read_retired(()) == {1}
+            assert await store.read_retired({1}) == frozenset()
+            await registry.close()
+            again = BrokerRegistry(cluster.session, broker(1))
+            await again.start()
+            await cluster.session.delete(paths.broker(1))
+            assert await store.read_retired(()) == frozenset(), "this incarnation has merely vanished"
+            await again.close()
+
+    asyncio.run(scenario())
+
+
 def test_a_broker_is_untrusted_while_its_mark_stands(connect: str) -> None:
     async def scenario() -> None:
         async with opened(connect) as cluster:
