@@ -133,7 +133,7 @@ class AsyncLink:
 
     async def _any_connection(self) -> AsyncConnection:
         alive = [b.connection for b in self._brokers.values() if b.connection is not None and not b.connection.closed]
-        if alive:
+        if alive and self.metadata.brokers:  # else those asked so far knew nothing: others may know more
             return self._random.choice(alive)
         known = [Address(broker.host, broker.port) for broker in self.metadata.brokers.values()]
         addresses = list(dict.fromkeys([*self._shuffled(known), *self._shuffled(self._bootstrap)]))
@@ -146,8 +146,9 @@ class AsyncLink:
                     raise
                 failures.append(error.detail)
             else:
-                self._keep(connection.hello.broker_id if connection.hello else -1, connection)
-                return connection
+                answered = connection.hello.broker_id if connection.hello else -1
+                self._keep(answered, connection)
+                return self._brokers[answered].connection or connection
         raise BrokerError(ErrorCode.NETWORK_EXCEPTION, f"no broker can be reached: {'; '.join(failures)}")
 
     def _keep(self, broker_id: int, connection: AsyncConnection) -> None:
@@ -211,10 +212,13 @@ class AsyncLink:
 
     def _take(self, reply: MetadataReply) -> None:
         self.version += 1
+        stale = self.metadata.is_stale(reply)
         self.metadata.update(reply)
         for topic in reply.topics:
             if topic.code == ErrorCode.NONE:
                 self.topic_errors.pop(topic.name, None)
+            elif stale and topic.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+                self.last_problem = f"a broker that has not heard of the present controller knows no {topic.name!r}"
             else:
                 self.topic_errors[topic.name] = topic
         self._tell()

@@ -118,8 +118,12 @@ class ClusterLink:
     def refresh(self, topics: Iterable[str] | None = ()) -> MetadataReply:
         """Ask any broker for metadata once and merge it in; None asks for all topics, () for the brokers only."""
         wanted = None if topics is None else tuple(topics)
-        reply = self.ask_any(Metadata(0, wanted), MetadataReply)
+        connection = self.any_connection()
+        reply = self._ask(connection, Metadata(0, wanted), MetadataReply)
         self.metadata.update(reply)
+        if self.metadata.is_stale(reply):
+            connection.close()  # another broker may know more
+            self._turn += 1
         return reply
 
     def topic(self, name: str, *, timeout_s: float | None = None, refresh: bool = False) -> TopicMetadata:
@@ -233,7 +237,9 @@ class ClusterLink:
             if topic.name == name:
                 error = topic_error(topic)
                 if error is not None:
-                    self._turn += 1  # another broker may know more
+                    if self.metadata.is_stale(reply):
+                        raise _not_told(error)
+                    self._turn += 1
                     raise error
         topic_now = self.metadata.topic(name)
         if topic_now is None:
@@ -245,6 +251,13 @@ class ClusterLink:
         if delay_s >= deadline.left_s():
             raise ClientTimeout(f"{what}: not done within {deadline.timeout_s:g} s, last: {error}") from error
         time.sleep(delay_s)
+
+
+def _not_told(error: BrokerError) -> BrokerError:
+    """What to make of an error from a broker that has not heard of the present controller."""
+    if error.code != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+        return error
+    return BrokerError(ErrorCode.BROKER_NOT_AVAILABLE, f"the broker has not heard from the controller: {error.detail}")
 
 
 def _rotated(addresses: Iterable[Address], turn: int) -> list[Address]:

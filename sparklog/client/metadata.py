@@ -1,8 +1,9 @@
 """A client's picture of the cluster: brokers, topics, and who leads what. Pure: replies in, answers out.
 
 Replies of different brokers overtake each other, so they are merged and not just taken over: per partition the greatest
-leader epoch wins, per broker the greatest incarnation, and a topic that was deleted and made again replaces the old
-one wherever the controller epoch does not say that the reply is the older picture.
+leader epoch wins, per broker the greatest incarnation, and a topic that was deleted, or deleted and made again, leaves
+the old one in place wherever the controller epoch says that the reply is the older picture. A broker that started while
+the controller was away knows of no topic at all until one is back: that says nothing about topics.
 """
 
 from __future__ import annotations
@@ -34,16 +35,22 @@ class MetadataCache:
         self._topics: dict[str, TopicMetadata] = {}
         self._partitions: dict[TopicPartition, PartitionMetadata] = {}
 
+    def is_stale(self, reply: MetadataReply) -> bool:
+        """Whether the broker has not heard of the newest controller known here, or of none: what it does not know may
+        be there. The same before and after ``update``."""
+        return reply.controller_epoch < max(self.controller_epoch, 0)
+
     def update(self, reply: MetadataReply) -> None:
-        """Merge a reply in. A topic it calls unknown is forgotten."""
+        """Merge a reply in. A topic it calls unknown is forgotten, unless it is stale."""
         if not self.cluster_id:
             self.cluster_id = reply.cluster_id
-        stale = reply.controller_epoch < self.controller_epoch
+        stale = self.is_stale(reply)
         self.controller_epoch = max(self.controller_epoch, reply.controller_epoch)
         self._update_brokers(reply.brokers, stale=stale)
         for topic in reply.topics:
             if topic.code != ErrorCode.NONE:
-                self.forget(topic.name)
+                if not stale:
+                    self.forget(topic.name)
             else:
                 self._update_topic(topic, stale=stale)
 

@@ -64,6 +64,19 @@ def test_an_older_picture_does_not_bring_a_deleted_topic_back() -> None:
     assert found.topic_id == "b"
 
 
+def test_an_older_picture_does_not_take_a_topic_away() -> None:
+    unknown = TopicMetadata(int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION), "t")
+    cache = MetadataCache()
+    nothing = reply(unknown, epoch=-1, brokers=())
+    assert cache.is_stale(nothing)  # a broker that no controller has told anything yet
+    cache.update(reply(topic(0, 9), epoch=2))
+    for stale in (nothing, reply(unknown, epoch=1)):
+        cache.update(stale)
+        assert cache.is_stale(stale) and cache.leader(TP) == Leader(0, 9)
+    cache.update(reply(unknown, epoch=2))
+    assert cache.topic("t") is None
+
+
 def test_partitions_and_schemas_are_only_ever_added() -> None:
     cache = MetadataCache()
     cache.update(reply(topic(0, 1, partitions=3, schemas=2)))
