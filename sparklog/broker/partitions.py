@@ -17,7 +17,7 @@ from sparklog.broker.partition import AppendRules, Partition
 from sparklog.broker.state import BrokerState
 from sparklog.broker.wiring import Wiring
 from sparklog.errors import BrokerError, ErrorCode, StorageError
-from sparklog.model import TopicPartition
+from sparklog.model import NO_EPOCH, TopicPartition
 from sparklog.protocol.messages import TopicChange
 from sparklog.record.schema import parse_schema
 from sparklog.replica.events import FollowerConnectionLost, Ticked
@@ -70,6 +70,9 @@ class Partitions:
         return partition
 
     def _absent(self, tp: TopicPartition) -> BrokerError:
+        if self._broker.cache.controller_epoch == NO_EPOCH:
+            detail = f"{tp}: broker {self._broker.broker_id} has started and was not told yet what it hosts"
+            return BrokerError(ErrorCode.NOT_LEADER_OR_FOLLOWER, detail)
         known = self._broker.cache.partition(tp)
         if known is not None:
             return BrokerError(
