@@ -20,7 +20,7 @@ from sparklog.cli.options import Bootstrap, Timeout, moment, servers
 from sparklog.client.consumer import Consumer
 from sparklog.client.errors import ClientTimeout
 from sparklog.client.origin import origin
-from sparklog.errors import ConfigError
+from sparklog.errors import BrokerError, ConfigError, ErrorCode
 from sparklog.model import TopicPartition
 
 
@@ -90,7 +90,12 @@ def _consumer(
 def _batches(consumer: Consumer, count: int | None, *, follow: bool, timeout_s: float) -> Iterator[pa.RecordBatch]:
     """Batches up to the ends there are now, or for ever; at most ``count`` records."""
     left = count
+    starts = {tp: consumer.position(tp) for tp in consumer.assignment}  # before the ends, which may move on
     ends = None if follow else consumer.end_offsets()
+    for tp, end in (ends or {}).items():
+        if starts[tp] > end:
+            # Nothing would be fetched from there, so no broker could say so.
+            raise BrokerError(ErrorCode.OFFSET_OUT_OF_RANGE, f"{tp}: offset {starts[tp]} found, its end is {end}")
     waited_s = 0.0
     while left is None or left > 0:
         if ends is not None and all(consumer.position(tp) >= end for tp, end in ends.items()):

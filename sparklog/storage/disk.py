@@ -153,8 +153,9 @@ class RealDisk:
 
 
 def is_full(failure: OSError) -> bool:
-    """Whether the disk merely lacks room: the log stays usable, and a later append may succeed."""
-    return failure.errno in (errno.ENOSPC, errno.EDQUOT)
+    """Whether the disk, or what this process may have of it, merely lacks room: the log stays usable, and a later
+    append may succeed."""
+    return failure.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def write_all(disk: Disk, handle: int, buffers: Sequence[Buffer], at: int) -> int:

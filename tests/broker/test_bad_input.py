@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import random
 import socket
 import struct
+from collections import Counter
 from collections.abc import Iterator
 
 import msgspec
@@ -28,11 +30,13 @@ from sparklog.protocol.messages import (
     decode_reply,
 )
 from sparklog.record.codec import EncodedBatch, encode_batch
+from sparklog.record.header import HEADER_BYTES, unpack_headers
 from sparklog.record.message import read_batch_message
 from sparklog.record.schema import DEFAULT_SCHEMA
 from sparklog.testing.process_cluster import ProcessCluster
-from tests.broker.support import encoded, fetch, list_offset, produce, produce_request
-from tests.broker.topics import create_topic, leader, replica
+from tests.broker.support import encoded, fetch, list_offset, produce, produce_request, read_all
+from tests.broker.topics import create_topic, leader, replica, wait_equal
+from tests.record import fuzz_batches as fuzz
 from tests.record.batches import resealed
 
 pytestmark = pytest.mark.integration
@@ -58,6 +62,7 @@ def connection(cluster: ProcessCluster, leading: int) -> Iterator[BlockingConnec
         before = replica(cluster, leading, TOPIC)
         yield opened
         assert list_offset(opened, TOPIC, LATEST).offset == 3
+        assert read_all(opened, TOPIC) == [b"v0", b"v1", b"v2"]
     assert replica(cluster, leading, TOPIC) == before
     assert cluster.pid(leading) == pid
 
@@ -175,10 +180,10 @@ def broken(kind: str) -> EncodedBatch:
     [
         ("bit flip", ErrorCode.CORRUPT_MESSAGE, "CRC"),
         ("row count", ErrorCode.CORRUPT_MESSAGE, "4"),
-        ("other columns", ErrorCode.SCHEMA_MISMATCH, ""),
+        ("other columns", ErrorCode.SCHEMA_MISMATCH, "expected"),
         ("unknown schema id", ErrorCode.SCHEMA_MISMATCH, "7"),
-        ("offsets out of range", ErrorCode.CORRUPT_MESSAGE, ""),
-        ("truncated buffers", ErrorCode.CORRUPT_MESSAGE, ""),
+        ("offsets out of range", ErrorCode.CORRUPT_MESSAGE, "1073741824"),
+        ("truncated buffers", ErrorCode.CORRUPT_MESSAGE, "in 584 bytes"),
         ("too large", ErrorCode.MESSAGE_TOO_LARGE, "65536"),
         ("a bomb", ErrorCode.MESSAGE_TOO_LARGE, "65536"),
     ],
@@ -189,6 +194,42 @@ def test_a_bad_batch_is_refused(connection: BlockingConnection, kind: str, code:
         assert result.code == code, result.detail
         assert result.base_offset == -1
         assert TOPIC in result.detail and named in result.detail
+
+
+def test_no_reader_ever_sees_a_malformed_batch(cluster: ProcessCluster, leading: int) -> None:
+    """Batches damaged at random under checksums that fit: refused, or good for every reader on every replica."""
+    create_topic(cluster, "malformed", assignment=((0, 1, 2),))
+    dice = random.Random(11)
+    good = [fuzz.encoded(fuzz.default_batch(), compression) for compression in (None, "lz4", "zstd")]
+    codes: Counter[ErrorCode] = Counter()
+    pids = [cluster.pid(broker_id) for broker_id in cluster.slots]
+    end = 0
+    with cluster.connect(0) as connection:
+        for _ in range(600):
+            batch = dice.choice(good)
+            sent = resealed(batch, fuzz.mutated(batch.body.to_pybytes(), dice))
+            result = produce(connection, "malformed", sent, acks=1)
+            codes[ErrorCode(result.code)] += 1
+            if result.code == ErrorCode.NONE:
+                assert result.base_offset == end
+                end += sent.header.offset_span
+            else:
+                assert result.base_offset == -1 and "malformed-0" in result.detail
+        assert codes[ErrorCode.CORRUPT_MESSAGE] > 100 and codes[ErrorCode.NONE] > 10, codes
+        assert ErrorCode.UNKNOWN_SERVER_ERROR not in codes
+        wait_equal(cluster, "malformed", end)
+    for broker_id in cluster.slots:
+        with cluster.connect(broker_id) as connection:
+            seen = 0
+            while seen < end:
+                fetched, body = fetch(connection, "malformed", seen)
+                at = fetched.batch_count * HEADER_BYTES
+                for header in unpack_headers(body[:at]):
+                    taken = EncodedBatch(header, pa.py_buffer(body[at : at + header.length]))
+                    fuzz.read_everything(taken, DEFAULT_SCHEMA)
+                    at += header.stored_bytes
+                    seen = header.next_offset
+    assert [cluster.pid(broker_id) for broker_id in cluster.slots] == pids
 
 
 def test_a_bad_batch_takes_the_good_ones_of_its_partition_with_it(connection: BlockingConnection) -> None:
@@ -245,7 +286,7 @@ def test_leader_epochs_that_are_not_the_leaders(connection: BlockingConnection) 
     [
         (CreateTopic(0, "a/b", 1, 1, 1000), ErrorCode.INVALID_TOPIC_EXCEPTION, "a/b"),
         (CreateTopic(0, "x" * 250, 1, 1, 1000), ErrorCode.INVALID_TOPIC_EXCEPTION, "250"),
-        (CreateTopic(0, "many", 1, 4, 1000), ErrorCode.INVALID_REPLICATION_FACTOR, "4"),
+        (CreateTopic(0, "many", 1, 4, 1000), ErrorCode.INVALID_REPLICATION_FACTOR, "factor 4; expected 1 to 3"),
         (CreateTopic(0, "none", 0, 1, 1000), ErrorCode.INVALID_PARTITIONS, "0"),
         (CreateTopic(0, "odd", 1, 1, 1000, config={"retention.hours": "1"}), ErrorCode.INVALID_CONFIG, "retention"),
         (CreateTopic(0, "odd", 1, 1, 1000, config={"retention.ms": "-9"}), ErrorCode.INVALID_CONFIG, "-1 to"),

@@ -31,12 +31,13 @@ def create_topic(
     name: str,
     *,
     partitions: int = 1,
+    replicas: int = 3,
     assignment: tuple[tuple[int, ...], ...] = (),
     config: Mapping[str, str] | None = None,
 ) -> str:
-    """Create a topic with three replicas, wait until every broker knows its leaders; the topic id."""
+    """Create a topic, wait until every broker knows its leaders; the topic id."""
     with cluster.connect(next(iter(running(cluster)))) as connection:
-        request = CreateTopic(0, name, partitions, 3, 10_000, config=dict(config or {}), assignment=assignment)
+        request = CreateTopic(0, name, partitions, replicas, 10_000, config=dict(config or {}), assignment=assignment)
         reply, _ = connection.request(request)
         assert isinstance(reply, CreateTopicReply)
 

@@ -123,3 +123,23 @@ def test_on_a_terminal(environment: dict[str, str]) -> None:
     assert done.returncode == 0
     assert "shown" in shown
     assert "in sync" in shown
+
+
+def test_refusals_of_a_broker_are_one_line(environment: dict[str, str], tmp_path: Path) -> None:
+    assert sparklog(environment, "topics", "create", "small", "-c", "max.message.bytes=2048").returncode == 0
+    large = tmp_path / "large.txt"
+    large.write_text("x" * 4096 + "\n")
+    for arguments, expected in (
+        (("topics", "create", "a/b"), b"INVALID_TOPIC_EXCEPTION: topic name 'a/b'"),
+        (("topics", "create", "many", "-r", 3), b"found replication factor 3; expected 1 to 1"),
+        (("produce", "small", large), b"MESSAGE_TOO_LARGE"),
+        (("consume", "small", "--from", 7), b"OFFSET_OUT_OF_RANGE"),
+    ):
+        refused = sparklog(environment, *arguments)
+        assert refused.returncode in {1, 2}, refused
+        assert refused.stdout == b""
+        assert expected in refused.stderr
+        assert refused.stderr.count(b"\n") == 1 and refused.stderr.startswith(b"sparklog: ")
+    assert b"many" not in sparklog(environment, "topics", "list").stdout
+    assert sparklog(environment, "consume", "small").stdout == b""
+    assert sparklog(environment, "topics", "delete", "small", "--yes").returncode == 0
