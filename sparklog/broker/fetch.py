@@ -297,6 +297,10 @@ class Fetches:
             else:
                 fetch.look_soon()
 
+    def log_start_moved(self, partition: Partition) -> None:
+        """Old records are gone: followers of an idle partition would not hear of it otherwise."""
+        self.high_watermark_moved(partition)
+
     def changed(self, partition: Partition) -> None:
         """The replica's role changed, or it is gone: whoever waits for it must hear."""
         for fetch in self._concerned(partition):

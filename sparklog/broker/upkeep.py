@@ -109,6 +109,8 @@ class Upkeep:
             if partition.replica.is_leader:
                 deleted = self._guarded(partition, lambda log: log.apply_retention(now_us))
                 self._broker.counters["segments.deleted"] += deleted
+                if deleted:
+                    self._broker.fetches.log_start_moved(partition)
 
     def _flush(self) -> None:
         now_us = time.time_ns() // 1000
