@@ -4,6 +4,10 @@ A registration that disappears means a dead broker, except where many disappear 
 ZooKeeper itself: then ZooKeeper, or the way to it, is the likelier cause. Such brokers are *held* for one session
 timeout: nothing is elected away from them, nor to them. Brokers whose end was seen by their supervisors (*retired*)
 are dead for certain: they are never held, and say nothing about the others.
+
+A term that begins without any broker is a cluster that starts again, its controller first. Nobody is given up before
+the first broker is there, for there is nobody to elect; from then on the others have one session timeout to come back
+to what they led, else whoever is first would lead everything.
 """
 
 from __future__ import annotations
@@ -36,6 +40,8 @@ class BrokerTable:
         self._vanished_at: dict[int, int] = {}
         #: Until then every broker that is missed is held.
         self._wary_until_ms = 0
+        #: The term began without brokers, and none has come yet.
+        self._awaits_first = False
 
     @property
     def standing(self) -> Standing:
@@ -44,6 +50,8 @@ class BrokerTable:
 
     @property
     def deadline_ms(self) -> int | None:
+        if self._awaits_first:
+            return None
         return min((deadline for _, deadline in self._held.values()), default=None)
 
     def present(self) -> list[BrokerRegistration]:
@@ -67,6 +75,10 @@ class BrokerTable:
         """Start a term with these live brokers; ``expected`` are those that partition states count on."""
         changes = self.read(brokers, now_ms)
         missing = sorted(set(expected) - set(self.registrations) - set(retired))
+        if not self.registrations:
+            self._awaits_first = True
+            self._hold(dict.fromkeys(missing), now_ms)
+            return changes  # not called held: none has vanished, they are yet to come
         if now_ms < self._wary_until_ms or self._many(len(missing), len(missing) + len(self.registrations)):
             self._hold(dict.fromkeys(missing), now_ms)
             return changes._replace(held=tuple(missing))
@@ -89,6 +101,9 @@ class BrokerTable:
         for broker_id in (*found, *dead):
             self._held.pop(broker_id, None)
             self._vanished_at.pop(broker_id, None)
+        if self._awaits_first and found:
+            self._awaits_first = False
+            self._hold({i: known for i, (known, _) in self._held.items()}, now_ms)
         self._vanished_at = {i: at for i, at in self._vanished_at.items() if now_ms - at < self._session_timeout_ms}
         recent = len(self._vanished_at)
         self._vanished_at.update(dict.fromkeys(vanished, now_ms))
@@ -107,6 +122,8 @@ class BrokerTable:
 
     def give_up(self, now_ms: int) -> tuple[int, ...]:
         """Held brokers whose time is over: they have failed."""
+        if self._awaits_first:
+            return ()
         over = tuple(broker_id for broker_id, (_, deadline) in self._held.items() if deadline <= now_ms)
         for broker_id in over:
             del self._held[broker_id]

@@ -487,6 +487,23 @@ def test_two_leaders_after_a_full_restart() -> None:
         assert leaders == {node.state.leader}
 
 
+def test_a_cluster_that_starts_again_slowly_has_its_leaders_back() -> None:
+    """Brokers need longer than a session timeout to start; the first to come does not lead everything."""
+    world = World(THREE)
+    world.brokers = {}
+    world.take_over(2)
+    world.advance(10 * SESSION_TIMEOUT_MS)
+    assert world.controller.deadline_ms is None, "there is nobody to elect"
+    world.register(2, 2)
+    assert world.trace() == ["1/0[1, 2, 3]", "2/1[2, 3, 1]", "3/0[3, 1, 2]"]
+    world.advance(SESSION_TIMEOUT_MS - 1)
+    world.register(3, 2)
+    assert world.trace() == ["1/0[1, 2, 3]", "2/1[2, 3, 1]", "3/1[3, 1, 2]"]
+    assert not world.counters["controller.brokers.held"] + world.counters["controller.brokers.failed"], "as expected"
+    world.advance(1)
+    assert world.trace() == ["2/1[1, 2, 3]", "2/1[2, 3, 1]", "3/1[3, 1, 2]"], "broker 1 did not come"
+
+
 def test_mass_disappearance_is_waited_out() -> None:
     world = World(THREE)
     world.lose(1, 2)
