@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -29,7 +30,9 @@ def print_table(
     """A table; ``numeric`` columns stand to the right."""
     cells = [["-" if cell is None else str(cell) for cell in row] for row in rows]
     if on_terminal():
-        table = Table(*(), title=title or None, title_justify="left", header_style="bold")
+        # Without rules between columns, so that eight of them fit into 80 characters.
+        table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+        table.title, table.title_justify, table.title_style, table.header_style = title or None, "left", "", "bold"
         for column in columns:
             table.add_column(column, justify="right" if column in numeric else "left", overflow="fold")
         for row in cells:

@@ -17,6 +17,7 @@ import pytest
 from typer.testing import CliRunner
 
 from sparklog.cli.main import app, run
+from sparklog.cli.output import print_table
 from sparklog.client.consumer import Consumer
 from sparklog.client.producer import Producer
 from tests.client.fake_cluster import FakeCluster
@@ -324,6 +325,18 @@ def test_a_terminal_gets_tables(cli: Cli, fake: FakeCluster, monkeypatch: pytest
     monkeypatch.setattr("sparklog.cli.output.on_terminal", lambda: True)
     monkeypatch.setattr("sparklog.cli.topics.on_terminal", lambda: True)
     text = cli("topics", "list").text
-    assert "│" in text
+    assert "───" in text
     assert "in sync" in text
     assert json.loads(cli("topics", "list", "--json").out) == ["t"]
+
+
+def test_brokers_fit_a_terminal_of_80_characters(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sparklog.cli.output.on_terminal", lambda: True)
+    monkeypatch.setenv("COLUMNS", "80")
+    columns = ("broker", "address", "rack", "state", "pid", "leads", "replicas", "size")
+    row = (0, "192.168.100.200:19392", "r1", "running", 419_430, 5, 14, "123.4 MiB")
+    print_table(columns, [row], title="cluster " + 32 * "c", numeric=("broker", "pid"))
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1].split() == [*map(str, row[:-1]), "123.4", "MiB"]
