@@ -10,6 +10,7 @@ import contextlib
 import logging
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -29,6 +30,8 @@ from sparklog.errors import ClusterError, SparklogError
 
 #: A driver that is refused its seat is usually refused within this; Spark is then not even started.
 _REFUSAL_S = 0.5
+#: It takes a fraction of this; a JVM that hangs must not hold up a stop whose brokers are gone.
+_JVM_END_S = 3.0
 
 
 def run_cluster(options: ClusterOptions, *, tell: Callable[[str], None]) -> int:
@@ -79,8 +82,7 @@ def _run(options: ClusterOptions, stop: _StopSignals, tell: Callable[[str], None
         began = time.monotonic()
         cluster.stop()
         if context is not None:
-            with contextlib.suppress(OSError):  # its JVM is gone already
-                context.stop()
+            _end_spark(context)
         remove_spark_home(options.data_dir.resolve())
         if stop.asked.is_set():
             tell(f"stopped in {time.monotonic() - began:.1f} s")
@@ -91,6 +93,18 @@ def _start_spark() -> SparkContext:
         return SparkContext(conf=SparkConf())
     except (Py4JError, PySparkException) as error:
         raise ClusterError(f"Spark did not start: {cause_of(error)}") from error
+
+
+def _end_spark(context: SparkContext) -> None:
+    """Stop Spark and see its JVM end, which would else happen a moment after this process is gone."""
+    with contextlib.suppress(OSError):  # its JVM is gone already
+        context.stop()
+    jvm = getattr(SparkContext._gateway, "proc", None)
+    if jvm is None:
+        return
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        jvm.stdin.close()  # what pyspark's JVM takes as the order to end
+        jvm.wait(_JVM_END_S)
 
 
 class _Seating(threading.Thread):

@@ -57,6 +57,12 @@ class Writer:
         except BaseException as error:
             self.error = error
 
+    def wait_for(self, count: int) -> None:
+        deadline = time.monotonic() + 60
+        while self.acknowledged < count and self.error is None:
+            assert time.monotonic() < deadline, f"{self.acknowledged} of {count} records within 60 s"
+            self._thread.join(0.05)
+
     def end(self) -> int:
         self._enough.set()
         self._thread.join(90)
@@ -101,7 +107,7 @@ def test_a_cluster_survives_its_executors_and_its_driver(tmp_path: Path, jobs: l
     first.kill()
     assert first.brokers() == pids
     alone = Writer(bootstrap, "events")
-    time.sleep(1)  # what is written meanwhile, is written without a driver
+    alone.wait_for(20)  # what is written meanwhile, is written without a driver
     written = writer.acknowledged + alone.end()
     assert alone.acknowledged > 0
 
@@ -120,6 +126,7 @@ def test_a_cluster_survives_its_executors_and_its_driver(tmp_path: Path, jobs: l
     assert second.process.returncode == 0
     assert float(second.wait_for(r"stopped in ([\d.]+) s", timeout_s=1).group(1)) < STOP_S
     assert (second.brokers(), second.executors(), second.zookeepers()) == ({}, [], [])
+    assert second.java_processes("SparkSubmit") == [], "the driver's JVM"
     assert not list((tmp_path / "spark").iterdir())
 
     # What was acknowledged is there after a start on the same data, in order, once.
