@@ -40,10 +40,6 @@ class Partition:
         #: Brokers that said they cannot open this replica.
         self.broken: set[int] = set()
 
-    @property
-    def unfit(self) -> set[int]:
-        return self.suspects | self.broken if self.broken else self.suspects
-
     def told(self, stored: VersionedState | None) -> PartitionDecision:
         found = stored or _NO_STATE
         return PartitionDecision(

@@ -235,10 +235,22 @@ class Controller:
                 self._effects.append(TrustBroker(broker_id, self.brokers.registrations[broker_id].incarnation))
 
     def _visible_brokers(self) -> tuple[BrokerEndpoint, ...]:
-        """A stopping broker that leads nothing any more is left out: leaders take it out of their ISRs, and not in
-        again."""
-        relieved = {broker_id for broker_id in self.brokers.stopping if not self.state.leads(broker_id)}
-        return tuple(found.endpoint for found in self.brokers.present() if found.broker_id not in relieved)
+        """Who is left out is taken out of the ISRs by their leaders, and not in again: a stopping broker that leads
+        nothing any more, and a suspect, until its void claims are gone. Claims that no leader at work could take away
+        do not keep a suspect out, or it could help nowhere."""
+        hidden = {broker_id for broker_id in self.brokers.stopping if not self.state.leads(broker_id)}
+        for broker_id, partitions in self._suspicions.open():
+            if any(self._led_by_another(partition, broker_id) for partition in partitions):
+                hidden.add(broker_id)
+        return tuple(found.endpoint for found in self.brokers.present() if found.broker_id not in hidden)
+
+    def _led_by_another(self, partition: Partition, broker_id: int) -> bool:
+        """Whether a leader at work may change the ISR, as far as is known."""
+        stored = partition.stored
+        if stored is None or partition.pending is not None or partition.rereading:
+            return True
+        leader = self.brokers.registrations.get(stored.state.leader)
+        return leader is not None and leader.broker_id != broker_id and leader.incarnation == stored.leader_incarnation
 
     # --- topics --------------------------------------------------------------------------------------------------
 
@@ -417,7 +429,12 @@ class Controller:
                 return election.recover(stored, standing, ends) if ends else None
         self._lost_tails.give_up(partition)
         return election.decide(
-            partition.replicas, stored, standing, unfit=partition.unfit, unclean=partition.topic.unclean
+            partition.replicas,
+            stored,
+            standing,
+            suspects=partition.suspects,
+            broken=partition.broken,
+            unclean=partition.topic.unclean,
         )
 
     # --- lost tails ------------------------------------------------------------------------------------------------

@@ -69,7 +69,7 @@ class DropDeletionRequest:
 
 @dataclass(frozen=True, slots=True)
 class TrustBroker:
-    """All in-sync claims from before this untrusted incarnation are stripped: forget the mark, unless yet another
+    """All in-sync claims from before this untrusted incarnation are gone: forget the mark, unless yet another
     incarnation has registered. No result."""
 
     broker_id: int

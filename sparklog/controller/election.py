@@ -5,15 +5,16 @@ replaced: whatever an older leader still does under the old epoch is fenced.
 
 Rules, in order:
 - no state yet: the first live replica leads, the live replicas are the ISR, leader epoch 0;
-- the leader stands and is not stopping: nothing, but for members who are unfit: they leave;
+- the leader stands and is not stopping: nothing, but for members that cannot open their logs: they leave;
 - otherwise the first live replica of the assignment that is in the ISR leads;
 - a stopping broker keeps what nobody else in the ISR can take over;
 - nobody in the ISR is alive: no leader, and the ISR keeps its claim, unless the topic allows unclean elections.
 
-Members that are dead or stopping keep their place in the ISR: taking them out is for the partition's leader alone,
-which does it as soon as it hears of them. Only a leader at work proves, by that very write, that a member with all
-records is alive. This controller cannot: whom it would leave in the ISR may be dead itself, with the tail of its log
-lost and the loss not seen yet, while the log of the member it takes out is whole. (The simulator found this.)
+Members that are dead, stopping, or under suspicion of a lost tail keep their place in the ISR: taking them out is for
+the partition's leader alone, which does it as soon as it hears of them. Only a leader at work proves, by that very
+write, that a member with all records is alive. This controller cannot: whom it would leave in the ISR may be dead
+itself, with the tail of its log lost and the loss not seen yet, while the log of the member it takes out is whole. That
+goes for a suspect as well: it may have been added honestly since its return. (The simulator found both.)
 """
 
 from __future__ import annotations
@@ -52,12 +53,14 @@ def decide(
     stored: VersionedState | None,
     standing: Standing,
     *,
-    unfit: Collection[int] = (),
+    suspects: Collection[int] = (),
+    broken: Collection[int] = (),
     unclean: bool = False,
 ) -> Decision | None:
     """The next state of a partition, or None when the stored one is right.
 
-    ``unfit`` are live brokers whose replica must not count: its tail was lost, or it cannot be opened.
+    The replicas of live ``suspects`` may have lost their tails, those of ``broken`` brokers cannot be opened: neither
+    is elected.
     """
     live, held, stopping, _ = standing
     if stored is None:
@@ -66,10 +69,11 @@ def decide(
     leader = state.leader
     if leader in held:
         return None
+    unfit = {*suspects, *broken}
     stands = (
         leader in live and live[leader] == stored.leader_incarnation and leader in state.isr and leader not in unfit
     )
-    kept = tuple(m for m in state.isr if m not in unfit or m not in live)
+    kept = tuple(m for m in state.isr if m not in broken or m not in live)
     if stands and leader not in stopping:
         return None if kept == state.isr else _next(stored, standing, leader, kept, STRIPPED)
 

@@ -1,8 +1,9 @@
 """Which in-sync claims are void because their broker lost its page cache. Mutable, owned by one ``Controller``.
 
 A broker that comes back unable to vouch for its logs is suspected on every partition it hosts, until the partition's
-ISR, read after its registration, is seen without it. Until then its replica counts for nothing: it is neither elected
-nor kept while another member can be trusted. Once no partition is left the broker is trusted like any other.
+ISR, read after its registration, is seen without it. Until then its replica is not elected while another member can
+be trusted, and the partition's leader is told that the broker is away, so that it takes it out of the ISR. Once no
+partition is left the broker is trusted like any other.
 """
 
 from __future__ import annotations
@@ -42,6 +43,10 @@ class Suspicions:
         """All of the partition's: its new leader is the measure, whatever it lost; or the partition is gone."""
         if partition.suspects:
             self._acquit(partition, list(partition.suspects))
+
+    def open(self) -> Iterable[tuple[int, Iterable[Partition]]]:
+        """Suspected brokers and where they are suspected."""
+        return self._by_broker.items()
 
     def settled(self) -> list[int]:
         """Brokers suspected nowhere any more; each is returned once."""

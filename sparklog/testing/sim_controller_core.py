@@ -7,7 +7,7 @@ milliseconds; a term may end at any moment, and the next one starts from what Zo
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 from sparklog.controller import effects as fx
 from sparklog.controller import events as ev
@@ -27,6 +27,9 @@ _T = TypeVar("_T")
 class CoreController:
     """Mutable, owned by the ``SimCluster``. ``restless`` stops brokers in the controlled way and takes it back, and
     ends terms."""
+
+    #: seam for variants that the simulator must catch
+    core_type: ClassVar[type[Controller]] = Controller
 
     def __init__(self, cluster: ControlledCluster) -> None:
         self.cluster = cluster
@@ -54,7 +57,7 @@ class CoreController:
         epoch = self._zk.controller_epoch
         self._world.note(f"controller term {epoch}")
         settings = ControllerSettings(session_timeout_ms=SESSION_MS, unclean_recovery_timeout_ms=1000)
-        self._core = Controller(controller_id=f"c{epoch}", controller_epoch=epoch, settings=settings)
+        self._core = self.core_type(controller_id=f"c{epoch}", controller_epoch=epoch, settings=settings)
         self._shown = {"brokers": self._brokers(), "stopping": dict(self._stopping)}
         states = {tp: self._zk.read(tp) for tp in self.cluster.assignment}
         self._shown.update({str(tp): state.version for tp, state in states.items()})
@@ -166,7 +169,7 @@ class CoreController:
             case fx.SendUpdate():
                 self._send(core, effect)
             case fx.TrustBroker(broker_id, incarnation):
-                self._zk.trust(broker_id, incarnation)
+                self._trust(core, broker_id, incarnation)
             case fx.AskLogEnds(broker, partitions):
                 self._ask_log_ends(core, broker.broker_id, broker.incarnation, partitions)
             case fx.Report(kind, detail):
@@ -218,6 +221,13 @@ class CoreController:
                 self._read(core, partitions)
 
         self._ask(execute, lambda found: self._step(core, ev.StatesRead(found)), lost)
+
+    def _trust(self, core: Controller, broker_id: int, incarnation: int) -> None:
+        def lost() -> None:
+            if core is self._core:
+                self._trust(core, broker_id, incarnation)
+
+        self._ask(lambda: self._zk.trust(broker_id, incarnation), lambda _: None, lost)
 
     def _send(self, core: Controller, order: fx.SendUpdate) -> None:
         """Over a connection of its own: an answer, or the news that it broke."""

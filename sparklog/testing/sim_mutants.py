@@ -11,6 +11,9 @@ from typing import Any, ClassVar
 
 from msgspec import structs
 
+from sparklog.controller.cluster_state import Partition
+from sparklog.controller.controller import Controller
+from sparklog.controller.election import ELECTED, MOVED, Decision, Standing
 from sparklog.model import LeaderAndIsr
 from sparklog.replica import effects as fx
 from sparklog.replica import events as ev
@@ -21,13 +24,14 @@ from sparklog.replica.progress import Progress
 from sparklog.replica.replica import Replica
 from sparklog.testing.sim_cluster import SimCluster
 from sparklog.testing.sim_controller import ControlledCluster, ControllerActor, StandInController
+from sparklog.testing.sim_controller_core import CoreController
 from sparklog.testing.sim_world import Weather
 
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
     """``within``: seeds from 0 on, one of which must fail. ``weather`` and ``restless`` seek the rare cases where the
-    broken rule is the only one that holds; the others are found in any weather."""
+    broken rule is the only one that holds; the others are found in any weather. So does ``page_cache_loss``."""
 
     name: str
     replica_type: type[Replica] = Replica
@@ -35,6 +39,7 @@ class Mutant:
     within: int = 100
     weather: Weather | None = None
     restless: float | None = None
+    page_cache_loss: float = 0.3
 
     def run(self, seed: int) -> None:
         """Raises Violation where the checker sees the fault."""
@@ -45,6 +50,7 @@ class Mutant:
             check_cores=False,
             weather=self.weather,
             restless=self.restless,
+            page_cache_loss=self.page_cache_loss,
         ).run()
 
 
@@ -205,6 +211,22 @@ class _TrustingController(StandInController):
     trust_all = True
 
 
+class _VotingOut(Controller):
+    """Takes dead and stopping members out of the ISR when it elects."""
+
+    def _decide(self, partition: Partition, standing: Standing, now_ms: int) -> Decision | None:
+        decision = super()._decide(partition, standing, now_ms)
+        if decision is None or decision.reason not in {ELECTED, MOVED}:
+            return decision
+        able = standing.live.keys() - standing.stopping
+        isr = tuple(member for member in decision.state.isr if member in able or member == decision.state.leader)
+        return decision._replace(state=structs.replace(decision.state, isr=isr))
+
+
+class _VotingOutController(CoreController):
+    core_type = _VotingOut
+
+
 MUTANTS: tuple[Mutant, ...] = (
     Mutant("high watermark from the committed instead of the maximal ISR", _CommittedOnlyReplica),
     Mutant("truncate to the high watermark", _ToMarkReplica),
@@ -231,4 +253,5 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant("an epoch resumed by a new incarnation", controller_type=_ResumingController),
     Mutant("a lost page cache trusted", controller_type=_TrustingController),
+    Mutant("members voted out by an election", controller_type=_VotingOutController, page_cache_loss=0.9),
 )

@@ -1,7 +1,7 @@
 """Where things stand in ZooKeeper: Kafka's layout, under the connect string's chroot.
 
 Pure names. ``/brokers/incarnations/<id>`` is persistent and its znode version is the broker's incarnation;
-``/brokers/untrusted/<id>`` stays until a controller has stripped that broker's void in-sync claims;
+``/brokers/untrusted/<id>`` stays until a controller has seen the end of that broker's void in-sync claims;
 ``/brokers/retired/<id>`` names the broker's last incarnation that was proved dead by whoever saw its process end.
 ``/brokers/topic_ids/<id>`` lives exactly as long as the topic: a re-created topic's nodes have the same paths and may
 have the same versions, so a write meant for the old one is told apart by this node only.

@@ -248,6 +248,11 @@ class World:
                 known = {tp: found for tp, found in known.items() if tp.topic != name}
         return {tp: state for tp, (_, state) in known.items()}
 
+    def sees(self, broker_id: int) -> list[int]:
+        """The brokers that are live as far as this one has been told."""
+        lists = [update.brokers for told_id, update in self.told if told_id == broker_id and update.brokers is not None]
+        return [endpoint.broker_id for endpoint in lists[-1]]
+
     def check_invariants(self) -> None:
         for tp, node in self.nodes.items():
             state = node.state

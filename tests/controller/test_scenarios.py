@@ -13,6 +13,7 @@ from sparklog.controller.events import (
     Fenced,
     LogEndsRead,
     Reconnected,
+    StatesRead,
     StatesUnknown,
     StoppingRead,
     TopicGone,
@@ -156,7 +157,8 @@ def test_a_successor_that_is_dead_too_leaves_the_claims_of_others_alone() -> Non
     world.register(2, 2, trusted=False)
     assert world.trace() == ["-1/2[1, 2]"]
     world.register(1, 2)
-    assert world.trace() == ["1/3[1]"]
+    assert world.trace() == ["1/3[1, 2]"]
+    assert world.sees(1) == [1], "so that broker 1 takes it out"
 
 
 def test_last_isr_member_offline_must_keep_its_claim() -> None:
@@ -291,32 +293,71 @@ def test_empty_isr() -> None:
     assert not any(isinstance(effect, WriteStates) for effect in effects)
 
 
-def test_an_untrusted_broker_is_stripped_before_it_counts_as_alive() -> None:
+def test_an_untrusted_broker_counts_as_alive_only_once_its_void_claims_are_gone() -> None:
     world = World(THREE)
     world.lose(1)
     world.leader_writes_isr(TP, 2, 3)
     world.leader_writes_isr(TopicPartition("t", 1), 2, 3)
     effects = world.register(1, 2, trusted=False)
-    assert world.trace() == ["2/1[2, 3]", "2/0[2, 3]", "3/1[3, 2]"]
-    assert [effect for effect in effects if isinstance(effect, TrustBroker)] == [TrustBroker(1, 2)]
+    assert world.trace() == ["2/1[2, 3]", "2/0[2, 3]", "3/0[3, 1, 2]"]
+    assert not any(isinstance(effect, TrustBroker) for effect in effects)
+    assert world.sees(3) == [2, 3], "so that broker 3 takes it out of its ISR"
+    world.leader_writes_isr(TopicPartition("t", 2), 3, 2)
+    assert [effect for effect in world.effects if isinstance(effect, TrustBroker)] == [TrustBroker(1, 2)]
+    assert world.sees(3) == [1, 2, 3], "and may take it in again"
     world.leader_writes_isr(TopicPartition("t", 2), 3, 2, 1)  # caught up honestly
-    assert world.trace()[2] == "3/1[3, 2, 1]"
+    world.lose(3)
+    assert world.trace()[2] == "1/1[3, 2, 1]"
 
 
 def test_an_untrusted_leader_loses_its_lead_to_a_trusted_member() -> None:
     world = World(THREE)
     world.register(1, 2, trusted=False)
-    assert world.trace() == ["2/1[2, 3]", "2/1[2, 3]", "3/1[3, 2]"]
+    assert world.trace() == ["2/1[1, 2, 3]", "2/0[2, 3, 1]", "3/0[3, 1, 2]"]
+    assert world.sees(2) == world.sees(3) == [2, 3]
+    world.lose(2)
+    assert world.trace() == ["3/2[1, 2, 3]", "3/1[2, 3, 1]", "3/0[3, 1, 2]"], "as long as there is another"
 
 
-def test_a_claim_the_controller_has_not_heard_of_is_stripped_too() -> None:
+def test_a_claim_the_controller_has_not_heard_of_is_void_too() -> None:
     """The leader added the broker just before it lost its page cache; the notification is still under way."""
-    world = World(topic("t", (2, 1)))
+    world = World(topic("t", (2, 1)), brokers=2)
     world.leader_writes_isr(TP, 2)
     world.leader_writes_isr(TP, 2, 1, notify=False)
+    world.hold_reads = True
     effects = world.register(1, 2, trusted=False)
     assert ReadStates((TP,)) in effects
-    assert world.trace() == ["2/1[2]"]
+    assert world.sees(2) == [2], "until it is known"
+    world.feed(StatesRead({TP: world.nodes[TP]}))
+    assert world.sees(2) == [2]
+    world.leader_writes_isr(TP, 2)
+    assert world.sees(2) == [1, 2]
+
+
+def test_a_claim_made_after_the_return_is_not_taken_away_by_a_controller_that_cannot_tell() -> None:
+    """The mark outlived its controller. The next one finds broker 1 in an ISR where it has been added honestly, and
+    its leader, which is dead though nobody knows, with the end of its log lost."""
+    world = World(topic("t", (2, 1)), brokers=2)
+    world.brokers[1] = registration(1, 2, trusted=False)
+    world.take_over(2)
+    assert world.trace() == ["2/0[2, 1]"]
+    world.lose(2)
+    assert world.trace() == ["-1/1[2, 1]"]
+    world.register(2, 2, trusted=False)
+    world.feed(LogEndsRead(1, 2, {TP: (0, 100)}))
+    world.feed(LogEndsRead(2, 2, {TP: (0, 60)}))
+    assert world.trace() == ["1/2[1]"]
+
+
+def test_claims_that_nobody_could_take_away_do_not_keep_an_untrusted_broker_out() -> None:
+    world = World(topic("t", (1, 2), (3, 1)))
+    world.leader_writes_isr(TopicPartition("t", 1), 3)
+    world.lose(2)
+    world.leader_writes_isr(TP, 1, 2)
+    world.now_ms += 2 * SESSION_TIMEOUT_MS
+    world.register(1, 2, trusted=False)
+    assert world.trace() == ["-1/1[1, 2]", "3/0[3]"], "broker 2 may hold every acknowledged record of the first"
+    assert world.sees(3) == [1, 3], "the second is better off with broker 1"
 
 
 def test_untrusted_member_waits_for_an_absent_one_that_may_be_whole() -> None:
@@ -328,7 +369,8 @@ def test_untrusted_member_waits_for_an_absent_one_that_may_be_whole() -> None:
     world.advance(60_000)
     assert world.trace() == ["-1/1[1, 2]"], "broker 2 may hold every acknowledged record"
     world.register(2, 2)
-    assert world.trace() == ["2/2[2]"]
+    assert world.trace() == ["2/2[1, 2]"]
+    assert world.sees(2) == [2], "so that it takes broker 1 out"
 
 
 def test_all_untrusted_elects_the_greatest_log_end() -> None:
