@@ -19,7 +19,7 @@ from sparklog.replica.events import IsrRefused, IsrWriteFailed, IsrWritten
 from sparklog.zk import paths
 from sparklog.zk.broker_registry import BrokerRegistry
 from sparklog.zk.cluster_store import ClusterStore, FateUnknown, NodeGone, Refused, Written
-from sparklog.zk.errors import ZkError, ZkNoNode, ZkUnreachable
+from sparklog.zk.errors import ZkError, ZkUnreachable
 from sparklog.zk.session import ZkSession
 
 _log = logging.getLogger(__name__)
@@ -201,8 +201,3 @@ class Registry:
             return await self._session.exists(paths.CONTROLLER)
         except ZkError:
             return False
-
-    async def deregister(self) -> None:
-        """Take the registration away now, rather than when ZooKeeper misses the session."""
-        with suppress(ZkNoNode, ZkUnreachable):
-            await self._session.delete(paths.broker(self._broker.broker_id))

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -26,12 +25,6 @@ from sparklog.storage.formats import encode_state
 from sparklog.storage.partition_file import PARTITION_FILE
 from sparklog.storage.producers import SNAPSHOT_SUFFIX, Entries, to_snapshot
 from sparklog.storage.segment import Segment, file_stem
-
-
-class SchemaMessages(Protocol):
-    """Schema id to encapsulated Schema message."""
-
-    def __getitem__(self, schema_id: int, /) -> bytes: ...
 
 
 def footer_of(headers: npt.NDArray[np.void], data: memoryview, *, schema_message: bytes) -> bytes:

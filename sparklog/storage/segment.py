@@ -13,7 +13,7 @@ closed. What is in the segment is decided elsewhere (``append_plan``, ``log``); 
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -329,11 +329,6 @@ class Segment:
 def segment_at(segments: Sequence[Segment], offset: int) -> int:
     """Number of the segment that holds ``offset``, -1 below the first."""
     return bisect_right(segments, offset, key=_base_offset) - 1
-
-
-def segments_below(segments: Sequence[Segment], offset: int) -> int:
-    """How many segments begin below ``offset``."""
-    return bisect_left(segments, offset, key=_base_offset)
 
 
 def _base_offset(segment: Segment) -> int:
