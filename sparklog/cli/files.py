@@ -25,6 +25,8 @@ from sparklog.record.schema import plain_schema
 
 _READ_BYTES = 1 << 20
 _BATCH_ROWS = 65_536
+#: Continuation mark of an encapsulated message.
+_STREAM_START = b"\xff\xff\xff\xff"
 
 
 class Format(str, Enum):
@@ -142,12 +144,16 @@ def _arrow(source: BinaryIO) -> Input:
 
 
 def _arrow_reader(source: BinaryIO) -> pa.RecordBatchFileReader | pa.RecordBatchStreamReader:
-    """A file and a stream differ in their first bytes."""
+    """A file and a stream differ in their first bytes; what is neither is called so, not by what Arrow makes of it."""
     if not source.seekable():
         return pa.ipc.open_stream(source)
-    magic = source.read(6)
+    start = source.read(6)
     source.seek(0)
-    return pa.ipc.open_file(source) if magic == b"ARROW1" else pa.ipc.open_stream(source)
+    if start == b"ARROW1":
+        return pa.ipc.open_file(source)
+    if start[:4] != _STREAM_START:
+        raise ValueError(f"neither an Arrow file nor an Arrow stream: it begins with {start!r}")
+    return pa.ipc.open_stream(source)
 
 
 def _csv(source: BinaryIO, schema: pa.Schema) -> Iterator[pa.Table]:
@@ -163,6 +169,8 @@ def _json_lines(source: BinaryIO, schema: pa.Schema) -> Iterator[pa.Table]:
     # Nested: the reader takes no binary and no decimals, so those are read as text and converted with the rest.
     options = pa.json.ParseOptions(explicit_schema=_as_text(schema), unexpected_field_behavior="infer")
     for block in _blocks_of_lines(source):
+        if block.isspace():
+            continue  # Arrow's reader skips empty lines, but wants one that is not
         read = pa.json.ReadOptions(block_size=len(block) + 1, use_threads=False)
         yield pa.json.read_json(io.BytesIO(block), parse_options=options, read_options=read)
 
@@ -181,14 +189,14 @@ def _lines(source: BinaryIO, separator: str | None) -> Iterator[pa.Table]:
 
 
 def _blocks_of_lines(source: BinaryIO) -> Iterator[bytes]:
-    """Whole lines, as many as there are; the last one need not end with a line feed. Empty blocks are left out."""
+    """Whole lines, as many as there are; the last one need not end with a line feed."""
     rest = b""
     read = getattr(source, "read1", source.read)
     while block := read(_READ_BYTES):
         block = rest + block
         end = block.rfind(b"\n") + 1
         rest = block[end:]
-        if block[:end].strip(b"\n"):
+        if end:
             yield block[:end]
     if rest:
         yield rest

@@ -150,12 +150,21 @@ def test_lines_with_and_without_keys(cli: Cli, fake: FakeCluster) -> None:
     assert [row["key"] for row in rows][4:] == [b"k", None]
 
 
+def test_empty_lines_are_records_wherever_they_stand(cli: Cli, fake: FakeCluster) -> None:
+    fake.create("t")
+    for text in (b"\n", b"a\n\nb\n", b"\n\n", b""):
+        assert cli("produce", "t", stdin=text).code == 0
+    assert table_of(fake, "t")["value"].to_pylist() == [b"", b"a", b"", b"b", b"", b""]
+
+
 def test_json_lines(cli: Cli, fake: FakeCluster) -> None:
     fake.create("t", schema=TYPED)
     fake.create("d")
-    lines = b'{"carrier": "UA", "delay": 1}\n{"delay": 2.5}\n'
+    lines = b'{"carrier": "UA", "delay": 1}\n\n{"delay": 2.5}\n'
     assert cli("produce", "t", "--format", "json", stdin=lines).code == 0
     assert table_of(fake, "t").to_pylist() == [{"carrier": "UA", "delay": 1.0}, {"carrier": None, "delay": 2.5}]
+    assert cli("produce", "t", "--format", "json", stdin=b"\n \n").code == 0
+    assert table_of(fake, "t").num_rows == 2
     line = b'{"key": "k", "value": "v", "headers": [{"key": "h", "value": "w"}], "timestamp": "2026-01-01T00:00:00Z"}\n'
     assert cli("produce", "d", "--format", "json", stdin=line).code == 0
     (row,) = table_of(fake, "d").to_pylist()
@@ -178,7 +187,7 @@ def test_arrow_from_a_pipe(cli: Cli, fake: FakeCluster) -> None:
         (["t", "--format", "json"], b"{not json}\n", "standard input"),
         (["t", "--format", "json"], b'{"speed": 1}\n', "'speed'"),
         (["t", "--format", "parquet"], b"not parquet", "standard input"),
-        (["t", "--format", "arrow"], b"not arrow", "standard input"),
+        (["t", "--format", "arrow"], b"not arrow", "standard input: neither an Arrow file nor an Arrow stream"),
         (["t", "--format", "csv"], b"carrier,delay\nUA,late\n", "standard input"),
         (["t"], b"a line\n", "lines do not fit"),
         (["t", "--format", "json", "-K", ":"], b"", "--key-separator is for lines"),
