@@ -20,15 +20,16 @@ from sparklog.protocol.messages import Metadata, MetadataReply, Reply, Request, 
 
 
 class _Broker:
-    """One broker's connection, or when to try for one again."""
+    """One broker's connection, or what has become of the last attempt at one."""
 
-    __slots__ = ("connection", "failures", "opening", "retry_at_s")
+    __slots__ = ("connection", "failures", "opening", "pausing")
 
     def __init__(self) -> None:
         self.connection: AsyncConnection | None = None
         self.opening = False
         self.failures = 0
-        self.retry_at_s = 0.0
+        #: The last attempt failed; a timer ends this and tells whoever waits.
+        self.pausing = False
 
 
 class AsyncLink:
@@ -78,7 +79,7 @@ class AsyncLink:
         if broker.connection is not None and not broker.connection.closed:
             return broker.connection
         endpoint = self.metadata.brokers.get(broker_id)
-        if endpoint is not None and not broker.opening and self._now() >= broker.retry_at_s:
+        if endpoint is not None and not broker.opening and not broker.pausing:
             broker.opening = True
             self.start(self._connect(broker_id, broker, Address(endpoint.host, endpoint.port)))
         return None
@@ -116,19 +117,27 @@ class AsyncLink:
             connection = await self._open(address)
         except BrokerError as error:
             self.last_problem = str(error)
-            broker.retry_at_s = self._now() + self._delay_s(broker.failures)
-            broker.failures += 1
-            asyncio.get_running_loop().call_at(broker.retry_at_s, self._tell)
+            self._pause(broker)
             self.want_metadata(self.metadata.topic_names())
         else:
             answered = connection.hello.broker_id if connection.hello else -1
             self._keep(answered, connection)
             if answered != broker_id:  # another broker has taken that address over
-                broker.retry_at_s = self._now() + self._delay_s(broker.failures)
-                broker.failures += 1
+                self._pause(broker)
                 self.want_metadata(self.metadata.topic_names())
         finally:
             broker.opening = False
+        self._tell()
+
+    def _pause(self, broker: _Broker) -> None:
+        """No attempt for a while. The timer itself ends that, not a comparison with the clock: a loop's clock may stand
+        just before the moment its timer fires for, and nobody would be told again."""
+        broker.pausing = True
+        asyncio.get_running_loop().call_later(self._delay_s(broker.failures), self._resume, broker)
+        broker.failures += 1
+
+    def _resume(self, broker: _Broker) -> None:
+        broker.pausing = False
         self._tell()
 
     async def _any_connection(self) -> AsyncConnection:
