@@ -1,1 +1,1 @@
-""""""
+"""The cluster's decisions, pure: elections, incarnations, placement, what each broker has to be told."""
