@@ -36,6 +36,7 @@ from sparklog.record.schema import DEFAULT_SCHEMA
 from sparklog.testing.process_cluster import ProcessCluster
 from tests.broker.support import encoded, fetch, list_offset, produce, produce_request, read_all
 from tests.broker.topics import create_topic, leader, replica, wait_equal
+from tests.record import batches
 from tests.record import fuzz_batches as fuzz
 from tests.record.batches import resealed
 
@@ -200,7 +201,7 @@ def test_no_reader_ever_sees_a_malformed_batch(cluster: ProcessCluster, leading:
     """Batches damaged at random under checksums that fit: refused, or good for every reader on every replica."""
     create_topic(cluster, "malformed", assignment=((0, 1, 2),))
     dice = random.Random(11)
-    good = [fuzz.encoded(fuzz.default_batch(), compression) for compression in (None, "lz4", "zstd")]
+    good = [batches.encoded(batches.default_batch(), compression) for compression in (None, "lz4", "zstd")]
     codes: Counter[ErrorCode] = Counter()
     pids = [cluster.pid(broker_id) for broker_id in cluster.slots]
     end = 0

@@ -52,14 +52,15 @@ def cli(fake: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> Cli:
 
     def call(*arguments: object, stdin: bytes = b"") -> Result:
         out, err = io.BytesIO(), io.StringIO()
+        stdout = io.TextIOWrapper(out, write_through=True)
         with monkeypatch.context() as patch:
             patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
-            patch.setattr(sys, "stdout", io.TextIOWrapper(out, write_through=True))
+            patch.setattr(sys, "stdout", stdout)
             patch.setattr(sys, "stderr", err)
             code = run([str(argument) for argument in arguments])
-            sys.stdout.flush()
+            stdout.flush()
             found = out.getvalue()
-            sys.stdout.detach()  # type: ignore[attr-defined]
+            stdout.detach()
         return Result(code, found, err.getvalue())
 
     return call

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 
@@ -50,6 +50,8 @@ from sparklog.record.header import HEADER_BYTES, BatchHeader, unpack_header
 from sparklog.record.schema import DEFAULT_SCHEMA, parse_schema, schema_message
 from sparklog.record.validate import validate_batch
 from sparklog.storage.producers import ProducerTable, check_sequence
+
+T = TypeVar("T")
 
 #: What a test may do to a request before the broker sees it: return True to say "handled".
 Fault = Callable[["FakeBroker", ServerConnection, Request], bool]
@@ -138,9 +140,9 @@ class FakeCluster:
 
     # --- what tests do ---
 
-    def do(self, change: Callable[[], Any]) -> Any:
+    def do(self, change: Callable[[], T]) -> T:
         """Run ``change`` on the brokers' thread and give its result."""
-        done: Future[Any] = Future()
+        done: Future[T] = Future()
 
         def run() -> None:
             try:

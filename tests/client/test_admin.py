@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import time
+from collections.abc import Callable
 
 import pyarrow as pa
 import pytest
@@ -17,10 +18,10 @@ from sparklog.model import TopicPartition
 from sparklog.net.server import ServerConnection
 from sparklog.protocol.messages import CreateTopic, DeleteTopic, ListOffsets, Request
 from sparklog.record.schema import DEFAULT_SCHEMA
-from tests.client.fake_cluster import FakeBroker, FakeCluster
+from tests.client.fake_cluster import FakeBroker, FakeCluster, Fault
 
 
-def lose_answer(kind: type) -> object:
+def lose_answer(kind: type[Request]) -> Fault:
     """The request is carried out, its answer is lost, once."""
     left = 1
 
@@ -34,7 +35,7 @@ def lose_answer(kind: type) -> object:
                 connection.reply = reply  # type: ignore[method-assign]
                 connection.close()
 
-            connection.reply = lose  # type: ignore[method-assign,assignment]
+            connection.reply = lose  # type: ignore[method-assign]
         return False
 
     return fault
@@ -72,13 +73,14 @@ def test_the_cluster_and_its_brokers(fake: FakeCluster) -> None:
 def test_refusals_are_typed(fake: FakeCluster) -> None:
     with Admin(fake.bootstrap) as admin:
         admin.create_topic("t")
-        for call, code in [
+        refused: list[tuple[Callable[[], object], ErrorCode]] = [
             (lambda: admin.create_topic("t"), ErrorCode.TOPIC_ALREADY_EXISTS),
             (lambda: admin.create_topic("no/good"), ErrorCode.INVALID_TOPIC_EXCEPTION),
             (lambda: admin.delete_topic("none"), ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
             (lambda: admin.describe_topic("none"), ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
             (lambda: admin.create_topic("u", schema=pa.schema([("d", pa.null())])), ErrorCode.SCHEMA_MISMATCH),
-        ]:
+        ]
+        for call, code in refused:
             started = time.monotonic()
             with pytest.raises(BrokerError) as caught:
                 call()

@@ -25,7 +25,7 @@ from sparklog.record.checksum import crc32c
 from sparklog.record.codec import encode_batch
 from sparklog.record.header import BatchHeader, Flag
 from sparklog.record.schema import DEFAULT_SCHEMA, schema_message
-from tests.client.fake_cluster import FakeBroker, FakeCluster
+from tests.client.fake_cluster import FakeBroker, FakeCluster, Fault
 
 TYPED = pa.schema([("n", pa.int64())])
 TP = TopicPartition("t", 0)
@@ -59,7 +59,7 @@ def drained(consumer: Consumer, count: int) -> list[pa.RecordBatch]:
     return found
 
 
-def refuse(code: ErrorCode, count: int) -> object:
+def refuse(code: ErrorCode, count: int) -> Fault:
     left = count
 
     def fault(broker: FakeBroker, connection: ServerConnection, request: Request) -> bool:

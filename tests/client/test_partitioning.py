@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pandas as pd
 import polars as pl
@@ -43,14 +45,15 @@ def topic(
 def encode(known: ProducerTopic, table: pa.Table, *, batch_bytes: int = 1 << 20, **where: int) -> list[EncodedPart]:
     table, destination = take_destinations(known, table, where.get("partition"))
     fitted = fit_to_topic(known, table, 1_000)
-    parts = []
+    parts: list[EncodedPart] = []
     for piece, target in pieces(known, fitted, destination, batch_bytes=batch_bytes):
         parts += encode_parts(known, piece, target, compression=None, batch_bytes=batch_bytes)
     return parts
 
 
-def rows(known: ProducerTopic, part: EncodedPart) -> list[dict[str, object]]:
-    return decode_batch(part.encoded.header, part.encoded.body, known.schema).to_pylist()
+def rows(known: ProducerTopic, part: EncodedPart) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = decode_batch(part.encoded.header, part.encoded.body, known.schema).to_pylist()
+    return found
 
 
 @settings(max_examples=50, deadline=None)
@@ -63,17 +66,17 @@ def test_rows_keep_their_order_within_a_partition(keys: list[bytes | None], part
     known = topic(partitions=partitions)
     values = [b"%d" % index for index in range(len(keys))]
     parts = encode(known, pa.table({"key": pa.array(keys, pa.binary()), "value": values}), batch_bytes=batch_bytes)
-    by_partition: dict[int, list[dict[str, object]]] = {}
+    by_partition: dict[int, list[dict[str, Any]]] = {}
     for part in parts:
         by_partition.setdefault(part.partition, []).extend(rows(known, part))
     seen = [row["value"] for found in by_partition.values() for row in found]
     assert sorted(seen) == sorted(values)
     for partition, found in by_partition.items():
-        order = [int(row["value"]) for row in found]  # type: ignore[call-overload]
+        order = [int(row["value"]) for row in found]
         assert order == sorted(order)
         for row in found:
             if row["key"] is not None:
-                assert (murmur2(row["key"]) & 0x7FFFFFFF) % partitions == partition  # type: ignore[arg-type]
+                assert (murmur2(row["key"]) & 0x7FFFFFFF) % partitions == partition
 
 
 def test_the_numbers_of_the_rows_tell_where_each_went() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pandas as pd
 import polars as pl
@@ -141,7 +141,7 @@ def test_offsets_and_bounded_reads(cluster: ProcessCluster, admin: Admin) -> Non
 
 
 def test_refusals_are_typed_and_the_connection_goes_on(cluster: ProcessCluster, admin: Admin) -> None:
-    refused = [
+    refused: list[tuple[Callable[[], object], ErrorCode]] = [
         (lambda: admin.create_topic("a" * 250), ErrorCode.INVALID_TOPIC_EXCEPTION),
         (lambda: admin.create_topic("x", replication_factor=4), ErrorCode.INVALID_REPLICATION_FACTOR),
         (lambda: admin.create_topic("x", partitions=0), ErrorCode.INVALID_PARTITIONS),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from random import Random
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -65,9 +66,9 @@ hosts = st.dictionaries(
 
 @given(hosts, st.integers(1, 6), st.integers(0, 3), st.randoms())
 def test_every_task_decides_the_same_and_no_directory_goes_twice(
-    cluster: dict[str, tuple[int, list[bool], int]], brokers: int, per_task: int, order: object
+    cluster: dict[str, tuple[int, list[bool], int]], brokers: int, per_task: int, order: Random
 ) -> None:
-    surveys = []
+    surveys: list[HostSurvey] = []
     next_id = 0
     for host, (tasks, standing, vacancies) in cluster.items():
         slots = tuple(slot(next_id + k, host=host, live=live) for k, live in enumerate(standing))
@@ -76,7 +77,7 @@ def test_every_task_decides_the_same_and_no_directory_goes_twice(
             survey(task, host, slots=slots, vacancies=vacancies) for task in range(len(surveys), len(surveys) + tasks)
         ]
     shuffled = list(surveys)
-    order.shuffle(shuffled)  # type: ignore[attr-defined]
+    order.shuffle(shuffled)
     shares = share_slots(surveys, brokers=brokers, per_task=per_task)
     assert shares == share_slots(shuffled, brokers=brokers, per_task=per_task)
     dealt = [

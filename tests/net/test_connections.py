@@ -8,8 +8,9 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future
+from typing import Any, TypeVar
 
 import pytest
 
@@ -33,6 +34,8 @@ from sparklog.protocol.messages import (
     Request,
     encode_message,
 )
+
+T = TypeVar("T")
 
 MAX_FRAME = 1 << 20
 MAX_IN_FLIGHT = 4
@@ -87,11 +90,15 @@ class Echo:
         self.server: Server = self.run(self._serve())
         self.port = self.server.port
 
-    def run(self, coroutine):  # type: ignore[no-untyped-def]
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(10)
 
     def answer_held(self) -> None:
-        self.loop.call_soon_threadsafe(lambda: [handler.answer_held() for handler in self.handlers])
+        def answer() -> None:
+            for handler in self.handlers:
+                handler.answer_held()
+
+        self.loop.call_soon_threadsafe(answer)
 
     def on_loop(self, function: Callable[[], int]) -> int:
         future: Future[int] = Future()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from sparklog.model import LeaderAndIsr
 from sparklog.replica import effects as fx
@@ -121,10 +121,10 @@ class Stage:
         """ZooKeeper carried the write out."""
         return self.send(ev.IsrWritten(order.isr, order.expected_version + 1))
 
-    def answer(self, leader: SimLog, *, epoch: int | None = None, **changes: object) -> list[fx.Effect]:
+    def answer(self, leader: SimLog, *, epoch: int | None = None, **changes: Any) -> list[fx.Effect]:
         """The leader's answer to a fetch from this log's present end."""
         batches = leader.read(self.log.log_end_offset, 100)
-        fields: dict[str, object] = {
+        fields: dict[str, Any] = {
             "leader_epoch": self.replica.leader_epoch if epoch is None else epoch,
             "fetch_offset": self.log.log_end_offset,
             "code": 0,
@@ -136,4 +136,4 @@ class Stage:
             "end_offset": batches[-1].header.next_offset if batches else -1,
             **changes,
         }
-        return self.send(ev.LeaderAnswered(**fields), copies=leader)  # type: ignore[arg-type]
+        return self.send(ev.LeaderAnswered(**fields), copies=leader)

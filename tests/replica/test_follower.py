@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from sparklog.errors import ErrorCode
@@ -94,7 +96,7 @@ def test_out_of_range_it_starts_anew_at_the_leaders_first_offset() -> None:
         {"code": ErrorCode.NOT_LEADER_OR_FOLLOWER},
     ],
 )
-def test_answers_that_say_nothing(change: dict[str, object]) -> None:
+def test_answers_that_say_nothing(change: dict[str, Any]) -> None:
     stage = following(log_of(1))
     assert stage.answer(log_of(1, 1), high_watermark=1, **change) == []
 
@@ -103,7 +105,7 @@ def test_an_answer_delivered_twice_does_not_cut_what_has_grown_since() -> None:
     """The log ends where it did when it diverged, but with the leader's records. Found by seed 1103."""
     stage = following(log_of(1, 2, 2))
     leader = log_of(1, 4, 4)
-    old = {"diverging": (1, 1), "batch_count": 0, "fetch_offset": 3, "last_epoch": 2}
+    old: dict[str, Any] = {"diverging": (1, 1), "batch_count": 0, "fetch_offset": 3, "last_epoch": 2}
     assert stage.answer(leader, **old) == [fx.TruncateLog(1)]
     stage.answer(leader)
     assert stage.log.batches == leader.batches

@@ -73,6 +73,7 @@ def test_headers_timestamps_and_nulls(spark: SparkSession, admin: Admin, brokers
 
 def test_all_types(spark: SparkSession, admin: Admin, topic: str) -> None:
     schema = StructType.fromDDL(ALL_TYPES)
+    assert isinstance(schema, StructType)
     admin.create_topic(topic, partitions=1, schema=arrow_schema(schema))
     at = dt.datetime(2024, 3, 10, 2, 30, 59, 999999)  # noqa: DTZ001  does not exist in New York: the clocks went forward
     real = at.replace(tzinfo=UTC)
@@ -103,6 +104,7 @@ def test_projection(spark: SparkSession, admin: Admin, topic: str) -> None:
     admin.create_topic(topic, partitions=2, schema="id bigint, name string, tags array<string>", key="id")
     append(spark.sql("select id, concat('n', id) name, array('x', null) tags from range(100)"), topic)
     chosen = StructType.fromDDL("tags array<string>, _offset bigint, id bigint")
+    assert isinstance(chosen, StructType)
     frame = spark.read.format("sparklog").schema(chosen).option("subscribe", topic).load()
     assert frame.schema == chosen
     assert frame.agg(sf.sum("id").alias("sum"), sf.count("tags").alias("n")).first() == Row(sum=4950, n=100)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 import pytest
-from pyspark.sql.types import StructType
+from pyspark.sql.types import DataType, StructType
 
 from sparklog.errors import BrokerError, ConfigError
 from sparklog.record.schema import DEFAULT_SCHEMA
@@ -75,7 +75,7 @@ def test_types_a_topic_cannot_hold_are_named() -> None:
         plan_route("flights", TYPED, columns)
 
 
-def _interval() -> object:
+def _interval() -> DataType:
     from pyspark.sql.types import YearMonthIntervalType
 
     return YearMonthIntervalType()

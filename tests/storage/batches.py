@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from sparklog.config import TopicConfig, broker_config, topic_config
-from sparklog.model import TopicPartition, TopicSchema
+from sparklog.model import OffsetRange, TopicPartition, TopicSchema
 from sparklog.record.codec import decode_batch, encode_batch
 from sparklog.record.header import BatchHeader, unpack_headers
 from sparklog.record.schema import schema_message
@@ -88,7 +88,7 @@ def create_log(directory: LogDirectory, **overrides: int | str) -> Log:
     return directory.create(TP, TOPIC_ID, schemas=SCHEMAS, config=config(**overrides))
 
 
-def append(log: Log, *batches: Batch, leader_epoch: int = 1, now_us: int = 5_000_000) -> tuple[int, int]:
+def append(log: Log, *batches: Batch, leader_epoch: int = 1, now_us: int = 5_000_000) -> OffsetRange:
     return log.append_as_leader(batches, leader_epoch=leader_epoch, now_us=now_us)
 
 

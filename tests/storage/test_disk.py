@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -68,7 +68,11 @@ def test_names_rename_remove(disk: Disk, root: Path) -> None:
     disk.sync_directory(root)
     assert disk.names(root) == ["b"]
     assert disk.exists(root / "b") and not disk.exists(root / "g" / "e") and not disk.exists(root / "c")
-    for missing in (lambda: disk.remove(root / "c"), lambda: disk.rename(root / "c", root / "b")):
+    failing: list[Callable[[], None]] = [
+        lambda: disk.remove(root / "c"),
+        lambda: disk.rename(root / "c", root / "b"),
+    ]
+    for missing in failing:
         with pytest.raises(FileNotFoundError):
             missing()
 

@@ -107,7 +107,7 @@ def test_snapshot_round_trip_and_expiry() -> None:
 # --- in the log -------------------------------------------------------------------------------------------------
 
 
-def produce(log: Log, number: int, *, leader_epoch: int = 1, epoch: int = 0) -> tuple[int, int]:
+def produce(log: Log, number: int, *, leader_epoch: int = 1, epoch: int = 0) -> OffsetRange:
     """Batch ``number`` of producer P, three records each."""
     return append(
         log, batch(3, first=3 * number, producer=P, epoch=epoch, sequence=3 * number), leader_epoch=leader_epoch

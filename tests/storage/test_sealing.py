@@ -41,7 +41,8 @@ def numbers_of(path: Path) -> list[int]:
         reader = pyarrow.ipc.open_file(source)
         table = reader.read_all()
     table.validate(full=True)
-    return table.column("number").to_pylist()
+    numbers: list[int] = table.column("number").to_pylist()
+    return numbers
 
 
 def test_sealed_segments_are_arrow_files_to_others(tmp_path: Path) -> None:
@@ -60,7 +61,8 @@ def test_sealed_segments_are_arrow_files_to_others(tmp_path: Path) -> None:
         found += numbers
     assert found == list(range(63))
     frame = pa.feather.read_table(str(log.segments[0].data_path))
-    assert duckdb.sql("select sum(number) from frame").fetchall() == [(sum(frame["number"].to_pylist()),)]
+    total = duckdb.sql("select sum(number) from frame")
+    assert total is not None and total.fetchall() == [(sum(frame["number"].to_pylist()),)]
     directory.close()
 
 
