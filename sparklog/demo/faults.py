@@ -112,8 +112,12 @@ class FaultThread(threading.Thread):
         if not _await(lambda: _leader_epoch(admin, self._topic) > before.leader_epoch, never, within_s=_TURN_S):
             raise ClusterError(f"partition 0 of {self._topic} got no new leader within {_TURN_S:g} s")
         after = admin.describe_topic(self._topic).partitions[0]
+        # Without a task to see its end just then, the broker may be back, log intact, before ZooKeeper misses it.
+        which = "once more, as a new process" if after.leader == before.leader else "now"
         self._story.tell(
-            "new leader", f"broker {after.leader} leads partition 0 after {time.monotonic() - killed_at:.1f} s"
+            "leader elected",
+            f"broker {after.leader} leads partition 0 {which}, in epoch {after.leader_epoch}, "
+            f"{time.monotonic() - killed_at:.1f} s after the kill",
         )
 
 
