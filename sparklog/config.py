@@ -67,6 +67,15 @@ BROKER_SETTINGS: dict[str, Setting] = {
     "num.partitions": Setting("num_partitions", 1, "for topics created without a number", 1, 100_000),
     "zookeeper.session.timeout.ms": Setting("session_timeout_ms", 6000, "a silent broker is dead after", 500, 600_000),
     "zookeeper.connection.timeout.ms": Setting("zk_connection_timeout_ms", 15_000, "first connection", 100, 600_000),
+    "preferred.leader.rebalance": Setting(
+        "preferred_leader_rebalance", True, "leaderships go back to the first replica once it is in sync again"
+    ),
+    "preferred.leader.rebalance.interval.ms": Setting(
+        "preferred_leader_rebalance_interval_ms", 30_000, "between two looks for such leaderships", 100, 86_400_000
+    ),
+    "broker.replace.after.ms": Setting(
+        "broker_replace_after_ms", -1, "replicas of a broker away for so long are rebuilt elsewhere; -1: never", -1
+    ),
     "unclean.recovery.timeout.ms": Setting(
         "unclean_recovery_timeout_ms",
         30_000,
@@ -122,6 +131,9 @@ class BrokerConfig(msgspec.Struct, frozen=True):
     num_partitions: int
     session_timeout_ms: int
     zk_connection_timeout_ms: int
+    preferred_leader_rebalance: bool
+    preferred_leader_rebalance_interval_ms: int
+    broker_replace_after_ms: int
     unclean_recovery_timeout_ms: int
     replica_fetch_wait_max_ms: int
     replica_fetch_max_bytes: int

@@ -45,12 +45,17 @@ class ErrorCode(IntEnum):
     INVALID_PRODUCER_EPOCH = 47
     KAFKA_STORAGE_ERROR = 56
     UNKNOWN_PRODUCER_ID = 59
+    REASSIGNMENT_IN_PROGRESS = 60
     FETCH_SESSION_ID_NOT_FOUND = 70
     INVALID_FETCH_SESSION_EPOCH = 71
     FENCED_LEADER_EPOCH = 74
     UNKNOWN_LEADER_EPOCH = 75
     STALE_BROKER_EPOCH = 77
     OFFSET_NOT_AVAILABLE = 78
+    PREFERRED_LEADER_NOT_AVAILABLE = 80
+    ELIGIBLE_LEADERS_NOT_AVAILABLE = 83
+    ELECTION_NOT_NEEDED = 84
+    NO_REASSIGNMENT_IN_PROGRESS = 85
     INVALID_RECORD = 87
     THROTTLING_QUOTA_EXCEEDED = 89
     UNKNOWN_TOPIC_ID = 100
@@ -108,12 +113,17 @@ TRAITS: dict[ErrorCode, ErrorTrait] = {
     ErrorCode.INVALID_PRODUCER_EPOCH: _T(False, False, "a newer epoch of this producer id was seen"),
     ErrorCode.KAFKA_STORAGE_ERROR: _T(True, True, "the log directory of the replica is offline"),
     ErrorCode.UNKNOWN_PRODUCER_ID: _T(False, False, "nothing is known of this producer id"),
+    ErrorCode.REASSIGNMENT_IN_PROGRESS: _T(False, False, "the partition's replicas are being moved"),
     ErrorCode.FETCH_SESSION_ID_NOT_FOUND: _T(True, False, "the fetch session is not known"),
     ErrorCode.INVALID_FETCH_SESSION_EPOCH: _T(True, False, "the fetch session epoch is not the expected one"),
     ErrorCode.FENCED_LEADER_EPOCH: _T(True, True, "the leader epoch in the request is older than the broker's"),
     ErrorCode.UNKNOWN_LEADER_EPOCH: _T(True, True, "the leader epoch in the request is newer than the broker's"),
     ErrorCode.STALE_BROKER_EPOCH: _T(False, False, "the broker's incarnation is not the current one"),
     ErrorCode.OFFSET_NOT_AVAILABLE: _T(True, False, "the offset exists but is not yet known to be committed"),
+    ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE: _T(True, True, "the preferred leader is not in sync or not alive"),
+    ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE: _T(True, True, "no replica that may be elected is alive"),
+    ErrorCode.ELECTION_NOT_NEEDED: _T(True, True, "the partition has the leader that was asked for"),
+    ErrorCode.NO_REASSIGNMENT_IN_PROGRESS: _T(False, False, "the partition's replicas are not being moved"),
     ErrorCode.INVALID_RECORD: _T(False, False, "the records do not satisfy the topic's rules"),
     ErrorCode.THROTTLING_QUOTA_EXCEEDED: _T(True, False, "a quota is exhausted"),
     ErrorCode.UNKNOWN_TOPIC_ID: _T(True, True, "no topic has this id"),

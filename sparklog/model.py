@@ -111,11 +111,24 @@ class TopicSchema(msgspec.Struct, frozen=True, array_like=True):
     message: bytes
 
 
+class Reassignment(msgspec.Struct, frozen=True, array_like=True):
+    """A move of one partition's replicas under way. Source: KIP-455.
+
+    ``target`` are the replicas wanted, preferred leader first; ``original`` those before the move began, which a
+    cancel makes the target. ``throttle_bytes``: bytes per second a broker copies at most for it; 0: no limit.
+    """
+
+    target: tuple[Int31, ...]
+    original: tuple[Int31, ...]
+    throttle_bytes: int = 0
+
+
 class TopicRecord(msgspec.Struct, frozen=True):
     """What is fixed about a topic, as stored under ``/brokers/topics/<name>``.
 
-    ``assignment[p]`` are the replicas of partition p, preferred leader first. ``schemas`` grow, never shrink; only
-    the last is accepted from producers. ``config`` holds only what was set for this topic.
+    ``assignment[p]`` are the replicas of partition p, preferred leader first. While p is ``reassigning`` that is the
+    target, followed by the replicas that will go when all of the target is in sync. ``schemas`` grow, never shrink;
+    only the last is accepted from producers. ``config`` holds only what was set for this topic.
     """
 
     name: str
@@ -125,6 +138,7 @@ class TopicRecord(msgspec.Struct, frozen=True):
     key_columns: tuple[str, ...] = ()
     event_time: str | None = None
     config: dict[str, str] = {}
+    reassigning: dict[int, Reassignment] = {}
 
     @property
     def latest_schema(self) -> TopicSchema:
@@ -132,7 +146,11 @@ class TopicRecord(msgspec.Struct, frozen=True):
 
     @property
     def replication_factor(self) -> int:
-        return len(self.assignment[0]) if self.assignment else 0
+        """Replicas a partition has when it is not being moved, by partition 0."""
+        if not self.assignment:
+            return 0
+        move = self.reassigning.get(0)
+        return len(move.target if move else self.assignment[0])
 
 
 def check_topic_name(name: str) -> str | None:

@@ -274,6 +274,90 @@ class DeleteTopic(Message, frozen=True, tag="delete_topic"):
     timeout_ms: int
 
 
+class CreatePartitions(Message, frozen=True, tag="create_partitions"):
+    """``partitions`` is the topic's new number. ``assignment``: replicas of the added ones; empty: placed by the
+    broker. Waits for the leaders; answered by a CreateTopicReply."""
+
+    topic: str
+    partitions: int
+    timeout_ms: int
+    assignment: _Entries[tuple[Int31, ...]] = ()
+
+
+class ReplicaMove(msgspec.Struct, frozen=True, array_like=True):
+    """``target``: the replicas wanted, preferred leader first; None takes a move under way back."""
+
+    topic: str
+    partition: int
+    target: tuple[Int31, ...] | None
+
+
+class PartitionResult(msgspec.Struct, frozen=True, array_like=True):
+    topic: str
+    partition: int
+    code: int
+    detail: str = ""
+
+
+class AlterReassignments(Message, frozen=True, tag="alter_reassignments"):
+    """Begin, change or cancel moves; does not wait for them to end. ``throttle_bytes``: bytes per second each broker
+    copies at most, 0: no limit; naming a move's target again changes its throttle."""
+
+    moves: _Entries[ReplicaMove]
+    timeout_ms: int
+    throttle_bytes: Annotated[int, msgspec.Meta(ge=0, le=2**62)] = 0
+
+
+class AlterReassignmentsReply(Message, frozen=True, tag="alter_reassignments_reply"):
+    """One result a move, in order. ``warning`` as in CreateTopicReply."""
+
+    results: tuple[PartitionResult, ...]
+    warning: str = ""
+
+
+class ListReassignments(Message, frozen=True, tag="list_reassignments"):
+    """Which moves are under way."""
+
+
+class ReassignmentStatus(msgspec.Struct, frozen=True, array_like=True):
+    """How far each replica's copy is stands in the brokers' descriptions."""
+
+    topic: str
+    partition: int
+    target: tuple[int, ...]
+    original: tuple[int, ...]
+    replicas: tuple[int, ...]
+    isr: tuple[int, ...]
+    leader: int
+    throttle_bytes: int
+
+
+class ListReassignmentsReply(Message, frozen=True, tag="list_reassignments_reply"):
+    moves: tuple[ReassignmentStatus, ...]
+
+
+class ElectLeaders(Message, frozen=True, tag="elect_leaders"):
+    """``kind``: "preferred" or "unclean", as in ``codecs.ElectionRequest``. ``partitions`` None: all. Waits until the
+    controller has carried it out."""
+
+    kind: str
+    timeout_ms: int
+    partitions: _Entries[tuple[str, int]] | None = None
+
+
+class ElectLeadersReply(Message, frozen=True, tag="elect_leaders_reply"):
+    """Results of the partitions asked for; of all of them, only those that did not get the leader wanted."""
+
+    results: tuple[PartitionResult, ...]
+
+
+class RestartBroker(Message, frozen=True, tag="restart_broker"):
+    """Stop in an orderly way, and be started again by the supervisor. ``incarnation``: the one that is meant (so that
+    a request told twice restarts once). Answered by an Ack when the stop begins."""
+
+    incarnation: int
+
+
 class Ack(Message, frozen=True, tag="ack"):
     """Done; for requests that have nothing else to say."""
 
@@ -310,7 +394,12 @@ class DescribeBrokerReply(Message, frozen=True, tag="describe_broker_reply"):
 
 
 class PartitionDecision(msgspec.Struct, frozen=True, array_like=True):
-    """A partition's state as the controller read or wrote it at ``version`` of the ZooKeeper node."""
+    """A partition's state as the controller read or wrote it at ``version`` of the ZooKeeper node.
+
+    ``target`` and ``original`` are empty unless the partition is being moved (see ``model.Reassignment``). ``leaving``
+    are replicas that the leader is to take out of the ISR, and not in again: the target is in sync. They stay
+    replicas, and fetch, until they are named no more.
+    """
 
     topic: str
     topic_id: str
@@ -318,6 +407,10 @@ class PartitionDecision(msgspec.Struct, frozen=True, array_like=True):
     state: LeaderAndIsr
     version: Int31
     replicas: tuple[int, ...]
+    target: tuple[int, ...] = ()
+    original: tuple[int, ...] = ()
+    leaving: tuple[int, ...] = ()
+    throttle_bytes: int = 0
 
 
 class TopicChange(msgspec.Struct, frozen=True, array_like=True):
@@ -368,6 +461,11 @@ Request = (
     | InitProducerId
     | CreateTopic
     | DeleteTopic
+    | CreatePartitions
+    | AlterReassignments
+    | ListReassignments
+    | ElectLeaders
+    | RestartBroker
     | DescribeBroker
     | ControlUpdate
 )
@@ -380,6 +478,9 @@ Reply = (
     | ListOffsetsReply
     | InitProducerIdReply
     | CreateTopicReply
+    | AlterReassignmentsReply
+    | ListReassignmentsReply
+    | ElectLeadersReply
     | Ack
     | DescribeBrokerReply
     | ControlUpdateReply

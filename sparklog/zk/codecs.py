@@ -12,7 +12,15 @@ from typing import Any, TypeVar
 import msgspec
 
 from sparklog.errors import ClusterError
-from sparklog.model import BrokerRegistration, LeaderAndIsr, TopicPartition, TopicRecord, TopicSchema, VersionedState
+from sparklog.model import (
+    BrokerRegistration,
+    LeaderAndIsr,
+    Reassignment,
+    TopicPartition,
+    TopicRecord,
+    TopicSchema,
+    VersionedState,
+)
 
 #: Version of every value written here. One number for all: a node's values change together with its software.
 VERSION = 1
@@ -55,6 +63,7 @@ class _Topic(msgspec.Struct, frozen=True):
     key_columns: tuple[str, ...] = ()
     event_time: str | None = None
     config: dict[str, str] = {}
+    reassigning: dict[int, Reassignment] = {}
 
 
 class _Broker(msgspec.Struct, frozen=True):
@@ -94,6 +103,15 @@ class DeletionRequest(msgspec.Struct, frozen=True):
     """``/admin/delete_topics/<t>``: which topic of that name is meant."""
 
     topic_id: str
+    version: int = VERSION
+
+
+class ElectionRequest(msgspec.Struct, frozen=True):
+    """``/admin/elections/<name>``: elect leaders anew. ``kind``: "preferred" (the first replica, if it is in sync) or
+    "unclean" (any live replica, where no member of the ISR is alive). ``partitions`` None: all."""
+
+    kind: str
+    partitions: tuple[tuple[str, int], ...] | None = None
     version: int = VERSION
 
 
@@ -173,6 +191,7 @@ def encode_topic(record: TopicRecord) -> bytes:
             record.key_columns,
             record.event_time,
             record.config,
+            record.reassigning,
         )
     )
 
@@ -187,6 +206,7 @@ def decode_topic(path: str, data: bytes, name: str) -> TopicRecord:
         key_columns=found.key_columns,
         event_time=found.event_time,
         config=found.config,
+        reassigning=found.reassigning,
     )
 
 

@@ -29,6 +29,8 @@ CONFIG = "/config"
 ISR_CHANGES = "/isr_change_notification"
 DELETE_TOPICS = "/admin/delete_topics"
 STOPPING = "/admin/stopping"
+#: requests to elect leaders, by sequence; each is deleted by the controller once it is carried out
+ELECTIONS = "/admin/elections"
 DRIVER = "/driver"
 DRIVER_EPOCH = "/driver_epoch"
 
@@ -50,6 +52,7 @@ BASE = (
     "/admin",
     DELETE_TOPICS,
     STOPPING,
+    ELECTIONS,
     DRIVER_EPOCH,
 )
 
