@@ -98,6 +98,24 @@ BROKER_SETTINGS: dict[str, Setting] = {
     "log.checkpoint.interval.ms": Setting("checkpoint_interval_ms", 5000, "high watermark checkpoints", 100, 600_000),
     "log.retention.check.interval.ms": Setting("retention_check_interval_ms", 30_000, "", 100, 86_400_000),
     "producer.id.expiration.ms": Setting("producer_id_expiration_ms", 86_400_000, "idle producer ids expire", 1000),
+    "transaction.state.log.num.partitions": Setting(
+        "transaction_partitions", 16, "of the internal topic of transactions; fixed when that is made", 1, 1000
+    ),
+    "offsets.topic.num.partitions": Setting(
+        "offsets_partitions", 16, "of the internal topic of group offsets; fixed when that is made", 1, 1000
+    ),
+    "transaction.max.timeout.ms": Setting(
+        "transaction_max_timeout_ms", 3_600_000, "longest life of a transaction, signs of life or not", 1000
+    ),
+    "transactional.id.expiration.ms": Setting(
+        "transactional_id_expiration_ms", 7 * 86_400_000, "idle transactional producers are forgotten", 1000
+    ),
+    "sink.id.expiration.ms": Setting(
+        "sink_id_expiration_ms", 30 * 86_400_000, "last committed batch of an idle query is forgotten", 1000
+    ),
+    "offsets.retention.ms": Setting(
+        "offsets_retention_ms", 7 * 86_400_000, "offsets of a group that commits no more are forgotten", 1000
+    ),
     "broker.orphan.timeout.ms": Setting("orphan_timeout_ms", 60_000, "without supervisor: ask to be relieved", 1000),
     "broker.orphan.max.ms": Setting("orphan_max_ms", -1, "without supervisor and controller; -1: serve on", -1),
     "fetch.max.bytes": Setting("fetch_max_bytes", 55 * MIB, "per answer to a consumer", 1024, 1024 * MIB),
@@ -146,6 +164,12 @@ class BrokerConfig(msgspec.Struct, frozen=True):
     checkpoint_interval_ms: int
     retention_check_interval_ms: int
     producer_id_expiration_ms: int
+    transaction_partitions: int
+    offsets_partitions: int
+    transaction_max_timeout_ms: int
+    transactional_id_expiration_ms: int
+    sink_id_expiration_ms: int
+    offsets_retention_ms: int
     orphan_timeout_ms: int
     orphan_max_ms: int
     fetch_max_bytes: int

@@ -27,7 +27,9 @@ class ErrorCode(IntEnum):
     MESSAGE_TOO_LARGE = 10
     STALE_CONTROLLER_EPOCH = 11
     NETWORK_EXCEPTION = 13
+    COORDINATOR_LOAD_IN_PROGRESS = 14
     COORDINATOR_NOT_AVAILABLE = 15
+    NOT_COORDINATOR = 16
     INVALID_TOPIC_EXCEPTION = 17
     NOT_ENOUGH_REPLICAS = 19
     NOT_ENOUGH_REPLICAS_AFTER_APPEND = 20
@@ -43,6 +45,8 @@ class ErrorCode(IntEnum):
     OUT_OF_ORDER_SEQUENCE_NUMBER = 45
     DUPLICATE_SEQUENCE_NUMBER = 46
     INVALID_PRODUCER_EPOCH = 47
+    INVALID_TXN_STATE = 48
+    CONCURRENT_TRANSACTIONS = 51
     KAFKA_STORAGE_ERROR = 56
     UNKNOWN_PRODUCER_ID = 59
     REASSIGNMENT_IN_PROGRESS = 60
@@ -94,6 +98,10 @@ TRAITS: dict[ErrorCode, ErrorTrait] = {
     ErrorCode.STALE_CONTROLLER_EPOCH: _T(False, False, "the controller's epoch is behind the newest one seen"),
     ErrorCode.NETWORK_EXCEPTION: _T(True, True, "the connection ended before the answer came"),
     ErrorCode.COORDINATOR_NOT_AVAILABLE: _T(True, True, "the coordinator is not available"),
+    ErrorCode.COORDINATOR_LOAD_IN_PROGRESS: _T(True, False, "the coordinator is reading its state"),
+    ErrorCode.NOT_COORDINATOR: _T(True, True, "this broker does not coordinate the transaction or group"),
+    ErrorCode.INVALID_TXN_STATE: _T(False, False, "the transaction is not in a state that allows this"),
+    ErrorCode.CONCURRENT_TRANSACTIONS: _T(True, False, "an earlier transaction of this key is still being ended"),
     ErrorCode.INVALID_TOPIC_EXCEPTION: _T(False, False, "the topic name is not allowed"),
     ErrorCode.NOT_ENOUGH_REPLICAS: _T(True, False, "fewer in-sync replicas than min.insync.replicas"),
     ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND: _T(

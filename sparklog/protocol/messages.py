@@ -41,6 +41,13 @@ class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
     cid: int
 
 
+class PartitionResult(msgspec.Struct, frozen=True, array_like=True):
+    topic: str
+    partition: int
+    code: int
+    detail: str = ""
+
+
 # --- connection -------------------------------------------------------------------------------------------------
 
 
@@ -123,11 +130,14 @@ class ProducePartition(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Produce(Message, frozen=True, tag="produce"):
-    """``acks``: 0, 1 or ACKS_ALL. With 0 there is no reply, not even for an error."""
+    """``acks``: 0, 1 or ACKS_ALL. With 0 there is no reply, not even for an error. ``transaction``: the key of the
+    transaction that transactional batches belong to; the leader asks its coordinator before it takes the first batch
+    of a producer id."""
 
     acks: int
     timeout_ms: int
     partitions: _Entries[ProducePartition]
+    transaction: _Name = ""
 
 
 class ProduceResult(msgspec.Struct, frozen=True, array_like=True):
@@ -245,6 +255,200 @@ class InitProducerIdReply(Message, frozen=True, tag="init_producer_id_reply"):
     producer_epoch: int
 
 
+# --- coordinators: transactions and group offsets ---------------------------------------------------------------
+
+
+class FindCoordinator(Message, frozen=True, tag="find_coordinator"):
+    """Which broker coordinates this transaction or group. ``kind``: "transaction" or "group". Any broker answers; the
+    internal topic is made on first use."""
+
+    kind: str
+    key: _Name
+
+
+class FindCoordinatorReply(Message, frozen=True, tag="find_coordinator_reply"):
+    """``partition``: of the kind's internal topic; its leader is the coordinator."""
+
+    broker: BrokerEndpoint
+    partition: int
+
+
+class BeginTransaction(Message, frozen=True, tag="begin_transaction"):
+    """Begin, or join, the transaction of ``key`` as run ``run_id``; each call gives a producer id of its own.
+
+    ``version`` -1: a producer's, ``run_id`` names one life of it; a begin ends what it has open. ``version`` >= 0: a
+    sink's (batch id, or txnVersion); many tasks of one run join; a version at or below the last committed one is a
+    replay and only told so. A run id not seen before fences all earlier ones of the key, and aborts what they have
+    open; a fenced run gets INVALID_PRODUCER_EPOCH.
+    ``timeout_ms``: without a sign of life for so long the transaction is aborted.
+    """
+
+    key: _Name
+    run_id: _Name
+    version: int
+    timeout_ms: int
+
+
+class BeginTransactionReply(Message, frozen=True, tag="begin_transaction_reply"):
+    """``committed``: this version, or a later one, is committed already: nothing is to be written (ids are -1).
+    ``run``: number of the run, counted by key in order of appearance."""
+
+    committed: bool
+    last_version: int
+    producer_id: int
+    producer_epoch: int
+    run: int
+
+
+class GroupOffset(msgspec.Struct, frozen=True, array_like=True):
+    """``offset``: the next one the group will read. ``topic_id`` and ``leader_epoch`` say of which log; empty and -1
+    when not known."""
+
+    topic: str
+    partition: int
+    offset: int
+    topic_id: str = ""
+    leader_epoch: int = -1
+    metadata: Annotated[str, msgspec.Meta(max_length=4096)] = ""
+
+
+class AddToTransaction(Message, frozen=True, tag="add_to_transaction"):
+    """Register before use: partitions that ``producer_id`` will append to, and offsets that ``group`` gets when the
+    transaction commits. Durable when answered with an Ack. A sign of life."""
+
+    key: _Name
+    run_id: _Name
+    producer_id: int
+    producer_epoch: int
+    partitions: _Entries[tuple[str, int]] = ()
+    group: _Name = ""
+    offsets: _Entries[GroupOffset] = ()
+
+
+class TouchTransaction(Message, frozen=True, tag="touch_transaction"):
+    """A sign of life of a run; answered by an Ack, or by what it has become."""
+
+    key: _Name
+    run_id: _Name
+
+
+class EndTransaction(Message, frozen=True, tag="end_transaction"):
+    """Decide. With ``commit`` the ``winners`` (producer ids; of a producer: its own) are committed and every other
+    registered one is aborted. The first durable decision about a version counts: repeating it succeeds, another run's
+    gets INVALID_PRODUCER_EPOCH. Answered when all markers are written, or after ``timeout_ms`` when the decision is
+    durable and they are still on their way."""
+
+    key: _Name
+    run_id: _Name
+    version: int
+    commit: bool
+    winners: _Entries[int]
+    timeout_ms: int
+
+
+class EndTransactionReply(Message, frozen=True, tag="end_transaction_reply"):
+    """``complete``: the markers are in every partition. ``replayed``: the version had been committed before."""
+
+    complete: bool
+    replayed: bool = False
+
+
+class ListTransactions(Message, frozen=True, tag="list_transactions"):
+    """Transactions that this broker coordinates, and keys whose last committed version is kept."""
+
+
+class TransactionDescription(msgspec.Struct, frozen=True, array_like=True):
+    """``state``: empty, open, committing, aborting. Times in ms since the epoch. ``participants``: producer id, epoch
+    and partitions."""
+
+    key: str
+    state: str
+    run_id: str
+    run: int
+    version: int
+    last_version: int
+    began_ms: int
+    deadline_ms: int
+    participants: tuple[tuple[int, int, tuple[tuple[str, int], ...]], ...]
+
+
+class ListTransactionsReply(Message, frozen=True, tag="list_transactions_reply"):
+    transactions: tuple[TransactionDescription, ...]
+
+
+class AbortTransaction(Message, frozen=True, tag="abort_transaction"):
+    """An operator ends an open transaction; its run is fenced."""
+
+    key: _Name
+
+
+class VerifyTransaction(Message, frozen=True, tag="verify_transaction"):
+    """A leader asks: may this producer append to this partition for this transaction? Ack, or why not. Source:
+    KIP-890."""
+
+    key: _Name
+    producer_id: int
+    producer_epoch: int
+    topic: str
+    partition: int
+
+
+class TransactionMarker(msgspec.Struct, frozen=True, array_like=True):
+    """The end of one transaction in one partition: (producer id, epoch) of those committed and those aborted. Ids
+    that have nothing open there are only fenced."""
+
+    topic: str
+    partition: int
+    committed: tuple[tuple[int, int], ...]
+    aborted: tuple[tuple[int, int], ...]
+
+
+class WriteMarkers(Message, frozen=True, tag="write_markers"):
+    """A coordinator tells a leader durable decisions. Writing one twice is writing it once."""
+
+    markers: _Entries[TransactionMarker]
+
+
+class WriteMarkersReply(Message, frozen=True, tag="write_markers_reply"):
+    """NONE: the marker is committed."""
+
+    results: tuple[PartitionResult, ...]
+
+
+class CommitOffsets(Message, frozen=True, tag="commit_offsets"):
+    """Set a group's offsets. Answered when they are committed. ``transaction`` (key and decision number) when a
+    transaction's coordinator hands over what was sent with it: repeating one is doing it once."""
+
+    group: _Name
+    offsets: _Entries[GroupOffset]
+    transaction: tuple[str, int] | None = None
+
+
+class CommitOffsetsReply(Message, frozen=True, tag="commit_offsets_reply"):
+    results: tuple[PartitionResult, ...]
+
+
+class FetchOffsets(Message, frozen=True, tag="fetch_offsets"):
+    """``partitions`` None: all the group has."""
+
+    group: _Name
+    partitions: _Entries[tuple[str, int]] | None = None
+
+
+class FetchOffsetsReply(Message, frozen=True, tag="fetch_offsets_reply"):
+    """Partitions without an offset are left out."""
+
+    offsets: tuple[GroupOffset, ...]
+
+
+class ListGroups(Message, frozen=True, tag="list_groups"):
+    """Groups that this broker coordinates."""
+
+
+class ListGroupsReply(Message, frozen=True, tag="list_groups_reply"):
+    groups: tuple[str, ...]
+
+
 # --- administration ---------------------------------------------------------------------------------------------
 
 
@@ -290,13 +494,6 @@ class ReplicaMove(msgspec.Struct, frozen=True, array_like=True):
     topic: str
     partition: int
     target: tuple[Int31, ...] | None
-
-
-class PartitionResult(msgspec.Struct, frozen=True, array_like=True):
-    topic: str
-    partition: int
-    code: int
-    detail: str = ""
 
 
 class AlterReassignments(Message, frozen=True, tag="alter_reassignments"):
@@ -459,6 +656,18 @@ Request = (
     | Fetch
     | ListOffsets
     | InitProducerId
+    | FindCoordinator
+    | BeginTransaction
+    | AddToTransaction
+    | TouchTransaction
+    | EndTransaction
+    | ListTransactions
+    | AbortTransaction
+    | VerifyTransaction
+    | WriteMarkers
+    | CommitOffsets
+    | FetchOffsets
+    | ListGroups
     | CreateTopic
     | DeleteTopic
     | CreatePartitions
@@ -477,6 +686,14 @@ Reply = (
     | FetchReply
     | ListOffsetsReply
     | InitProducerIdReply
+    | FindCoordinatorReply
+    | BeginTransactionReply
+    | EndTransactionReply
+    | ListTransactionsReply
+    | WriteMarkersReply
+    | CommitOffsetsReply
+    | FetchOffsetsReply
+    | ListGroupsReply
     | CreateTopicReply
     | AlterReassignmentsReply
     | ListReassignmentsReply
