@@ -1,0 +1,168 @@
+"""How a transaction ends: what an end request finds, what a decision writes, and what it sends. Pure functions over an
+``Entry``; ``transactions`` decides when."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from sparklog.coordinator.effects import Answer, Effect, Ended, Outcome, Refused, SendMarkers, SendOffsets
+from sparklog.coordinator.entry import Draft, Entry
+from sparklog.coordinator.events import EndRequested
+from sparklog.coordinator.records import ABORTING, COMMITTING, EMPTY, UNNUMBERED, Transaction
+from sparklog.errors import ErrorCode
+from sparklog.protocol.messages import GroupOffset, TransactionMarker
+
+_GroupOffsets = tuple[tuple[str, tuple[GroupOffset, ...]], ...]
+
+
+def known_outcome(entry: Entry, request: EndRequested) -> Outcome | None:
+    """What can be said about an end request without deciding anything; None: it is to be decided, or waited for.
+
+    The first durable decision about a version counts. Repeating it succeeds; so does a replay that wrote nothing, and
+    an abort of what was committed (Spark calls abort after a failed commit call whose decision had gone through).
+    """
+    now = entry.transaction
+    numbered = request.version != UNNUMBERED
+    if entry.ending:
+        if _repeats(now, request):
+            return None
+        if numbered and request.version <= now.decided_version and (not request.winners or not request.commit):
+            return Ended(True, replayed=True)
+        return _refused(entry.key, now, request)
+    if numbered and request.version <= now.last_version:
+        if not request.winners or not request.commit:
+            return Ended(True, replayed=True)
+        own = now.decided_run == request.run_id and request.version == now.last_version
+        return Ended(True) if own and set(request.winners) == set(now.winners) else _refused(entry.key, now, request)
+    if now.state == EMPTY:
+        return _when_empty(entry.key, now, request)
+    if request.run_id != now.run_id or request.run_id in now.fenced:
+        return _refused(entry.key, now, request)
+    if request.version != now.version:
+        detail = f"{entry.key}: version {request.version} found, {now.version} is open"
+        return Refused(ErrorCode.INVALID_TXN_STATE, detail)
+    strangers = sorted(set(request.winners) - set(entry.participants))
+    if request.commit and strangers:
+        detail = f"{entry.key}: producers {strangers[:8]} have registered nothing in this transaction"
+        return Refused(ErrorCode.INVALID_TXN_STATE, detail)
+    return None
+
+
+def _when_empty(key: str, now: Transaction, request: EndRequested) -> Outcome | None:
+    if request.run_id in now.fenced:
+        return _refused(key, now, request)
+    if not request.commit:
+        return Ended(True)
+    if request.version == UNNUMBERED and now.decided_run == request.run_id and request.winners == now.winners:
+        return Ended(True)
+    if request.version == UNNUMBERED or request.winners:
+        return Refused(ErrorCode.INVALID_TXN_STATE, f"{key}: nothing is open that could be committed")
+    return None
+
+
+def _repeats(now: Transaction, request: EndRequested) -> bool:
+    return (
+        now.decided_run == request.run_id
+        and now.version == request.version
+        and request.commit == (now.state == COMMITTING)
+        and (not request.commit or set(request.winners) == set(now.winners))
+    )
+
+
+def _refused(key: str, now: Transaction, request: EndRequested) -> Refused:
+    wish = "commit" if request.commit else "abort"
+    detail = (
+        f"{key}: run {request.run_id} cannot {wish} version {request.version}: run {now.run_id} is {now.state}, "
+        f"last committed version {now.last_version}"
+    )
+    return Refused(ErrorCode.INVALID_PRODUCER_EPOCH, detail)
+
+
+def decide(entry: Entry, *, commit: bool, now_ms: int, winners: tuple[int, ...] = (), fence: bool = False) -> Draft:
+    """The change that makes the decision durable. ``fence``: the run that is open may do nothing any more.
+
+    Where there is nothing to mark and nothing to hand over the transaction is over with the decision itself.
+    """
+    now = entry.transaction
+    decided = replace(
+        now,
+        state=COMMITTING if commit else ABORTING,
+        decision=now.decision + 1,
+        winners=tuple(sorted(winners)) if commit else (),
+        decided_run=now.run_id,
+        offsets=now.offsets if commit else (),
+        fenced=now.fencing(now.run_id) if fence else now.fenced,
+        used_ms=now_ms,
+    )
+    if any(participant.partitions for participant in entry.participants.values()) or decided.offsets:
+        return Draft(decided)
+    return Draft(_over(decided, now_ms), dict.fromkeys(entry.participants))
+
+
+def empty_version(entry: Entry, request: EndRequested, *, now_ms: int) -> Draft:
+    """Commit a version in which nobody wrote, from a run that had nothing to begin."""
+    now = entry.transaction
+    over = replace(
+        now,
+        version=UNNUMBERED,
+        last_version=request.version,
+        decision=now.decision + 1,
+        winners=(),
+        decided_run=request.run_id,
+        used_ms=now_ms,
+    )
+    return Draft(over, answers=[Answer(request.ticket, Ended(True))])
+
+
+def completed(entry: Entry, *, now_ms: int) -> Draft:
+    """Every marker is written: the participants leave."""
+    return Draft(_over(entry.transaction, now_ms), dict.fromkeys(entry.participants))
+
+
+def _over(decided: Transaction, now_ms: int) -> Transaction:
+    return replace(
+        decided,
+        state=EMPTY,
+        version=UNNUMBERED,
+        last_version=decided.decided_version,
+        offsets=(),
+        used_ms=now_ms,
+    )
+
+
+def orders(entry: Entry) -> list[Effect]:
+    """Markers for every registered partition, and the offsets that a commit hands over."""
+    now = entry.transaction
+    effects: list[Effect] = []
+    markers = tuple(_marker(entry, topic, partition) for topic, partition in sorted(marked_partitions(entry)))
+    if markers:
+        effects.append(SendMarkers(entry.key, now.decision, markers))
+    effects += [SendOffsets(entry.key, now.decision, group, offsets) for group, offsets in now.offsets]
+    return effects
+
+
+def marked_partitions(entry: Entry) -> set[tuple[str, int]]:
+    return {found for participant in entry.participants.values() for found in participant.all_partitions()}
+
+
+def _marker(entry: Entry, topic: str, partition: int) -> TransactionMarker:
+    here = {
+        producer_id: participant.epoch
+        for producer_id, participant in sorted(entry.participants.items())
+        if (topic, partition) in participant.all_partitions()
+    }
+    winners = set(entry.transaction.winners) if entry.transaction.state == COMMITTING else set()
+    return TransactionMarker(
+        topic,
+        partition,
+        tuple((found, epoch) for found, epoch in here.items() if found in winners),
+        tuple((found, epoch) for found, epoch in here.items() if found not in winners),
+    )
+
+
+def with_offsets(known: _GroupOffsets, group: str, added: tuple[GroupOffset, ...]) -> _GroupOffsets:
+    """The newest offset of each partition counts."""
+    groups = dict(known)
+    merged = {(found.topic, found.partition): found for found in (*groups.get(group, ()), *added)}
+    groups[group] = tuple(merged.values())
+    return tuple(groups.items())

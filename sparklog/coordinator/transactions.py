@@ -1,0 +1,516 @@
+"""One partition's transaction coordinator: events in, effects out. Pure.
+
+A key (a producer's transactional id, or what names a sink) has one transaction open at most. It is begun, partitions
+are registered before they are written to, it is decided once, the decision becomes durable, markers carry it into every
+registered partition, and then it is over. The log of the coordinator's partition is the only memory: each change is
+appended first and acted on, answered or sent only when it is committed; so a new leader of the partition goes on
+where the log ends, repeating at most what may be repeated.
+
+Runs: who comes with a run id not seen before (the next life of a producer, a query started again) fences all earlier
+ones of the key. Versions: a sink's transactions are numbered, and what is numbered at or below the last committed one
+is a replay. Source: KIP-98, KIP-890; the runs and versions are sparklog's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from msgspec.structs import replace
+
+from sparklog.coordinator import ending
+from sparklog.coordinator.effects import Answer, Append, Begun, Done, Effect, Ended, Outcome, Refused, Report, Rewritten
+from sparklog.coordinator.entry import Draft, Entry
+from sparklog.coordinator.events import (
+    AbortRequested,
+    AddRequested,
+    Appended,
+    AppendRefused,
+    BeginRequested,
+    EndRequested,
+    Event,
+    MarkersWritten,
+    OffsetsWritten,
+    Request,
+    RewriteRequested,
+    Ticked,
+    TouchRequested,
+    VerifyRequested,
+)
+from sparklog.coordinator.records import (
+    EMPTY,
+    ONCE_PREFIX,
+    OPEN,
+    UNNUMBERED,
+    Participant,
+    Record,
+    Transaction,
+    TransactionKey,
+    decode_record,
+)
+from sparklog.errors import ErrorCode
+from sparklog.model import assert_never
+
+#: Requests of one key that may wait; a Spark stage has some thousand tasks.
+MAX_QUEUED = 10_000
+#: While something is open, time-outs are looked at so often.
+TICK_MS = 500
+#: Idle keys are looked for so often.
+EXPIRY_CHECK_MS = 60_000
+#: Keys written anew in one append.
+REWRITE_KEYS = 200
+
+#: Every producer id serves one attempt, so its epoch never moves.
+EPOCH = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionSettings:
+    max_timeout_ms: int = 3_600_000
+    producer_expiration_ms: int = 7 * 86_400_000
+    sink_expiration_ms: int = 30 * 86_400_000
+    once_expiration_ms: int = 3_600_000
+
+
+class Transactions:
+    """Owner: the broker's event loop, for one leader epoch of one partition. ``load`` all records, then ``start``."""
+
+    def __init__(self, settings: TransactionSettings | None = None) -> None:
+        self._settings = settings or TransactionSettings()
+        self._entries: dict[str, Entry] = {}
+        #: Keys with something open, waiting or under way.
+        self._active: dict[str, Entry] = {}
+        self._appends: dict[int, list[Entry]] = {}
+        self._append = 0
+        #: Keys still to be written anew, and appends that do it; None when there is no need.
+        self._rewrite: dict[str, None] | None = None
+        self._rewriting: set[int] = set()
+        self._next_expiry_ms = 0
+        self._next_tick_ms = 0
+        self._effects: list[Effect] = []
+
+    # --- the door --------------------------------------------------------------------------------------------------
+
+    def load(self, records: Iterable[Record]) -> None:
+        """Take what the partition's log holds, in order. Raises ClusterError for what cannot be read."""
+        for record in records:
+            key, value = decode_record(record)
+            if isinstance(key, TransactionKey):
+                if value is None:
+                    self._entries.pop(key.key, None)
+                else:
+                    assert isinstance(value, Transaction)
+                    self._entry(key.key, 0).transaction = value
+            elif value is None:
+                if key.key in self._entries:
+                    self._entries[key.key].participants.pop(key.producer_id, None)
+            else:
+                assert isinstance(value, Participant)
+                self._entry(key.key, 0).participants[key.producer_id] = value
+
+    def start(self, now_ms: int) -> list[Effect]:
+        """All is read: go on with what was under way. Everybody is taken to have been alive until now."""
+        self._effects = []
+        self._next_expiry_ms = now_ms + EXPIRY_CHECK_MS
+        self._next_tick_ms = now_ms + TICK_MS
+        for entry in self._entries.values():
+            entry.touched_ms = now_ms
+            self._carry_out(entry, now_ms)
+        return self._effects
+
+    def step(self, event: Event, now_ms: int) -> list[Effect]:
+        """Take one fact; return what is to be done about it, in order."""
+        self._effects = []
+        match event:
+            case BeginRequested() | AddRequested() | EndRequested() | AbortRequested():
+                self._enqueue(event, now_ms)
+            case TouchRequested():
+                self._touch(event, now_ms)
+            case VerifyRequested():
+                self._answer(event.ticket, self._verified(event))
+            case Appended():
+                self._appended(event.append, now_ms)
+            case AppendRefused():
+                self._append_refused(event, now_ms)
+            case MarkersWritten():
+                self._arrived(event.key, event.decision, now_ms, partitions=event.partitions)
+            case OffsetsWritten():
+                self._arrived(event.key, event.decision, now_ms, groups=(event.group,))
+            case RewriteRequested():
+                if self._rewrite is None:
+                    self._rewrite = dict.fromkeys(self._entries)
+                self._rewrite_more()
+            case Ticked():
+                self._ticked(now_ms)
+            case _:
+                assert_never(event)
+        return self._effects
+
+    @property
+    def deadline_ms(self) -> int | None:
+        """When to send ``Ticked``, at the latest."""
+        times = [self._next_tick_ms] if self._active or self._rewrite is not None else []
+        if self._entries:
+            times.append(self._next_expiry_ms)
+        return min(times, default=None)
+
+    def entries(self) -> Iterable[tuple[str, Transaction, dict[int, Participant], int]]:
+        """For people: key, transaction, participants, and until when a sign of life is due (ms; 0: nothing open)."""
+        for entry in self._entries.values():
+            due = self._due_ms(entry) if entry.transaction.state == OPEN else 0
+            yield entry.key, entry.transaction, entry.participants, due
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    # --- requests --------------------------------------------------------------------------------------------------
+
+    def _entry(self, key: str, now_ms: int) -> Entry:
+        entry = self._entries.get(key)
+        if entry is None:
+            entry = self._entries[key] = Entry(key, now_ms)
+        return entry
+
+    def _enqueue(self, request: Request, now_ms: int) -> None:
+        known = self._entries.get(request.key)
+        if known is None and not isinstance(request, BeginRequested | EndRequested):
+            self._answer(request.ticket, Refused(ErrorCode.INVALID_TXN_STATE, f"{request.key}: nothing is open"))
+            return
+        entry = known or self._entry(request.key, now_ms)
+        if len(entry.queue) >= MAX_QUEUED:
+            detail = f"{request.key}: {MAX_QUEUED} requests are waiting"
+            self._answer(request.ticket, Refused(ErrorCode.CONCURRENT_TRANSACTIONS, detail))
+            return
+        entry.queue.append(request)
+        self._serve(entry, now_ms)
+
+    def _serve(self, entry: Entry, now_ms: int) -> None:
+        """Look at what waits, in order, until something has to be made durable. Registrations go together."""
+        if entry.draft is not None:
+            return
+        draft: Draft | None = None
+        while entry.queue:
+            request = entry.queue[0]
+            if draft is not None and not isinstance(request, AddRequested):
+                break
+            entry.queue.popleft()
+            match request:
+                case AddRequested():
+                    draft = self._add(entry, request, draft, now_ms)
+                case BeginRequested():
+                    draft = self._begin(entry, request, now_ms)
+                case EndRequested():
+                    draft = self._end(entry, request, now_ms)
+                case AbortRequested():
+                    draft = self._abort(entry, request, now_ms)
+                case _:
+                    raise AssertionError(f"not queued: {request!r}")
+            if draft is not None and not isinstance(request, AddRequested):
+                break
+        if draft is not None:
+            self._stage(entry, draft)
+        self._watch(entry)
+
+    def _begin(self, entry: Entry, request: BeginRequested, now_ms: int) -> Draft | None:
+        now, ticket = entry.transaction, request.ticket
+        if request.run_id in now.fenced:
+            self._answer(ticket, _fenced(entry.key, request.run_id))
+            return None
+        if request.version != UNNUMBERED and request.version <= now.decided_version:
+            self._answer(ticket, Begun(True, now.decided_version, -1, -1, now.run))
+            return None
+        if entry.ending:
+            entry.begins.append(request)
+            return None
+        same = request.run_id == now.run_id
+        if now.state == OPEN:
+            joins = same and request.version == now.version and (now.numbered or not entry.participants)
+            if joins:
+                entry.touched_ms = now_ms
+                self._answer(ticket, Begun(False, now.last_version, request.producer_id, EPOCH, now.run))
+                return None
+            entry.begins.append(request)
+            return ending.decide(entry, commit=False, now_ms=now_ms, fence=not same)
+        fresh = replace(
+            now,
+            state=OPEN,
+            run_id=request.run_id,
+            run=now.run if same else now.run + 1,
+            version=request.version,
+            timeout_ms=max(1, min(request.timeout_ms, self._settings.max_timeout_ms)),
+            began_ms=now_ms,
+            used_ms=now_ms,
+            winners=(),
+            offsets=(),
+            fenced=now.fenced if same else now.fencing(now.run_id),
+        )
+        entry.touched_ms = now_ms
+        begun = Begun(False, now.last_version, request.producer_id, EPOCH, fresh.run)
+        return Draft(fresh, answers=[Answer(ticket, begun)])
+
+    def _add(self, entry: Entry, request: AddRequested, draft: Draft | None, now_ms: int) -> Draft | None:
+        """Register for one producer id, together with what ``draft`` registers already."""
+        now = draft.transaction if draft is not None and draft.transaction is not None else entry.transaction
+        joined = {**entry.participants, **(draft.participants if draft else {})}
+        refusal = _not_open(entry.key, now, request.run_id)
+        if refusal is None and request.producer_epoch != EPOCH:
+            refusal = _fenced(entry.key, f"{request.run_id}, producer epoch {request.producer_epoch}")
+        if refusal is None and not now.numbered and set(joined) - {request.producer_id}:
+            detail = f"{entry.key}: producer {request.producer_id} found, {min(joined)} has this transaction"
+            refusal = Refused(ErrorCode.INVALID_PRODUCER_EPOCH, detail)
+        if refusal is not None:
+            self._answer(request.ticket, refusal)
+            return draft
+        entry.touched_ms = now_ms
+        participant = joined.get(request.producer_id) or Participant(EPOCH)
+        added = set(request.partitions) - participant.all_partitions()
+        staged = draft is not None and request.producer_id in draft.participants
+        if not added and not request.offsets and not staged:
+            self._answer(request.ticket, Done())
+            return draft
+        draft = draft or Draft(entry.transaction)
+        if added or request.producer_id not in joined:
+            draft.participants[request.producer_id] = participant.with_partitions(added)
+        if request.offsets:
+            draft.transaction = replace(now, offsets=ending.with_offsets(now.offsets, request.group, request.offsets))
+        draft.answers.append(Answer(request.ticket, Done()))
+        return draft
+
+    def _end(self, entry: Entry, request: EndRequested, now_ms: int) -> Draft | None:
+        now = entry.transaction
+        answer = ending.known_outcome(entry, request)
+        if answer is not None:
+            self._answer(request.ticket, answer)
+            return None
+        if entry.ending:
+            entry.waiting[request.ticket] = request.deadline_ms
+            return None
+        if now.state == EMPTY:  # a version in which no task wrote anything, from a run that never had to begin
+            return ending.empty_version(entry, request, now_ms=now_ms)
+        # A sink's run that was aborted never goes on: its tasks that are still about must not begin anew.
+        fence = not request.commit and now.numbered
+        draft = ending.decide(entry, commit=request.commit, winners=request.winners, now_ms=now_ms, fence=fence)
+        draft.ended = (request.ticket, request.deadline_ms)
+        return draft
+
+    def _abort(self, entry: Entry, request: AbortRequested, now_ms: int) -> Draft | None:
+        if entry.transaction.state != OPEN:
+            detail = f"{entry.key}: nothing is open, it is {entry.transaction.state}"
+            self._answer(request.ticket, Refused(ErrorCode.INVALID_TXN_STATE, detail))
+            return None
+        draft = ending.decide(entry, commit=False, now_ms=now_ms, fence=True)
+        draft.answers.append(Answer(request.ticket, Done()))
+        return draft
+
+    def _touch(self, request: TouchRequested, now_ms: int) -> None:
+        entry = self._entries.get(request.key)
+        now = entry.transaction if entry is not None else Transaction()
+        refusal = _not_open(request.key, now, request.run_id)
+        if refusal is None and entry is not None:
+            entry.touched_ms = now_ms
+        self._answer(request.ticket, refusal or Done())
+
+    def _verified(self, request: VerifyRequested) -> Outcome:
+        """A decision on its way into the log counts as made: what is appended now would come after the marker."""
+        entry = self._entries.get(request.key)
+        participant = entry.participants.get(request.producer_id) if entry is not None else None
+        if entry is None or participant is None or entry.transaction.state != OPEN:
+            detail = f"{request.key}: producer {request.producer_id} takes part in nothing that is open"
+            return Refused(ErrorCode.INVALID_TXN_STATE, detail)
+        if entry.draft is not None and entry.draft.transaction is not None and entry.draft.transaction.state != OPEN:
+            return Refused(ErrorCode.INVALID_TXN_STATE, f"{request.key}: the transaction is being ended")
+        if (request.topic, request.partition) not in participant.all_partitions():
+            detail = f"{request.key}: {request.topic}-{request.partition} is not registered for {request.producer_id}"
+            return Refused(ErrorCode.INVALID_TXN_STATE, detail)
+        if request.producer_epoch != participant.epoch:
+            return _fenced(request.key, f"producer epoch {request.producer_epoch}")
+        return Done()
+
+    # --- durability ------------------------------------------------------------------------------------------------
+
+    def _stage(self, entry: Entry, draft: Draft) -> None:
+        entry.draft = draft
+        self._order([entry], draft.records(entry.key, entry.transaction))
+
+    def _order(self, entries: list[Entry], records: list[Record]) -> int:
+        self._append += 1
+        self._appends[self._append] = entries
+        self._effects.append(Append(self._append, tuple(records)))
+        return self._append
+
+    def _appended(self, append: int, now_ms: int) -> None:
+        self._rewriting.discard(append)
+        for entry in self._appends.pop(append, ()):
+            draft, entry.draft = entry.draft, None
+            assert draft is not None
+            entry.apply(draft)
+            self._effects += draft.answers
+            if draft.ended is not None:
+                ticket, deadline_ms = draft.ended
+                if entry.ending:
+                    entry.waiting[ticket] = deadline_ms
+                else:
+                    self._answer(ticket, Ended(True))
+            if draft.transaction is None:
+                self._forget(entry, now_ms)
+                continue
+            self._carry_out(entry, now_ms)
+            self._serve(entry, now_ms)
+        self._rewrite_more()
+
+    def _append_refused(self, event: AppendRefused, now_ms: int) -> None:
+        """Nothing has changed. Who waits is told; what nobody waits for is tried again by the next tick."""
+        self._rewriting.discard(event.append)
+        for entry in self._appends.pop(event.append, ()):
+            draft, entry.draft = entry.draft, None
+            assert draft is not None
+            if draft.rewrites and self._rewrite is not None:
+                self._rewrite[entry.key] = None
+            refusal = Refused(ErrorCode.COORDINATOR_NOT_AVAILABLE, f"{entry.key}: {event.detail}")
+            tickets = [answer.ticket for answer in draft.answers] + [begin.ticket for begin in entry.begins]
+            if draft.ended is not None:
+                tickets.append(draft.ended[0])
+            for ticket in tickets:
+                self._answer(ticket, refusal)
+            entry.begins.clear()
+            self._watch(entry)
+            self._serve(entry, now_ms)
+
+    def _forget(self, entry: Entry, now_ms: int) -> None:
+        """The key has expired; requests that came meanwhile find it unknown."""
+        del self._entries[entry.key]
+        self._active.pop(entry.key, None)
+        for request in entry.queue:
+            self._enqueue(request, now_ms)
+
+    # --- after the decision ----------------------------------------------------------------------------------------
+
+    def _carry_out(self, entry: Entry, now_ms: int) -> None:
+        """Send what a decision orders; complete it when nothing is missing."""
+        if entry.ending and not entry.missing and not entry.missing_groups:
+            orders = ending.orders(entry)
+            self._effects += orders
+            entry.missing = ending.marked_partitions(entry)
+            entry.missing_groups = {group for group, _ in entry.transaction.offsets}
+            self._complete_if_done(entry, now_ms)
+        elif entry.transaction.state == EMPTY:
+            self._resume_begins(entry, now_ms)
+        self._watch(entry)
+
+    def _arrived(
+        self,
+        key: str,
+        decision: int,
+        now_ms: int,
+        *,
+        partitions: Iterable[tuple[str, int]] = (),
+        groups: Iterable[str] = (),
+    ) -> None:
+        entry = self._entries.get(key)
+        if entry is None or not entry.ending or entry.transaction.decision != decision:
+            return
+        entry.missing.difference_update(partitions)
+        entry.missing_groups.difference_update(groups)
+        self._complete_if_done(entry, now_ms)
+
+    def _complete_if_done(self, entry: Entry, now_ms: int) -> None:
+        if entry.missing or entry.missing_groups or entry.draft is not None:
+            return
+        for ticket in entry.waiting:
+            self._answer(ticket, Ended(True))
+        entry.waiting.clear()
+        self._stage(entry, ending.completed(entry, now_ms=now_ms))
+
+    def _resume_begins(self, entry: Entry, now_ms: int) -> None:
+        begins, entry.begins = entry.begins, []
+        entry.queue.extendleft(reversed(begins))
+        if begins:
+            self._serve(entry, now_ms)
+
+    # --- time ------------------------------------------------------------------------------------------------------
+
+    def _watch(self, entry: Entry) -> None:
+        if entry.idle:
+            self._active.pop(entry.key, None)
+        else:
+            self._active[entry.key] = entry
+
+    def _due_ms(self, entry: Entry) -> int:
+        now = entry.transaction
+        return min(entry.touched_ms + now.timeout_ms, now.began_ms + self._settings.max_timeout_ms)
+
+    def _ticked(self, now_ms: int) -> None:
+        if now_ms >= self._next_tick_ms:
+            self._next_tick_ms = now_ms + TICK_MS
+            for entry in list(self._active.values()):
+                self._look_after(entry, now_ms)
+            self._rewrite_more()
+        if now_ms >= self._next_expiry_ms:
+            self._next_expiry_ms = now_ms + EXPIRY_CHECK_MS
+            for entry in list(self._entries.values()):
+                self._expire(entry, now_ms)
+
+    def _look_after(self, entry: Entry, now_ms: int) -> None:
+        for ticket in [ticket for ticket, deadline_ms in entry.waiting.items() if now_ms >= deadline_ms]:
+            del entry.waiting[ticket]
+            self._answer(ticket, Ended(False))
+        if entry.draft is not None:
+            return
+        if entry.transaction.state == OPEN and now_ms >= self._due_ms(entry):
+            detail = f"{entry.key}: run {entry.transaction.run_id} gave no sign of life in time"
+            self._effects.append(Report("transactions.timed_out", detail))
+            self._stage(entry, ending.decide(entry, commit=False, now_ms=now_ms, fence=True))
+        elif entry.ending:
+            self._complete_if_done(entry, now_ms)
+        self._watch(entry)
+
+    def _expire(self, entry: Entry, now_ms: int) -> None:
+        now = entry.transaction
+        settings = self._settings
+        limit_ms = settings.producer_expiration_ms if now.last_version == UNNUMBERED else settings.sink_expiration_ms
+        if entry.key.startswith(ONCE_PREFIX):
+            limit_ms = settings.once_expiration_ms
+        if entry.idle and not entry.queue and now.state == EMPTY and now_ms >= now.used_ms + limit_ms:
+            self._stage(entry, Draft(None))
+
+    # --- bounding the log ------------------------------------------------------------------------------------------
+
+    def _rewrite_more(self) -> None:
+        """Write keys anew that nothing else is being written for; the others follow when that is done."""
+        if self._rewrite is None:
+            return
+        ready: list[Entry] = []
+        for key in list(self._rewrite):
+            entry = self._entries.get(key)
+            if entry is None:
+                del self._rewrite[key]
+            elif entry.draft is None and len(ready) < REWRITE_KEYS:
+                ready.append(entry)
+        if ready:
+            records: list[Record] = []
+            for entry in ready:
+                del self._rewrite[entry.key]
+                records += entry.all_records()
+                entry.draft = Draft(entry.transaction, rewrites=True)
+            self._rewriting.add(self._order(ready, records))
+        elif not self._rewrite and not self._rewriting:
+            self._rewrite = None
+            self._effects.append(Rewritten())
+
+    # --- answers ---------------------------------------------------------------------------------------------------
+
+    def _answer(self, ticket: int, outcome: Outcome) -> None:
+        self._effects.append(Answer(ticket, outcome))
+
+
+def _fenced(key: str, run: str) -> Refused:
+    return Refused(ErrorCode.INVALID_PRODUCER_EPOCH, f"{key}: a later run has fenced run {run}, or its time was up")
+
+
+def _not_open(key: str, now: Transaction, run_id: str) -> Refused | None:
+    """Why ``run_id`` may not go on, or None."""
+    if run_id in now.fenced or (now.run_id and run_id != now.run_id):
+        return _fenced(key, run_id)
+    if now.state != OPEN:
+        return Refused(ErrorCode.INVALID_TXN_STATE, f"{key}: nothing is open, it is {now.state}")
+    return None

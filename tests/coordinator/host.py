@@ -1,0 +1,154 @@
+"""A host for the coordinator core that keeps its log in a list: appends become committed when the test says so."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sparklog.coordinator.effects import Answer, Append, Outcome, Report, Rewritten, SendMarkers, SendOffsets
+from sparklog.coordinator.events import (
+    AbortRequested,
+    AddRequested,
+    Appended,
+    AppendRefused,
+    BeginRequested,
+    EndRequested,
+    Event,
+    MarkersWritten,
+    OffsetsWritten,
+    RewriteRequested,
+    Ticked,
+    TouchRequested,
+    VerifyRequested,
+)
+from sparklog.coordinator.records import Record
+from sparklog.coordinator.transactions import Transactions, TransactionSettings
+from sparklog.protocol.messages import TransactionMarker
+
+
+class Host:
+    """``crash`` loses the coordinator and what it had under way; ``log`` stays."""
+
+    def __init__(self, settings: TransactionSettings | None = None) -> None:
+        self.settings = settings
+        self.now_ms = 1_000_000
+        self.log: list[Record] = []
+        self.log_start = 0
+        self.rewrite_from = 0
+        self.tickets = 0
+        self.producer_ids = 100
+        self.answers: dict[int, Outcome] = {}
+        self.appends: list[Append] = []
+        self.markers: list[SendMarkers] = []
+        self.offsets: list[SendOffsets] = []
+        self.reports: list[str] = []
+        self.core = self._fresh()
+
+    def _fresh(self) -> Transactions:
+        core = Transactions(self.settings)
+        core.load(self.log[self.log_start :])
+        return core
+
+    def crash(self, *, keep: int = 0) -> None:
+        """A new leader: ``keep`` of the appends under way reached its log, the others never did."""
+        for append in self.appends[:keep]:
+            self.log += append.records
+        self.appends, self.markers, self.offsets = [], [], []
+        self.core = self._fresh()
+        self.perform(self.core.start(self.now_ms))
+
+    def perform(self, effects: list[Any]) -> None:
+        for effect in effects:
+            match effect:
+                case Append():
+                    self.appends.append(effect)
+                case Answer():
+                    assert effect.ticket not in self.answers, "answered twice"
+                    self.answers[effect.ticket] = effect.outcome
+                case SendMarkers():
+                    self.markers.append(effect)
+                case SendOffsets():
+                    self.offsets.append(effect)
+                case Rewritten():
+                    self.log_start = self.rewrite_from
+                case Report():
+                    self.reports.append(effect.kind)
+
+    def step(self, event: Event) -> None:
+        self.perform(self.core.step(event, self.now_ms))
+
+    def commit_one(self) -> None:
+        append = self.appends.pop(0)
+        self.log += append.records
+        self.step(Appended(append.append))
+
+    def refuse_one(self) -> None:
+        self.step(AppendRefused(self.appends.pop(0).append, "too few in-sync replicas"))
+
+    def settle(self, *, markers: bool = True) -> None:
+        """Everything under way gets done."""
+        while self.appends or (markers and (self.markers or self.offsets)):
+            while self.appends:
+                self.commit_one()
+            if markers:
+                for sent in self._take(self.markers):
+                    written = tuple((marker.topic, marker.partition) for marker in sent.markers)
+                    self.step(MarkersWritten(sent.key, sent.decision, written))
+                for handed in self._take(self.offsets):
+                    self.step(OffsetsWritten(handed.key, handed.decision, handed.group))
+
+    @staticmethod
+    def _take(queue: list[Any]) -> list[Any]:
+        taken = list(queue)
+        queue.clear()
+        return taken
+
+    def sent_markers(self) -> list[TransactionMarker]:
+        return [marker for sent in self.markers for marker in sent.markers]
+
+    def tick(self, ms: int) -> None:
+        self.now_ms += ms
+        self.step(Ticked())
+
+    # --- requests: each returns its ticket ---
+
+    def _ticket(self) -> int:
+        self.tickets += 1
+        return self.tickets
+
+    def begin(self, key: str, run_id: str, version: int = -1, *, timeout_ms: int = 60_000) -> int:
+        self.producer_ids += 1
+        self.step(BeginRequested(self._ticket(), key, run_id, version, timeout_ms, self.producer_ids))
+        return self.tickets
+
+    def add(self, key: str, run_id: str, producer_id: int, *partitions: tuple[str, int], **more: Any) -> int:
+        self.step(AddRequested(self._ticket(), key, run_id, producer_id, 0, partitions, **more))
+        return self.tickets
+
+    def end(self, key: str, run_id: str, version: int, *winners: int, commit: bool = True) -> int:
+        self.step(EndRequested(self._ticket(), key, run_id, version, commit, winners, self.now_ms + 5_000))
+        return self.tickets
+
+    def verify(self, key: str, producer_id: int, topic: str, partition: int) -> int:
+        self.step(VerifyRequested(self._ticket(), key, producer_id, 0, topic, partition))
+        return self.tickets
+
+    def touch(self, key: str, run_id: str) -> int:
+        self.step(TouchRequested(self._ticket(), key, run_id))
+        return self.tickets
+
+    def abort(self, key: str) -> int:
+        self.step(AbortRequested(self._ticket(), key))
+        return self.tickets
+
+    def rewrite(self) -> None:
+        self.rewrite_from = len(self.log)
+        self.step(RewriteRequested())
+
+    # --- answers ---
+
+    def producer(self, ticket: int) -> int:
+        return int(self.answers[ticket].producer_id)  # type: ignore[union-attr]
+
+    def code(self, ticket: int) -> str:
+        outcome = self.answers[ticket]
+        return outcome.code.name if hasattr(outcome, "code") else type(outcome).__name__

@@ -1,0 +1,169 @@
+"""Random histories of one key: drivers that die and come back, tasks that append late, a coordinator that changes at
+any moment. Each version is committed at most once, by one set of winners, and every producer id meets one fate."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from sparklog.coordinator.effects import Begun, Done, Ended
+from sparklog.coordinator.events import MarkersWritten
+from tests.coordinator.host import Host
+
+PARTITIONS = [("a", 0), ("a", 1), ("b", 0)]
+
+
+class Log:
+    """What one partition holds: appended producer ids, and the fate each met here."""
+
+    def __init__(self) -> None:
+        self.appended: set[int] = set()
+        self.fate: dict[int, str] = {}
+
+
+class History:
+    """One seed. Tasks register, are verified as a leader would, append; drivers decide; all of it interleaved."""
+
+    def __init__(self, seed: int) -> None:
+        self.chance = random.Random(seed)
+        self.host = Host()
+        self.logs = {partition: Log() for partition in PARTITIONS}
+        self.runs: list[dict[str, object]] = []
+        self.version = 0
+        self.told: dict[int, set[frozenset[int]]] = {}
+        self.number = 0
+
+    def play(self, steps: int = 120) -> None:
+        for _ in range(steps):
+            self.chance.choice(
+                [self.start_run, self.join, self.join, self.register, self.register, self.decide, self.commit_append,
+                 self.commit_append, self.deliver, self.crash, self.time_passes, self.rewrite]
+            )()  # fmt: skip
+        self.calm_down()
+
+    def start_run(self) -> None:
+        self.number += 1
+        self.runs.append(
+            {"id": f"r{self.number}", "version": self.version, "tickets": [], "ids": set(), "wrote": set()}
+        )
+        self.runs = self.runs[-3:]
+
+    def join(self) -> None:
+        if self.runs:
+            run = self.chance.choice(self.runs)
+            run["tickets"].append(self.host.begin("k", run["id"], run["version"]))  # type: ignore[attr-defined, arg-type]
+
+    def register(self) -> None:
+        """A task registers a partition, and appends there once its leader has verified it."""
+        ready = [run for run in self.runs if self.ids(run)]
+        if not ready:
+            return
+        run = self.chance.choice(ready)
+        producer = self.chance.choice(sorted(self.ids(run)))
+        partition = self.chance.choice(PARTITIONS)
+        self.host.add("k", str(run["id"]), producer, partition)
+        if self.chance.random() < 0.5 and self.host.appends:
+            self.host.commit_one()
+        log = self.logs[partition]
+        if producer not in log.fate and isinstance(
+            self.host.answers[self.host.verify("k", producer, *partition)], Done
+        ):
+            log.appended.add(producer)
+            run["wrote"].add(producer)  # type: ignore[attr-defined]
+
+    def ids(self, run: dict[str, object]) -> set[int]:
+        found = set()
+        for ticket in run["tickets"]:  # type: ignore[attr-defined]
+            outcome = self.host.answers.get(ticket)
+            if isinstance(outcome, Begun) and not outcome.committed:
+                found.add(outcome.producer_id)
+        return found
+
+    def decide(self) -> None:
+        if not self.runs:
+            return
+        run = self.chance.choice(self.runs)
+        winners = tuple(sorted(run["wrote"]))  # type: ignore[call-overload]
+        commit = self.chance.random() < 0.8
+        ticket = self.host.end("k", str(run["id"]), int(str(run["version"])), *winners, commit=commit)
+        run.setdefault("ends", []).append((ticket, commit, winners))  # type: ignore[attr-defined]
+        self.note()
+
+    def note(self) -> None:
+        for run in self.runs:
+            for ticket, commit, winners in run.get("ends", ()):  # type: ignore[attr-defined]
+                outcome = self.host.answers.get(ticket)
+                if commit and isinstance(outcome, Ended) and not outcome.replayed:
+                    self.told.setdefault(int(str(run["version"])), set()).add(frozenset(winners))
+                    self.version = max(self.version, int(str(run["version"])) + 1)
+
+    def commit_append(self) -> None:
+        if self.host.appends:
+            if self.chance.random() < 0.1:
+                self.host.refuse_one()
+            else:
+                self.host.commit_one()
+            self.note()
+
+    def deliver(self) -> None:
+        """Markers arrive, some of them, in any order, now and then twice."""
+        for sent in list(self.host.markers):
+            marker = self.chance.choice(sent.markers)
+            self.mark(marker)
+            self.host.step(MarkersWritten(sent.key, sent.decision, ((marker.topic, marker.partition),)))
+
+    def mark(self, marker: object) -> None:
+        log = self.logs[marker.topic, marker.partition]  # type: ignore[attr-defined]
+        for fate in ("committed", "aborted"):
+            for producer, _ in getattr(marker, fate):
+                assert log.fate.setdefault(producer, fate) == fate, f"{producer} was {log.fate[producer]}, now {fate}"
+
+    def crash(self) -> None:
+        if self.chance.random() < 0.4:
+            self.host.crash(keep=self.chance.randint(0, len(self.host.appends)))
+
+    def time_passes(self) -> None:
+        self.host.tick(self.chance.choice([100, 1_000, 70_000]))
+        self.note()
+
+    def rewrite(self) -> None:
+        if self.chance.random() < 0.3:
+            self.host.rewrite()
+
+    def calm_down(self) -> None:
+        """Everything that is open is given up, and every marker arrives."""
+        for _ in range(3):
+            self.host.tick(4_000_000)
+            while self.host.appends or self.host.markers:
+                while self.host.appends:
+                    self.host.commit_one()
+                for sent in self.host.markers:
+                    for marker in sent.markers:
+                        self.mark(marker)
+                self.host.settle()
+        self.note()
+
+    def check(self, where: str = "") -> None:
+        for version, told in self.told.items():
+            assert len(told) == 1, f"{where}version {version} was committed by {told}"
+        committed = {
+            producer for log in self.logs.values() for producer, fate in log.fate.items() if fate == "committed"
+        }
+        winners = {producer for told in self.told.values() for group in told for producer in group}
+        for partition, log in self.logs.items():
+            for producer in log.appended:
+                assert producer in log.fate, f"{where}{partition}: producer {producer} stays open"
+                assert (log.fate[producer] == "committed") == (producer in committed), (
+                    f"{where}{producer} is half committed"
+                )
+                if producer in winners:
+                    assert log.fate[producer] == "committed", f"{producer} was told committed, and is {log.fate}"
+
+
+@pytest.mark.parametrize("block", range(8))
+def test_every_producer_id_meets_one_fate(block: int) -> None:
+    for seed in range(block * 50, block * 50 + 50):
+        history = History(seed)
+        history.play()
+        history.check(f"seed {seed}, ")

@@ -1,0 +1,343 @@
+"""The coordinator core, scenario by scenario: who may do what, and what survives a change of the coordinator."""
+
+from __future__ import annotations
+
+import pytest
+
+from sparklog.coordinator.effects import Begun, Ended
+from sparklog.coordinator.transactions import TransactionSettings
+from sparklog.protocol.messages import GroupOffset
+from tests.coordinator.host import Host
+
+A0, A1, B0 = ("a", 0), ("a", 1), ("b", 0)
+
+
+@pytest.fixture
+def host() -> Host:
+    return Host()
+
+
+def opened(host: Host, key: str = "k", run: str = "r1", version: int = -1) -> int:
+    """Begin and let it become durable; returns the producer id."""
+    ticket = host.begin(key, run, version)
+    host.settle()
+    return host.producer(ticket)
+
+
+def test_nothing_is_answered_before_it_is_durable(host: Host) -> None:
+    begin = host.begin("k", "r1")
+    assert begin not in host.answers
+    host.commit_one()
+    producer = host.producer(begin)
+    add = host.add("k", "r1", producer, A0)
+    assert add not in host.answers
+    host.commit_one()
+    assert host.code(add) == "Done"
+    end = host.end("k", "r1", -1, producer)
+    assert not host.markers, "a decision was acted on before it was durable"
+    host.commit_one()
+    (marker,) = host.sent_markers()
+    assert (marker.topic, marker.partition, marker.committed, marker.aborted) == ("a", 0, ((producer, 0),), ())
+    assert end not in host.answers
+    host.settle()
+    assert host.answers[end] == Ended(True)
+
+
+def test_losers_and_strays_are_aborted_with_the_winners_commit(host: Host) -> None:
+    first = opened(host, version=7)
+    second = host.producer(host.begin("k", "r1", 7))
+    host.add("k", "r1", first, A0, A1)
+    host.add("k", "r1", second, A0, B0)
+    host.settle()
+    host.end("k", "r1", 7, second)
+    host.commit_one()
+    marks = {(m.topic, m.partition): (m.committed, m.aborted) for m in host.sent_markers()}
+    assert marks == {
+        A0: (((second, 0),), ((first, 0),)),
+        A1: ((), ((first, 0),)),
+        B0: (((second, 0),), ()),
+    }
+
+
+def test_registrations_that_wait_become_durable_together(host: Host) -> None:
+    first = opened(host, version=1)
+    others = [host.producer(host.begin("k", "r1", 1)) for _ in range(50)]
+    host.add("k", "r1", first, A0)
+    tickets = [host.add("k", "r1", other, A0) for other in others]
+    host.commit_one()
+    assert len(host.appends) == 1
+    host.commit_one()
+    assert {host.code(ticket) for ticket in tickets} == {"Done"}
+
+
+def test_a_new_run_fences_the_old_one_and_aborts_what_it_has_open(host: Host) -> None:
+    old = opened(host, run="old", version=3)
+    host.add("k", "old", old, A0)
+    host.settle()
+    begin = host.begin("k", "new", 3)
+    host.commit_one()  # the abort
+    assert [marker.aborted for marker in host.sent_markers()] == [((old, 0),)]
+    assert begin not in host.answers
+    host.settle()
+    new = host.producer(begin)
+    assert host.answers[begin] == Begun(False, -1, new, 0, 2)
+    assert host.code(host.add("k", "old", old, A1)) == "INVALID_PRODUCER_EPOCH"
+    assert host.code(host.begin("k", "old", 3)) == "INVALID_PRODUCER_EPOCH"
+    assert host.code(host.touch("k", "old")) == "INVALID_PRODUCER_EPOCH"
+    end = host.end("k", "old", 3, old)
+    assert host.code(end) == "INVALID_PRODUCER_EPOCH", "a zombie committed"
+    assert host.code(host.verify("k", old, *A0)) == "INVALID_TXN_STATE"
+
+
+def test_the_first_decision_about_a_version_counts(host: Host) -> None:
+    producer = opened(host, run="r1", version=5)
+    host.add("k", "r1", producer, A0)
+    host.settle()
+    end = host.end("k", "r1", 5, producer)
+    late = host.begin("k", "r2", 5)
+    host.settle()
+    assert host.answers[end] == Ended(True)
+    assert host.answers[late] == Begun(True, 5, -1, -1, 1), "a committed version was begun again"
+    assert host.answers[host.end("k", "r1", 5, producer)] == Ended(True), "the answer was lost: asked again"
+    assert host.code(host.end("k", "r2", 5, 999)) == "INVALID_PRODUCER_EPOCH"
+    assert host.answers[host.end("k", "r2", 5)] == Ended(True, replayed=True)
+    assert host.answers[host.end("k", "r1", 5, commit=False)] == Ended(True, replayed=True)
+    assert isinstance(host.answers[host.begin("k", "r3", 4)], Begun)
+
+
+def test_a_replay_is_told_while_the_markers_are_on_their_way(host: Host) -> None:
+    producer = opened(host, version=5)
+    host.add("k", "r1", producer, A0)
+    host.settle()
+    host.end("k", "r1", 5, producer)
+    host.settle(markers=False)
+    assert host.answers[host.begin("k", "r2", 5)] == Begun(True, 5, -1, -1, 1)
+    later = host.begin("k", "r2", 6)
+    assert later not in host.answers, "one key had two transactions"
+    host.settle()
+    assert host.answers[later] == Begun(False, 5, host.producer(later), 0, 2)
+
+
+def test_a_version_in_which_nobody_wrote(host: Host) -> None:
+    opened(host, version=0)
+    end = host.end("k", "r1", 0)
+    host.settle()
+    assert host.answers[end] == Ended(True) and not host.markers
+    unbegun = host.end("k", "r2", 1)
+    host.settle()
+    assert host.answers[unbegun] == Ended(True)
+    assert host.answers[host.begin("k", "r3", 1)] == Begun(True, 1, -1, -1, 1)
+
+
+def test_winners_that_never_registered_are_refused(host: Host) -> None:
+    producer = opened(host, version=0)
+    host.add("k", "r1", producer, A0)
+    host.settle()
+    assert host.code(host.end("k", "r1", 0, producer, 777)) == "INVALID_TXN_STATE"
+
+
+@pytest.mark.parametrize("kept", [0, 1])
+def test_the_coordinator_dies_with_the_decision_under_way(host: Host, kept: int) -> None:
+    producer = opened(host, version=2)
+    host.add("k", "r1", producer, A0)
+    host.settle()
+    host.end("k", "r1", 2, producer)
+    host.crash(keep=kept)
+    assert bool(host.markers) == bool(kept)
+    again = host.end("k", "r1", 2, producer)
+    host.settle()
+    assert host.answers[again] == Ended(True)
+    assert host.answers[host.begin("k", "r2", 2)] == Begun(True, 2, -1, -1, 1)
+
+
+def test_the_coordinator_dies_between_decision_and_markers(host: Host) -> None:
+    producer = opened(host, version=2)
+    host.add("k", "r1", producer, A0, B0)
+    host.settle()
+    host.end("k", "r1", 2, producer)
+    host.settle(markers=False)
+    host.crash()
+    assert {(m.topic, m.partition) for m in host.sent_markers()} == {A0, B0}
+    assert all(marker.committed == ((producer, 0),) for marker in host.sent_markers())
+
+
+def test_a_task_that_had_joined_goes_on_with_the_next_coordinator(host: Host) -> None:
+    opened(host, version=2)
+    second = host.producer(host.begin("k", "r1", 2))
+    host.crash()
+    add = host.add("k", "r1", second, A0)
+    host.settle()
+    assert host.code(add) == "Done"
+    end = host.end("k", "r1", 2, second)
+    host.settle()
+    assert host.answers[end] == Ended(True)
+
+
+def test_an_abandoned_transaction_is_aborted_and_its_run_fenced(host: Host) -> None:
+    producer = opened(host, run="r1")
+    host.add("k", "r1", producer, A0)
+    host.settle()
+    host.tick(40_000)
+    host.touch("k", "r1")
+    host.tick(40_000)
+    assert not host.appends, "a sign of life was not counted"
+    host.tick(30_000)
+    host.settle(markers=False)
+    assert host.reports == ["transactions.timed_out"]
+    assert [marker.aborted for marker in host.sent_markers()] == [((producer, 0),)]
+    host.settle()
+    assert host.code(host.begin("k", "r1")) == "INVALID_PRODUCER_EPOCH"
+    fresh = host.begin("k", "r2")
+    host.settle()
+    assert isinstance(host.answers[fresh], Begun)
+
+
+def test_no_sign_of_life_extends_a_transaction_for_ever() -> None:
+    host = Host(TransactionSettings(max_timeout_ms=100_000))
+    opened(host, run="r1", version=0)
+    for _ in range(9):
+        host.tick(12_000)
+        host.touch("k", "r1")
+    assert host.appends and host.reports == ["transactions.timed_out"]
+
+
+def test_a_producer_begins_one_transaction_after_the_other(host: Host) -> None:
+    ids = []
+    for _ in range(3):
+        producer = opened(host)
+        ids.append(producer)
+        host.add("k", "r1", producer, A0)
+        host.settle()
+        assert host.code(host.add("k", "r1", 9999, A0)) == "INVALID_PRODUCER_EPOCH"
+        end = host.end("k", "r1", -1, producer)
+        host.settle()
+        assert host.answers[end] == Ended(True)
+        assert host.answers[host.end("k", "r1", -1, producer)] == Ended(True), "a lost answer"
+    assert len(set(ids)) == 3
+    assert host.code(host.end("k", "r1", -1, ids[0])) == "INVALID_TXN_STATE"
+
+
+def test_a_begin_whose_answer_was_lost_opens_nothing_twice(host: Host) -> None:
+    opened(host)
+    again = host.begin("k", "r1")
+    assert isinstance(host.answers[again], Begun) and not host.appends
+
+
+def test_offsets_go_to_their_group_only_with_a_commit(host: Host) -> None:
+    producer = opened(host)
+    host.add("k", "r1", producer, A0, group="g", offsets=(GroupOffset("in", 0, 5), GroupOffset("in", 1, 6)))
+    host.add("k", "r1", producer, group="g", offsets=(GroupOffset("in", 0, 9),))
+    host.settle()
+    end = host.end("k", "r1", -1, producer)
+    host.settle(markers=False)
+    (handed,) = host.offsets
+    assert handed.group == "g" and {o.partition: o.offset for o in handed.offsets} == {0: 9, 1: 6}
+    host.markers.clear()
+    assert end not in host.answers
+    host.crash()
+    assert len(host.offsets) == 1, "a new coordinator forgot the group"
+    host.settle()
+    producer = opened(host)
+    host.add("k", "r1", producer, A0, group="g", offsets=(GroupOffset("in", 0, 50),))
+    host.settle()
+    host.end("k", "r1", -1, commit=False)
+    host.settle(markers=False)
+    assert not host.offsets
+
+
+def test_an_operator_aborts_what_is_open(host: Host) -> None:
+    producer = opened(host)
+    host.add("k", "r1", producer, A0)
+    host.settle()
+    abort = host.abort("k")
+    host.settle()
+    assert host.code(abort) == "Done"
+    assert host.code(host.end("k", "r1", -1, producer)) == "INVALID_PRODUCER_EPOCH"
+    assert host.code(host.abort("k")) == "INVALID_TXN_STATE"
+    assert host.code(host.abort("unknown")) == "INVALID_TXN_STATE"
+
+
+def test_verification_is_refused_once_a_decision_is_on_its_way(host: Host) -> None:
+    producer = opened(host)
+    assert host.code(host.verify("k", producer, *A0)) == "INVALID_TXN_STATE"
+    host.add("k", "r1", producer, A0)
+    assert host.code(host.verify("k", producer, *A0)) == "INVALID_TXN_STATE", "not durable yet"
+    host.settle()
+    assert host.code(host.verify("k", producer, *A0)) == "Done"
+    assert host.code(host.verify("k", producer, *A1)) == "INVALID_TXN_STATE"
+    host.end("k", "r1", -1, commit=False)
+    assert host.code(host.verify("k", producer, *A0)) == "INVALID_TXN_STATE", "its marker may come first"
+
+
+def test_who_waits_for_markers_is_answered_in_time(host: Host) -> None:
+    producer = opened(host)
+    host.add("k", "r1", producer, A0)
+    host.settle()
+    end = host.end("k", "r1", -1, producer)
+    host.settle(markers=False)
+    host.tick(6_000)
+    assert host.answers[end] == Ended(False)
+    again = host.end("k", "r1", -1, producer)
+    host.settle()
+    assert host.answers[again] == Ended(True)
+
+
+def test_an_append_that_is_refused_changes_nothing(host: Host) -> None:
+    producer = opened(host, version=1)
+    add = host.add("k", "r1", producer, A0)
+    host.refuse_one()
+    assert host.code(add) == "COORDINATOR_NOT_AVAILABLE"
+    assert host.code(host.verify("k", producer, *A0)) == "INVALID_TXN_STATE"
+    add = host.add("k", "r1", producer, A0)
+    host.settle()
+    end = host.end("k", "r1", 1, producer)
+    host.refuse_one()
+    assert host.code(end) == "COORDINATOR_NOT_AVAILABLE" and not host.markers
+    end = host.end("k", "r1", 1, producer)
+    host.settle(markers=False)
+    host.settle()
+    assert host.answers[end] == Ended(True)
+
+
+def test_keys_are_forgotten_when_nobody_uses_them() -> None:
+    host = Host(TransactionSettings(producer_expiration_ms=500_000, sink_expiration_ms=900_000, once_expiration_ms=1))
+    for key, version in (("producer", -1), ("sink", 0), ("write:x", 0)):
+        opened(host, key=key, version=version)
+        host.end(key, "r1", version)
+        host.settle()
+    host.tick(100_000)
+    host.settle()
+    assert {key for key, *_ in host.core.entries()} == {"producer", "sink"}
+    host.tick(500_000)
+    host.settle()
+    assert {key for key, *_ in host.core.entries()} == {"sink"}
+    host.tick(500_000)
+    host.settle()
+    assert not len(host.core)
+    host.crash()
+    assert not len(host.core), "a forgotten key came back from the log"
+
+
+def test_the_log_is_bounded_by_writing_anew_what_is_live(host: Host) -> None:
+    for version in range(300):
+        producer = opened(host, key="busy", version=version)
+        host.add("busy", "r1", producer, A0)
+        host.settle()
+        host.end("busy", "r1", version, producer)
+        host.settle()
+    idle = opened(host, key="idle", version=0)
+    host.add("idle", "r1", idle, A0)
+    host.settle()
+    moving = opened(host, key="moving", version=0)
+    add = host.add("moving", "r1", moving, A0)  # under way while the rewrite begins
+    host.rewrite()
+    host.settle()
+    assert host.code(add) == "Done"
+    assert len(host.log) - host.log_start < 10 < host.log_start
+    host.crash()
+    found = {key: (t.state, t.last_version, set(p)) for key, t, p, _ in host.core.entries()}
+    assert found == {
+        "busy": ("empty", 299, set()),
+        "idle": ("open", -1, {idle}),
+        "moving": ("open", -1, {moving}),
+    }
