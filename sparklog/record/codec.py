@@ -175,10 +175,17 @@ def event_time_range(batch: pa.RecordBatch, event_time: str | None) -> tuple[int
 
 
 def _serialize_compressed(batch: pa.RecordBatch, compression: str) -> pa.Buffer:
-    # Only the stream writer takes a compression: the batch is cut out between schema and end of stream.
+    # Only the stream writer takes a compression.
+    return stream_message(batch, None, options=_WRITE_OPTIONS[compression])
+
+
+def stream_message(
+    batch: pa.RecordBatch, custom_metadata: dict[str, str] | None, *, options: pa.ipc.IpcWriteOptions | None = None
+) -> pa.Buffer:
+    """The one RecordBatch message of ``batch`` as a stream writer makes it, cut out between schema and end."""
     sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, batch.schema, options=_WRITE_OPTIONS[compression]) as writer:
-        writer.write_batch(batch)
+    with pa.ipc.new_stream(sink, batch.schema, options=options) as writer:
+        writer.write_batch(batch, custom_metadata=custom_metadata)
     stream = sink.getvalue()
     start = read_metadata_length(memoryview(stream))
     return stream.slice(start, stream.size - start - _END_OF_STREAM_BYTES)

@@ -92,6 +92,19 @@ class Table:
             raise malformed(f"a vector of {count} items of {item_bytes} bytes at {start} in {len(self.source)} bytes")
         return Vector(start, count)
 
+    def tables(self, index: int) -> list[Table]:
+        """The tables in the vector that field ``index`` points to; none when it is absent."""
+        found = self.vector(index, _U32.size)
+        if found is None:
+            return []
+        places = range(found.start, found.start + found.items * _U32.size, _U32.size)
+        return [Table(self.source, place + _read(_U32, self.source, place)) for place in places]
+
+    def text(self, index: int) -> bytes:
+        """The bytes of the string in field ``index``, without the zero behind them; empty when it is absent."""
+        found = self.vector(index, 1)
+        return b"" if found is None else bytes(self.source[found.start : found.start + found.items])
+
     def _follow(self, index: int) -> int | None:
         place = self._place(index, _U32.size)
         if not place:

@@ -27,7 +27,9 @@ _I64 = struct.Struct("<q")
 METADATA_V5 = 4
 
 # Message: version, header type, header, body length, custom metadata
-_VERSION, _HEADER_TYPE, _HEADER, _BODY_LENGTH = 0, 1, 2, 3
+_VERSION, _HEADER_TYPE, _HEADER, _BODY_LENGTH, _CUSTOM_METADATA = 0, 1, 2, 3, 4
+# KeyValue: key, value
+_KEY, _VALUE = 0, 1
 _SCHEMA, _RECORD_BATCH = 1, 3
 _HEADER_NAMES = {0: "none", 1: "Schema", 2: "DictionaryBatch", 3: "RecordBatch", 4: "Tensor", 5: "SparseTensor"}
 # RecordBatch: length, nodes, buffers, compression, variadic buffer counts
@@ -83,6 +85,16 @@ def read_batch_message(source: ReadOnly) -> BatchMessage:
         metadata_length=metadata_length,
         body_length=body_length,
     )
+
+
+def read_custom_metadata(source: ReadOnly) -> dict[bytes, bytes]:
+    """The keys and values that a RecordBatch message carries beside its columns.
+
+    Raises:
+        BrokerError: CORRUPT_MESSAGE as ``read_batch_message``.
+    """
+    message = _message_of(source[PREFIX_BYTES : read_metadata_length(source)], _RECORD_BATCH)
+    return {pair.text(_KEY): pair.text(_VALUE) for pair in message.tables(_CUSTOM_METADATA)}
 
 
 def read_metadata_length(source: ReadOnly) -> int:

@@ -1,0 +1,86 @@
+"""Control markers: how a transaction's end stands in a partition's log.
+
+A marker is a batch with ``Flag.CONTROL``, one offset and no records: a RecordBatch message of the topic's schema with
+zero rows, so that a sealed segment stays an ordinary Arrow file that shows no row too many. What it says is JSON in
+the message's custom metadata, under ``sparklog.marker``: the producer ids, with their epochs, that this transaction
+committed here and those it aborted. Pure.
+"""
+
+from __future__ import annotations
+
+import msgspec
+import pyarrow as pa
+
+from sparklog.errors import BrokerError, ErrorCode
+from sparklog.model import NO_PRODUCER
+from sparklog.record.checksum import Buffer, crc32c
+from sparklog.record.codec import NO_TIMESTAMP, EncodedBatch, stream_message, verify_body_crc
+from sparklog.record.header import BatchHeader, Flag
+from sparklog.record.message import read_custom_metadata
+
+FORMAT_VERSION = 1
+MARKER_KEY = "sparklog.marker"
+
+
+class Marker(msgspec.Struct, frozen=True):
+    """(producer id, producer epoch) of those whose records stand, and of those whose records never were."""
+
+    committed: tuple[tuple[int, int], ...] = ()
+    aborted: tuple[tuple[int, int], ...] = ()
+    version: int = FORMAT_VERSION
+
+
+_decode = msgspec.json.Decoder(Marker).decode
+
+
+def encode_marker(marker: Marker, schema: pa.Schema, *, schema_id: int) -> EncodedBatch:
+    """A marker ready to be appended to a log whose newest schema is ``schema``."""
+    body = stream_message(
+        pa.RecordBatch.from_pylist([], schema=schema), {MARKER_KEY: msgspec.json.encode(marker).decode()}
+    )
+    header = BatchHeader(
+        base_offset=0,
+        position=0,
+        max_timestamp=NO_TIMESTAMP,
+        running_max=0,
+        append_time=0,
+        producer_id=NO_PRODUCER,
+        min_timestamp=NO_TIMESTAMP,
+        offset_span=1,
+        record_count=0,
+        length=body.size,
+        body_crc=crc32c(body),
+        leader_epoch=-1,
+        schema_id=schema_id,
+        first_sequence=-1,
+        offset_array_length=0,
+        producer_epoch=-1,
+        flags=int(Flag.CONTROL),
+    )
+    return EncodedBatch(header, body)
+
+
+def decode_marker(header: BatchHeader, body: Buffer) -> Marker:
+    """What a stored marker says.
+
+    Raises:
+        BrokerError: CORRUPT_MESSAGE when it is none, contradicts its header, or is of a newer format.
+    """
+    buffer = pa.py_buffer(body)
+    if not header.flags & Flag.CONTROL or buffer.size != header.length:
+        detail = f"{buffer.size} bytes with flags {Flag(header.flags)!r} found, a marker of {header.length} expected"
+        raise BrokerError(ErrorCode.CORRUPT_MESSAGE, f"offset {header.base_offset}: {detail}")
+    verify_body_crc(header, buffer)
+    text = read_custom_metadata(memoryview(buffer)).get(MARKER_KEY.encode(), b"")
+    try:
+        marker = _decode(text)
+    except msgspec.MsgspecError as error:
+        raise BrokerError(
+            ErrorCode.CORRUPT_MESSAGE, f"offset {header.base_offset}: no marker: {error}: {text[:80]!r}"
+        ) from None
+    if marker.version > FORMAT_VERSION:
+        raise BrokerError(
+            ErrorCode.CORRUPT_MESSAGE,
+            f"offset {header.base_offset}: marker of format version {marker.version}, {FORMAT_VERSION} expected",
+        )
+    return marker
