@@ -12,7 +12,7 @@ The directory and its files are made by the first append, so that an empty parti
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import NamedTuple
@@ -20,7 +20,8 @@ from typing import NamedTuple
 from sparklog.config import TopicConfig
 from sparklog.errors import BrokerError, ErrorCode, StorageError
 from sparklog.model import EpochEnd, OffsetRange, TopicPartition, TopicSchema
-from sparklog.record.header import BatchHeader
+from sparklog.record.header import BatchHeader, Flag
+from sparklog.record.marker import Marker, decode_marker
 from sparklog.storage import retention
 from sparklog.storage.append_plan import NO_MAXIMUM, LogTail, Run, plan_follower_append, plan_leader_append
 from sparklog.storage.checkpoints import PartitionCheckpoint
@@ -35,6 +36,7 @@ from sparklog.storage.seal_queue import SealQueue
 from sparklog.storage.sealing import SealJob
 from sparklog.storage.segment import Segment
 from sparklog.storage.segment_chain import SegmentChain
+from sparklog.storage.transactions import EndedTransaction, OpenTransaction
 
 
 class LogSlice(NamedTuple):
@@ -277,6 +279,7 @@ class Log:
 
     def _append(self, runs: list[Run], now_us: int) -> None:
         """Carry out a plan whole, or leave the log as it was."""
+        markers = _markers(runs)
         try:
             if not self._on_disk:
                 self._make_directory()
@@ -294,7 +297,7 @@ class Log:
         if self.log_start_offset == self.log_end_offset:
             # an empty follower took its leader's first segment, which may begin below
             self.log_start_offset = min(self.log_start_offset, first.base_offset)
-        self._record(runs, now_us)
+        self._record(runs, now_us, markers)
         self.log_end_offset = runs[-1].headers[-1].next_offset
         self.high_watermark = min(self.high_watermark, self.log_end_offset)
         if self._unflushed_since_us < 0:
@@ -302,17 +305,17 @@ class Log:
         if 0 < self.config.flush_messages <= self._unflushed_records:
             self.flush()
 
-    def _record(self, runs: list[Run], now_us: int) -> None:
+    def _record(self, runs: list[Run], now_us: int, markers: Mapping[int, Marker]) -> None:
         """Bring everything that is derived from the batches up to date."""
         hot = self._services.hot
         for new_segment, headers, packed, data in runs:
             base_offset = headers[0].base_offset
             if new_segment and base_offset != self.first_segment_offset:
                 self._producers.expire(now_us - self._services.producer_id_expiration_ms * 1000)
-                self._seals.rolled(base_offset, self._producers.entries())
+                self._seals.rolled(base_offset, self._producers.state())
             for header, packed_header, body in zip(headers, packed, data, strict=True):
                 self._epochs.assign(header.leader_epoch, header.base_offset)
-                self._producers.record(header)
+                self._producers.record(header, markers.get(header.base_offset))
                 hot.add(self._hot, header.base_offset, HotBatch(packed_header, body))
                 self._unflushed_records += header.record_count
 
@@ -355,6 +358,24 @@ class Log:
         except (OSError, StorageError) as failure:
             raise self._services.offline(f"reading {self.tp}: {failure}") from failure
         return LogSlice(headers, bodies, size, last - first, next_offset)
+
+    def last_stable_offset(self, high_watermark: int) -> int:
+        """Where readers of committed records stop: at the first transaction whose end is open, at most at
+        ``high_watermark``."""
+        stable = self._producers.transactions.last_stable_offset(high_watermark)
+        return max(stable, min(self.log_start_offset, high_watermark))
+
+    def aborted_between(self, start: int, end: int) -> list[EndedTransaction]:
+        """Aborted transactions with an offset in ``[start, end)``: their batches are not for readers of committed
+        records."""
+        return list(self._producers.transactions.aborted_between(start, end))
+
+    def has_open_transaction(self, producer_id: int) -> bool:
+        return producer_id in self._producers.transactions
+
+    def open_transactions(self) -> dict[int, OpenTransaction]:
+        """By producer id."""
+        return self._producers.transactions.open()
 
     def offset_for_time(self, timestamp_us: int, *, end_offset: int) -> tuple[int, int] | None:
         """Base offset and greatest timestamp of the first batch below ``end_offset`` that holds a record at or after
@@ -427,10 +448,16 @@ class Log:
         start = min(offset, self.high_watermark)
         if start <= self.log_start_offset:
             return self.log_start_offset
+        leaving = [segment for segment in self._chain.segments[:-1] if segment.end_offset <= start]
+        if leaving:
+            with self._offline_on_error("writing the producers of"):
+                base = leaving[-1].end_offset
+                self._seals.bridge(base, lambda: load_producers(self._disk, self.directory, leaving))
         self.log_start_offset = start
-        self._seals.cancel(segment for segment in self._chain.segments[:-1] if segment.end_offset <= start)
+        self._seals.cancel(leaving)
         self._chain.retire_below(start)
         self._epochs.advance_start(self.first_segment_offset)
+        self._producers.transactions.forget_below(start)
         return start
 
     def delete_retired(self, durable_start: int) -> None:
@@ -595,3 +622,17 @@ class Log:
 
     def _offline_on_error(self, doing: str) -> AbstractContextManager[None]:
         return self._services.offline_on_error(f"{doing} {self.tp}")
+
+
+def _markers(runs: list[Run]) -> dict[int, Marker]:
+    """What the markers among these batches say, by base offset; read before anything is written.
+
+    Raises:
+        BrokerError: CORRUPT_MESSAGE for a marker that cannot be read.
+    """
+    return {
+        header.base_offset: decode_marker(header, body)
+        for run in runs
+        for header, body in zip(run.headers, run.data, strict=True)
+        if header.flags & Flag.CONTROL
+    }

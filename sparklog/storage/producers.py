@@ -4,6 +4,9 @@ Pure: the log asks ``check`` before it appends as a leader, and records with ``r
 or follower. Entries are immutable, so a snapshot is a shallow copy. For each producer id the newest epoch and its last
 five batches are kept: a producer has at most five in flight. Source: KIP-98, KIP-360.
 
+The open transactions of a log stand beside (``transactions``): they come from the same batches and go into the same
+snapshots. A transactional producer's id serves one transaction, and leaves the table with its marker.
+
 A producer id nobody knows here must begin at sequence 0. (Kafka takes any sequence then; a pipelined batch that
 overtakes a refused first one would be accepted there and the first be lost.)
 """
@@ -18,6 +21,8 @@ import msgspec
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import NO_PRODUCER, OffsetRange
 from sparklog.record.header import BatchHeader
+from sparklog.record.marker import Marker
+from sparklog.storage.transactions import EndedTransaction, OpenTransaction, TransactionState, TransactionTable
 
 KEPT_BATCHES = 5
 _SEQUENCES = 2**31
@@ -45,15 +50,26 @@ class ProducerEntry(NamedTuple):
 class ProducerSnapshot(msgspec.Struct, frozen=True):
     """The table as it was when the log ended at ``end_offset``.
 
-    ``entries``: producer id, epoch, time of the last append in us, batches as in ``AppendedBatch``.
+    ``entries``: producer id, epoch, time of the last append in us, batches as in ``AppendedBatch``. ``open``: producer
+    id, epoch, first offset. ``aborted`` and ``recent`` as in ``TransactionState``. Version 2 added the transactions.
     """
 
     end_offset: int
     entries: tuple[tuple[int, int, int, tuple[tuple[int, int, int, int], ...]], ...]
-    version: int = 1
+    version: int = 2
+    open: tuple[tuple[int, int, int], ...] = ()
+    aborted: tuple[tuple[int, int, int], ...] = ()
+    recent: tuple[tuple[int, int, int], ...] = ()
 
 
 Entries = Mapping[int, ProducerEntry]
+
+
+class ProducerState(NamedTuple):
+    """A copy of the table that later appends do not change."""
+
+    entries: Entries
+    transactions: TransactionState
 
 
 def check_sequence(entry: ProducerEntry | None, header: BatchHeader) -> OffsetRange | None:
@@ -109,8 +125,9 @@ def with_batch(entry: ProducerEntry | None, header: BatchHeader) -> ProducerEntr
 class ProducerTable:
     """The producers of one log. Owned by its ``Log``; no I/O."""
 
-    def __init__(self, entries: Entries | None = None) -> None:
+    def __init__(self, entries: Entries | None = None, transactions: TransactionState | None = None) -> None:
         self._entries: dict[int, ProducerEntry] = dict(entries or {})
+        self.transactions = TransactionTable(transactions)
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -118,45 +135,66 @@ class ProducerTable:
     def get(self, producer_id: int) -> ProducerEntry | None:
         return self._entries.get(producer_id)
 
-    def record(self, header: BatchHeader) -> None:
-        """``header`` was appended."""
-        if header.producer_id != NO_PRODUCER and header.first_sequence >= 0:
+    def record(self, header: BatchHeader, marker: Marker | None = None) -> None:
+        """``header`` was appended; ``marker`` is what it says, if it is one."""
+        if marker is not None:
+            self.transactions.ended(header, marker)
+            for producer_id, _ in (*marker.committed, *marker.aborted):
+                self._entries.pop(producer_id, None)
+        elif header.producer_id != NO_PRODUCER and header.first_sequence >= 0:
             self._entries[header.producer_id] = with_batch(self._entries.get(header.producer_id), header)
+            self.transactions.appended(header)
 
-    def entries(self) -> dict[int, ProducerEntry]:
+    def state(self) -> ProducerState:
         """A copy that later appends do not change."""
-        return dict(self._entries)
+        return ProducerState(dict(self._entries), self.transactions.state())
 
     def expire(self, before_us: int) -> None:
-        """Forget producers whose last append is older than ``before_us``."""
-        stale = [producer_id for producer_id, entry in self._entries.items() if entry.last_append_us < before_us]
+        """Forget producers whose last append is older than ``before_us``, but for those with a transaction open."""
+        stale = [
+            producer_id
+            for producer_id, entry in self._entries.items()
+            if entry.last_append_us < before_us and producer_id not in self.transactions
+        ]
         for producer_id in stale:
             del self._entries[producer_id]
 
     def clear(self) -> None:
         self._entries.clear()
+        self.transactions.clear()
 
 
-def to_snapshot(entries: Entries, end_offset: int) -> ProducerSnapshot:
+def to_snapshot(state: ProducerState, end_offset: int) -> ProducerSnapshot:
+    transactions = state.transactions
     return ProducerSnapshot(
         end_offset,
         tuple(
-            (producer_id, entry.epoch, entry.last_append_us, entry.batches) for producer_id, entry in entries.items()
+            (producer_id, entry.epoch, entry.last_append_us, entry.batches)
+            for producer_id, entry in state.entries.items()
         ),
+        open=tuple((producer_id, *begun) for producer_id, begun in transactions.open.items()),
+        aborted=transactions.aborted,
+        recent=transactions.recent,
     )
 
 
-def from_snapshot(snapshot: ProducerSnapshot) -> dict[int, ProducerEntry]:
-    return {
+def from_snapshot(snapshot: ProducerSnapshot) -> ProducerTable:
+    entries = {
         producer_id: ProducerEntry(epoch, tuple(AppendedBatch(*batch) for batch in batches), last_append_us)
         for producer_id, epoch, last_append_us, batches in snapshot.entries
     }
+    transactions = TransactionState(
+        {producer_id: OpenTransaction(epoch, first_offset) for producer_id, epoch, first_offset in snapshot.open},
+        tuple(EndedTransaction(*over) for over in snapshot.aborted),
+        tuple(EndedTransaction(*over) for over in snapshot.recent),
+    )
+    return ProducerTable(entries, transactions)
 
 
-def replay(table: ProducerTable, headers: Iterable[BatchHeader]) -> None:
-    """Bring the table up to date with batches found in the log."""
-    for header in headers:
-        table.record(header)
+def replay(table: ProducerTable, found: Iterable[tuple[BatchHeader, Marker | None]]) -> None:
+    """Bring the table up to date with batches found in the log, and what the markers among them say."""
+    for header, marker in found:
+        table.record(header, marker)
 
 
 def _last_sequence(header: BatchHeader) -> int:

@@ -12,7 +12,7 @@ by name and nothing is cut.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,6 +22,7 @@ from sparklog.errors import BrokerError, StorageError
 from sparklog.record.checksum import crc32c
 from sparklog.record.footer import BLOCK_DTYPE, arrow_footer, arrow_prelude
 from sparklog.record.header import FORMAT_VERSION, HEADER_BYTES, BatchHeader, Flag, header_array, unpack_header
+from sparklog.record.marker import Marker, decode_marker
 from sparklog.storage.append_plan import NO_MAXIMUM
 from sparklog.storage.disk import Disk, read_file
 from sparklog.storage.epochs import EPOCHS_FILE, EpochCache, EpochFile
@@ -363,8 +364,10 @@ def load_producers(disk: Disk, directory: Path, segments: list[Segment]) -> Prod
             continue
         path = directory / (file_stem(offset) + SNAPSHOT_SUFFIX)
         try:
-            table = ProducerTable(from_snapshot(decode_state(read_file(disk, path), ProducerSnapshot, path=path)))
+            table = from_snapshot(decode_state(read_file(disk, path), ProducerSnapshot, path=path))
             start = offset
+            if start < segments[0].base_offset:
+                table.transactions.forget_open()  # what became of them stands in batches that are gone
             break
         except NewerFormatError:
             raise
@@ -372,10 +375,25 @@ def load_producers(disk: Disk, directory: Path, segments: list[Segment]) -> Prod
             logger.warning("%s; an older one is used", failure)
     for segment in segments:
         if segment.end_offset > start:
-            headers = segment.headers()
-            wanted = headers[(headers["base_offset"] >= start) & (headers["producer_id"] >= 0)].tobytes()
-            replay(table, (unpack_header(wanted, at) for at in range(0, len(wanted), HEADER_BYTES)))
+            replay(table, _producers_batches(segment, start))
+    table.transactions.forget_below(segments[0].base_offset)
     return table
+
+
+def _producers_batches(segment: Segment, start: int) -> Iterator[tuple[BatchHeader, Marker | None]]:
+    """Batches of idempotent producers from offset ``start`` on, and markers with what they say."""
+    headers = segment.headers()
+    control = headers["flags"] & int(Flag.CONTROL) != 0
+    wanted = (headers["base_offset"] >= start) & ((headers["producer_id"] >= 0) | control)
+    for at in wanted.nonzero()[0].tolist():
+        header = unpack_header(headers[at : at + 1].tobytes())
+        if not control[at]:
+            yield header, None
+            continue
+        try:
+            yield header, decode_marker(header, segment.read(at, at + 1)[1])
+        except BrokerError as error:
+            raise StorageError(f"{segment.data_path}: {error}") from error
 
 
 def snapshot_offsets(disk: Disk, directory: Path) -> list[int]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from sparklog.storage.disk import Disk, replace_file
 from sparklog.storage.epochs import EPOCHS_FILE, EpochCache, EpochFile
 from sparklog.storage.formats import encode_state
-from sparklog.storage.producers import SNAPSHOT_SUFFIX, Entries, ProducerTable, to_snapshot
+from sparklog.storage.producers import SNAPSHOT_SUFFIX, ProducerState, ProducerTable, to_snapshot
 from sparklog.storage.recovery import snapshot_offsets
 from sparklog.storage.sealing import SealJob
 from sparklog.storage.segment import Segment, file_stem
@@ -31,7 +31,7 @@ class SealQueue:
         self._remove_later = remove_later
         self._jobs: dict[int, SealJob] = {}
         #: the producers as they were at the base offset of each segment that is not yet sealed up to
-        self._rolled: dict[int, Entries] = {}
+        self._rolled: dict[int, ProducerState] = {}
         #: offsets of the snapshots on disk, rising
         self._snapshots: list[int] = []
 
@@ -39,7 +39,7 @@ class SealQueue:
         """Look at the directory once it is there."""
         self._snapshots = sorted(snapshot_offsets(self._disk, self._directory))
 
-    def rolled(self, base_offset: int, producers: Entries) -> None:
+    def rolled(self, base_offset: int, producers: ProducerState) -> None:
         """A segment begins at ``base_offset``; ``producers`` are those of the batches before."""
         self._rolled[base_offset] = producers
 
@@ -98,10 +98,20 @@ class SealQueue:
         if stale:
             self._disk.sync_directory(self._directory)
 
+    def bridge(self, base: int, read_producers: Callable[[], ProducerTable]) -> None:
+        """The log is going to begin at ``base``: leave a snapshot that knows what came before, unless a later one is
+        there. Without it a transaction that ended below would be taken for open for ever."""
+        if self._snapshots and self._snapshots[-1] >= base:
+            return
+        state = self._rolled.get(base) or read_producers().state()
+        if self._snapshots or state.entries or any(state.transactions):
+            replace_file(self._disk, self._snapshot_path(base), encode_state(to_snapshot(state, base)))
+            self._snapshots.append(base)
+
     def write_state(self, end: int, *, producers: ProducerTable, epochs: EpochCache) -> None:
         """Write both state files for a log that ends at ``end`` and is fsynced. Blocks."""
         if len(producers) and end not in self._snapshots:
-            replace_file(self._disk, self._snapshot_path(end), encode_state(to_snapshot(producers.entries(), end)))
+            replace_file(self._disk, self._snapshot_path(end), encode_state(to_snapshot(producers.state(), end)))
             self._snapshots.append(end)
         replace_file(self._disk, self._directory / EPOCHS_FILE, encode_state(EpochFile(epochs.entries, end)))
 

@@ -23,7 +23,7 @@ from sparklog.storage.disk import Disk, is_full, replace_file, write_all
 from sparklog.storage.epochs import EPOCHS_FILE, EpochFile
 from sparklog.storage.formats import encode_state
 from sparklog.storage.partition_file import PARTITION_FILE
-from sparklog.storage.producers import SNAPSHOT_SUFFIX, Entries, to_snapshot
+from sparklog.storage.producers import SNAPSHOT_SUFFIX, ProducerState, to_snapshot
 from sparklog.storage.segment import Segment, file_stem
 
 
@@ -39,7 +39,7 @@ class SealJob:
     """The work of sealing one segment. Made and finished on the event loop, run once in any thread."""
 
     def __init__(
-        self, segment: Segment, *, schema_message: bytes, producers: Entries | None, epochs: EpochFile
+        self, segment: Segment, *, schema_message: bytes, producers: ProducerState | None, epochs: EpochFile
     ) -> None:
         self.segment = segment
         self.end_offset = segment.end_offset

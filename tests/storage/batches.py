@@ -10,6 +10,7 @@ from sparklog.config import TopicConfig, broker_config, topic_config
 from sparklog.model import OffsetRange, TopicPartition, TopicSchema
 from sparklog.record.codec import decode_batch, encode_batch
 from sparklog.record.header import BatchHeader, unpack_headers
+from sparklog.record.marker import Marker, encode_marker
 from sparklog.record.schema import schema_message
 from sparklog.storage.disk import Disk
 from sparklog.storage.log import Log, LogSlice
@@ -36,6 +37,7 @@ def batch(
     sequence: int = -1,
     schema_id: int = 0,
     compression: str | None = None,
+    transactional: bool = False,
 ) -> Batch:
     """``count`` records numbered from ``first`` on; the header carries ``timestamp`` whatever the records hold."""
     schema = (SCHEMA, WIDER)[schema_id]
@@ -49,8 +51,16 @@ def batch(
         producer_id=producer,
         producer_epoch=epoch if producer >= 0 else -1,
         first_sequence=sequence,
+        transactional=transactional,
     )
     header = header._replace(min_timestamp=timestamp, max_timestamp=timestamp)
+    return header, memoryview(body)
+
+
+def marker(*, committed: tuple[int, ...] = (), aborted: tuple[int, ...] = (), schema_id: int = 0) -> Batch:
+    """The end of these producers' transactions, each in producer epoch 0."""
+    said = Marker(tuple((found, 0) for found in committed), tuple((found, 0) for found in aborted))
+    header, body = encode_marker(said, (SCHEMA, WIDER)[schema_id], schema_id=schema_id)
     return header, memoryview(body)
 
 

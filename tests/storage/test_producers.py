@@ -96,8 +96,8 @@ def test_snapshot_round_trip_and_expiry() -> None:
     for first, second in pairwise(range(0, 40, 10)):
         table.record(header(first, base_offset=second))
     table.record(batch()[0])
-    again = ProducerTable(from_snapshot(to_snapshot(table.entries(), 99)))
-    assert again.entries() == table.entries() and len(table) == 1
+    again = from_snapshot(to_snapshot(table.state(), 99))
+    assert again.state() == table.state() and len(table) == 1
     table.expire(30)
     assert len(table) == 1
     table.expire(31)
