@@ -1,8 +1,8 @@
 """One look at one partition on behalf of one fetch: records, an error, or nothing new.
 
-A consumer sees what is below the high watermark of whichever replica it asks. A follower sees the leader's whole log,
-provided that its own history has been compared with the leader's: for positions named in the request at hand the
-replica core has done so, for earlier ones of the same session it is done again here.
+A consumer sees what is below the high watermark (or the last stable offset) of whichever replica it asks. A follower
+sees the leader's whole log, provided that its own history has been compared with the leader's: for positions named in
+the request at hand the replica core has done so, for earlier ones of the same session it is done again here.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from sparklog.broker.partition import FetchVerdict, Partition
 from sparklog.broker.partitions import Partitions
 from sparklog.errors import BrokerError, ErrorCode, StorageError
 from sparklog.model import TopicPartition
-from sparklog.protocol.messages import FetchedPartition, FetchPartition
+from sparklog.protocol.messages import AbortedRange, FetchedPartition, FetchPartition
 from sparklog.record.header import HEADER_BYTES
 from sparklog.replica.effects import AnswerDiverging, RefuseFetch
 from sparklog.storage.log import LogSlice
@@ -41,7 +41,8 @@ def look_for_consumer(
         code = replica.check_offset(wanted.fetch_offset)
         if code is not None:
             raise BrokerError(code, _out_of_reach(partition, wanted.fetch_offset))
-        return _read(partition, wanted, end_offset=replica.readable_end(isolation), max_bytes=max_bytes)
+        end_offset = replica.readable_end(isolation)
+        return _read(partition, wanted, end_offset=end_offset, max_bytes=max_bytes, committed=isolation == 1)
     except BrokerError as error:
         return _error(partition, wanted, error)
 
@@ -68,7 +69,10 @@ def look_for_follower(
         return _error(partition, wanted, error, for_follower=True)
 
 
-def _read(partition: Partition, wanted: FetchPartition, *, end_offset: int, max_bytes: int) -> Look:
+def _read(
+    partition: Partition, wanted: FetchPartition, *, end_offset: int, max_bytes: int, committed: bool = False
+) -> Look:
+    """``committed``: name the aborted transactions that the records may belong to."""
     if max_bytes <= 0 or wanted.fetch_offset >= end_offset:
         return Look(_result(partition, wanted), None, 0, urgent=False)
     limit = max(min(wanted.max_bytes, max_bytes), 1)
@@ -78,7 +82,11 @@ def _read(partition: Partition, wanted: FetchPartition, *, end_offset: int, max_
         raise partition.storage_failed(error) from error
     if not records.batch_count:
         return Look(_result(partition, wanted), None, 0, urgent=False)
-    result = _result(partition, wanted, batch_count=records.batch_count, body_bytes=records.body_bytes)
+    aborted: tuple[AbortedRange, ...] = ()
+    if committed:
+        found = partition.log.aborted_between(wanted.fetch_offset, records.next_offset)
+        aborted = tuple(AbortedRange(*transaction) for transaction in found)
+    result = _result(partition, wanted, batch_count=records.batch_count, body_bytes=records.body_bytes, aborted=aborted)
     return Look(result, records, records.batch_count * HEADER_BYTES + records.body_bytes, urgent=False)
 
 
@@ -94,6 +102,7 @@ def _result(
     batch_count: int = 0,
     body_bytes: int = 0,
     diverging: tuple[int, int] | None = None,
+    aborted: tuple[AbortedRange, ...] = (),
 ) -> FetchedPartition:
     replica, log = partition.replica, partition.log
     return FetchedPartition(
@@ -107,6 +116,7 @@ def _result(
         batch_count,
         body_bytes,
         diverging,
+        aborted,
     )
 
 

@@ -1,7 +1,8 @@
 """Fetched bytes into Arrow batches, cut to the offsets that were asked for. Pure.
 
 A fetch answers with whole batches: the first may start before the asked offset and the last may end behind the wanted
-range. Control markers are dropped. Nothing is copied: uncompressed columns are views of the frame they arrived in.
+range. Control markers are dropped, and so are batches of transactions that the answer names as aborted. Nothing is
+copied: uncompressed columns are views of the frame they arrived in.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import pyarrow as pa
 
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import TopicPartition
-from sparklog.protocol.messages import FetchedPartition
+from sparklog.protocol.messages import AbortedRange, FetchedPartition
 from sparklog.record.codec import decode_batch
 from sparklog.record.header import HEADER_BYTES, BatchHeader, Flag, unpack_headers
 
@@ -79,6 +80,7 @@ def decode_partition(
     """
     at = 0
     tp = TopicPartition(fetched.answer.topic, fetched.answer.partition)
+    aborted = fetched.answer.aborted
     for header in fetched.headers:
         body = fetched.bodies[at : at + header.stored_bytes]
         at += header.stored_bytes
@@ -86,6 +88,8 @@ def decode_partition(
             continue
         if end is not None and header.base_offset >= end:
             return
+        if aborted and _is_aborted(header, aborted):
+            continue
         try:
             batch = decode_batch(
                 header, body[: header.length + header.offset_array_length], schema_of(header.schema_id)
@@ -95,6 +99,13 @@ def decode_partition(
         found = _cut(header, body, batch, start=start, end=end)
         if found is not None:
             yield found
+
+
+def _is_aborted(header: BatchHeader, aborted: Sequence[AbortedRange]) -> bool:
+    return bool(header.flags & Flag.TRANSACTIONAL) and any(
+        found.producer_id == header.producer_id and found.first_offset <= header.base_offset <= found.last_offset
+        for found in aborted
+    )
 
 
 def _cut(

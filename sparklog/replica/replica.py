@@ -204,8 +204,9 @@ class Replica:
         self._view.settings = settings
 
     def readable_end(self, isolation: int = 0) -> int:
-        """Consumers read below this offset. ``isolation`` 1 (read committed) will stop at the last stable offset."""
-        return self._view.high_watermark
+        """Consumers read below this offset: with ``isolation`` 1 (read committed) the last stable offset."""
+        view = self._view
+        return view.log.last_stable_offset(view.high_watermark) if isolation else view.high_watermark
 
     def check_epoch(self, leader_epoch: int) -> ErrorCode | None:
         """Why a request that names this leader epoch (-1: none) is refused here, or None."""

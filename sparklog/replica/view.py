@@ -26,6 +26,9 @@ class LogView(Protocol):
     def last_epoch(self) -> int:
         """Leader epoch of the last batch; -1 when the log is empty."""
 
+    def last_stable_offset(self, high_watermark: int) -> int:
+        """First offset whose transaction is open, at most ``high_watermark``."""
+
     def end_of_epoch(self, epoch: int) -> EpochEnd:
         """The largest epoch in the log <= ``epoch`` and its exclusive end; (-1, log start) if there is none."""
 

@@ -312,9 +312,10 @@ def test_a_newer_batch_format_is_refused_and_nothing_is_cut(disk: SimDisk) -> No
 @pytest.mark.parametrize("name", ["partition.json", EPOCHS_FILE, f"{24:020d}.producers"])
 def test_a_newer_state_file_is_refused_by_name(disk: SimDisk, name: str) -> None:
     filled(disk, seal_to=24)
-    replace_file(disk, DIRECTORY / name, b'{"version":2,"surprise":true}')
+    newer = 3 if name.endswith(".producers") else 2
+    replace_file(disk, DIRECTORY / name, f'{{"version":{newer},"surprise":true}}'.encode())
     disk.restart(page_cache_lost=False)
-    with pytest.raises(NewerFormatError, match=f"{name}: format version 2 found"):
+    with pytest.raises(NewerFormatError, match=f"{name}: format version {newer} found"):
         open_directory(disk=disk)
 
 
