@@ -15,7 +15,9 @@ raises ``Violation`` and carries the seed; the same seed fails the same way.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from functools import partial
+from random import Random
 
 from sparklog.model import LeaderAndIsr, TopicPartition, VersionedState
 from sparklog.replica.replica import Replica, ReplicaSettings
@@ -23,6 +25,7 @@ from sparklog.testing.sim_broker import Hosted, Produce, SimBroker
 from sparklog.testing.sim_checks import PartitionChecker, Violation
 from sparklog.testing.sim_controller import CONTROLLER, ControlledCluster, ControllerActor, StandInController
 from sparklog.testing.sim_log import SimLog
+from sparklog.testing.sim_schedule import DISTURB, Action, draw_schedule, keep_only
 from sparklog.testing.sim_world import FINE, WEATHERS, ZK, SimWorld, Weather
 from sparklog.testing.sim_zk import SimZk
 
@@ -69,6 +72,12 @@ class SimCluster:
         self._produced = 0
         self._faults = True
         self._accidents = accidents
+        self._kinds: dict[str, Callable[[SimBroker, Random], None]] = {
+            "crash": self._crash,
+            "pause": self._pause,
+            "cut link": self._cut_link,
+            "cut zookeeper": self._cut_zk,
+        }
         ids = list(range(1, brokers + 1))
         for broker_id in ids:
             self.brokers[broker_id] = SimBroker(broker_id, self)
@@ -88,13 +97,21 @@ class SimCluster:
 
     # --- the run ------------------------------------------------------------------------------------------------
 
-    def run(self, *, fault_ms: int = 6000, heal_ms: int = 4000) -> None:
-        """Play the seed's schedule.
+    def schedule(self, fault_ms: int) -> tuple[Action, ...]:
+        """What befalls this cluster within that time, by its seed."""
+        if not self._accidents:
+            return ()
+        return draw_schedule(Random(f"schedule {self.seed}"), until_ms=fault_ms, restless=self._restless)
+
+    def run(self, *, fault_ms: int = 6000, heal_ms: int = 4000, only: Collection[int] | None = None) -> None:
+        """Play the seed's schedule; of its actions the ``only`` ones, if given.
 
         Raises:
             Violation: a promise was broken; the message has seed, time and the end of the trace.
         """
         try:
+            for action in keep_only(self.schedule(fault_ms), only):
+                self.world.at(action.at_ms, partial(self._play, action))
             self._start()
             self.world.run_until(fault_ms)
             self._heal()
@@ -107,11 +124,8 @@ class SimCluster:
     def _start(self) -> None:
         for broker in self.brokers.values():
             broker.start()
-        self.controller.restless = self._restless
         self.controller.start()
         self.world.at(PRODUCE_MS, self._produce)
-        if self._accidents:
-            self.world.at(100, self._fault)
         self.world.at(COMPARE_MS, self._compare)
 
     def _produce(self) -> None:
@@ -143,29 +157,28 @@ class SimCluster:
 
     # --- faults -------------------------------------------------------------------------------------------------
 
-    def _fault(self) -> None:
-        """One fault at a time is started; several overlap."""
-        if not self._faults:
+    def _play(self, action: Action) -> None:
+        """Actions overlap. A fault that meets a broker that is down starts it."""
+        chance = Random(action.seed)
+        if action.kind == DISTURB:
+            self.controller.disturb(chance)
             return
-        chance = self.world.random
         broker = self.brokers[chance.choice(list(self.brokers))]
         if not broker.alive:
             broker.start()
         else:
-            fault = chance.choices((self._crash, self._pause, self._cut_link, self._cut_zk), (4, 2, 3, 2))[0]
-            fault(broker)
-        self.world.at(50 + chance.randrange(400), self._fault)
+            self._kinds[action.kind](broker, chance)
 
-    def _crash(self, broker: SimBroker) -> None:
+    def _crash(self, broker: SimBroker, chance: Random) -> None:
         """The page cache goes only where that leaves a member of each ISR with its data: the promise's condition."""
-        chance = self.world.random
         spared = all(
             hosted.checker.spared(broker.broker_id, self.zk.read(tp), leaving=self.controller.leaving)
             for tp, hosted in broker.hosted.items()
         )
         incarnation = broker.incarnation
-        broker.crash(lose_page_cache=spared and chance.random() < self.page_cache_loss)
-        if chance.random() < 0.5:
+        loss, seen, restart_ms = chance.random(), chance.random(), chance.randrange(1200)
+        broker.crash(lose_page_cache=spared and loss < self.page_cache_loss)
+        if seen < 0.5:
             self.world.at(20, lambda: self.zk.retire(broker.broker_id, incarnation))
         else:
             self.world.at(SESSION_MS, lambda: self.zk.expire(broker.broker_id, incarnation))
@@ -175,26 +188,24 @@ class SimCluster:
             if not broker.alive and broker.process == process:
                 broker.start()
 
-        self.world.at(chance.randrange(1200), restart)
+        self.world.at(restart_ms, restart)
 
-    def _pause(self, broker: SimBroker) -> None:
+    def _pause(self, broker: SimBroker, chance: Random) -> None:
         """Longer than the session, sometimes: it wakes as a leader that does not know it is none."""
-        pause_ms = self.world.random.randrange(2 * SESSION_MS)
+        pause_ms = chance.randrange(2 * SESSION_MS)
         broker.paused_until_ms = self.world.now_ms + pause_ms
         self.world.note(f"b{broker.broker_id} pauses for {pause_ms} ms")
         if pause_ms > SESSION_MS:
             self._expire_later(broker, pause_ms)
 
-    def _cut_link(self, broker: SimBroker) -> None:
-        chance = self.world.random
+    def _cut_link(self, broker: SimBroker, chance: Random) -> None:
         ends: list[object] = [*(b for b in self.brokers if b != broker.broker_id), CONTROLLER]
         other = chance.choice(ends)
         pairs = [(broker.broker_id, other), (other, broker.broker_id)]
         self._cut(pairs if chance.random() < 0.5 else pairs[: chance.randint(1, 2)], chance.randrange(1000))
 
-    def _cut_zk(self, broker: SimBroker) -> None:
+    def _cut_zk(self, broker: SimBroker, chance: Random) -> None:
         """Requests, answers or both get lost; the session ends when it lasts."""
-        chance = self.world.random
         cut_ms = chance.randrange(2 * SESSION_MS)
         pairs: list[tuple[object, object]] = [(broker.broker_id, ZK), (ZK, broker.broker_id)]
         self._cut(chance.choice((pairs, pairs[:1], pairs[1:])), cut_ms)
@@ -220,7 +231,7 @@ class SimCluster:
 
     def _heal(self) -> None:
         self._faults = False
-        self.controller.restless = 0.0
+        self.controller.calm()
         self.world.weather = FINE
         self.world.cut.clear()
         self.append_failure = 0.0

@@ -7,6 +7,7 @@ the production core can take its place.
 from __future__ import annotations
 
 from collections.abc import Collection
+from random import Random
 from typing import Protocol
 
 from sparklog.model import NO_LEADER, LeaderAndIsr, TopicPartition, VersionedState
@@ -24,12 +25,16 @@ REPEAT_MS = 200
 class ControllerActor(Protocol):
     """Whatever keeps the cluster led."""
 
-    #: chance per look and partition of a leader change that nothing asks for
-    restless: float
     #: brokers that are being taken out of their ISRs
     leaving: Collection[int]
 
     def start(self) -> None: ...
+
+    def disturb(self, chance: Random) -> None:
+        """Do something that nothing asks for; choices are drawn from ``chance``."""
+
+    def calm(self) -> None:
+        """Take back what was done for no reason: the faults stop."""
 
 
 class ControlledCluster(Surroundings, Protocol):
@@ -47,7 +52,8 @@ class StandInController:
 
     def __init__(self, cluster: ControlledCluster) -> None:
         self.cluster = cluster
-        self.restless = 0.0
+        #: leader changes that nothing asks for: partition to a number that chooses among the able
+        self._moves: dict[TopicPartition, int] = {}
         self.leaving: Collection[int] = ()
         self._world = cluster.world
         #: incarnation of the leader that an epoch was given to
@@ -58,6 +64,12 @@ class StandInController:
 
     def start(self) -> None:
         self._look()
+
+    def disturb(self, chance: Random) -> None:
+        self._moves[chance.choice(list(self.cluster.assignment))] = chance.randrange(1000)
+
+    def calm(self) -> None:
+        self._moves.clear()
 
     def _look(self) -> None:
         for tp in self.cluster.assignment:
@@ -99,9 +111,10 @@ class StandInController:
             suspects = set()
         able = [b for b in self.cluster.assignment[tp] if b in isr and b in registered and b not in suspects]
         leader = state.leader
-        restless = able and self._world.random.random() < self.restless
-        if restless:
-            leader = self._world.random.choice(able)
+        move = self._moves.pop(tp, None)
+        restless = bool(able) and move is not None
+        if able and move is not None:
+            leader = able[move % len(able)]
         elif leader not in able:
             leader = able[0] if able else NO_LEADER
         given = self._given.get((tp, state.leader_epoch), -1)

@@ -7,6 +7,7 @@ milliseconds; a term may end at any moment, and the next one starts from what Zo
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from random import Random
 from typing import ClassVar, TypeVar
 
 from sparklog.controller import effects as fx
@@ -25,15 +26,14 @@ _T = TypeVar("_T")
 
 
 class CoreController:
-    """Mutable, owned by the ``SimCluster``. ``restless`` stops brokers in the controlled way and takes it back, and
-    ends terms."""
+    """Mutable, owned by the ``SimCluster``. Disturbed, it stops a broker in the controlled way and takes it back
+    later, or ends its term."""
 
     #: seam for variants that the simulator must catch
     core_type: ClassVar[type[Controller]] = Controller
 
     def __init__(self, cluster: ControlledCluster) -> None:
         self.cluster = cluster
-        self.restless = 0.0
         self._world = cluster.world
         self._zk = cluster.zk
         self._core: Controller | None = None
@@ -48,6 +48,25 @@ class CoreController:
     def start(self) -> None:
         self._new_term()
         self._look()
+
+    def disturb(self, chance: Random) -> None:
+        if chance.random() < 0.1:
+            self._new_term()
+            return
+        registered = self._zk.registered
+        broker = chance.choice(list(self.cluster.brokers))
+        if broker in registered and broker not in self._stopping and self._spared(broker):
+            self._ask_relief(broker)
+            incarnation = registered[broker].incarnation
+            self._world.at(chance.randrange(600), lambda: self._take_back(broker, incarnation))
+
+    def calm(self) -> None:
+        for broker in self._stopping.keys() - self._stopping_for_good:
+            del self._stopping[broker]
+
+    def _take_back(self, broker: int, incarnation: int) -> None:
+        if broker not in self._stopping_for_good and self._stopping.get(broker) == incarnation:
+            del self._stopping[broker]
 
     # --- terms --------------------------------------------------------------------------------------------------
 
@@ -94,11 +113,9 @@ class CoreController:
     def _look(self) -> None:
         """Show the core what has changed, as watches and ISR notifications would."""
         chance = self._world.random
-        if chance.random() < self.restless / 10:
-            self._new_term()
         core = self._core
         assert core is not None
-        self._disturb()
+        self._drop_outlived_stops()
         brokers, stopping = self._brokers(), dict(self._stopping)
         if self._changed("brokers", brokers):
             self._step(core, ev.BrokersRead(brokers, self._retired()))
@@ -118,21 +135,13 @@ class CoreController:
         self._shown[name] = level
         return True
 
-    def _disturb(self) -> None:
-        """Ask for a controlled stop, and take it back later; a stop does not outlive its incarnation."""
-        chance = self._world.random
+    def _drop_outlived_stops(self) -> None:
+        """A stop does not outlive its incarnation."""
         registered = self._zk.registered
         for broker, incarnation in list(self._stopping.items()):
-            gone = broker not in registered or registered[broker].incarnation != incarnation
-            if gone:
+            if broker not in registered or registered[broker].incarnation != incarnation:
                 self._stopping_for_good.discard(broker)
-            taken_back = broker not in self._stopping_for_good and (self.restless == 0.0 or chance.random() < 0.1)
-            if gone or taken_back:
                 del self._stopping[broker]
-        if registered and chance.random() < self.restless:
-            broker = chance.choice(sorted(registered))
-            if self._spared(broker):
-                self._ask_relief(broker)
 
     def ask_to_stop(self, broker: int) -> None:
         """A controlled stop that is not taken back."""
