@@ -147,7 +147,8 @@ class ProduceReply(Message, frozen=True, tag="produce_reply"):
 
 
 class FetchPartition(msgspec.Struct, frozen=True, array_like=True):
-    """``leader_epoch`` is the fetcher's current one (-1: not checked); ``last_epoch`` that of its last batch."""
+    """``leader_epoch`` is the fetcher's current one (-1: not checked); ``last_epoch`` that of its last batch
+    (-1: its history is not compared)."""
 
     topic: str
     partition: int
@@ -185,7 +186,8 @@ class AbortedRange(msgspec.Struct, frozen=True, array_like=True):
 
 
 class FetchedPartition(msgspec.Struct, frozen=True, array_like=True):
-    """``diverging`` (epoch, end offset) tells a follower to truncate to the smaller of that and its own epoch end."""
+    """``diverging`` (epoch, end offset) tells a follower to truncate to the smaller of that and its own epoch end, and a
+    consumer that what it has read from there on is not in the log any more."""
 
     topic: str
     partition: int

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from sparklog.client.consumer import Consumer
-from sparklog.client.errors import ClientTimeout
+from sparklog.client.errors import ClientTimeout, LogTruncated
 from sparklog.client.fetched import decode_partition, split_partitions
 from sparklog.client.link import ClusterLink
 from sparklog.client.origin import Origin, origin, with_origin
@@ -305,6 +305,39 @@ def test_an_offset_out_of_range(fake: FakeCluster) -> None:
     with Consumer(fake.bootstrap, "t", start={TP: 500}, on_out_of_range="latest") as consumer:
         assert consumer.poll(0.2) == []
         assert consumer.position(TP) == 100
+
+
+def test_a_log_cut_under_its_reader_is_told(fake: FakeCluster) -> None:
+    """Each fetch names the epoch of the last record read, so that a leader without that record can say so."""
+    fill(fake, records=50)
+    fake.do(lambda: setattr(fake.topics["t"].logs[0], "epoch", 3))
+    add(fake, records=50)
+    asked: list[tuple[int, int]] = []
+
+    def cut(broker: FakeBroker, connection: ServerConnection, request: Request) -> bool:
+        if not isinstance(request, Fetch):
+            return False
+        (part,) = request.partitions
+        asked.append((part.fetch_offset, part.last_epoch))
+        if part.last_epoch != 3:
+            return False
+        answer = FetchedPartition("t", 0, 0, 50, 50, 0, 50, diverging=(1, 40))
+        connection.reply(FetchReply(request.cid, 0, 0, (answer,)))
+        return True
+
+    fake.fault(0, cut)
+    with Consumer(fake.bootstrap, "t") as consumer:
+        drained(consumer, 100)
+        for _ in range(2):
+            with pytest.raises(LogTruncated, match="read up to offset 100, the log has its records up to 40") as caught:
+                drained(consumer, 1)
+            assert caught.value.code == ErrorCode.OFFSET_OUT_OF_RANGE
+        assert consumer.position(TP) == 100
+        consumer.seek(TP, caught.value.offset)
+        assert numbers(drained(consumer, 60)) == list(range(40, 100))
+    assert set(asked) >= {(0, -1), (100, 3), (40, -1)}
+    with Consumer(fake.bootstrap, "t", on_out_of_range="latest") as consumer:
+        assert numbers(drained(consumer, 160)) == [*range(100), *range(40, 100)]
 
 
 def test_a_corrupt_batch_raises_and_is_not_passed_over(fake: FakeCluster) -> None:
