@@ -30,7 +30,6 @@ from sparklog.cluster.controller_loop import ControllerLoop
 from sparklog.cluster.embedded_zookeeper import EmbeddedZookeeper
 from sparklog.cluster.process import send_signal
 from sparklog.errors import ClusterError
-from sparklog.cluster.process import send_signal
 from sparklog.net.blocking import BlockingConnection
 from sparklog.protocol.messages import DescribeBroker, DescribeBrokerReply, Metadata, MetadataReply
 from sparklog.testing.network import CONTROLLER, Network, broker_party
