@@ -11,11 +11,13 @@ import asyncio
 import logging
 import struct
 from collections import deque
+from functools import partial
 from typing import NamedTuple
 
 from sparklog.broker.partition import Partition
 from sparklog.broker.state import BrokerState
 from sparklog.broker.tasks import end_tasks
+from sparklog.broker.throttle import CopyThrottle
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.net.async_client import AsyncConnection
 from sparklog.protocol.messages import Fetch, FetchedPartition, FetchPartition, FetchReply, Reply
@@ -62,8 +64,9 @@ class _UnderWay(NamedTuple):
 class LeaderFetcher:
     """Everything this broker follows at one leader. Owner: ``Fetchers``; runs as one task from first use on."""
 
-    def __init__(self, broker: BrokerState, leader_id: int) -> None:
+    def __init__(self, broker: BrokerState, leader_id: int, throttle: CopyThrottle) -> None:
         self.leader_id = leader_id
+        self._throttle = throttle
         self._broker = broker
         self._followed: dict[Key, Followed] = {}
         self._session = SessionBuilder()
@@ -76,9 +79,12 @@ class LeaderFetcher:
 
     def follow(self, partition: Partition, leader_epoch: int) -> None:
         key = (partition.tp.topic, partition.tp.partition)
-        self._followed[key] = Followed(partition, leader_epoch)
-        self._want(key)
+        followed = self._followed[key] = Followed(partition, leader_epoch)
         self._wanted.set()
+        if self._throttle.limit(partition.tp) and self._throttle.exhausted:
+            self._hold(key, followed)
+            return
+        self._want(key)
         self._nudge_soon()
 
     def unfollow(self, key: Key) -> None:
@@ -202,7 +208,9 @@ class LeaderFetcher:
                 partition.topic_id,
                 followed.leader_epoch,
                 partition.log.log_end_offset,
-                self._broker.config.replica_fetch_max_bytes,
+                self._throttle.max_bytes(
+                    self._throttle.limit(partition.tp), self._broker.config.replica_fetch_max_bytes
+                ),
                 partition.log.last_epoch,
                 partition.log.log_start_offset,
             )
@@ -264,6 +272,12 @@ class LeaderFetcher:
             _log.info("%s: broker %d answers %s %s", partition.tp, self.leader_id, answer.code, answer.detail)
             self._rest(key, followed)
         elif moved or answer.batch_count or answer.diverging is not None:
+            if self._throttle.limit(partition.tp):
+                self._throttle.received(len(headers) + len(bodies))
+                # One that has reached the leader's end is about to be in sync, and not to be missed any more.
+                if partition.log.log_end_offset < answer.log_end_offset and self._throttle.exhausted:
+                    self._hold(key, followed)
+                    return
             self._want(key)
             self._session.again(*key)
 
@@ -271,6 +285,12 @@ class LeaderFetcher:
         """Leave the partition out of the session for a moment."""
         self._session.forget(*key)
         asyncio.get_running_loop().call_later(_PARTITION_PAUSE_S, self._resume, key, followed)
+
+    def _hold(self, key: Key, followed: Followed) -> None:
+        """Leave the partition out of the session until there are bytes for it to copy."""
+        self._broker.counters["fetcher.throttled"] += 1
+        self._session.forget(*key)
+        self._throttle.hold(followed.partition.tp, partial(self._resume, key, followed))
 
     def _resume(self, key: Key, followed: Followed) -> None:
         if self._followed.get(key) is followed and not followed.partition.stopped:
@@ -291,6 +311,8 @@ class Fetchers:
 
     def __init__(self, broker: BrokerState) -> None:
         self._broker = broker
+        self._throttle = CopyThrottle(broker)
+        broker.metadata_listeners.append(self._throttle.metadata_changed)
         self._by_leader: dict[int, LeaderFetcher] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._closed = False
@@ -302,7 +324,7 @@ class Fetchers:
             return
         fetcher = self._by_leader.get(leader)
         if fetcher is None:
-            fetcher = self._by_leader[leader] = LeaderFetcher(self._broker, leader)
+            fetcher = self._by_leader[leader] = LeaderFetcher(self._broker, leader, self._throttle)
             self._tasks.append(
                 asyncio.get_running_loop().create_task(fetcher.run(), name=f"fetch from broker {leader}")
             )
@@ -316,4 +338,5 @@ class Fetchers:
 
     async def close(self) -> None:
         self._closed = True
+        self._throttle.close()
         await end_tasks(self._tasks)

@@ -61,6 +61,8 @@ class BrokerState:
         self.control_turn = asyncio.Lock()
         self._registry: Registry | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        #: Called whenever the controller's word has been taken over.
+        self.metadata_listeners: list[Callable[[], None]] = []
         self._metadata_waiters: list[asyncio.Future[None]] = []
         self._role_waiters: list[asyncio.Future[None]] = []
         self._registration_waiters: list[asyncio.Future[None]] = []
@@ -108,6 +110,8 @@ class BrokerState:
         return _waiter(self._metadata_waiters)
 
     def metadata_changed(self) -> None:
+        for listener in self.metadata_listeners:
+            listener()
         _wake(self._metadata_waiters)
 
     def next_role_change(self) -> asyncio.Future[None]:
