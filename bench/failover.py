@@ -1,9 +1,10 @@
 """How long partitions cannot be written to when a broker or ZooKeeper goes away: ``bench/failover --help``.
 
-Three brokers, replication factor 3, min.insync.replicas 2, acks=all, idempotent. A steady stream of 100-byte records goes
-to every partition of one topic. A partition's gap is the longest time between two successive acknowledgements of its records from the moment of the fault on, less the stream's interval; it is taken of all
-partitions, led or only followed by the broker concerned. "Partitions" are those that each broker hosts: with three
-brokers and three replicas every broker has all of them and leads a third.
+Three brokers, replication factor 3, min.insync.replicas 2, acks=all, idempotent. A steady stream of small records goes
+to every partition of one topic. A partition's gap is the longest time between two successive acknowledgements from the
+moment of the fault on, less the stream's interval; it is taken of all partitions, led or only followed by the broker
+concerned. "Partitions" are those that each broker hosts: with three brokers and three replicas every broker has all of
+them and leads a third.
 
 Brokers, ZooKeeper, the controller and the load share this machine; what else runs on it is printed with the figures.
 """
