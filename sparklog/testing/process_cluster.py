@@ -215,10 +215,10 @@ class ProcessCluster:
             self._controller.start()
 
     def signal_zookeeper(self, number: signal.Signals) -> None:
-        """SIGSTOP, SIGCONT or SIGKILL; ``start_zookeeper`` after the last."""
+        """SIGSTOP, SIGCONT; SIGTERM and SIGKILL end it, and ``start_zookeeper`` brings it back."""
         assert self._zookeeper is not None, "the cluster has not been started"
         send_signal(self._zookeeper.process, number)
-        if number == signal.SIGKILL:
+        if number in {signal.SIGTERM, signal.SIGKILL}:
             self._zookeeper.stop()  # which only waits for its end
 
     def start_zookeeper(self) -> None:
