@@ -173,10 +173,11 @@ def test_topics_are_deleted_and_made_anew(cluster: ProcessCluster, admin: Admin)
     assert values_of(cluster, "again") == [b"new"]
 
 
-def test_a_producer_that_goes_on_writing_to_a_topic_made_anew_does_not_stall(
+def test_delete_and_re_create_a_topic_of_the_same_name_while_a_broker_is_away(
     cluster: ProcessCluster, admin: Admin
 ) -> None:
-    """Records meant for the old topic fail by name, or are in it; those sent once the new one is known are in that."""
+    """Under a producer that goes on writing to the name, and does not stall: records meant for the old topic fail by
+    name, or were in it; those sent once the new one is known are in that."""
     admin.create_topic("anew", partitions=2)
     old_id = admin.describe_topic("anew").topic_id
     away = next(broker for broker in cluster.slots if broker != admin.describe_topic("anew").partitions[0].leader)
