@@ -144,9 +144,9 @@ class Consumer:
 
         Raises:
             ClientTimeout: no progress for ``timeout_s`` (by default the consumer's).
-            BrokerError: as ``poll``; SCHEMA_MISMATCH when the topics read have different columns.
+            BrokerError: as ``poll``, so OFFSET_OUT_OF_RANGE for a position beyond the end; SCHEMA_MISMATCH when the topics read have different columns.
         """
-        ends = {TopicPartition(*tp): end for tp, end in (self.end_offsets() if until is None else until).items()}
+        ends = {TopicPartition(*tp): end for tp, end in (self._ends_ahead() if until is None else until).items()}
         for tp in ends:
             self._feed(tp)
         timeout_s = self._link.timeout_s if timeout_s is None else timeout_s
@@ -238,6 +238,20 @@ class Consumer:
                 self._reset_out_of_range()
             return
         self._ready.extend(found if not self._not_before_us else self._after_start(found))
+
+    def _ends_ahead(self) -> dict[TopicPartition, int]:
+        """Where the partitions end. A position beyond that is out of range, and not a partition without news."""
+        ends = self.end_offsets()
+        beyond = [tp for tp, position in self.positions().items() if position > ends[tp]]
+        if not beyond:
+            return ends
+        if self._on_out_of_range == "raise":
+            tp = beyond[0]
+            raise BrokerError(
+                ErrorCode.OFFSET_OUT_OF_RANGE, f"{tp}: position {self.position(tp)} found, the log ends at {ends[tp]}"
+            )
+        self._reset_out_of_range()
+        return ends
 
     def _after_start(self, found: list[FeedBatch]) -> Iterator[FeedBatch]:
         """Without the records in front of the first that is not older than the time to start from."""

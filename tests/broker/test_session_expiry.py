@@ -57,12 +57,13 @@ def test_sessions_expire(cluster: ProcessCluster, whose: str) -> None:
     producer_id, written = new_producer_id(cluster), 0
     with Writer(cluster, topic) as writer:
 
-        def write(batches: int) -> None:
+        def write(batches: int) -> bool:
             nonlocal written
             for _ in range(batches):
                 batch = encoded(1, f"{written}-", producer=(producer_id, 0, written))
                 assert writer.write(batch) == written
                 written += 1
+            return True
 
         write(5)
         if whose != "controller":
@@ -71,9 +72,9 @@ def test_sessions_expire(cluster: ProcessCluster, whose: str) -> None:
             network.cut(CONTROLLER, ZOOKEEPER)
         try:
             if whose != "controller":
-                wait_until(lambda: write(1) or victim not in registered(cluster), PATIENCE_S, "the broker's expiry")
+                wait_until(lambda: write(1) and victim not in registered(cluster), PATIENCE_S, "the broker's expiry")
             if whose != "broker":
-                wait_until(lambda: write(1) or controller_epoch(cluster) is None, PATIENCE_S, "the controller's")
+                wait_until(lambda: write(1) and controller_epoch(cluster) is None, PATIENCE_S, "the controller's")
             if whose == "broker":
                 wait_until(lambda: leader(cluster, topic) != victim, PATIENCE_S, "another leader")
             write(5)

@@ -307,6 +307,17 @@ def test_an_offset_out_of_range(fake: FakeCluster) -> None:
         assert consumer.position(TP) == 100
 
 
+def test_a_table_from_beyond_the_end_is_out_of_range(fake: FakeCluster) -> None:
+    fill(fake)
+    with Consumer(fake.bootstrap, "t", start={TP: 101}) as consumer:
+        with pytest.raises(BrokerError, match="OFFSET_OUT_OF_RANGE: t-0: position 101 found, the log ends at 100"):
+            consumer.to_table()
+        consumer.seek(TP, 100)
+        assert consumer.to_table().num_rows == 0
+    with Consumer(fake.bootstrap, "t", start={TP: 101}, on_out_of_range="earliest") as consumer:
+        assert consumer.to_table().num_rows == 100
+
+
 def test_a_log_cut_under_its_reader_is_told(fake: FakeCluster) -> None:
     """Each fetch names the epoch of the last record read, so that a leader without that record can say so."""
     fill(fake, records=50)
