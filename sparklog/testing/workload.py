@@ -47,6 +47,8 @@ from sparklog.testing.process_cluster import ProcessCluster, wait_until
 #: Longer than any fault lasts: a write that ends unknown is then an exception worth a look.
 _DELIVERY_TIMEOUT_S = 60.0
 _IN_FLIGHT = 8
+#: A broker that is paused answers nobody: for so long its clients wait for it.
+_REQUEST_TIMEOUT_S = 3.0
 _FORBIDDEN = frozenset({ErrorCode.OFFSET_OUT_OF_RANGE, ErrorCode.CORRUPT_MESSAGE, ErrorCode.INCONSISTENT_TOPIC_ID})
 
 
@@ -111,7 +113,7 @@ class WriterClient(_Client):
             bootstrap,
             acks=topics[0].acks,
             linger_ms=0,
-            request_timeout_s=10.0,
+            request_timeout_s=_REQUEST_TIMEOUT_S,
             delivery_timeout_s=_DELIVERY_TIMEOUT_S,
             client_id=name,
         )
