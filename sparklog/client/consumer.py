@@ -144,7 +144,8 @@ class Consumer:
 
         Raises:
             ClientTimeout: no progress for ``timeout_s`` (by default the consumer's).
-            BrokerError: as ``poll``, so OFFSET_OUT_OF_RANGE for a position beyond the end; SCHEMA_MISMATCH when the topics read have different columns.
+            BrokerError: as ``poll``, so OFFSET_OUT_OF_RANGE for a position beyond the end; SCHEMA_MISMATCH when
+                the topics read have different columns.
         """
         ends = {TopicPartition(*tp): end for tp, end in (self._ends_ahead() if until is None else until).items()}
         for tp in ends:
