@@ -22,7 +22,6 @@ from sparklog.replica.isr import CommittedIsr, IsrState, PendingIsr
 from sparklog.replica.leader import Leader
 from sparklog.replica.progress import Progress
 from sparklog.replica.replica import Replica
-from sparklog.testing.sim_cluster import SimCluster
 from sparklog.testing.sim_controller import ControlledCluster, ControllerActor, StandInController
 from sparklog.testing.sim_controller_core import CoreController
 from sparklog.testing.sim_world import Weather
@@ -40,18 +39,7 @@ class Mutant:
     weather: Weather | None = None
     restless: float | None = None
     page_cache_loss: float = 0.3
-
-    def run(self, seed: int) -> None:
-        """Raises Violation where the checker sees the fault."""
-        SimCluster(
-            seed,
-            replica_type=self.replica_type,
-            controller_type=self.controller_type,
-            check_cores=False,
-            weather=self.weather,
-            restless=self.restless,
-            page_cache_loss=self.page_cache_loss,
-        ).run()
+    partitions: int = 1
 
 
 class _CommittedOnly(Leader):
@@ -255,3 +243,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("a lost page cache trusted", controller_type=_TrustingController),
     Mutant("members voted out by an election", controller_type=_VotingOutController, page_cache_loss=0.9),
 )
+
+BY_NAME = {mutant.name: mutant for mutant in MUTANTS}
+#: the code as it is
+SOUND = Mutant("sound", controller_type=CoreController, partitions=6)
