@@ -28,6 +28,8 @@ from sparklog.replica.fetch_session import Key, SessionBuilder
 _log = logging.getLogger(__name__)
 
 _PARTITION_PAUSE_S = 0.1
+#: A leader that has not heard of its election yet will within moments, and its writes wait for its followers.
+_EPOCH_PAUSE_S = 0.02
 _FIRST_PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 1.0
 _CONNECT_TIMEOUT_S = 3.0
@@ -270,7 +272,8 @@ class LeaderFetcher:
         elif answer.code != ErrorCode.NONE and not moved:
             self._broker.counters["fetcher.errors"] += 1
             _log.info("%s: broker %d answers %s %s", partition.tp, self.leader_id, answer.code, answer.detail)
-            self._rest(key, followed)
+            early = answer.code == ErrorCode.UNKNOWN_LEADER_EPOCH
+            self._rest(key, followed, _EPOCH_PAUSE_S if early else _PARTITION_PAUSE_S)
         elif moved or answer.batch_count or answer.diverging is not None:
             if self._throttle.limit(partition.tp):
                 self._throttle.received(len(headers) + len(bodies))
@@ -281,10 +284,10 @@ class LeaderFetcher:
             self._want(key)
             self._session.again(*key)
 
-    def _rest(self, key: Key, followed: Followed) -> None:
+    def _rest(self, key: Key, followed: Followed, pause_s: float = _PARTITION_PAUSE_S) -> None:
         """Leave the partition out of the session for a moment."""
         self._session.forget(*key)
-        asyncio.get_running_loop().call_later(_PARTITION_PAUSE_S, self._resume, key, followed)
+        asyncio.get_running_loop().call_later(pause_s, self._resume, key, followed)
 
     def _hold(self, key: Key, followed: Followed) -> None:
         """Leave the partition out of the session until there are bytes for it to copy."""
