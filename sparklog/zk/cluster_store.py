@@ -229,7 +229,7 @@ class ClusterStore:
             BrokerError: TOPIC_ALREADY_EXISTS; INVALID_PARTITIONS when the record is too large for one node.
             ZkUnreachable: with ``sent`` the topic may exist: its topic id tells whose it is.
         """
-        value = _encoded(record)
+        value = encode_record(record)
         try:
             await self.session.multi(
                 [
@@ -249,7 +249,7 @@ class ClusterStore:
         Raises:
             BrokerError: INVALID_PARTITIONS when the record is too large for one node.
         """
-        value = _encoded(record)
+        value = encode_record(record)
         try:
             return await self.session.set(paths.topic(record.name), value, expected_version)
         except (ZkBadVersion, ZkNoNode):
@@ -318,7 +318,8 @@ class ClusterStore:
         return codecs.decode(path, node.data, codecs.GenerationName)
 
 
-def _encoded(record: TopicRecord) -> bytes:
+def encode_record(record: TopicRecord) -> bytes:
+    """Raises BrokerError: INVALID_PARTITIONS when the record is too large for one node."""
     value = codecs.encode_topic(record)
     if len(value) > MAX_TOPIC_BYTES:
         raise BrokerError(

@@ -620,6 +620,18 @@ def test_a_disconnected_controller_sends_nothing_and_waits_before_it_fails_any()
     assert world.trace() == ["2/1[1, 2, 3]", "2/1[2, 3, 1]", "3/0[3, 1, 2]"]
 
 
+def test_what_a_disconnected_controller_hears_is_acted_on_once_it_is_back() -> None:
+    """Its writes would be refused if it were deposed, but its words to brokers would not be known to come too late."""
+    world = World(THREE)
+    world.feed(Disconnected())
+    world.topics["u"], world.topic_versions["u"] = topic("u", (1, 2, 3)), 0
+    assert world.feed(TopicRead(TopicSnapshot(world.topics["u"], {}))) == []
+    orders = world.feed(Reconnected())
+    assert {write.tp for order in orders if isinstance(order, WriteStates) for write in order.writes} == {
+        TopicPartition("u", 0)
+    }
+
+
 def test_writes_under_way_at_a_disconnection_are_read_after_it() -> None:
     world = World(THREE)
     world.hold_writes = True
