@@ -172,8 +172,10 @@ class SimCluster:
         self.faults.end()
 
     def _stop_clients(self) -> None:
-        for client in (*self.producers.values(), *self._writers):
-            client.stopped = True
+        for producer in self.producers.values():
+            producer.stopped = True
+        for writer in self._writers:
+            writer.stopped = True
 
     # --- the end ------------------------------------------------------------------------------------------------
 
