@@ -240,13 +240,21 @@ class Admin:
         if isinstance(what, str):
             if replication_factor is None:
                 raise TypeError(f"reassign({what!r}): a topic's name needs replication_factor")
-            brokers, replicas = self._replicas()
-            targets = moves.with_factor(brokers, replicas, what, replication_factor)
+            targets = self.plan_replication_factor(what, replication_factor)
         elif replication_factor is not None:
             raise TypeError("reassign: replication_factor goes with a topic's name, not with targets")
         else:
             targets = {TopicPartition(*tp): tuple(brokers) for tp, brokers in what.items()}
         return self._move(targets, throttle_bytes)
+
+    def plan_replication_factor(self, topic: str, replication_factor: int) -> dict[TopicPartition, tuple[int, ...]]:
+        """Brokers that give each partition so many replicas, for ``reassign``; partitions that have them are left out.
+
+        Raises:
+            BrokerError: UNKNOWN_TOPIC_OR_PARTITION, INVALID_REPLICATION_FACTOR.
+        """
+        brokers, replicas = self._replicas()
+        return moves.with_factor(brokers, replicas, topic, replication_factor)
 
     def drain_broker(self, broker_id: int, *, throttle_bytes: int = 0) -> Reassigned:
         """Let everything that ``broker_id`` holds move to the other brokers; it need not be alive.

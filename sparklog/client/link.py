@@ -119,7 +119,9 @@ class ClusterLink:
                 unknown = error.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
                 if not error.retriable or (unknown and not grace.left_s()):
                     raise
-                self._pause(what, error, deadline=deadline if self._contacted else contact, count=count)
+                if not self._contacted and contact.left_s() <= 0:
+                    raise ClientTimeout(f"{error.detail} (tried for {contact.timeout_s:g} s)") from error
+                self._pause(what, error, deadline=deadline, count=count)
         raise AssertionError("unreachable")
 
     def refresh(self, topics: Iterable[str] | None = ()) -> MetadataReply:
