@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import struct
+import time
 from collections import deque
 from functools import partial
 from typing import NamedTuple
@@ -30,6 +31,8 @@ _log = logging.getLogger(__name__)
 _PARTITION_PAUSE_S = 0.1
 #: A leader that has not heard of its election yet will within moments, and its writes wait for its followers.
 _EPOCH_PAUSE_S = 0.02
+#: Answers are applied for so long in one turn of the loop.
+_TURN_S = 0.05
 _FIRST_PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 1.0
 _CONNECT_TIMEOUT_S = 3.0
@@ -173,7 +176,7 @@ class LeaderFetcher:
             if reply.code != ErrorCode.NONE:
                 self._broker.counters["fetcher.sessions.lost"] += 1
                 continue
-            self._apply_all(reply, body)
+            await self._apply_all(reply, body)
             self._send_nudge()
 
     def _send(self) -> None:
@@ -220,9 +223,14 @@ class LeaderFetcher:
 
     # --- answers ---
 
-    def _apply_all(self, reply: FetchReply, body: memoryview) -> None:
+    async def _apply_all(self, reply: FetchReply, body: memoryview) -> None:
+        """Others have their turn in between: a thousand new logs take longer than a broker may be silent."""
         at = 0
+        turn_ends = time.monotonic() + _TURN_S
         for answer in reply.partitions:
+            if time.monotonic() >= turn_ends:
+                await asyncio.sleep(0)
+                turn_ends = time.monotonic() + _TURN_S
             headers_end = at + answer.batch_count * HEADER_BYTES
             end = headers_end + answer.body_bytes
             key = (answer.topic, answer.partition)
