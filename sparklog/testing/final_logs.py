@@ -74,22 +74,30 @@ def wait_whole(cluster: ProcessCluster, topics: Sequence[str], timeout_s: float)
         ClusterError: says what was found last.
     """
     wait_in_sync(cluster, topics, timeout_s)
-    found: dict[str, set[tuple[int, int]]] = {}
+    differing: list[str] = []
 
     def equal() -> bool:
-        found.clear()
-        for slot in cluster.slots.values():
-            for replica in cluster.describe(slot.broker_id).replicas:
-                if replica.topic in topics:
-                    ends = found.setdefault(f"{replica.topic}-{replica.partition}", set())
-                    ends |= {(replica.high_watermark, replica.log_end_offset)}
-        return all(len(ends) == 1 and len(set(next(iter(ends)))) == 1 for ends in found.values())
+        differing[:] = [text for topic in topics for text in _differing(cluster, topic)]
+        return not differing
 
     try:
         wait_until(equal, timeout_s, "equal replicas")
     except ClusterError as error:
-        unequal = {name: sorted(ends) for name, ends in found.items() if len(ends) > 1 or len(set(*ends)) > 1}
-        raise ClusterError(f"{error}; (high watermark, log end): {unequal}") from None
+        raise ClusterError(f"{error}: {differing[:5]}") from None
+
+
+def _differing(cluster: ProcessCluster, topic: str) -> Iterator[str]:
+    """Partitions whose replicas are not where they should be and nowhere else, or do not end where all is committed."""
+    marks: dict[int, dict[int, tuple[int, int]]] = {}
+    for slot in cluster.slots.values():
+        for replica in cluster.describe(slot.broker_id).replicas:
+            if replica.topic == topic:
+                ends = replica.high_watermark, replica.log_end_offset
+                marks.setdefault(replica.partition, {})[slot.broker_id] = ends
+    for partition in metadata_of(cluster, topic):
+        found = marks.get(partition.partition, {})
+        if set(found) != set(partition.replicas) or len(set(sum(found.values(), ()))) != 1:
+            yield f"{topic}-{partition.partition} on {partition.replicas}, (high watermark, log end): {found}"
 
 
 def read_final_logs(cluster: ProcessCluster, topic: str) -> Iterator[FinalLog]:

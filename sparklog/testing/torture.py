@@ -22,12 +22,13 @@ from pathlib import Path
 
 from sparklog.client.admin import Admin
 from sparklog.errors import SparklogError
+from sparklog.model import TopicPartition
 from sparklog.testing.checker import Report, check
 from sparklog.testing.faults import Fault as Breakage
 from sparklog.testing.faults import Faults, kill_all
 from sparklog.testing.final_logs import wait_in_sync
 from sparklog.testing.history import Fault, HistoryWriter, NotHealed, read_history
-from sparklog.testing.process_cluster import ProcessCluster
+from sparklog.testing.process_cluster import ProcessCluster, wait_until
 from sparklog.testing.workload import Topic, Workload
 
 SESSION_S = 1.5
@@ -50,6 +51,7 @@ _HEAL_TIMEOUT_S = 60.0
 _SECOND_FAULT = 0.25
 _OPERATION = 0.3
 _BEYOND = 0.1
+_MOST_PARTITIONS = 8
 
 
 class Torture:
@@ -62,7 +64,15 @@ class Torture:
         self._beyond = beyond
         self._lasting = [topic.name for topic in TOPICS if topic.rules != "remade"]
         self.faults = Faults(cluster, self._lasting, session_s=SESSION_S, seed=seed)
-        self._operations: list[Callable[[], str]] = [self._remake, self._come_and_go]
+        self._operations: list[Callable[[], str]] = [
+            self._remake,
+            self._come_and_go,
+            self._add_partitions,
+            self._move,
+            self._move,
+            self._take_moves_back,
+            self._elect,
+        ]
 
     def run(self, minutes: float) -> None:
         """Break and heal until the time is up, or the cluster does not heal."""
@@ -86,6 +96,7 @@ class Torture:
             else:
                 self._break(self.faults.any_fault())
             wait_in_sync(self.cluster, self._lasting, _HEAL_TIMEOUT_S)
+            self._wait_moved()
         except SparklogError as error:
             self._say(f"not healed: {error}")
             self.history.write(NotHealed(text=str(error)))
@@ -142,6 +153,40 @@ class Torture:
             admin.create_topic(name, partitions=4, replication_factor=3)
             admin.delete_topic(name)
         return f"topic {name} was made and deleted"
+
+    def _add_partitions(self) -> str:
+        with self._admin() as admin:
+            count = len(admin.describe_topic("other").partitions) + 1
+            if count > _MOST_PARTITIONS:
+                return "no more partitions"
+            admin.create_partitions("other", count)
+        return f"topic other has {count} partitions"
+
+    def _move(self) -> str:
+        """Some other brokers where there are more than replicas, and another order in any case."""
+        topic = self._random.choice(self._lasting)
+        brokers = sorted(self.cluster.slots)
+        with self._admin() as admin:
+            partition = self._random.choice(admin.describe_topic(topic).partitions)
+            target = self._random.sample(brokers, len(partition.replicas))
+            admin.reassign({TopicPartition(topic, partition.partition): target})
+        return f"{topic}-{partition.partition} moves from {list(partition.replicas)} to {target}"
+
+    def _take_moves_back(self) -> str:
+        with self._admin() as admin:
+            moving = [TopicPartition(move.topic, move.partition) for move in admin.reassignments()]
+            if moving:
+                admin.cancel_reassignment(moving)
+        return f"moves taken back: {len(moving)}"
+
+    def _elect(self) -> str:
+        with self._admin() as admin:
+            admin.elect_leaders()
+        return "preferred leaders were elected"
+
+    def _wait_moved(self) -> None:
+        with self._admin() as admin:
+            wait_until(lambda: not admin.reassignments(), _HEAL_TIMEOUT_S, "moves of replicas to end")
 
     def _rolling_restart(self) -> str:
         for broker_id in self.cluster.slots:
