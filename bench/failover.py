@@ -50,6 +50,15 @@ class Row(NamedTuple):
     note: str = ""
 
 
+class Options(NamedTuple):
+    """How a case is played. Seconds."""
+
+    session_s: float
+    zk_outage_s: float
+    #: Before and after the fault: long enough for every partition to be acknowledged twice.
+    settle_s: float
+
+
 class Scene:
     """One topic with a stream on it, and the broker that is to go. Owner: one measurement."""
 
@@ -62,53 +71,60 @@ class Scene:
         self.victim = max(cluster.slots, key=leaders.count)
         self.led = {number for number, leader in enumerate(leaders) if leader == self.victim}
 
+    def live(self) -> list[int]:
+        """Who is registered in ZooKeeper."""
+        return [found.broker_id for found in self.cluster.ask_zookeeper(lambda store: store.live_brokers())]
+
+    def incarnations(self) -> dict[int, int]:
+        return {broker_id: self.cluster.describe(broker_id).incarnation for broker_id in self.cluster.slots}
+
     def fully_in_sync(self) -> bool:
         running = [slot.broker_id for slot in self.cluster.slots.values() if slot.running]
         found = self.cluster.metadata(running[0], self.topic).topics
         return bool(found) and all(len(part.isr) == 3 for part in found[0].partitions)
 
 
-Case = Callable[[Scene, argparse.Namespace], "tuple[Report, float]"]
+Case = Callable[[Scene, Options], tuple[Report, float]]
 
 
-def controlled_stop(scene: Scene, options: argparse.Namespace) -> tuple[Report, float]:
+def controlled_stop(scene: Scene, options: Options) -> tuple[Report, float]:
     """SIGTERM under load: leaderships move first."""
     scene.stream.mark()
     begun = time.monotonic()
     code = scene.cluster.stop_broker(scene.victim)
     took_s = time.monotonic() - begun
     assert code == 0, f"the broker ended with {code}: {scene.cluster.slots[scene.victim].last_words()}"
-    time.sleep(_settled_s(options))
+    time.sleep(options.settle_s)
     return scene.stream.report(), took_s
 
 
-def crash(scene: Scene, options: argparse.Namespace) -> tuple[Report, float]:
+def crash(scene: Scene, options: Options) -> tuple[Report, float]:
     """SIGKILL, and its supervisor says so."""
     scene.stream.mark()
     begun = time.monotonic()
     scene.cluster.kill(scene.victim)
     took_s = time.monotonic() - begun
-    time.sleep(_settled_s(options))
+    time.sleep(options.settle_s)
     return scene.stream.report(), took_s
 
 
-def lost_host(scene: Scene, options: argparse.Namespace) -> tuple[Report, float]:
+def lost_host(scene: Scene, options: Options) -> tuple[Report, float]:
     """SIGSTOP: its connections stay open and silent, and nobody says that it is gone."""
     scene.stream.mark()
     scene.cluster.kill(scene.victim, signal.SIGSTOP)
-    time.sleep(options.session_s + 2 + _settled_s(options))
+    time.sleep(options.session_s + 2 + options.settle_s)
     report = scene.stream.report()
     scene.cluster.kill(scene.victim, signal.SIGKILL)
     return report, options.session_s
 
 
-def no_controller(scene: Scene, options: argparse.Namespace) -> tuple[Report, float]:
+def no_controller(scene: Scene, options: Options) -> tuple[Report, float]:
     """SIGKILL of a follower while no controller is there and nobody reports the death: leaders shrink by themselves.
     What the dead broker led waits for a controller, and is not counted."""
     scene.cluster.stop_controller()
     scene.stream.mark()
     scene.cluster.kill(scene.victim, retire=False)
-    time.sleep(_settled_s(options))
+    time.sleep(options.settle_s)
     report = scene.stream.report()
     scene.cluster.start_controller()
     followed = [number for number in range(scene.partitions) if number not in scene.led]
@@ -118,34 +134,36 @@ def no_controller(scene: Scene, options: argparse.Namespace) -> tuple[Report, fl
     ), 0.0
 
 
-def zookeeper_killed(scene: Scene, options: argparse.Namespace) -> tuple[Report, float]:
+def zookeeper_killed(scene: Scene, options: Options) -> tuple[Report, float]:
     """ZooKeeper is killed, stays away, and comes back on its data."""
     scene.stream.mark()
     scene.cluster.signal_zookeeper(signal.SIGKILL)
     time.sleep(options.zk_outage_s)
     scene.cluster.start_zookeeper()
+    time.sleep(2 * options.session_s)  # sessions that were not taken up again have ended by then
     return _after_outage(scene, options)
 
 
-def zookeeper_paused(scene: Scene, options: argparse.Namespace) -> tuple[Report, float]:
-    """ZooKeeper is stopped and goes on later, when it ends all sessions at once."""
+def zookeeper_paused(scene: Scene, options: Options) -> tuple[Report, float]:
+    """ZooKeeper is stopped for longer than sessions last and goes on later, when it ends all of them at once."""
+    before = scene.incarnations()
     scene.stream.mark()
     scene.cluster.signal_zookeeper(signal.SIGSTOP)
     time.sleep(options.zk_outage_s)
     scene.cluster.signal_zookeeper(signal.SIGCONT)
+    wait_until(
+        lambda: all(now > before[broker] for broker, now in scene.incarnations().items()),
+        _HEAL_TIMEOUT_S,
+        "all brokers to be registered anew",
+    )
     return _after_outage(scene, options)
 
 
-def _after_outage(scene: Scene, options: argparse.Namespace) -> tuple[Report, float]:
-    """Past the end of every session that was there, and until all are registered and in sync."""
-    time.sleep(2 * options.session_s + 1)
-    wait_until(lambda: _live(scene.cluster) == 3, _HEAL_TIMEOUT_S, "all brokers to be registered again")
+def _after_outage(scene: Scene, options: Options) -> tuple[Report, float]:
+    wait_until(lambda: len(scene.live()) == 3, _HEAL_TIMEOUT_S, "all brokers to be registered")
+    time.sleep(options.settle_s)
     wait_until(scene.fully_in_sync, _HEAL_TIMEOUT_S, "full in-sync sets")
     return scene.stream.report(), options.zk_outage_s
-
-
-def _live(cluster: ProcessCluster) -> int:
-    return len(cluster.ask_zookeeper(lambda store: store.live_brokers()))
 
 
 CASES: dict[str, Case] = {
@@ -159,37 +177,30 @@ CASES: dict[str, Case] = {
 _READS_TOO = {"zk-killed", "zk-paused"}
 
 
-def _settled_s(options: argparse.Namespace) -> float:
-    """Long enough for every partition to have been acknowledged twice after the fault."""
-    return max(2.0, 3 * float(options.interval_s))
-
-
 def interval_s(partitions: int) -> float:
     return max(_SHORTEST_INTERVAL_S, partitions / _RATE)
 
 
-def measure(cluster: ProcessCluster, case: str, partitions: int, options: argparse.Namespace) -> Row:
+def measure(cluster: ProcessCluster, case: str, partitions: int, options: Options) -> Row:
     """One case on a new topic; the cluster is whole again afterwards."""
     topic = f"{case}-{partitions}-{time.time_ns() // 1_000_000}"
-    options.interval_s = interval_s(partitions)
+    interval = interval_s(partitions)
+    options = options._replace(settle_s=max(options.settle_s, 3 * interval))
     with Admin(cluster.bootstrap, timeout_s=120.0) as admin:
         admin.create_topic(topic, partitions=partitions, replication_factor=3, config={"min.insync.replicas": 2})
         with StreamProcess(
-            cluster.bootstrap,
-            topic,
-            partitions=partitions,
-            interval_s=options.interval_s,
-            consume=case in _READS_TOO,
+            cluster.bootstrap, topic, partitions=partitions, interval_s=interval, consume=case in _READS_TOO
         ) as stream:
             scene = Scene(cluster, topic, partitions, stream)
             wait_until(scene.fully_in_sync, _HEAL_TIMEOUT_S, "full in-sync sets")
-            time.sleep(_settled_s(options))
+            time.sleep(options.settle_s)
             report, took_s = CASES[case](scene, options)
             cluster.start_brokers()
             wait_until(scene.fully_in_sync, _HEAL_TIMEOUT_S, "full in-sync sets")
-            failed = stream.report()
+            healed = stream.report()
         admin.delete_topic(topic)
-    return _row(case, partitions, report._replace(failed=failed.failed, first_failure=failed.first_failure), took_s)
+    report = report._replace(failed=healed.failed, first_failure=healed.first_failure)
+    return _row(case, partitions, report, took_s)
 
 
 def _row(case: str, partitions: int, report: Report, took_s: float) -> Row:
@@ -248,16 +259,17 @@ def main() -> None:
     parser.add_argument("--session-s", type=float, default=6.0, help="zookeeper.session.timeout.ms, in seconds")
     parser.add_argument("--zk-outage-s", type=float, default=60.0)
     parser.add_argument("--dir", type=Path, help="where the brokers' data lies meanwhile; default: the system's")
-    options = parser.parse_args()
+    arguments = parser.parse_args()
+    options = Options(arguments.session_s, arguments.zk_outage_s, settle_s=2.0)
     load = os.getloadavg()
     print(
         f"{os.cpu_count()} cores, load before {load[0]:.2f}, ZooKeeper sessions of {options.session_s:g} s", flush=True
     )
     rows = []
-    for partitions in options.partitions:
-        with a_cluster(options.session_s, options.dir) as cluster:
-            for case in options.cases:
-                for _ in range(options.runs):
+    for partitions in arguments.partitions:
+        with a_cluster(options.session_s, arguments.dir) as cluster:
+            for case in arguments.cases:
+                for _ in range(arguments.runs):
                     rows.append(measure(cluster, case, partitions, options))
                     _print(rows[-1:])
     _print(rows)
