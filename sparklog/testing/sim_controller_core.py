@@ -35,6 +35,7 @@ class ControlledCluster(Surroundings, Protocol):
     """What a controller asks of the cluster besides."""
 
     checkers: dict[TopicPartition, PartitionChecker]
+    controllers: list[CoreController]
 
 
 class CoreController(SimProcess):
@@ -118,6 +119,11 @@ class CoreController(SimProcess):
     def _begin_term(self, epoch: int, levels: Levels, states: dict[TopicPartition, VersionedState | None]) -> None:
         self.world.note(f"{self.name} begins controller term {epoch}")
         self.world.happened["controller term"] += 1
+        others = [other for other in self.cluster.controllers if other is not self and other.core is not None]
+        self.world.happened["two controllers at once"] += bool(others)
+        if self.zk.last_elected not in {"", self.name}:
+            self.world.happened["controller change"] += 1
+        self.zk.last_elected = str(self.name)
         settings = ControllerSettings(
             session_timeout_ms=SESSION_MS, unclean_recovery_timeout_ms=UNCLEAN_RECOVERY_MS, topic_defaults={}
         )

@@ -85,6 +85,8 @@ class SimZk(SimProcess):
         self.isr_changes: dict[int, tuple[TopicPartition, ...]] = {}
         self.controller_epoch = 0
         self.controller_session = -1
+        #: name of the controller whose term began last
+        self.last_elected = ""
         self._incarnations: dict[int, int] = {}
         self._on_write = on_write
         self._on_topic = on_topic
