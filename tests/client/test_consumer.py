@@ -461,6 +461,24 @@ def test_a_range_survives_its_leaders(fake: FakeCluster) -> None:
         assert seen == list(range(100))
 
 
+def test_a_range_cut_while_it_is_read_raises(fake: FakeCluster) -> None:
+    fill(fake)
+
+    def cut(broker: FakeBroker, connection: ServerConnection, request: Request) -> bool:
+        if not isinstance(request, Fetch) or request.partitions[0].last_epoch < 0:
+            return False
+        answer = FetchedPartition("t", 0, 0, 100, 100, 0, 100, diverging=(-1, 0))
+        connection.reply(FetchReply(request.cid, 0, 0, (answer,)))
+        return True
+
+    fake.fault(0, cut)
+    with (
+        PartitionReader(fake.bootstrap, TP, 0, 100, max_bytes=1) as reader,
+        pytest.raises(LogTruncated, match="read up to offset 10, the log has its records up to 0 only"),
+    ):
+        list(reader)
+
+
 def test_two_readers_may_share_a_link(fake: FakeCluster) -> None:
     fill(fake, partitions=2)
     with ClusterLink(fake.bootstrap) as link:
