@@ -20,6 +20,8 @@ PREFERRED, UNCLEAN = "preferred", "unclean"
 
 #: For what the controller wrote to arrive here as well, so that whoever asks next is not told of the old leader.
 _ECHO_TIMEOUT_MS = 1000
+#: How often the controller is asked, with pauses that double.
+_ATTEMPTS, _FIRST_PAUSE_S = 6, 0.03
 
 
 def handle_elect_leaders(
@@ -45,8 +47,7 @@ async def _elect_leaders(broker: BrokerState, request: ElectLeaders) -> Reply:
         else:
             wanting.append(known)
     if wanting:
-        await _carried_out(broker, request, wanting)
-        results |= await _outcomes(broker, request.kind, wanting)
+        results |= await _hold_elections(broker, request, wanting)
     answered = [results[tp] for tp in asked]
     if request.partitions is None:
         satisfied = {ErrorCode.NONE, ErrorCode.ELECTION_NOT_NEEDED}
@@ -67,6 +68,25 @@ def _has_leader_wanted(broker: BrokerState, kind: str, known: PartitionDecision,
     return state.leader in broker.cache.incarnations
 
 
+async def _hold_elections(
+    broker: BrokerState, request: ElectLeaders, wanting: Sequence[PartitionDecision]
+) -> dict[TopicPartition, PartitionResult]:
+    """Ask the controller, and once more for those that it could have carried out and has not: a leader writes its ISR
+    itself, and the controller hears of that a moment later."""
+    results: dict[TopicPartition, PartitionResult] = {}
+    pause_s = _FIRST_PAUSE_S
+    for _ in range(_ATTEMPTS):
+        await _carried_out(broker, request, wanting)
+        found = await _states(broker, wanting)
+        results |= {tp: _outcome(broker, request.kind, known, state) for tp, (known, state) in found.items()}
+        wanting = [known for known, state in found.values() if state and _possible(broker, request.kind, known, state)]
+        if not wanting:
+            break
+        await asyncio.sleep(pause_s)
+        pause_s *= 2
+    return results
+
+
 async def _carried_out(broker: BrokerState, request: ElectLeaders, wanting: Sequence[PartitionDecision]) -> None:
     """Raises BrokerError REQUEST_TIMED_OUT."""
     registry = broker.registry
@@ -81,13 +101,14 @@ async def _carried_out(broker: BrokerState, request: ElectLeaders, wanting: Sequ
         ) from None
 
 
-async def _outcomes(
-    broker: BrokerState, kind: str, wanting: Sequence[PartitionDecision]
-) -> dict[TopicPartition, PartitionResult]:
+async def _states(
+    broker: BrokerState, wanting: Sequence[PartitionDecision]
+) -> dict[TopicPartition, tuple[PartitionDecision, VersionedState | None]]:
+    """What ZooKeeper has on these partitions, once this broker has heard of it."""
     tps = [TopicPartition(known.topic, known.partition) for known in wanting]
     found = dict(zip(tps, await broker.registry.read_states(tps), strict=True))
     await until_told(broker, lambda: all(_arrived(broker, tp, state) for tp, state in found.items()), _ECHO_TIMEOUT_MS)
-    return {tp: _outcome(broker, kind, known, found[tp]) for tp, known in zip(tps, wanting, strict=True)}
+    return {tp: (broker.cache.partition(tp) or known, found[tp]) for tp, known in zip(tps, wanting, strict=True)}
 
 
 def _arrived(broker: BrokerState, tp: TopicPartition, found: VersionedState | None) -> bool:
@@ -95,11 +116,20 @@ def _arrived(broker: BrokerState, tp: TopicPartition, found: VersionedState | No
     return found is None or known is None or known.version >= found.version
 
 
+def _possible(broker: BrokerState, kind: str, known: PartitionDecision, found: VersionedState) -> bool:
+    """It has not the leader wanted, and could have."""
+    if _has_leader_wanted(broker, kind, known, found.state):
+        return False
+    live = broker.cache.incarnations
+    if kind == UNCLEAN:
+        return any(replica in live for replica in known.replicas)
+    return known.replicas[0] in live and known.replicas[0] in found.state.isr
+
+
 def _outcome(broker: BrokerState, kind: str, known: PartitionDecision, found: VersionedState | None) -> PartitionResult:
     tp = TopicPartition(known.topic, known.partition)
     if found is None:
         return _result(tp, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"{tp} is gone")
-    known = broker.cache.partition(tp) or known
     state = found.state
     if _has_leader_wanted(broker, kind, known, state):
         return _result(tp, ErrorCode.NONE)

@@ -19,6 +19,8 @@ from sparklog.protocol.messages import PartitionDecision
 #: A limited partition asks for so much of a second's bytes at a time, but not for less than the second number.
 _SHARE = 10
 _LEAST_BYTES = 16 * 1024
+#: Unused time that may be made up for: an event loop or a leader that was busy for a moment costs no bytes.
+_BURST_S = 0.5
 #: A pause is looked at again after so long at the latest: the limit may have been lifted meanwhile.
 _LONGEST_PAUSE_S = 1.0
 
@@ -34,7 +36,7 @@ class TokenBucket:
     be in debt; nothing more is to be asked for before that is paid. Times are seconds of any clock that never goes
     back."""
 
-    def __init__(self, rate: int, now_s: float, *, burst_s: float = 0.1) -> None:
+    def __init__(self, rate: int, now_s: float, *, burst_s: float = _BURST_S) -> None:
         assert rate > 0
         self.rate = rate
         self._burst_s = burst_s
@@ -97,6 +99,10 @@ class CopyThrottle:
         """Bytes of a limited partition have come."""
         if self._bucket is not None:
             self._bucket.take(count, self._now_s())
+        if self._held and not self._closed:
+            # It is known now what the last one brought; it may be less than was allowed for.
+            self._disarm()
+            self._arm(0.0)
 
     @property
     def exhausted(self) -> bool:

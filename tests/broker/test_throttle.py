@@ -27,7 +27,7 @@ def test_whoever_waits_out_each_debt_never_has_more_than_the_rate(fetches: list[
         bucket.take(count, now_s)
         taken += count
         now_s += bucket.wait_s(now_s)
-        assert taken <= RATE * (now_s + 0.1) + 1e-6
+        assert taken <= RATE * (now_s + 0.5) + 1e-6
 
 
 def test_a_busy_copier_gets_all_of_the_rate() -> None:
@@ -48,8 +48,8 @@ def test_a_debt_is_paid_at_the_new_rate_and_idle_time_is_not_saved_up() -> None:
     assert bucket.wait_s(1.0) == 0.25
     assert bucket.wait_s(100.0) == 0.0
     bucket.take(4 * RATE, 100.0)
-    assert bucket.wait_s(100.0) == pytest.approx(0.9)
-    assert bucket.wait_s(99.0) == pytest.approx(0.9)  # a clock that stands still
+    assert bucket.wait_s(100.0) == pytest.approx(0.5)
+    assert bucket.wait_s(99.0) == pytest.approx(0.5)  # a clock that stands still
 
 
 def move(partition: int, *, isr: tuple[int, ...] = (0, 1), throttle_bytes: int = RATE, version: int = 1,
