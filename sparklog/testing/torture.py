@@ -14,6 +14,7 @@ import argparse
 import logging
 import random
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -77,7 +78,7 @@ class Torture:
     def run(self, minutes: float) -> None:
         """Break and heal until the time is up, or the cluster does not heal."""
         workload = Workload(
-            self.cluster, self.history, TOPICS, seed=self._random.randrange(2**32), readers=2, pause_s=0.02
+            self.cluster, self.history, TOPICS, seed=self._random.randrange(2**32), readers=2, pause_s=0.05
         )
         with workload:
             workload.wait_progress()
@@ -97,6 +98,7 @@ class Torture:
                 self._break(self.faults.any_fault())
             wait_in_sync(self.cluster, self._lasting, _HEAL_TIMEOUT_S)
             self._wait_moved()
+            self._make_again()
         except SparklogError as error:
             self._say(f"not healed: {error}")
             self.history.write(NotHealed(text=str(error)))
@@ -144,8 +146,14 @@ class Torture:
     def _remake(self) -> str:
         with self._admin() as admin:
             admin.delete_topic("remade")
-            admin.create_topic("remade", partitions=1, replication_factor=3)
+        self._make_again()
         return "topic remade was deleted and made again"
+
+    def _make_again(self) -> None:
+        """Also after a fault in the midst of it: writers wait for the topic to come back."""
+        with self._admin() as admin:
+            if "remade" not in admin.list_topics():
+                admin.create_topic("remade", partitions=1, replication_factor=3)
 
     def _come_and_go(self) -> str:
         name = f"passing-{self._random.randrange(10**6)}"
@@ -236,6 +244,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.check is not None:
             report = judge(options.check)
         else:
+            signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # nothing is left running
             # Clients complain of what the run does to their brokers.
             logging.getLogger("sparklog").setLevel(logging.CRITICAL)
             seed = random.SystemRandom().randrange(2**32) if options.seed is None else options.seed
