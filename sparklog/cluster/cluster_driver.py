@@ -141,6 +141,8 @@ class ClusterDriver:
         """Why this driver can do no more for its brokers, which run on; empty while it can."""
         if self._seat is not None and self._seat.lost.is_set():
             return "another driver has taken the cluster over"
+        if self._controller is not None and (status := self._controller.status).state == "failed":
+            return f"the controller failed: {status.detail}"
         failure = self._generations.failure if self._generations is not None else None
         return str(failure or type(failure).__name__) if failure is not None else ""
 
