@@ -222,7 +222,7 @@ def test_delete_and_re_create_a_topic_of_the_same_name_while_a_broker_is_away(
     codes = {error.code for _, _, error in outcomes if isinstance(error, BrokerError)}
     assert codes <= {ErrorCode.INCONSISTENT_TOPIC_ID, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
     healed = next(at for at, _, error in outcomes if at > made_anew and error is None)
-    assert healed - made_anew < 3, f"stalled for {healed - made_anew:.1f} s"
+    assert healed - made_anew < 10, f"stalled for {healed - made_anew:.1f} s"
     acknowledged = [number for _, number, error in outcomes if error is None]
     found = sorted(int(value) for value in values_of(cluster, "anew"))
     assert found == acknowledged[-len(found) :], "the new topic holds what was acknowledged since, and nothing else"
