@@ -65,6 +65,8 @@ class Fetching:
     leader_epoch: int
     #: number of the request under way; its answer or its time-out starts the next
     request: int = 0
+    #: when it was sent, by the own clock
+    sent_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,6 +278,9 @@ class SimBroker(SimProcess):
             deadline_ms = hosted.replica.deadline_ms if hosted.replica else None
             if deadline_ms is not None and deadline_ms <= now_ms:
                 self.handle(tp, ev.Ticked())
+            fetching = hosted.fetching
+            if fetching is not None and now_ms - fetching.sent_ms >= FETCH_TIMEOUT_MS:
+                self._fetch(tp, hosted, fetching)
         self.later(TICK_MS, self._tick)
 
     def _checkpoint(self) -> None:
@@ -559,6 +564,7 @@ class SimBroker(SimProcess):
         if hosted.fetching is not fetching:
             return
         fetching.request += 1
+        fetching.sent_ms = self.now_ms
         number = fetching.request
         log, replica, process = hosted.log, hosted.replica, self.process
         assert replica is not None
@@ -573,19 +579,16 @@ class SimBroker(SimProcess):
             self.handle(tp, answer, batches=batches)
             if fetching.request == number and hosted.fetching is fetching:
                 fetching.request += 1
-                pause_ms = FETCH_PAUSE_MS if answer.code else 1
-                self.later(pause_ms, lambda: self._fetch(tp, hosted, fetching))
+                if answer.code:
+                    self.later(FETCH_PAUSE_MS, lambda: self._fetch(tp, hosted, fetching))
+                else:
+                    self._fetch(tp, hosted, fetching)
 
         def reply(answer: ev.LeaderAnswered, batches: tuple[SimBatch, ...]) -> None:
             self.world.send(leader.name, self.name, lambda: self.run(process, lambda: answered(answer, batches)))
 
-        def timed_out() -> None:
-            if fetching.request == number:
-                self._fetch(tp, hosted, fetching)
-
         asked = Asked(event, replica.high_watermark, reply)
         self.send(leader, lambda: leader.fetched(tp, hosted.topic_id, asked))
-        self.later(FETCH_TIMEOUT_MS, timed_out)
 
     def fetched(self, tp: TopicPartition, topic_id: str, asked: Asked) -> None:
         hosted = self.hosted.get(tp)

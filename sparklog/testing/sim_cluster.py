@@ -57,12 +57,13 @@ class SimCluster:
         page_cache_loss: float = 0.3,
         accidents: bool = True,
         salt: int = 0,
-        produce_ms: int = PRODUCE_MS,
+        produce_ms: int | None = None,
     ) -> None:
         """``weather`` and ``restless`` (how much operators do) are the seed's choice if not given;
         ``page_cache_loss`` is the chance that a crash takes what was not flushed, where the promise allows it. Without
         ``accidents`` nothing happens but what a test orders. ``salt``: the same schedule over another network.
-        ``produce_ms``: mean pause between two batches of a partition's producer."""
+        ``produce_ms``: mean pause between two batches of a partition's producer; longer where there are many of
+        them, if not given."""
         self.seed = seed
         self.world = SimWorld(seed, weather=FINE, salt=salt)
         self.world.weather = weather or self.world.random.choice(WEATHERS)
@@ -74,7 +75,7 @@ class SimCluster:
         self.append_failure = 0.01
         self.page_cache_loss = page_cache_loss
         self.min_isr = min_isr
-        self.produce_ms = produce_ms
+        self.produce_ms = PRODUCE_MS * max(1, partitions // 2) if produce_ms is None else produce_ms
         self.checkers: dict[TopicPartition, PartitionChecker] = {}
         self.producers: dict[TopicPartition, SimProducer] = {}
         self.faults_over = False

@@ -32,6 +32,11 @@ class Weather:
     #: a second copy of a message comes up to so late
     duplicate_ms: int = 1500
 
+    @property
+    def bad(self) -> float:
+        """Chance that a message is lost, late or doubled: one of them."""
+        return self.loss + self.slow + self.duplicate
+
 
 FINE = Weather(loss=0.0, duplicate=0.0, slow=0.0)
 #: A seed takes one of these: what one hides another shows. Source: "Swarm Testing" (Groce et al.).
@@ -70,28 +75,37 @@ class SimWorld:
     def send(self, source: object, target: object, deliver: Callable[[], None], *, ordered: bool = False) -> None:
         """Hand a message to the network: it may come late, twice, after a later one, or never. ``ordered``: over one
         connection, which may break but neither doubles nor reorders."""
-        weather, chance = self.weather, self._chance
-        pair = (source, target)
+        weather, pair = self.weather, (source, target)
         if pair in self.cut:
             self.happened["message lost in a partition"] += 1
             return
-        if chance() < weather.loss or (source == ZK and chance() < weather.zk_answer_loss):
+        fate = self._chance()
+        due_ms = self.now_ms + 1 + int(self._chance() * weather.delay_ms)
+        twice = False
+        if fate < weather.bad:
+            if fate < weather.loss:
+                self.happened["message lost"] += 1
+                return
+            if fate < weather.loss + weather.slow:
+                due_ms += int(self._chance() * weather.slow_ms)
+                self.happened["message late"] += 1
+            else:
+                twice = not ordered
+        if source == ZK and self._chance() < weather.zk_answer_loss:
             self.happened["message lost"] += 1
             return
-        due_ms = self.now_ms + 1 + int(chance() * weather.delay_ms)
-        if chance() < weather.slow:
-            due_ms += int(chance() * weather.slow_ms)
-            self.happened["message late"] += 1
-        if due_ms >= self._last.get(pair, 0):
+        last_ms = self._last.get(pair, 0)
+        if due_ms >= last_ms:
             self._last[pair] = due_ms
         elif ordered:
-            due_ms = self._last[pair]
+            due_ms = last_ms
         else:
             self.happened["message overtaken"] += 1
         heappush(self._queue, (due_ms, next(self._order), deliver))
-        if not ordered and chance() < weather.duplicate:
+        if twice:
             self.happened["message doubled"] += 1
-            heappush(self._queue, (due_ms + int(chance() * weather.duplicate_ms), next(self._order), deliver))
+            due_ms += int(self._chance() * weather.duplicate_ms)
+            heappush(self._queue, (due_ms, next(self._order), deliver))
 
     def run_until(self, end_ms: int) -> None:
         queue = self._queue
