@@ -52,6 +52,8 @@ EXIT_LOG_FAILED = 74
 #: Beyond the wait for successors: closing connections, fsync, ZooKeeper.
 _STOP_LIMIT_S = 20.0
 _ORPHAN_CHECK_S = 1.0
+#: A loop that stands still for less is not ended, however short sessions are: on a busy machine a death costs more.
+_STALL_MS = 6000
 
 
 class Ending(Enum):
@@ -84,7 +86,7 @@ class BrokerProcess:
             orphan_timeout_ms=settings.orphan_timeout_ms,
             orphan_max_ms=settings.orphan_max_ms,
         )
-        self._watchdog = Watchdog(settings.session_timeout_ms)
+        self._watchdog = Watchdog(max(settings.session_timeout_ms, _STALL_MS))
         self._control: ControlSocket | None = None
         self._directory: LogDirectory | None = None
         self._registry: Registry | None = None
