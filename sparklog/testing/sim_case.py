@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from collections import deque
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from sparklog.replica.replica import Replica
 from sparklog.testing.sim_checks import Violation
-from sparklog.testing.sim_cluster import PRODUCE_MS, SimCluster
-from sparklog.testing.sim_mutants import BY_NAME, SOUND
+from sparklog.testing.sim_cluster import SimCluster
+from sparklog.testing.sim_mutants import BY_NAME, SOUND, Mutant
 from sparklog.testing.sim_schedule import Action
 from sparklog.testing.sim_trace import about, traced
 from sparklog.testing.sim_world import FINE
 
-_PARTITION = re.compile(r"\bt-\d+\b")
-_NUMBERS = re.compile(r"\d+")
 #: schedules are looked up this far: numbers beyond it do not exist
 SCHEDULE_MS = 120_000
 NO_ACTIONS = "none"
@@ -28,19 +25,10 @@ class Found(NamedTuple):
     at_ms: int
     #: what was found, without seed and trace
     what: str
-    #: the message of the exception
-    message: str
-
-    @property
-    def rule(self) -> str:
-        """Which promise: the same for all ways to break it."""
-        return _NUMBERS.sub("N", _PARTITION.sub("", self.what)).strip(" :")
-
-    @property
-    def partition(self) -> str:
-        """The partition it was found at; empty where it is not one's."""
-        named = _PARTITION.search(self.what)
-        return named.group() if named else ""
+    #: which promise
+    rule: str
+    #: the partition it was found at; empty where it is not one's
+    partition: str
 
 
 class Play(NamedTuple):
@@ -79,8 +67,8 @@ class Case:
     salt: int = 0
     #: a network that loses and doubles nothing
     calm: bool = False
-    #: mean pause between two produces of a partition
-    produce_ms: int = PRODUCE_MS
+    #: mean pause between two batches of a partition's producer; None: as the cluster has it
+    produce_ms: int | None = None
 
     def schedule(self) -> tuple[Action, ...]:
         """The actions that are played."""
@@ -108,8 +96,12 @@ class Case:
             lines = about(found.partition, lines)
         return Play(found, tuple(lines))
 
+    @property
+    def _variant(self) -> Mutant:
+        return SOUND if self.mutant is None else BY_NAME[self.mutant]
+
     def _cluster(self) -> SimCluster:
-        variant = SOUND if self.mutant is None else BY_NAME[self.mutant]
+        variant = self._variant
         loss = variant.page_cache_loss if self.page_cache_loss is None else self.page_cache_loss
         cluster = _CaseCluster(
             self.seed,
@@ -117,24 +109,26 @@ class Case:
             partitions=self.partitions,
             replica_type=variant.replica_type,
             controller_type=variant.controller_type,
+            broker_type=variant.broker_type,
+            log_type=variant.log_type,
             check_cores=variant is SOUND,
             weather=variant.weather,
             restless=variant.restless,
             page_cache_loss=loss,
+            salt=self.salt,
+            produce_ms=self.produce_ms,
         )
         cluster.case = self
-        cluster.produce_ms = self.produce_ms
         if self.calm:
             cluster.world.weather = FINE
-        if self.salt:
-            cluster.world.random.seed(f"salt {self.seed} {self.salt}")
         return cluster
 
     def _run(self, cluster: SimCluster) -> Found | None:
-        try:
-            cluster.run(fault_ms=self.fault_ms, heal_ms=self.heal_ms)
-        except Violation as broken:
-            return Found(cluster.world.now_ms, str(broken.__cause__ or broken), str(broken))
+        with self._variant.applied():
+            try:
+                cluster.run(fault_ms=self.fault_ms, heal_ms=self.heal_ms)
+            except Violation as broken:
+                return Found(cluster.world.now_ms, str(broken.__cause__ or broken), broken.rule, broken.partition)
         return None
 
     def command(self) -> str:
@@ -152,7 +146,7 @@ class Case:
             words.append(f"--salt {self.salt}")
         if self.calm:
             words.append("--calm")
-        if self.produce_ms != PRODUCE_MS:
+        if self.produce_ms is not None:
             words.append(f"--produce-ms {self.produce_ms}")
         return " ".join(words)
 

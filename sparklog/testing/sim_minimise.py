@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from sparklog.testing.sim_case import Case, Found
+from sparklog.testing.sim_cluster import PRODUCE_MS
 
 #: networks under which each smaller case is tried
 SALTS = 6
@@ -122,8 +123,9 @@ class Minimiser:
 
     def _produce_less(self) -> None:
         """Fewer records, fewer lines to read."""
-        while self._take(replace(self.case, produce_ms=2 * self.case.produce_ms)):
-            pass
+        pause_ms = 2 * (self.case.produce_ms or PRODUCE_MS)
+        while self._take(replace(self.case, produce_ms=pause_ms)):
+            pause_ms *= 2
 
     @property
     def _only(self) -> tuple[tuple[int, int], ...]:

@@ -15,7 +15,7 @@ from sparklog.replica import events as ev
 from sparklog.replica.replica import Replica
 
 Told = Callable[[Replica, str], None]
-_PARTITION = re.compile(r"\bt-\d+\b")
+_PARTITION = re.compile(r"\b[tuv]-\d+\b")
 
 
 def traced(replica_type: type[Replica], tell: Told) -> type[Replica]:

@@ -13,7 +13,6 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from dataclasses import replace
 
 from sparklog.testing.sim_case import Case, Found, parse_actions
 from sparklog.testing.sim_minimise import BUDGET, minimised
@@ -75,7 +74,7 @@ def _actions(text: str) -> tuple[tuple[int, int], ...]:
 
 def _case(seed: int, options: argparse.Namespace) -> Case:
     partitions = options.partitions or (6 if options.mutant is None else BY_NAME[options.mutant].partitions)
-    case = Case(
+    return Case(
         seed,
         mutant=options.mutant,
         brokers=options.brokers,
@@ -86,8 +85,8 @@ def _case(seed: int, options: argparse.Namespace) -> Case:
         only=options.only,
         salt=options.salt,
         calm=options.calm,
+        produce_ms=options.produce_ms,
     )
-    return case if options.produce_ms is None else replace(case, produce_ms=options.produce_ms)
 
 
 def _play(cases: Sequence[Case], options: argparse.Namespace) -> list[tuple[Case, Found]]:
