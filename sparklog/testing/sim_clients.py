@@ -110,13 +110,17 @@ class SimProducer:
 
     def _send(self, write: Write) -> None:
         self._sent_ms = self.world.now_ms
-        produce = Produce(
-            write.body, write.count, -1, self._topic_id, write.sequence, told=lambda code: self._answered(write, code)
-        )
+        foremost = write is self.pending[0]
+
+        def told(code: ErrorCode) -> None:
+            self._answered(write, code, foremost=foremost)
+
+        produce = Produce(write.body, write.count, -1, self._topic_id, write.sequence, told=told)
         send(self.cluster, self.tp, produce)
 
-    def _answered(self, write: Write, code: ErrorCode | None) -> None:
-        """``code`` None: no answer came. One that comes late or twice is as good as the first."""
+    def _answered(self, write: Write, code: ErrorCode | None, *, foremost: bool = False) -> None:
+        """``code`` None: no answer came. One that comes late or twice is as good as the first. ``foremost``: all
+        earlier writes had been answered when it was sent, so that none of them can be missing."""
         if write not in self.pending:
             return
         if code == ErrorCode.NONE:
@@ -127,7 +131,7 @@ class SimProducer:
         self._look_for_topic()
         if write not in self.pending:
             return
-        lost_place = code == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER and write is self.pending[0]
+        lost_place = code == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER and foremost
         if code == ErrorCode.INVALID_PRODUCER_EPOCH or self.world.now_ms - write.began_ms > DELIVERY_MS or lost_place:
             self.world.happened["write given up"] += 1
             self.gave_up_ms = max(self.gave_up_ms, write.began_ms)
