@@ -15,6 +15,7 @@ from rich.console import Console
 
 from sparklog.cluster.local import LocalCluster
 from sparklog.cluster.spark_environment import prepare, remove_spark_home
+from sparklog.cluster.start import end_spark
 from sparklog.demo.run import run
 from sparklog.demo.story import Story
 from sparklog.errors import SparklogError
@@ -42,6 +43,7 @@ def demonstrate(data_dir: Path, console: Console, *, keep: bool) -> bool:
             return run(spark, cluster.bootstrap, scratch=data_dir / "scratch", story=story)
     finally:
         spark.stop()
+        end_spark(spark.sparkContext)
         remove_spark_home(data_dir)
 
 

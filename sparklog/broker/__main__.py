@@ -1,7 +1,7 @@
 """``python -m sparklog.broker --config file.json``: one broker, until it is told to stop.
 
 Exit codes: 0 stopped as asked, 64 the configuration is wrong, 69 cannot start, 70 the event loop stalled, 71 stopping
-took too long, 74 the log directory failed. The reason is the last line of the log.
+took too long, 74 the log directory failed, 75 to be started again. The reason is the last line of the log.
 """
 
 from __future__ import annotations

@@ -6,19 +6,17 @@ task of its own and replies when its wish has become true or its time is up.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import uuid
 from collections import Counter
-from collections.abc import Callable, Coroutine
-from typing import Any
 
 import pyarrow as pa
 
 from sparklog.broker.state import BrokerState
+from sparklog.broker.waiting import answer_later, until_told
 from sparklog.config import topic_config
 from sparklog.controller.placement import Load, Placement, check_assignment, place
-from sparklog.errors import BrokerError, ClusterError, ConfigError, ErrorCode
+from sparklog.errors import BrokerError, ConfigError, ErrorCode
 from sparklog.model import NO_LEADER, TopicRecord, TopicSchema, check_topic_name
 from sparklog.net.server import ServerConnection
 from sparklog.protocol.messages import (
@@ -26,30 +24,25 @@ from sparklog.protocol.messages import (
     CreateTopic,
     CreateTopicReply,
     DeleteTopic,
-    ErrorReply,
     InitProducerId,
     InitProducerIdReply,
     Reply,
-    Request,
 )
 from sparklog.record.schema import DEFAULT_SCHEMA, parse_schema, schema_message
 
 _log = logging.getLogger(__name__)
 
-_DEFAULT_TIMEOUT_MS = 30_000
-_MAX_TIMEOUT_MS = 600_000
-
 
 def handle_create_topic(
     broker: BrokerState, connection: ServerConnection, request: CreateTopic, body: memoryview
 ) -> None:
-    _answer_later(broker, connection, request, _create_topic(broker, request))
+    answer_later(broker, connection, request, _create_topic(broker, request))
 
 
 def handle_delete_topic(
     broker: BrokerState, connection: ServerConnection, request: DeleteTopic, body: memoryview
 ) -> None:
-    _answer_later(broker, connection, request, _delete_topic(broker, request))
+    answer_later(broker, connection, request, _delete_topic(broker, request))
 
 
 def handle_init_producer_id(
@@ -59,26 +52,7 @@ def handle_init_producer_id(
         raise BrokerError(
             ErrorCode.INVALID_REQUEST, f"transactional id {request.transactional_id!r}: no transactions in this version"
         )
-    _answer_later(broker, connection, request, _init_producer_id(broker, request))
-
-
-def _answer_later(
-    broker: BrokerState, connection: ServerConnection, request: Request, work: Coroutine[Any, Any, Reply]
-) -> None:
-    async def answer() -> None:
-        try:
-            connection.reply(await work)
-        except BrokerError as error:
-            connection.reply(ErrorReply(request.cid, error.code, error.detail))
-        except ClusterError as error:
-            connection.reply(ErrorReply(request.cid, ErrorCode.COORDINATOR_NOT_AVAILABLE, str(error)))
-        except Exception as error:
-            connection.reply(
-                ErrorReply(request.cid, ErrorCode.UNKNOWN_SERVER_ERROR, f"{type(error).__name__}: {error}")
-            )
-            raise
-
-    broker.spawn(answer(), f"{type(request).__name__} of {connection.peer}")
+    answer_later(broker, connection, request, _init_producer_id(broker, request))
 
 
 # --- topics -----------------------------------------------------------------------------------------------------
@@ -98,7 +72,7 @@ async def _create_topic(broker: BrokerState, request: CreateTopic) -> Reply:
             and all(known.state.leader != NO_LEADER for known in topic.partitions.values())
         )
 
-    if not await _until(broker, led, request.timeout_ms):
+    if not await until_told(broker, led, request.timeout_ms):
         raise BrokerError(
             ErrorCode.REQUEST_TIMED_OUT, f"topic {record.name!r} was created, but not every partition has a leader yet"
         )
@@ -162,10 +136,10 @@ def _placement(broker: BrokerState, request: CreateTopic) -> Placement:
     factor = request.replication_factor
     if factor == -1:
         factor = broker.config.default_replication_factor
-    return place(live, partitions=partitions, replication_factor=factor, load=_load(broker))
+    return place(live, partitions=partitions, replication_factor=factor, load=load(broker))
 
 
-def _load(broker: BrokerState) -> Load:
+def load(broker: BrokerState) -> Load:
     """Leaderships and replicas of every broker, so that a small topic goes where there is room."""
     leaders: Counter[int] = Counter()
     replicas: Counter[int] = Counter()
@@ -188,7 +162,7 @@ async def _delete_topic(broker: BrokerState, request: DeleteTopic) -> Reply:
         known = broker.cache.topic(request.name)
         return known is None or known.change.topic_id != topic_id
 
-    if not await _until(broker, gone, request.timeout_ms):
+    if not await until_told(broker, gone, request.timeout_ms):
         raise BrokerError(
             ErrorCode.REQUEST_TIMED_OUT, f"deletion of topic {request.name!r} was asked for, not yet done"
         )
@@ -197,16 +171,3 @@ async def _delete_topic(broker: BrokerState, request: DeleteTopic) -> Reply:
 
 async def _init_producer_id(broker: BrokerState, request: InitProducerId) -> Reply:
     return InitProducerIdReply(request.cid, await broker.registry.next_producer_id(), 0)
-
-
-async def _until(broker: BrokerState, true: Callable[[], bool], timeout_ms: int) -> bool:
-    """Whether the cluster's metadata made the condition true in time."""
-    limit_ms = min(timeout_ms, _MAX_TIMEOUT_MS) if timeout_ms > 0 else _DEFAULT_TIMEOUT_MS
-    loop = asyncio.get_running_loop()
-    end = loop.time() + limit_ms / 1000
-    while not true():
-        left_s = end - loop.time()
-        if left_s <= 0:
-            return False
-        await asyncio.wait({broker.next_metadata()}, timeout=left_s)
-    return True

@@ -125,7 +125,10 @@ def _decide(broker: BrokerState, decisions: Sequence[PartitionDecision]) -> list
     failed: list[Failure] = []
     for decision in decisions:
         # A topic just created may have partitions whose first state is not written yet.
-        if broker.broker_id not in decision.replicas or decision.version < 0:
+        if decision.version < 0:
+            continue
+        if broker.broker_id not in decision.replicas:
+            _dismiss(broker, decision)
             continue
         try:
             _decide_one(broker, decision)
@@ -149,15 +152,31 @@ def _decide_one(broker: BrokerState, decision: PartitionDecision) -> None:
         )
     partition = broker.partitions.host(TopicPartition(decision.topic, decision.partition), topic)
     partition.check_usable()
-    partition.step(
-        Decided(
-            state=decision.state,
-            version=decision.version,
-            replicas=decision.replicas,
-            incarnations=broker.cache.incarnations,
-            min_isr=topic.config.min_insync_replicas,
-        )
+    partition.step(_decided(broker, decision, topic))
+
+
+def _decided(broker: BrokerState, decision: PartitionDecision, topic: CachedTopic) -> Decided:
+    return Decided(
+        state=decision.state,
+        version=decision.version,
+        replicas=decision.replicas,
+        incarnations=broker.cache.incarnations,
+        min_isr=topic.config.min_insync_replicas,
+        leaving=frozenset(decision.leaving),
+        factor=min(len(decision.original), len(decision.target)),
     )
+
+
+def _dismiss(broker: BrokerState, decision: PartitionDecision) -> None:
+    """The partition goes on without this broker, whose data is deleted, if it has any and the decision is not older
+    than what it knows. A member of the ISR keeps what it has, whatever it is told."""
+    topic = broker.cache.topic(decision.topic)
+    partition = broker.partitions.get(TopicPartition(decision.topic, decision.partition))
+    if topic is None or partition is None or not topic.change.topic_id == decision.topic_id == partition.topic_id:
+        return
+    partition.step(_decided(broker, decision, topic))
+    if partition.replica.dismissed:
+        broker.partitions.drop(partition)
 
 
 def _retune(broker: BrokerState, update: ControlUpdate) -> None:
@@ -193,7 +212,9 @@ def _delete(broker: BrokerState, update: ControlUpdate) -> None:
 def _drop_stale(broker: BrokerState, update: ControlUpdate) -> None:
     """A full update names every replica of this broker: what it does not name is not its own any more."""
     own = {
-        (decision.topic, decision.partition) for decision in update.partitions if broker.broker_id in decision.replicas
+        (decision.topic, decision.partition)
+        for decision in update.partitions
+        if broker.broker_id in decision.replicas or broker.broker_id in decision.state.isr
     }
     for partition in broker.partitions:
         if partition.tp not in own:

@@ -10,22 +10,38 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from sparklog.broker import admin, control, describe, fetch, list_offsets, produce
+from sparklog.broker import (
+    add_partitions,
+    admin,
+    control,
+    describe,
+    elections,
+    fetch,
+    list_offsets,
+    produce,
+    reassignments,
+    restart,
+)
 from sparklog.broker.state import BrokerState
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.net.server import ServerConnection
 from sparklog.protocol.messages import (
+    AlterReassignments,
     ControlUpdate,
+    CreatePartitions,
     CreateTopic,
     DeleteTopic,
     DescribeBroker,
+    ElectLeaders,
     ErrorReply,
     Fetch,
     InitProducerId,
     ListOffsets,
+    ListReassignments,
     Metadata,
     Produce,
     Request,
+    RestartBroker,
 )
 
 _log = logging.getLogger(__name__)
@@ -45,6 +61,11 @@ HANDLERS: dict[type, HandleRequest] = {
     InitProducerId: admin.handle_init_producer_id,
     CreateTopic: admin.handle_create_topic,
     DeleteTopic: admin.handle_delete_topic,
+    CreatePartitions: add_partitions.handle_create_partitions,
+    AlterReassignments: reassignments.handle_alter_reassignments,
+    ListReassignments: reassignments.handle_list_reassignments,
+    ElectLeaders: elections.handle_elect_leaders,
+    RestartBroker: restart.handle_restart_broker,
     DescribeBroker: describe.handle_describe_broker,
     ControlUpdate: control.handle_control_update,
 }

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from sparklog.broker.partition import FetchVerdict, Partition
 from sparklog.broker.partitions import Partitions
 from sparklog.errors import BrokerError, ErrorCode, StorageError
-from sparklog.model import TopicPartition
+from sparklog.model import EpochEnd, TopicPartition
 from sparklog.protocol.messages import AbortedRange, FetchedPartition, FetchPartition
 from sparklog.record.header import HEADER_BYTES
 from sparklog.replica.effects import AnswerDiverging, RefuseFetch
@@ -38,6 +38,9 @@ def look_for_consumer(
         code = replica.check_epoch(wanted.leader_epoch)
         if code is not None:
             raise BrokerError(code, partition.standing(wanted.leader_epoch))
+        parted = _parted_from_consumer(partition, wanted)
+        if parted is not None:
+            return _diverging(partition, wanted, parted.epoch, parted.end_offset)
         code = replica.check_offset(wanted.fetch_offset)
         if code is not None:
             raise BrokerError(code, _out_of_reach(partition, wanted.fetch_offset))
@@ -67,6 +70,17 @@ def look_for_follower(
         return _read(partition, wanted, end_offset=partition.log.log_end_offset, max_bytes=max_bytes)
     except BrokerError as error:
         return _error(partition, wanted, error, for_follower=True)
+
+
+def _parted_from_consumer(partition: Partition, wanted: FetchPartition) -> EpochEnd | None:
+    """Where the log stopped being the one this consumer has read, or None: after an unclean election the record before
+    its position may be another one. Only the leader can tell, and only where it still has that record. Source: KIP-320.
+    """
+    log = partition.log
+    if wanted.last_epoch < 0 or wanted.fetch_offset <= log.log_start_offset or not partition.replica.is_leader:
+        return None
+    ours = log.end_of_epoch(wanted.last_epoch)
+    return ours if ours.epoch != wanted.last_epoch or ours.end_offset < wanted.fetch_offset else None
 
 
 def _read(

@@ -10,12 +10,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import struct
+import time
 from collections import deque
+from functools import partial
 from typing import NamedTuple
 
 from sparklog.broker.partition import Partition
 from sparklog.broker.state import BrokerState
 from sparklog.broker.tasks import end_tasks
+from sparklog.broker.throttle import CopyThrottle
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.net.async_client import AsyncConnection
 from sparklog.protocol.messages import Fetch, FetchedPartition, FetchPartition, FetchReply, Reply
@@ -26,6 +29,10 @@ from sparklog.replica.fetch_session import Key, SessionBuilder
 _log = logging.getLogger(__name__)
 
 _PARTITION_PAUSE_S = 0.1
+#: A leader that has not heard of its election yet will within moments, and its writes wait for its followers.
+_EPOCH_PAUSE_S = 0.02
+#: Answers are applied for so long in one turn of the loop.
+_TURN_S = 0.05
 _FIRST_PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 1.0
 _CONNECT_TIMEOUT_S = 3.0
@@ -62,8 +69,9 @@ class _UnderWay(NamedTuple):
 class LeaderFetcher:
     """Everything this broker follows at one leader. Owner: ``Fetchers``; runs as one task from first use on."""
 
-    def __init__(self, broker: BrokerState, leader_id: int) -> None:
+    def __init__(self, broker: BrokerState, leader_id: int, throttle: CopyThrottle) -> None:
         self.leader_id = leader_id
+        self._throttle = throttle
         self._broker = broker
         self._followed: dict[Key, Followed] = {}
         self._session = SessionBuilder()
@@ -76,9 +84,12 @@ class LeaderFetcher:
 
     def follow(self, partition: Partition, leader_epoch: int) -> None:
         key = (partition.tp.topic, partition.tp.partition)
-        self._followed[key] = Followed(partition, leader_epoch)
-        self._want(key)
+        followed = self._followed[key] = Followed(partition, leader_epoch)
         self._wanted.set()
+        if self._throttle.limit(partition.tp) and self._throttle.exhausted:
+            self._hold(key, followed)
+            return
+        self._want(key)
         self._nudge_soon()
 
     def unfollow(self, key: Key) -> None:
@@ -165,7 +176,7 @@ class LeaderFetcher:
             if reply.code != ErrorCode.NONE:
                 self._broker.counters["fetcher.sessions.lost"] += 1
                 continue
-            self._apply_all(reply, body)
+            await self._apply_all(reply, body)
             self._send_nudge()
 
     def _send(self) -> None:
@@ -202,7 +213,9 @@ class LeaderFetcher:
                 partition.topic_id,
                 followed.leader_epoch,
                 partition.log.log_end_offset,
-                self._broker.config.replica_fetch_max_bytes,
+                self._throttle.max_bytes(
+                    self._throttle.limit(partition.tp), self._broker.config.replica_fetch_max_bytes
+                ),
                 partition.log.last_epoch,
                 partition.log.log_start_offset,
             )
@@ -210,9 +223,14 @@ class LeaderFetcher:
 
     # --- answers ---
 
-    def _apply_all(self, reply: FetchReply, body: memoryview) -> None:
+    async def _apply_all(self, reply: FetchReply, body: memoryview) -> None:
+        """Others have their turn in between: a thousand new logs take longer than a broker may be silent."""
         at = 0
+        turn_ends = time.monotonic() + _TURN_S
         for answer in reply.partitions:
+            if time.monotonic() >= turn_ends:
+                await asyncio.sleep(0)
+                turn_ends = time.monotonic() + _TURN_S
             headers_end = at + answer.batch_count * HEADER_BYTES
             end = headers_end + answer.body_bytes
             key = (answer.topic, answer.partition)
@@ -262,15 +280,28 @@ class LeaderFetcher:
         elif answer.code != ErrorCode.NONE and not moved:
             self._broker.counters["fetcher.errors"] += 1
             _log.info("%s: broker %d answers %s %s", partition.tp, self.leader_id, answer.code, answer.detail)
-            self._rest(key, followed)
+            early = answer.code == ErrorCode.UNKNOWN_LEADER_EPOCH
+            self._rest(key, followed, _EPOCH_PAUSE_S if early else _PARTITION_PAUSE_S)
         elif moved or answer.batch_count or answer.diverging is not None:
+            if self._throttle.limit(partition.tp):
+                self._throttle.received(len(headers) + len(bodies))
+                # One that has reached the leader's end is about to be in sync, and not to be missed any more.
+                if partition.log.log_end_offset < answer.log_end_offset and self._throttle.exhausted:
+                    self._hold(key, followed)
+                    return
             self._want(key)
             self._session.again(*key)
 
-    def _rest(self, key: Key, followed: Followed) -> None:
+    def _rest(self, key: Key, followed: Followed, pause_s: float = _PARTITION_PAUSE_S) -> None:
         """Leave the partition out of the session for a moment."""
         self._session.forget(*key)
-        asyncio.get_running_loop().call_later(_PARTITION_PAUSE_S, self._resume, key, followed)
+        asyncio.get_running_loop().call_later(pause_s, self._resume, key, followed)
+
+    def _hold(self, key: Key, followed: Followed) -> None:
+        """Leave the partition out of the session until there are bytes for it to copy."""
+        self._broker.counters["fetcher.throttled"] += 1
+        self._session.forget(*key)
+        self._throttle.hold(followed.partition.tp, partial(self._resume, key, followed))
 
     def _resume(self, key: Key, followed: Followed) -> None:
         if self._followed.get(key) is followed and not followed.partition.stopped:
@@ -291,6 +322,8 @@ class Fetchers:
 
     def __init__(self, broker: BrokerState) -> None:
         self._broker = broker
+        self._throttle = CopyThrottle(broker)
+        broker.metadata_listeners.append(self._throttle.metadata_changed)
         self._by_leader: dict[int, LeaderFetcher] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._closed = False
@@ -302,7 +335,7 @@ class Fetchers:
             return
         fetcher = self._by_leader.get(leader)
         if fetcher is None:
-            fetcher = self._by_leader[leader] = LeaderFetcher(self._broker, leader)
+            fetcher = self._by_leader[leader] = LeaderFetcher(self._broker, leader, self._throttle)
             self._tasks.append(
                 asyncio.get_running_loop().create_task(fetcher.run(), name=f"fetch from broker {leader}")
             )
@@ -316,4 +349,5 @@ class Fetchers:
 
     async def close(self) -> None:
         self._closed = True
+        self._throttle.close()
         await end_tasks(self._tasks)

@@ -1,7 +1,8 @@
 """What this broker knows of the whole cluster: told by the controller, served to clients. Pure.
 
 Partition states are ordered by the version of their ZooKeeper node, whichever way they arrive; a leader's own ISR
-write goes in here at once, the controller's update about it then changes nothing. The cache is a picture, never a
+write goes in here at once, the controller's update about it then changes nothing. Replicas and moves are what the
+controller said last. The cache is a picture, never a
 permission: what this broker may do with a partition is decided by its ``Replica`` alone.
 """
 
@@ -9,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+
+import msgspec
 
 from sparklog.config import TopicConfig, topic_config
 from sparklog.errors import ErrorCode
@@ -45,6 +48,10 @@ class MetadataCache:
         self._endpoints: dict[int, BrokerEndpoint] = {}
         self._topic_defaults = topic_defaults
         self._topics: dict[str, CachedTopic] = {}
+        #: Partitions whose replicas are being moved.
+        self.moving: dict[TopicPartition, PartitionDecision] = {}
+        #: Grows whenever ``moving`` changes.
+        self.moves_seen = 0
         #: (controller epoch, sequence) of the newest update taken
         self._newest = (-1, -1)
 
@@ -124,14 +131,13 @@ class MetadataCache:
             known = self._topics.get(name)
             if known is not None and known.change.topic_id == topic_id:
                 del self._topics[name]
+        self._forget_moves()
 
     def state_written(self, tp: TopicPartition, state: LeaderAndIsr, *, version: int, topic_id: str) -> None:
         """This broker changed the ISR of a partition it leads, or read a newer state from ZooKeeper."""
         known = self.partition(tp)
         if known is not None and known.topic_id == topic_id and version > known.version:
-            self._set_partition(
-                PartitionDecision(known.topic, known.topic_id, known.partition, state, version, known.replicas)
-            )
+            self._set_partition(msgspec.structs.replace(known, state=state, version=version))
 
     def _set_brokers(self, brokers: tuple[BrokerEndpoint, ...]) -> None:
         self.brokers = brokers
@@ -157,9 +163,27 @@ class MetadataCache:
         if topic is None or topic.change.topic_id != decision.topic_id:
             return
         known = topic.partitions.get(decision.partition)
-        if known is None or decision.version > known.version:
+        if known is not None and decision.version < known.version:
+            decision = msgspec.structs.replace(decision, state=known.state, version=known.version)
+        if decision != known:
             topic.partitions[decision.partition] = decision
             topic.built = None
+            self._note_move(decision)
+
+    def _note_move(self, decision: PartitionDecision) -> None:
+        tp = TopicPartition(decision.topic, decision.partition)
+        if decision.target:
+            self.moving[tp] = decision
+        elif self.moving.pop(tp, None) is None:
+            return
+        self.moves_seen += 1
+
+    def _forget_moves(self) -> None:
+        """Of partitions that are gone."""
+        gone = [tp for tp, decision in self.moving.items() if self.partition(tp) is not decision]
+        for tp in gone:
+            del self.moving[tp]
+        self.moves_seen += bool(gone)
 
 
 def _built(topic: CachedTopic) -> TopicMetadata:

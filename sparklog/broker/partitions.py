@@ -175,6 +175,18 @@ class Partitions:
         )
 
     @property
+    def counted_on(self) -> int:
+        """Partitions whose live leader has this broker in the ISR; 0 while it leads any itself, for until then the
+        controller does not tell leaders that it goes."""
+        if self.led:
+            return 0
+        live = self._broker.cache.incarnations
+        own = self._broker.broker_id
+        return sum(
+            partition.replica.leader in live and own in partition.replica.isr for partition in self._hosted.values()
+        )
+
+    @property
     def lagging(self) -> int:
         """Led partitions whose in-sync followers do not have the whole log yet."""
         return sum(

@@ -27,13 +27,13 @@ from sparklog.broker.fetcher import Fetchers
 from sparklog.broker.lease import Lease, LeaseName, OrphanStep
 from sparklog.broker.partition import Partition
 from sparklog.broker.partitions import Partitions
-from sparklog.broker.process_config import ProcessConfig
+from sparklog.broker.process_config import EXIT_RESTART, ProcessConfig
 from sparklog.broker.registry import Registry
 from sparklog.broker.state import BrokerState
 from sparklog.broker.upkeep import Upkeep
 from sparklog.broker.watchdog import Watchdog
 from sparklog.broker.wiring import Wiring
-from sparklog.errors import SparklogError
+from sparklog.errors import BrokerError, ErrorCode, SparklogError
 from sparklog.model import BrokerRegistration
 from sparklog.net.server import Server, serve
 from sparklog.protocol.messages import HelloReply
@@ -52,6 +52,8 @@ EXIT_LOG_FAILED = 74
 #: Beyond the wait for successors: closing connections, fsync, ZooKeeper.
 _STOP_LIMIT_S = 20.0
 _ORPHAN_CHECK_S = 1.0
+#: A loop that stands still for less is not ended, however short sessions are: on a busy machine a death costs more.
+_STALL_MS = 6000
 
 
 class Ending(Enum):
@@ -71,7 +73,12 @@ class BrokerProcess:
         self._config = config
         settings = config.broker_settings()
         self._broker = BrokerState(
-            config.broker_id, config.cluster_id, log_dir=config.log_dir, config=settings, on_log_failed=self._log_failed
+            config.broker_id,
+            config.cluster_id,
+            log_dir=config.log_dir,
+            config=settings,
+            on_log_failed=self._log_failed,
+            restart=self._restart,
         )
         self._lease = Lease(
             LeaseName(config.driver_epoch, config.generation),
@@ -79,7 +86,7 @@ class BrokerProcess:
             orphan_timeout_ms=settings.orphan_timeout_ms,
             orphan_max_ms=settings.orphan_max_ms,
         )
-        self._watchdog = Watchdog(settings.session_timeout_ms)
+        self._watchdog = Watchdog(max(settings.session_timeout_ms, _STALL_MS))
         self._control: ControlSocket | None = None
         self._directory: LogDirectory | None = None
         self._registry: Registry | None = None
@@ -89,6 +96,7 @@ class BrokerProcess:
         self._ending: Ending | None = None
         self._ending_asked = asyncio.Event()
         self._log_error: Exception | None = None
+        self._start_again = False
 
     async def run(self) -> int:
         """The exit code, once everything is closed."""
@@ -113,7 +121,9 @@ class BrokerProcess:
         finally:
             asked.cancel()
         await self._stop()
-        return EXIT_LOG_FAILED if self._log_error is not None else EXIT_OK
+        if self._log_error is not None:
+            return EXIT_LOG_FAILED
+        return EXIT_RESTART if self._start_again else EXIT_OK
 
     # --- start ---
 
@@ -211,8 +221,27 @@ class BrokerProcess:
     def _end(self, ending: Ending) -> None:
         if self._ending is None or ending is Ending.AT_ONCE:
             self._ending = ending
+            self._start_again = False
         self._ending_asked.set()
         self._broker.roles_changed()
+
+    def _restart(self) -> None:
+        """Without a supervisor this would be a stop, and in a cluster that stops nobody is started again.
+
+        Raises:
+            BrokerError: INVALID_REQUEST, BROKER_STOPPING.
+        """
+        broker = self._broker
+        if self._start_again:
+            return  # it was told twice
+        if self._ending is not None or broker.quiesced:
+            raise BrokerError(ErrorCode.BROKER_STOPPING, f"broker {broker.broker_id} is stopping")
+        if not self._lease.held:
+            raise BrokerError(
+                ErrorCode.INVALID_REQUEST, f"broker {broker.broker_id} has no supervisor that would start it again"
+            )
+        self._end(Ending.CONTROLLED)
+        self._start_again = True
 
     def _log_failed(self, partition: Partition | None, error: Exception) -> None:
         """One directory is one disk: when it fails for one replica it has failed for all."""
@@ -311,20 +340,23 @@ class BrokerProcess:
         _log.info("broker %d has stopped", broker.broker_id)
 
     async def _hand_over(self) -> None:
-        """Wait until this broker leads nothing that another could lead, or time is up, or at once is asked for."""
+        """Wait until no partition needs this broker, as far as others can take over, or time is up, or at once is
+        asked for. Leaders first; then the in-sync sets: whoever ends while leaders count on it stops their writes."""
         broker = self._broker
 
         async def relieved() -> None:
             await broker.registry.announce_stopping()
-            while broker.partitions.movable and self._ending is not Ending.AT_ONCE:
-                await broker.next_role_change()
+            while (broker.partitions.movable or broker.partitions.counted_on) and self._ending is not Ending.AT_ONCE:
+                news = {broker.next_role_change(), broker.next_metadata()}
+                await asyncio.wait(news, return_when=asyncio.FIRST_COMPLETED)
 
         timeout_s = broker.config.controlled_stop_timeout_ms / 1000
         try:
             await asyncio.wait_for(relieved(), timeout_s)
         except (asyncio.TimeoutError, SparklogError) as error:
             detail = str(error) or f"still after {timeout_s:g} s"
-            _log.warning("stopping while leading %d partitions: %s", broker.partitions.led, detail)
+            led, counted_on = broker.partitions.led, broker.partitions.counted_on
+            _log.warning("stopping while leading %d partitions, in sync in %d: %s", led, counted_on, detail)
 
     async def _leave(self) -> None:
         """Answer what waits, close connections, end the ZooKeeper session."""

@@ -13,6 +13,9 @@ import msgspec
 from sparklog.config import BrokerConfig, broker_config
 from sparklog.errors import ConfigError
 
+#: Exit code of a broker that was asked to restart: its supervisor starts it again at once, for this was no crash.
+EXIT_RESTART = 75
+
 
 class ProcessConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """What one broker process is told; see the fields."""

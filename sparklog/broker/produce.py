@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from sparklog.broker.partition import Answer, Batches, PendingProduce
 from sparklog.broker.state import BrokerState
 from sparklog.errors import BrokerError, ErrorCode
-from sparklog.model import TopicPartition
+from sparklog.model import NO_EPOCH, NO_LEADER, TopicPartition
 from sparklog.net.server import ServerConnection
 from sparklog.protocol.messages import ACKS_ALL, ErrorReply, Produce, ProducePartition, ProduceReply, ProduceResult
 from sparklog.record.header import HEADER_BYTES, Flag, unpack_header
@@ -110,18 +110,17 @@ def _produce(
     tp = TopicPartition(wanted.topic, wanted.partition)
 
     def answered(answer: Answer) -> None:
+        hosted = broker.partitions.get(tp)
+        start = hosted.log.log_start_offset if hosted else -1
+        leader = (NO_LEADER, NO_EPOCH)
         if answer.code is not ErrorCode.NONE:
             broker.counters["produce.errors"] += 1
+            if answer.code is ErrorCode.NOT_LEADER_OR_FOLLOWER and hosted is not None:
+                leader = (hosted.replica.leader, hosted.replica.leader_epoch)
         open_produce.answer(
             index,
-            ProduceResult(
-                answer.code, answer.base_offset, answer.append_time_us, log_start_offset(tp), detail=answer.detail
-            ),
+            ProduceResult(answer.code, answer.base_offset, answer.append_time_us, start, answer.detail, *leader),
         )
-
-    def log_start_offset(tp: TopicPartition) -> int:
-        hosted = broker.partitions.get(tp)
-        return hosted.log.log_start_offset if hosted else -1
 
     try:
         partition = broker.partitions.require(tp, wanted.topic_id)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 
 from sparklog.broker.partition import Partition
@@ -19,6 +20,7 @@ from sparklog.replica.events import IsrRefused, IsrWriteFailed, IsrWritten
 from sparklog.zk import paths
 from sparklog.zk.broker_registry import BrokerRegistry
 from sparklog.zk.cluster_store import ClusterStore, FateUnknown, NodeGone, Refused, Written
+from sparklog.zk.codecs import ElectionRequest
 from sparklog.zk.errors import ZkError, ZkUnreachable
 from sparklog.zk.session import ZkSession
 
@@ -162,6 +164,50 @@ class Registry:
 
     async def request_delete(self, name: str, topic_id: str) -> None:
         await self._store.request_delete_topic(name, topic_id)
+
+    async def change_topic(self, name: str, change: Callable[[TopicRecord], TopicRecord]) -> TopicRecord | None:
+        """Write what ``change`` makes of the topic's record, as often as another writer was faster; what it makes is
+        looked at again after a lost answer, too, so it must leave alone what it has changed before.
+
+        Returns the record as it is then; None: there is no such topic.
+
+        Raises:
+            BrokerError: what ``change`` raises; INVALID_PARTITIONS when the record is too large for one node.
+            ZkUnreachable: not connected for a session timeout.
+        """
+        while True:
+            with suppress(ZkUnreachable):
+                found = await self._store.read_topic(name)
+                if found is None:
+                    return None
+                wanted = change(found[0])
+                if wanted == found[0] or await self._store.update_topic(wanted, found[1]) is not None:
+                    return wanted
+                continue
+            await self._session.connected(timeout_ms=self._broker.config.session_timeout_ms)
+
+    async def request_election(self, request: ElectionRequest) -> str:
+        """Ask the controller to elect leaders anew; the path of the request's node, which lives until that is done."""
+        return await self._store.request_election(request)
+
+    async def request_done(self, path: str) -> None:
+        """Wait, as long as it takes, until the node of a request is gone."""
+        while True:
+            await self._session.connected()
+            changed = asyncio.Event()
+            with suppress(ZkUnreachable):
+                if not await self._session.exists(path, on_change=changed.set):
+                    return
+                await changed.wait()
+
+    async def withdraw_request(self, path: str) -> None:
+        """Nobody waits for this any more."""
+        with suppress(ZkError):
+            await self._session.delete(path)
+
+    async def read_states(self, partitions: Iterable[TopicPartition]) -> list[VersionedState | None]:
+        """What ZooKeeper has on these partitions now; None where a topic is gone. Raises ZkUnreachable."""
+        return list(await asyncio.gather(*map(self._store.read_state, partitions)))
 
     async def next_producer_id(self) -> int:
         """A producer id never given out before; one ZooKeeper write for a thousand of them."""

@@ -38,6 +38,7 @@ class BrokerState:
         log_dir: str,
         config: BrokerConfig,
         on_log_failed: Callable[[Partition | None, Exception], None],
+        restart: Callable[[], None],
     ) -> None:
         self.broker_id = broker_id
         self.cluster_id = cluster_id
@@ -54,10 +55,14 @@ class BrokerState:
         self.log_dir = log_dir
         #: Told when the log directory is found broken, by whichever partition found it.
         self.log_failed = on_log_failed
+        #: Begin a controlled stop that the supervisor takes as a wish to be started again. Raises BrokerError.
+        self.restart = restart
         #: Held while an update of the controller is carried out: they are taken one after the other.
         self.control_turn = asyncio.Lock()
         self._registry: Registry | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        #: Called whenever the controller's word has been taken over.
+        self.metadata_listeners: list[Callable[[], None]] = []
         self._metadata_waiters: list[asyncio.Future[None]] = []
         self._role_waiters: list[asyncio.Future[None]] = []
         self._registration_waiters: list[asyncio.Future[None]] = []
@@ -105,6 +110,8 @@ class BrokerState:
         return _waiter(self._metadata_waiters)
 
     def metadata_changed(self) -> None:
+        for listener in self.metadata_listeners:
+            listener()
         _wake(self._metadata_waiters)
 
     def next_role_change(self) -> asyncio.Future[None]:

@@ -1,22 +1,34 @@
-"""``sparklog brokers``: what runs where."""
+"""``sparklog brokers``: what runs where, emptying a broker, restarting them all."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Any
+from typing import Annotated, Any
 
-from sparklog.cli.options import AsJson, Bootstrap, Timeout, servers
+import typer
+
+from sparklog.cli.moves import print_moves
+from sparklog.cli.options import FIRST_CONTACT_S, AsJson, Bootstrap, Throttle, Timeout, byte_count, servers
 from sparklog.cli.output import human_bytes, note, print_json, print_table
 from sparklog.client.admin import Admin
 from sparklog.client.descriptions import BrokerDescription, ClusterDescription
 
+brokers = typer.Typer(invoke_without_command=True)
 
-def brokers(bootstrap: Bootstrap = None, timeout: Timeout = 30.0, as_json: AsJson = False) -> None:
-    """Show the live brokers: address, state, partitions led, replicas, size.
+BrokerId = Annotated[int, typer.Argument(metavar="ID", show_default=False)]
+
+
+@brokers.callback()
+def show(context: typer.Context, bootstrap: Bootstrap = None, timeout: Timeout = 30.0, as_json: AsJson = False) -> None:
+    """Show the live brokers: address, state, partitions led, replicas, size. Commands empty a broker, or restart them.
 
     Example: sparklog brokers --json
     """
-    with Admin(servers(bootstrap), timeout_s=timeout) as admin:
+    if context.invoked_subcommand is not None:
+        # What is said before the command's name holds for it as well.
+        context.obj = bootstrap
+        return
+    with _admin(bootstrap, timeout) as admin:
         cluster = admin.describe_cluster()
         found = admin.describe_brokers()
     if as_json:
@@ -40,6 +52,64 @@ def brokers(bootstrap: Bootstrap = None, timeout: Timeout = 30.0, as_json: AsJso
     for broker in found:
         if broker.error:
             note(f"sparklog: broker {broker.address.broker_id}: {broker.error}")
+
+
+@brokers.command("drain")
+def drain(
+    context: typer.Context,
+    broker_id: BrokerId,
+    *,
+    throttle: Throttle = None,
+    wait: Annotated[bool, typer.Option("--wait", help="Return when it holds nothing any more.")] = False,
+    bootstrap: Bootstrap = None,
+    timeout: Annotated[float, typer.Option("--timeout", metavar="SECONDS", help="Wait no longer than this.")] = 3600.0,
+) -> None:
+    """Move everything a broker holds to the others. It need not be alive.
+
+    Example: sparklog brokers drain 2 --throttle 50MB --wait
+    """
+    limit = byte_count(throttle, what="--throttle")
+    with _admin(bootstrap or context.obj, 30.0) as admin:
+        begun = admin.drain_broker(broker_id, throttle_bytes=limit)
+        if begun.warning:
+            note(f"sparklog: {begun.warning}")
+        print(f"broker {broker_id}: {len(begun.targets)} partitions move")
+        if wait and begun.targets:
+            admin.wait_until_moved(begun.targets, timeout_s=timeout)
+            print(f"broker {broker_id}: holds no replica any more")
+        elif begun.targets:
+            print_moves(admin.reassignments())
+
+
+@brokers.command("restart")
+def restart(context: typer.Context, broker_id: BrokerId, bootstrap: Bootstrap = None, timeout: Timeout = 120.0) -> None:
+    """Restart one broker in an orderly way, and wait until it is in sync and leads again what it should.
+
+    Example: sparklog brokers restart 1
+    """
+    with _admin(bootstrap or context.obj, 30.0) as admin:
+        admin.rolling_restart([broker_id], timeout_s=timeout, tell=_tell)
+
+
+@brokers.command("rolling-restart")
+def rolling_restart(context: typer.Context, bootstrap: Bootstrap = None, timeout: Timeout = 120.0) -> None:
+    """Restart all brokers, one after the other, each when every replica is in sync. Clients go on.
+
+    --timeout bounds each wait. Where a broker does not come back, those after it are left as they are.
+
+    Example: sparklog brokers rolling-restart
+    """
+    with _admin(bootstrap or context.obj, 30.0) as admin:
+        restarted = admin.rolling_restart(timeout_s=timeout, tell=_tell)
+    print(f"{len(restarted)} brokers restarted, every replica in sync")
+
+
+def _admin(bootstrap: str | None, timeout_s: float) -> Admin:
+    return Admin(servers(bootstrap), timeout_s=timeout_s, first_contact_s=FIRST_CONTACT_S)
+
+
+def _tell(line: str) -> None:
+    print(line, flush=True)
 
 
 def _plain(cluster: ClusterDescription, found: list[BrokerDescription]) -> dict[str, Any]:

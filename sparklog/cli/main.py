@@ -14,6 +14,7 @@ import typer
 
 from sparklog.cli.brokers import brokers
 from sparklog.cli.consume import consume
+from sparklog.cli.controller import controller
 from sparklog.cli.produce import produce
 from sparklog.cli.topics import topics
 from sparklog.client.errors import ClientTimeout
@@ -38,7 +39,8 @@ app = typer.Typer(
 app.add_typer(topics, name="topics")
 app.command("produce")(produce)
 app.command("consume")(consume)
-app.command("brokers")(brokers)
+app.add_typer(brokers, name="brokers")
+app.command("controller")(controller)
 
 
 def _version(wanted: bool) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import re
 from typing import Annotated, Optional
 
 import typer
@@ -21,6 +22,29 @@ Bootstrap = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="JSON instead of a table.")]
 Timeout = Annotated[float, typer.Option("--timeout", metavar="SECONDS", help="Give up after this.")]
+Throttle = Annotated[
+    Optional[str],  # noqa: UP045 - as above
+    typer.Option("--throttle", metavar="BYTES", help="A broker copies at most so much a second, as 50MB."),
+]
+
+#: Whoever types a wrong address wants to know it now, not when the command's time is up.
+FIRST_CONTACT_S = 2.5
+
+_UNITS = {"": 1, "b": 1} | {
+    f"{letter}{rest}": factor**power
+    for power, letter in enumerate("kmgt", 1)
+    for rest, factor in (("", 1000), ("b", 1000), ("ib", 1024))
+}
+
+
+def byte_count(text: str | None, *, what: str) -> int:
+    """``"50MB"`` or ``"64 KiB"`` as bytes; 0 for None. Raises ConfigError for anything else."""
+    if text is None:
+        return 0
+    match = re.fullmatch(r"([0-9]+(?:[.][0-9]+)?) *([a-z]*)(?:/s)?", text.strip().lower())
+    if match is None or match[2] not in _UNITS or (count := int(float(match[1]) * _UNITS[match[2]])) < 1:
+        raise ConfigError(f"{what} {text!r}: expected a number of bytes, as 1000000, 500kB, 50MB, 1GiB")
+    return count
 
 
 def servers(bootstrap: str | None) -> str:

@@ -1,4 +1,4 @@
-"""``sparklog topics``: create, list, describe, delete."""
+"""``sparklog topics``: create, list, describe, delete. Replicas and leaders are in ``moves``."""
 
 from __future__ import annotations
 
@@ -11,14 +11,17 @@ import pyarrow as pa
 import typer
 
 from sparklog.cli.files import schema_of_file
-from sparklog.cli.options import AsJson, Bootstrap, Timeout, pairs, servers
+from sparklog.cli.moves import add_partitions, elect_leaders, reassign
+from sparklog.cli.options import FIRST_CONTACT_S, AsJson, Bootstrap, Timeout, pairs, servers
 from sparklog.cli.output import note, on_terminal, print_json, print_table
 from sparklog.client.admin import Admin
 from sparklog.client.ddl import parse_columns
 from sparklog.client.descriptions import TopicDescription
 from sparklog.errors import BrokerError, ConfigError, ErrorCode
 
-topics = typer.Typer(help="Create, list, describe and delete topics.", no_args_is_help=True)
+topics = typer.Typer(
+    help="Create, list, describe and delete topics; move their replicas and leaders.", no_args_is_help=True
+)
 
 Name = Annotated[str, typer.Argument(metavar="TOPIC", show_default=False)]
 Names = Annotated[list[str], typer.Argument(metavar="TOPIC...", show_default=False)]
@@ -55,7 +58,7 @@ def create(
     Example: sparklog topics create flights -p 6 --schema 'carrier string, dep_delay double' --key carrier
     """
     columns = _columns(schema, schema_from)
-    with Admin(servers(bootstrap), timeout_s=timeout) as admin:
+    with Admin(servers(bootstrap), timeout_s=timeout, first_contact_s=FIRST_CONTACT_S) as admin:
         try:
             topic = admin.create_topic(
                 name,
@@ -84,7 +87,7 @@ def list_topics(bootstrap: Bootstrap = None, timeout: Timeout = 30.0, as_json: A
 
     Example: sparklog topics list
     """
-    with Admin(servers(bootstrap), timeout_s=timeout) as admin:
+    with Admin(servers(bootstrap), timeout_s=timeout, first_contact_s=FIRST_CONTACT_S) as admin:
         if as_json:
             print_json(admin.list_topics())
         elif on_terminal():
@@ -107,7 +110,7 @@ def describe(
 
     Example: sparklog topics describe flights
     """
-    with Admin(servers(bootstrap), timeout_s=timeout) as admin:
+    with Admin(servers(bootstrap), timeout_s=timeout, first_contact_s=FIRST_CONTACT_S) as admin:
         found = admin.describe_topics(names or None)
     if as_json:
         print_json([_plain(topic) for topic in found])
@@ -134,7 +137,7 @@ def delete(
         if not sys.stdin.isatty():
             raise ConfigError(f"deleting {', '.join(names)} cannot be undone: give --yes")
         typer.confirm(f"Delete {', '.join(names)} with all records?", abort=True)
-    with Admin(servers(bootstrap), timeout_s=timeout) as admin:
+    with Admin(servers(bootstrap), timeout_s=timeout, first_contact_s=FIRST_CONTACT_S) as admin:
         for name in names:
             try:
                 admin.delete_topic(name)
@@ -143,6 +146,11 @@ def delete(
                     raise
             else:
                 print(f"{name}: deleted")
+
+
+topics.command("add-partitions")(add_partitions)
+topics.command("reassign")(reassign)
+topics.command("elect-leaders")(elect_leaders)
 
 
 def _columns(schema: str | None, schema_from: Path | None) -> pa.Schema | None:

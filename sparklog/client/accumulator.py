@@ -213,7 +213,8 @@ class Accumulator:
             return None
         waiting = partition.first_waiting()
         if waiting is not None:
-            return waiting if waiting.retry_at_ms <= now_ms else None
+            # A delay is for the broker that refused: a new leader has not been asked yet.
+            return waiting if waiting.retry_at_ms <= now_ms or waiting.broker_id != broker_id else None
         if not partition.queued or partition.in_flight_span() >= self._max_in_flight:
             return None
         first = partition.queued[0]

@@ -5,16 +5,19 @@ Every call is retried while the error says that this may help, and ends with a t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
 import pyarrow as pa
 
+from sparklog.client import moves, rolling_restart
 from sparklog.client.ddl import parse_columns
 from sparklog.client.descriptions import (
     BrokerDescription,
     ClusterDescription,
+    MoveDescription,
+    Reassigned,
     TopicDescription,
     describe_broker,
     describe_cluster,
@@ -23,9 +26,10 @@ from sparklog.client.descriptions import (
 from sparklog.client.link import ClusterLink
 from sparklog.client.offsets import OffsetQuery, list_offsets
 from sparklog.errors import BrokerError, ErrorCode
-from sparklog.model import TopicPartition, check_topic_name
+from sparklog.model import NO_LEADER, BrokerEndpoint, TopicPartition, check_topic_name
 from sparklog.protocol.messages import (
     Ack,
+    CreatePartitions,
     CreateTopic,
     CreateTopicReply,
     DeleteTopic,
@@ -48,10 +52,17 @@ class Admin:
     """
 
     def __init__(
-        self, bootstrap: str | Iterable[str], *, timeout_s: float = 30.0, client_id: str = "sparklog-admin"
+        self,
+        bootstrap: str | Iterable[str],
+        *,
+        timeout_s: float = 30.0,
+        client_id: str = "sparklog-admin",
+        first_contact_s: float | None = None,
     ) -> None:
-        """``timeout_s`` bounds every call, retries included. Nothing is connected before the first call."""
-        self._link = ClusterLink(bootstrap, client_id=client_id, timeout_s=timeout_s)
+        """``timeout_s`` bounds every call, retries included. Nothing is connected before the first call.
+        ``first_contact_s``: give up after this when no broker has ever answered; None: no sooner than any call.
+        """
+        self._link = ClusterLink(bootstrap, client_id=client_id, timeout_s=timeout_s, first_contact_s=first_contact_s)
         self._timeout_s = timeout_s
 
     def close(self) -> None:
@@ -150,6 +161,45 @@ class Admin:
         self._link.retrying(f"deleting topic {name!r}", attempt, timeout_s=timeout_s)
         self._link.metadata.forget(name)
 
+    def create_partitions(
+        self,
+        name: str,
+        partitions: int,
+        *,
+        assignment: Sequence[Sequence[int]] = (),
+        timeout_s: float | None = None,
+    ) -> TopicDescription:
+        """Give a topic more partitions, ``partitions`` in all, and wait until the new ones have leaders. From then on
+        a key may go to another partition than before.
+
+        Args:
+            assignment: brokers of each added partition, preferred leader first; left out, placed evenly.
+
+        Raises:
+            BrokerError: UNKNOWN_TOPIC_OR_PARTITION, INVALID_PARTITIONS when that is not more than there are,
+                INVALID_REPLICA_ASSIGNMENT, INVALID_REPLICATION_FACTOR when too few brokers are alive.
+            ClientTimeout: not done in time; they may come into being later.
+        """
+        timeout_s = self._timeout_s if timeout_s is None else timeout_s
+        replicas = tuple(tuple(brokers) for brokers in assignment)
+        request = CreatePartitions(0, name, partitions, self._server_timeout_ms(timeout_s), replicas)
+        uncertain = False
+
+        def attempt() -> str:
+            nonlocal uncertain
+            try:
+                return self._link.ask_any(request, CreateTopicReply).warning
+            except BrokerError as error:
+                if uncertain and error.code == ErrorCode.INVALID_PARTITIONS:
+                    there = len(self._link.topic(name, refresh=True).partitions)
+                    if there == partitions:
+                        return ""  # made by the attempt whose answer was lost
+                uncertain = uncertain or error.code in {ErrorCode.NETWORK_EXCEPTION, ErrorCode.REQUEST_TIMED_OUT}
+                raise
+
+        warning = self._link.retrying(f"partitions for topic {name!r}", attempt, timeout_s=timeout_s)
+        return describe_topic(self._link.topic(name, refresh=True), warning=warning)
+
     def list_topics(self) -> list[str]:
         """The names of all topics, in order."""
         return sorted(topic.name for topic in self._metadata(None, schemas=False).topics if not topic.code)
@@ -165,7 +215,152 @@ class Admin:
         topics = [topic for topic in self._metadata(None).topics if not topic.code]
         return [describe_topic(topic) for topic in sorted(topics, key=lambda topic: topic.name)]
 
+    # --- replicas and leaders ---
+
+    def reassign(
+        self,
+        what: str | Mapping[TopicPartition, Sequence[int]],
+        *,
+        replication_factor: int | None = None,
+        throttle_bytes: int = 0,
+    ) -> Reassigned:
+        """Let partitions move to other brokers; returns when the moves have begun. See ``reassignments`` and
+        ``wait_until_moved``.
+
+        Args:
+            what: the brokers wanted for each partition, preferred leader first; or a topic's name, with
+                ``replication_factor``: replicas stay where they are as far as that allows.
+            throttle_bytes: bytes per second each broker copies at most; 0: no limit. Naming a partition's target again
+                changes the limit of its move.
+
+        Raises:
+            BrokerError: of the first partition refused, UNKNOWN_TOPIC_OR_PARTITION, INVALID_REPLICA_ASSIGNMENT or
+                INVALID_REPLICATION_FACTOR; the other partitions move.
+        """
+        if isinstance(what, str):
+            if replication_factor is None:
+                raise TypeError(f"reassign({what!r}): a topic's name needs replication_factor")
+            targets = self.plan_replication_factor(what, replication_factor)
+        elif replication_factor is not None:
+            raise TypeError("reassign: replication_factor goes with a topic's name, not with targets")
+        else:
+            targets = {TopicPartition(*tp): tuple(brokers) for tp, brokers in what.items()}
+        return self._move(targets, throttle_bytes)
+
+    def plan_replication_factor(self, topic: str, replication_factor: int) -> dict[TopicPartition, tuple[int, ...]]:
+        """Brokers that give each partition so many replicas, for ``reassign``; partitions that have them are left out.
+
+        Raises:
+            BrokerError: UNKNOWN_TOPIC_OR_PARTITION, INVALID_REPLICATION_FACTOR.
+        """
+        brokers, replicas = self._replicas()
+        return moves.with_factor(brokers, replicas, topic, replication_factor)
+
+    def drain_broker(self, broker_id: int, *, throttle_bytes: int = 0) -> Reassigned:
+        """Let everything that ``broker_id`` holds move to the other brokers; it need not be alive.
+
+        Raises:
+            BrokerError: INVALID_REPLICATION_FACTOR when the others are too few; nothing moves then.
+        """
+        brokers, replicas = self._replicas()
+        known = {broker.broker_id for broker in brokers}.union(*replicas.values())
+        if broker_id not in known:
+            raise BrokerError(ErrorCode.BROKER_NOT_AVAILABLE, f"broker {broker_id} found; known are {sorted(known)}")
+        return self._move(moves.draining(brokers, replicas, broker_id), throttle_bytes)
+
+    def cancel_reassignment(self, partitions: Iterable[TopicPartition]) -> None:
+        """Take moves back: the partitions go to the brokers they were on.
+
+        Raises:
+            BrokerError: NO_REASSIGNMENT_IN_PROGRESS, UNKNOWN_TOPIC_OR_PARTITION; the others are taken back.
+        """
+        targets = {TopicPartition(*tp): None for tp in partitions}
+        moves.alter(self._link, targets, throttle_bytes=0, timeout_ms=self._server_timeout_ms(self._timeout_s))
+
+    def reassignments(self) -> list[MoveDescription]:
+        """Moves under way, and how far each has come."""
+        return moves.under_way(self._link, self.describe_brokers())
+
+    def wait_until_moved(
+        self, targets: Mapping[TopicPartition, Sequence[int]], *, timeout_s: float | None = None
+    ) -> None:
+        """Wait until each partition is on its target, and only there, and in sync.
+
+        Raises:
+            ClientTimeout: names partitions that are not.
+        """
+
+        def problems(replies: MetadataReply) -> list[str]:
+            there = {(t.name, p.partition): p for t in replies.topics for p in t.partitions}
+            found = []
+            for tp, target in targets.items():
+                part = there.get(tp)
+                if part is None:
+                    found.append(f"{TopicPartition(*tp)} is gone")
+                elif tuple(part.replicas) != tuple(target) or set(part.isr) != set(target):
+                    found.append(f"{TopicPartition(*tp)} is on {list(part.replicas)}, in sync are {list(part.isr)}")
+            return found
+
+        self._wait("moves", problems, timeout_s)
+
+    def elect_leaders(
+        self, partitions: Iterable[TopicPartition] | None = None, *, unclean: bool = False
+    ) -> dict[TopicPartition, BrokerError]:
+        """Let partitions (left out: all) be led by their preferred leaders, the first of their replicas.
+
+        ``unclean``: where no member of the in-sync set is alive, by any replica that is. That loses records.
+
+        Returns the partitions that have not got the leader they should have, with the reason.
+        """
+        return moves.elect(self._link, partitions, unclean=unclean, timeout_ms=self._server_timeout_ms(self._timeout_s))
+
+    def wait_until_in_sync(self, topics: Iterable[str] | None = None, *, timeout_s: float | None = None) -> None:
+        """Wait until every partition (of ``topics``) has a leader and all replicas in sync.
+
+        Raises:
+            ClientTimeout: names partitions that have not.
+        """
+        wanted = None if topics is None else set(topics)
+
+        def problems(reply: MetadataReply) -> list[str]:
+            missing = sorted((wanted or set()) - {topic.name for topic in reply.topics if not topic.code})
+            found = [f"topic {name!r} is not known" for name in missing]
+            for topic in reply.topics:
+                for part in topic.partitions if wanted is None or topic.name in wanted else ():
+                    tp = TopicPartition(topic.name, part.partition)
+                    if part.leader == NO_LEADER:
+                        found.append(f"{tp} has no leader")
+                    elif set(part.isr) != set(part.replicas):
+                        found.append(f"{tp} is on {list(part.replicas)}, in sync are {list(part.isr)}")
+            return found
+
+        self._wait("replicas in sync", problems, timeout_s)
+
     # --- the cluster ---
+
+    def restart_broker(self, broker_id: int) -> None:
+        """Let a broker stop in an orderly way and be started again by its supervisor. Does not wait for it.
+
+        Raises:
+            BrokerError: BROKER_NOT_AVAILABLE, BROKER_STOPPING; INVALID_REQUEST when nobody supervises it.
+        """
+        rolling_restart.restart(self._link, broker_id)
+
+    def rolling_restart(
+        self,
+        brokers: Sequence[int] | None = None,
+        *,
+        timeout_s: float = 120.0,
+        tell: Callable[[str], None] = lambda line: None,
+    ) -> list[int]:
+        """Restart brokers (left out: all) one after the other, each when all replicas are in sync. ``timeout_s``
+        bounds each wait; ``tell`` is given a line at each step. Returns the brokers restarted.
+
+        Raises:
+            BrokerError: as ``restart_broker``.
+            ClientTimeout: a broker did not come back, or the cluster was not whole: says what is in the way.
+        """
+        return rolling_restart.roll(self._link, brokers, timeout_s=timeout_s, tell=tell)
 
     def describe_cluster(self) -> ClusterDescription:
         """The cluster's id and its live brokers."""
@@ -191,6 +386,25 @@ class Admin:
         asked = dict(queries) if isinstance(queries, Mapping) else dict.fromkeys(queries, at)
         by_partition = {TopicPartition(*tp): query for tp, query in asked.items()}
         return list_offsets(self._link, by_partition, isolation=isolation)
+
+    def _replicas(self) -> tuple[tuple[BrokerEndpoint, ...], dict[TopicPartition, tuple[int, ...]]]:
+        """The live brokers, and where every partition is or is going."""
+        reply = self._metadata(None, schemas=False)
+        return reply.brokers, moves.replicas_of(reply, moves.under_way(self._link))
+
+    def _move(self, targets: Mapping[TopicPartition, tuple[int, ...]], throttle_bytes: int) -> Reassigned:
+        timeout_ms = self._server_timeout_ms(self._timeout_s)
+        warning = moves.alter(self._link, targets, throttle_bytes=throttle_bytes, timeout_ms=timeout_ms)
+        return Reassigned(dict(targets), warning)
+
+    def _wait(self, what: str, problems: Callable[[MetadataReply], list[str]], timeout_s: float | None) -> None:
+        def attempt() -> None:
+            found = problems(self._metadata(None, schemas=False))
+            if found:
+                more = f" and {len(found) - 3} more" if len(found) > 3 else ""
+                raise BrokerError(ErrorCode.REPLICA_NOT_AVAILABLE, f"{'; '.join(found[:3])}{more}")
+
+        self._link.retrying(what, attempt, timeout_s=timeout_s)
 
     def _server_timeout_ms(self, timeout_s: float) -> int:
         """What a broker may take, so that its answer still comes within ours."""

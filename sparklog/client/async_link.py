@@ -18,14 +18,22 @@ from sparklog.errors import BrokerError, ErrorCode
 from sparklog.net.async_client import AsyncConnection
 from sparklog.protocol.messages import Metadata, MetadataReply, Reply, Request, TopicMetadata
 
+#: A broker that has not answered what any broker could answer for so long is passed over, first time; then twice, and
+#: so on up to the time-out of requests.
+_ASK_ANOTHER_AFTER_S = 1.0
+#: How often metadata are asked for while they do not help, at most: who waits for a new leader waits so much longer.
+_METADATA_BACKOFF = Backoff(max_ms=200.0)
+
 
 class _Broker:
     """One broker's connection, or what has become of the last attempt at one."""
 
-    __slots__ = ("connection", "failures", "opening", "pausing")
+    __slots__ = ("connection", "failures", "opening", "pausing", "silent")
 
     def __init__(self) -> None:
         self.connection: AsyncConnection | None = None
+        #: It kept a question of no particular broker waiting: others are asked first.
+        self.silent = False
         self.opening = False
         self.failures = 0
         #: The last attempt failed; a timer ends this and tells whoever waits.
@@ -67,6 +75,8 @@ class AsyncLink:
         self._wanted: set[str] = set()
         self._refreshing = False
         self._refreshes = 0
+        #: Questions in a row that nobody answered in time.
+        self._unanswered = 0
         self._refreshed_at_s = float("-inf")
         self._random = random.Random()
         self._closed = False
@@ -85,19 +95,29 @@ class AsyncLink:
         return None
 
     async def ask_any(self, request: Request) -> Reply:
-        """Ask some broker once. Raises BrokerError."""
+        """Ask some broker once. A hung one is passed over soon, not given up: it may be busy with others' requests.
+        Raises BrokerError."""
         if self._closed:
             raise BrokerError(ErrorCode.NETWORK_EXCEPTION, "the client is closed")
         connection = await self._any_connection()
+        patience_s = min(self._request_timeout_s, _ASK_ANOTHER_AFTER_S * 2 ** min(self._unanswered, 10))
         future = connection.request(request)
         try:
-            reply, _ = await asyncio.wait_for(future, self._request_timeout_s)
+            reply, _ = await asyncio.wait_for(future, patience_s)
         except asyncio.TimeoutError:
-            connection.abort()
+            self._kept_silent(connection, for_good=patience_s >= self._request_timeout_s)
             raise BrokerError(
-                ErrorCode.NETWORK_EXCEPTION, f"{connection.address}: no answer within {self._request_timeout_s:g} s"
+                ErrorCode.NETWORK_EXCEPTION, f"{connection.address}: no answer within {patience_s:g} s"
             ) from None
+        self._unanswered = 0
         return reply
+
+    def _kept_silent(self, connection: AsyncConnection, *, for_good: bool) -> None:
+        self._unanswered += 1
+        for broker in self._brokers.values():
+            broker.silent = broker.silent or broker.connection is connection
+        if for_good:
+            connection.abort()
 
     def close(self) -> None:
         self._closed = True
@@ -141,9 +161,12 @@ class AsyncLink:
         self._tell()
 
     async def _any_connection(self) -> AsyncConnection:
-        alive = [b.connection for b in self._brokers.values() if b.connection is not None and not b.connection.closed]
+        alive = [b for b in self._brokers.values() if b.connection is not None and not b.connection.closed]
+        alive = [b for b in alive if not b.silent] or alive
         if alive and self.metadata.brokers:  # else those asked so far knew nothing: others may know more
-            return self._random.choice(alive)
+            chosen = self._random.choice(alive).connection
+            assert chosen is not None
+            return chosen
         known = [Address(broker.host, broker.port) for broker in self.metadata.brokers.values()]
         addresses = list(dict.fromkeys([*self._shuffled(known), *self._shuffled(self._bootstrap)]))
         failures = []
@@ -167,6 +190,7 @@ class AsyncLink:
             return
         broker.connection = connection
         broker.failures = 0
+        broker.silent = False
         connection.on_lost = self._tell
 
     async def _open(self, address: Address) -> AsyncConnection:
@@ -195,7 +219,8 @@ class AsyncLink:
         try:
             # A cancelled wait may end with the connection's error instead, so cancelling alone does not end this.
             while self._wanted and not self._closed:
-                wait_s = self._refreshed_at_s + self._delay_s(self._refreshes) - self._now()
+                delay_ms = _METADATA_BACKOFF.delay_ms(self._refreshes, self._random.random())
+                wait_s = self._refreshed_at_s + delay_ms / 1000 - self._now()
                 if wait_s > 0:
                     await asyncio.sleep(wait_s)
                 self._refreshes += 1

@@ -17,7 +17,7 @@ from typing import Literal
 import numpy as np
 import pyarrow as pa
 
-from sparklog.client.errors import ClientTimeout
+from sparklog.client.errors import ClientTimeout, LogTruncated
 from sparklog.client.fetched import FetchedBatch
 from sparklog.client.fetching import Feed, FeedBatch, Fetcher
 from sparklog.client.link import ClusterLink, no_leader
@@ -69,7 +69,8 @@ class Consumer:
             start: ``"earliest"``, ``"latest"``, a datetime, or offsets by partition.
             columns: only these, in this order.
             log_columns: add ``_topic``, ``_partition`` and ``_offset`` behind the topic's columns.
-            on_out_of_range: what to do when retention or a truncation has passed the position.
+            on_out_of_range: what to do when retention has passed the position, or an unclean election has cut the log
+                below it: raise, or go on from an end; after a cut, from where it was made.
             max_bytes: of one answer of one broker; a larger batch comes alone.
             timeout_s: a call, or a partition that cannot be read, fails after this.
 
@@ -125,6 +126,7 @@ class Consumer:
         """What is there, waiting at most ``timeout_s`` for something; an empty list when nothing came.
 
         Raises:
+            LogTruncated: records read before are not in the log any more (unless ``on_out_of_range`` says otherwise).
             BrokerError: OFFSET_OUT_OF_RANGE (unless ``on_out_of_range`` says otherwise), CORRUPT_MESSAGE,
                 INCONSISTENT_TOPIC_ID when a topic was made anew, UNKNOWN_TOPIC_OR_PARTITION when it is gone.
             ClientTimeout: a partition could not be read for the consumer's ``timeout_s``.
@@ -142,9 +144,10 @@ class Consumer:
 
         Raises:
             ClientTimeout: no progress for ``timeout_s`` (by default the consumer's).
-            BrokerError: as ``poll``; SCHEMA_MISMATCH when the topics read have different columns.
+            BrokerError: as ``poll``, so OFFSET_OUT_OF_RANGE for a position beyond the end; SCHEMA_MISMATCH when
+                the topics read have different columns.
         """
-        ends = {TopicPartition(*tp): end for tp, end in (self.end_offsets() if until is None else until).items()}
+        ends = {TopicPartition(*tp): end for tp, end in (self._ends_ahead() if until is None else until).items()}
         for tp in ends:
             self._feed(tp)
         timeout_s = self._link.timeout_s if timeout_s is None else timeout_s
@@ -211,7 +214,7 @@ class Consumer:
             raise ValueError(f"offset {to}: expected 0 or more")
         self._ready = deque(found for found in self._ready if found.tp != feed.tp)
         self._not_before_us.pop(feed.tp, None)
-        feed.position = to
+        feed.move(to)
         feed.failures, feed.retry_at = 0, 0.0
 
     def end_offsets(self) -> dict[TopicPartition, int]:
@@ -230,9 +233,26 @@ class Consumer:
         except BrokerError as error:
             if error.code != ErrorCode.OFFSET_OUT_OF_RANGE or self._on_out_of_range == "raise":
                 raise
-            self._reset_out_of_range()
+            if isinstance(error, LogTruncated):
+                self._fetcher.feeds[error.tp].move(error.offset)
+            else:
+                self._reset_out_of_range()
             return
         self._ready.extend(found if not self._not_before_us else self._after_start(found))
+
+    def _ends_ahead(self) -> dict[TopicPartition, int]:
+        """Where the partitions end. A position beyond that is out of range, and not a partition without news."""
+        ends = self.end_offsets()
+        beyond = [tp for tp, position in self.positions().items() if position > ends[tp]]
+        if not beyond:
+            return ends
+        if self._on_out_of_range == "raise":
+            tp = beyond[0]
+            raise BrokerError(
+                ErrorCode.OFFSET_OUT_OF_RANGE, f"{tp}: position {self.position(tp)} found, the log ends at {ends[tp]}"
+            )
+        self._reset_out_of_range()
+        return ends
 
     def _after_start(self, found: list[FeedBatch]) -> Iterator[FeedBatch]:
         """Without the records in front of the first that is not older than the time to start from."""
@@ -259,7 +279,7 @@ class Consumer:
         ends = list_offsets(self._link, dict.fromkeys(feeds, "latest"), isolation=self._isolation)
         for tp, feed in feeds.items():
             if not starts[tp] <= feed.position <= ends[tp]:
-                feed.position = (starts if self._on_out_of_range == "earliest" else ends)[tp]
+                feed.move((starts if self._on_out_of_range == "earliest" else ends)[tp])
 
     def _hand_out(self, found: FeedBatch) -> pa.RecordBatch:
         header, batch, first, offsets = found.fetched

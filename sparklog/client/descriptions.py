@@ -53,6 +53,44 @@ class TopicDescription:
 
 
 @dataclass(frozen=True, slots=True)
+class Reassigned:
+    """Moves that have begun. ``warning``: replicas that will share a host."""
+
+    #: Brokers each partition is going to, preferred leader first.
+    targets: Mapping[TopicPartition, tuple[int, ...]]
+    warning: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class MoveDescription:
+    """A partition on its way to other brokers. Until it is there, ``replicas`` are the target and those that will
+    go."""
+
+    topic: str
+    partition: int
+    target: tuple[int, ...]
+    #: Before the move began; what a cancel goes back to.
+    original: tuple[int, ...]
+    replicas: tuple[int, ...]
+    isr: tuple[int, ...]
+    leader: int | None
+    #: Bytes per second a broker copies at most; 0: no limit.
+    throttle_bytes: int
+    #: Size of the leader's log, and of what each broker that is added has of it.
+    leader_bytes: int
+    copied_bytes: Mapping[int, int] = field(default_factory=dict)
+
+    @property
+    def progress(self) -> float:
+        """0 to 1, by the broker that has least; in sync is all there is to copy."""
+        shares = [
+            1.0 if broker_id in self.isr or not self.leader_bytes else min(copied / self.leader_bytes, 1.0)
+            for broker_id, copied in self.copied_bytes.items()
+        ]
+        return min(shares, default=1.0)
+
+
+@dataclass(frozen=True, slots=True)
 class BrokerAddress:
     """A live broker as the cluster knows it; ``incarnation`` counts its registrations."""
 

@@ -1,8 +1,10 @@
-"""What only a client can run into: time that is up, and a buffer that stays full. Both survive pickling."""
+"""What only a client can run into: time that is up, a buffer that stays full, a log that was cut under its reader. All
+survive pickling."""
 
 from __future__ import annotations
 
-from sparklog.errors import SparklogError
+from sparklog.errors import BrokerError, ErrorCode, SparklogError
+from sparklog.model import TopicPartition
 
 
 class ClientTimeout(SparklogError, TimeoutError):
@@ -18,3 +20,24 @@ class BufferFull(ClientTimeout):
 
 class ProducerClosed(SparklogError):
     """The producer was closed and takes no more records."""
+
+
+class LogTruncated(BrokerError):
+    """Records that this reader has seen are not in the log any more: an unclean election put a replica in charge that
+    lacked them, and the offsets may hold other records now. Its code is OFFSET_OUT_OF_RANGE. Source: KIP-320.
+
+    ``offset`` is where the log and what was read parted, at the latest; reading can go on from there.
+    """
+
+    def __init__(self, tp: TopicPartition, position: int, diverging: tuple[int, int]) -> None:
+        self.tp = tp
+        self.position = position
+        self.epoch, self.offset = diverging
+        super().__init__(
+            ErrorCode.OFFSET_OUT_OF_RANGE,
+            f"{tp} was truncated: read up to offset {position}, the log has its records up to {self.offset} only "
+            f"(leader epoch {self.epoch})",
+        )
+
+    def __reduce__(self) -> tuple[type[LogTruncated], tuple[TopicPartition, int, tuple[int, int]]]:
+        return LogTruncated, (self.tp, self.position, (self.epoch, self.offset))

@@ -12,12 +12,12 @@ import time
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from sparklog.client.errors import ClientTimeout
+from sparklog.client.errors import ClientTimeout, LogTruncated
 from sparklog.client.fetched import FetchedBatch, PartitionBytes, decode_partition, split_partitions
 from sparklog.client.link import ClusterLink
 from sparklog.client.schemas import SchemaLookup
 from sparklog.errors import BrokerError, ErrorCode, SparklogError
-from sparklog.model import TopicPartition
+from sparklog.model import NO_EPOCH, TopicPartition
 from sparklog.net.blocking import BlockingConnection
 from sparklog.protocol.messages import CONSUMER, Fetch, FetchPartition, FetchReply
 
@@ -31,15 +31,21 @@ _UNKNOWN_TOPIC_GRACE_S = 2.0
 class Feed:
     """One assigned partition: where its next fetch starts, and when it may be sent."""
 
-    __slots__ = ("failing_since", "failures", "position", "retry_at", "topic_id", "tp")
+    __slots__ = ("failing_since", "failures", "last_epoch", "position", "retry_at", "topic_id", "tp")
 
     def __init__(self, tp: TopicPartition, topic_id: str, position: int) -> None:
         self.tp = tp
         self.topic_id = topic_id
         self.position = position
+        #: Leader epoch of the record before the position; -1 where that record was not read here.
+        self.last_epoch = NO_EPOCH
         self.failures = 0
         self.failing_since = 0.0
         self.retry_at = 0.0
+
+    def move(self, position: int, last_epoch: int = NO_EPOCH) -> None:
+        """Fetch from ``position`` next."""
+        self.position, self.last_epoch = position, last_epoch
 
 
 class FeedBatch(NamedTuple):
@@ -128,8 +134,11 @@ class Fetcher:
         for tp, position in asked.items():
             leader = self._link.metadata.leader(tp)
             epoch = leader.epoch if leader else -1
+            feed = self.feeds[tp]
             wanted.append(
-                FetchPartition(tp.topic, tp.partition, self.feeds[tp].topic_id, epoch, position, self._max_bytes)
+                FetchPartition(
+                    tp.topic, tp.partition, feed.topic_id, epoch, position, self._max_bytes, last_epoch=feed.last_epoch
+                )
             )
         request = Fetch(
             0,
@@ -209,28 +218,32 @@ class Fetcher:
                 continue
             feed.failures = 0
             self._refreshes = 0
+            if part.answer.diverging is not None:
+                # What other partitions sent is kept: they are asked again from where they stand.
+                raise LogTruncated(tp, feed.position, part.answer.diverging)
             if part.headers:
-                answers.append((feed, feed.position, part))
+                answers.append((feed, (feed.position, feed.last_epoch), part))
         return self._use(broker_id, answers)
 
-    def _use(self, broker_id: int, answers: list[tuple[Feed, int, PartitionBytes]]) -> list[FeedBatch]:
+    def _use(self, broker_id: int, answers: list[tuple[Feed, tuple[int, int], PartitionBytes]]) -> list[FeedBatch]:
+        """``answers``: with the position and last epoch they were asked for."""
         for _, _, part in answers:
             self._know_schemas(part)
         for feed, _, part in answers:
-            feed.position = part.next_offset
+            feed.move(part.next_offset, part.headers[-1].leader_epoch)
         if answers:
             self._send_ahead(broker_id)
         found: list[FeedBatch] = []
         decoded = 0
         try:
-            for feed, start, part in answers:
+            for feed, (start, _), part in answers:
                 schema_of = self._schema_of(feed.tp.topic)
                 found += [FeedBatch(feed.tp, batch) for batch in decode_partition(part, schema_of, start=start)]
                 decoded += 1
         except BrokerError as error:
             # Nothing may be passed over: this partition and those behind it are asked for again.
-            for feed, start, _ in answers[decoded:]:
-                feed.position = start
+            for feed, asked, _ in answers[decoded:]:
+                feed.move(*asked)
             if not found and self._error is None:
                 raise
             self._error = self._error or error

@@ -51,10 +51,12 @@ class ClusterLink:
         timeout_s: float = 30.0,
         request_timeout_s: float = 10.0,
         connect_timeout_s: float = 5.0,
+        first_contact_s: float | None = None,
         backoff: Backoff = Backoff(),  # noqa: B008 - an immutable value
     ) -> None:
         """``timeout_s`` bounds each call as a whole, retries included; ``request_timeout_s`` one wait for a broker,
-        so that a broker that hangs does not use up the call's time. Connects to nothing yet.
+        so that a broker that hangs does not use up the call's time. ``first_contact_s`` bounds calls as long as no
+        broker has ever answered: for people, whose address may be wrong. Connects to nothing yet.
 
         Raises:
             ConfigError: ``bootstrap`` holds no address.
@@ -64,6 +66,10 @@ class ClusterLink:
         self.request_timeout_s = min(request_timeout_s, timeout_s)
         self._bootstrap = parse_bootstrap(bootstrap)
         self._client_id = client_id
+        self._first_contact_s = first_contact_s
+        if first_contact_s is not None:
+            # Addresses are tried one after the other, and one that swallows packets must not take all of the time.
+            connect_timeout_s = min(connect_timeout_s, max(first_contact_s / len(self._bootstrap), 0.3))
         self._connect_timeout_s = connect_timeout_s
         self._backoff = backoff
         self._connections: dict[int, BlockingConnection] = {}
@@ -104,6 +110,7 @@ class ClusterLink:
             ClientTimeout: names ``what`` and the last error.
         """
         deadline = Deadline(self.timeout_s if timeout_s is None else timeout_s)
+        contact = Deadline(min(deadline.timeout_s, self._first_contact_s or deadline.timeout_s))
         grace = Deadline(UNKNOWN_TOPIC_GRACE_S)
         for count in itertools.count():
             try:
@@ -112,6 +119,8 @@ class ClusterLink:
                 unknown = error.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
                 if not error.retriable or (unknown and not grace.left_s()):
                     raise
+                if not self._contacted and contact.left_s() <= 0:
+                    raise ClientTimeout(f"{error.detail} (tried for {contact.timeout_s:g} s)") from error
                 self._pause(what, error, deadline=deadline, count=count)
         raise AssertionError("unreachable")
 
@@ -210,6 +219,11 @@ class ClusterLink:
     def pause_ms(self, count: int) -> float:
         """The delay after failure number ``count`` (from 0), jittered."""
         return self._backoff.delay_ms(count, self._random.random())
+
+    @property
+    def _contacted(self) -> bool:
+        """A broker has answered, now or earlier."""
+        return bool(self.metadata.brokers or self._connections)
 
     def _open(self, address: Address) -> BlockingConnection:
         return BlockingConnection(

@@ -81,6 +81,14 @@ class MetadataCache:
             return None
         return Leader(known.leader, known.leader_epoch)
 
+    def leader_told(self, tp: TopicPartition, leader: int, epoch: int) -> bool:
+        """A broker that leads no more names its successor (KIP-951). True when that is news of a broker known here."""
+        known = self._partitions.get(tp)
+        if known is None or epoch <= known.leader_epoch or leader not in self.brokers:
+            return False
+        self._partitions[tp] = msgspec.structs.replace(known, leader=leader, leader_epoch=epoch)
+        return True
+
     def schema(self, name: str, schema_id: int) -> TopicSchema | None:
         topic = self._topics.get(name)
         return next((schema for schema in topic.schemas if schema.schema_id == schema_id), None) if topic else None

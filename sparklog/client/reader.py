@@ -12,12 +12,12 @@ from types import TracebackType
 
 import pyarrow as pa
 
-from sparklog.client.errors import ClientTimeout
+from sparklog.client.errors import ClientTimeout, LogTruncated
 from sparklog.client.fetched import FetchedBatch, PartitionBytes, decode_partition, split_partitions
 from sparklog.client.link import UNKNOWN_TOPIC_GRACE_S, ClusterLink, Deadline
 from sparklog.client.schemas import SchemaLookup
 from sparklog.errors import BrokerError, ErrorCode
-from sparklog.model import TopicPartition
+from sparklog.model import NO_EPOCH, TopicPartition
 from sparklog.net.blocking import BlockingConnection
 from sparklog.protocol.messages import CONSUMER, Fetch, FetchPartition, FetchReply
 from sparklog.record.header import BatchHeader
@@ -72,7 +72,10 @@ class PartitionReader:
         self._timeout_s = timeout_s
         self._connection: BlockingConnection | None = None
         self._under_way = False
+        self._asked = start
         self._stale = False
+        #: Leader epoch of the last record read: what is read next has to follow it in the same history.
+        self._last_epoch = NO_EPOCH
         self._schema_of = SchemaLookup(self._link, self._tp.topic)
 
     def close(self) -> None:
@@ -95,6 +98,7 @@ class PartitionReader:
         """The same, with the offset of each batch's first record.
 
         Raises:
+            LogTruncated: an unclean election cut the log while it was being read.
             BrokerError: OFFSET_OUT_OF_RANGE, UNKNOWN_TOPIC_OR_PARTITION, INCONSISTENT_TOPIC_ID, CORRUPT_MESSAGE.
             ClientTimeout: no progress for ``timeout_s``; names the offset reached.
         """
@@ -103,6 +107,7 @@ class PartitionReader:
             while position < self._end:
                 answer = self._await(position)
                 done, position = position, answer.next_offset
+                self._last_epoch = answer.headers[-1].leader_epoch
                 if position < self._end:
                     self._send_ahead(position)
                 for found in decode_partition(answer, self._schema_of, start=done, end=self._end):
@@ -168,6 +173,7 @@ class PartitionReader:
             leader.epoch,
             position,
             self._max_bytes,
+            last_epoch=self._last_epoch,
         )
         connection.send(
             Fetch(
@@ -184,6 +190,7 @@ class PartitionReader:
             )
         )
         self._under_way = True
+        self._asked = position
 
     def _receive(self) -> PartitionBytes:
         connection = self._connection
@@ -198,6 +205,8 @@ class PartitionReader:
         (answer,) = split_partitions(reply.partitions, body)
         if answer.answer.code != ErrorCode.NONE:
             raise BrokerError(answer.answer.code, answer.answer.detail or f"fetch of {self._tp}")
+        if answer.answer.diverging is not None:
+            raise LogTruncated(self._tp, self._asked, answer.answer.diverging)
         return answer
 
     def _made_anew(self) -> bool:

@@ -43,6 +43,7 @@ _MAX_REQUESTS_PER_BROKER = 5
 _STOP_TIMEOUT_S = 15.0
 #: A request open for so long makes the thread ask who leads now: a leader that hangs does not say so itself.
 _SUSPECT_AFTER_S = 1.0
+_LOOK_AGAIN_S = 0.2
 
 
 class SenderSettings(NamedTuple):
@@ -71,13 +72,15 @@ class Ticket(NamedTuple):
 class _Sent:
     """A produce request under way."""
 
-    __slots__ = ("batches", "connection", "deadline_ms", "timer")
+    __slots__ = ("batches", "connection", "deadline_ms", "suspected", "timer")
 
     def __init__(self, connection: AsyncConnection, batches: list[ProducerBatch], deadline_ms: float) -> None:
         self.connection = connection
         self.batches = batches
         self.deadline_ms = deadline_ms
         self.timer: asyncio.TimerHandle | None = None
+        #: Open for so long that its leader may hang: news of another leader ends it.
+        self.suspected = False
 
 
 class Sender:
@@ -106,6 +109,8 @@ class Sender:
         self._accumulator = Accumulator(idempotent=settings.idempotent)
         self._incoming: deque[ProducerBatch] = deque()
         self._in_flight: dict[AsyncConnection, int] = {}
+        self._suspected: dict[_Sent, None] = {}
+        self._suspected_version = -1
         self._getting_identity = False
         self._timer: asyncio.TimerHandle | None = None
         self._refreshed_ms = 0.0
@@ -204,6 +209,7 @@ class Sender:
                 self._give_up_topic(name, error)
             for batch in self._accumulator.expire(now):
                 self._expired(batch)
+            self._end_deposed()
             self._send_all(now)
             self._want_what_is_missing(now)
             self._set_timer(now)
@@ -266,16 +272,28 @@ class Sender:
 
     def _watch(self, sent: _Sent) -> None:
         """Look after a request: at its end of time, and before that whether it waits for somebody deposed."""
-        wait_s = min(_SUSPECT_AFTER_S, (sent.deadline_ms - _now_ms()) / 1000)
+        wait_s = min(_LOOK_AGAIN_S if sent.suspected else _SUSPECT_AFTER_S, (sent.deadline_ms - _now_ms()) / 1000)
         sent.timer = self._loop.call_later(max(0.0, wait_s), self._suspect, sent)
 
     def _suspect(self, sent: _Sent) -> None:
-        deposed = any(self._leader(batch.tp) not in {batch.broker_id, None} for batch in sent.batches)
-        if deposed or _now_ms() >= sent.deadline_ms:
+        if _now_ms() >= sent.deadline_ms or self._deposed(sent):
             sent.connection.abort()  # fails what is in flight on it; the same sequences go to the new leader
             return
+        if not sent.suspected:
+            sent.suspected = True
+            self._suspected[sent] = None
         self._link.want_metadata({batch.tp.topic for batch in sent.batches})
         self._watch(sent)
+
+    def _deposed(self, sent: _Sent) -> bool:
+        return any(self._leader(batch.tp) not in {batch.broker_id, None} for batch in sent.batches)
+
+    def _end_deposed(self) -> None:
+        """New metadata: give up the requests that wait for somebody who hangs and leads no more."""
+        if self._suspected and self._suspected_version != self._link.version:
+            self._suspected_version = self._link.version
+            for sent in [sent for sent in self._suspected if self._deposed(sent)]:
+                self._loop.call_soon(sent.connection.abort)
 
     def _send_unacknowledged(
         self,
@@ -296,6 +314,7 @@ class Sender:
     def _answered(self, sent: _Sent, future: asyncio.Future[Answer]) -> None:
         if sent.timer is not None:
             sent.timer.cancel()
+        self._suspected.pop(sent, None)
         self._in_flight[sent.connection] -= 1
         if not self._in_flight[sent.connection]:
             del self._in_flight[sent.connection]
@@ -323,7 +342,11 @@ class Sender:
             elif results[index].code == ErrorCode.DUPLICATE_SEQUENCE_NUMBER:
                 self._succeeded(batch, -1)  # in the log, so long ago that the broker does not know where
             else:
-                self._failed(batch, ErrorCode(results[index].code), results[index].detail)
+                self._refused(batch, results[index])
+
+    def _refused(self, batch: ProducerBatch, result: ProduceResult) -> None:
+        told = self._link.metadata.leader_told(batch.tp, result.leader, result.leader_epoch)
+        self._failed(batch, ErrorCode(result.code), result.detail, leader_known=told)
 
     # --- outcomes ---
 
@@ -332,8 +355,8 @@ class Sender:
         self._link.progress()
         self._finish(batch, base_offset, None)
 
-    def _failed(self, batch: ProducerBatch, code: ErrorCode, detail: str) -> None:
-        if TRAITS[code].refresh_metadata:
+    def _failed(self, batch: ProducerBatch, code: ErrorCode, detail: str, *, leader_known: bool = False) -> None:
+        if TRAITS[code].refresh_metadata and not leader_known:
             self._link.want_metadata([batch.tp.topic])
         if not self._accumulator.failed(batch, code, now_ms=_now_ms(), roll=random.random(), detail=detail):
             self._finish(batch, -1, BrokerError(code, detail or f"partition {batch.tp}"))

@@ -94,6 +94,7 @@ async def _make_broker(
 ) -> DirectoryMeta:
     broker_id = await next_broker_id()
     with runtime_directory.host_lock():
+        runtime_directory.forget_vanished()
         meta = DirectoryMeta(cluster_id=spec.cluster_id, broker_id=broker_id, port=_free_port(spec))
         claim.write_meta(meta)
     log.info("%s is broker %d's from now on, port %d", claim.path, broker_id, meta.port)

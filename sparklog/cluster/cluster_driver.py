@@ -19,6 +19,7 @@ from sparklog.cluster.generation import GenerationReport, GenerationSpec, Servin
 from sparklog.cluster.options import ClusterOptions, brokers_per_task, is_one_machine, sizing
 from sparklog.cluster.seat import DriverSeat
 from sparklog.cluster.task_slots import master_of, never, require_slots
+from sparklog.cluster.zookeeper_keeper import ZookeeperKeeper
 from sparklog.config import broker_config
 from sparklog.errors import ClusterError
 
@@ -35,7 +36,7 @@ class ClusterDriver:
     def __init__(self, options: ClusterOptions) -> None:
         self._options = options.checked()
         self._session_timeout_ms = broker_config(options.settings).session_timeout_ms
-        self._embedded: EmbeddedZookeeper | None = None
+        self._embedded: ZookeeperKeeper | None = None
         self._seat: DriverSeat | None = None
         self._controller: ControllerLoop | None = None
         self._generations: Generations | None = None
@@ -61,15 +62,16 @@ class ClusterDriver:
             ClusterError: ZooKeeper does not answer; another driver runs the cluster.
         """
         if not self._options.zookeeper:
-            self._embedded = EmbeddedZookeeper.start(
+            server = EmbeddedZookeeper.start(
                 self.data_dir.resolve() / "zookeeper", host=zookeeper_host, settings=self._options.zookeeper_settings
             )
-            self.zookeeper = self._embedded.connect
+            self._embedded = ZookeeperKeeper(server)
+            self.zookeeper = server.connect
         try:
             self._seat = DriverSeat.take(self.zookeeper, session_timeout_ms=self._session_timeout_ms)
         except BaseException:
             # The driver that has the seat needs the server; one that only we have started, nobody does.
-            self._end_zookeeper(leave=self._embedded is not None and self._embedded.adopted)
+            self._end_zookeeper(leave=self._embedded is not None and self._embedded.server.adopted)
             raise
 
     def start_brokers(self, context: SparkContext, *, given_up: Callable[[], bool] = never) -> GenerationReport | None:
@@ -139,6 +141,8 @@ class ClusterDriver:
         """Why this driver can do no more for its brokers, which run on; empty while it can."""
         if self._seat is not None and self._seat.lost.is_set():
             return "another driver has taken the cluster over"
+        if self._controller is not None and (status := self._controller.status).state == "failed":
+            return f"the controller failed: {status.detail}"
         failure = self._generations.failure if self._generations is not None else None
         return str(failure or type(failure).__name__) if failure is not None else ""
 
@@ -170,6 +174,6 @@ class ClusterDriver:
             self._seat = None
 
     def _end_zookeeper(self, *, leave: bool) -> None:
-        server, self._embedded = self._embedded, None
-        if server is not None:
-            server.leave() if leave else server.stop()
+        keeper, self._embedded = self._embedded, None
+        if keeper is not None:
+            keeper.leave() if leave else keeper.stop()

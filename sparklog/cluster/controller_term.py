@@ -19,18 +19,23 @@ from sparklog.controller.effects import (
     AskLogEnds,
     DeleteTopic,
     DropDeletionRequest,
+    DropElection,
     Effect,
     ReadStates,
+    ReadTopic,
     Report,
     Resign,
     SendUpdate,
     TrustBroker,
     WriteStates,
+    WriteTopic,
 )
 from sparklog.controller.events import (
     BrokersRead,
     DeletionsRead,
     Disconnected,
+    ElectionAsked,
+    ElectionsRead,
     Event,
     Fenced,
     Loaded,
@@ -44,16 +49,27 @@ from sparklog.controller.events import (
     Ticked,
     TopicDeleted,
     TopicGone,
+    TopicNotWritten,
     TopicRead,
     TopicSnapshot,
+    TopicWritten,
     UpdateAnswered,
     UpdateLost,
 )
 from sparklog.errors import BrokerError
-from sparklog.model import BrokerRegistration, TopicPartition, VersionedState, assert_never
+from sparklog.model import BrokerRegistration, TopicPartition, TopicRecord, VersionedState, assert_never
 from sparklog.protocol.messages import ControlUpdateReply, DescribeBroker, DescribeBrokerReply
 from sparklog.zk import codecs, paths
-from sparklog.zk.controller_store import ControllerStore, EpochLost, FateUnknown, NodeGone, StateOutcome, Written
+from sparklog.zk.controller_store import (
+    ControllerStore,
+    EpochLost,
+    FateUnknown,
+    NodeGone,
+    StateChange,
+    StateOutcome,
+    Superseded,
+    Written,
+)
 from sparklog.zk.errors import ZkUnreachable
 from sparklog.zk.session import Node, SessionState
 
@@ -119,12 +135,22 @@ class ControllerTerm:
         stopping = await self._store.read_stopping()
         topics = await self._store.read_topics()
         deletions = await self._store.read_deletions()
-        snapshots = tuple(TopicSnapshot(topic.record, topic.states) for topic in topics)
-        return Loaded(brokers, stopping, snapshots, deletions, cautious, retired)
+        snapshots = tuple(TopicSnapshot(topic.record, topic.states, topic.version) for topic in topics)
+        return Loaded(brokers, stopping, snapshots, deletions, cautious, retired, await self._elections())
 
     async def _brokers(self) -> tuple[tuple[BrokerRegistration, ...], frozenset[int]]:
         brokers = await self._store.read_brokers()
         return brokers, await self._store.read_retired({found.broker_id for found in brokers})
+
+    async def _elections(self) -> dict[str, ElectionAsked]:
+        found = await self._store.read_elections()
+        return {
+            name: ElectionAsked(
+                request.kind,
+                None if request.partitions is None else tuple(TopicPartition(*tp) for tp in request.partitions),
+            )
+            for name, request in found.items()
+        }
 
     async def _end(self) -> None:
         if not self._over.done():
@@ -146,6 +172,7 @@ class ControllerTerm:
         self._start(self._level(paths.BROKER_IDS, self._read_brokers), "live brokers")
         self._start(self._level(paths.STOPPING, self._read_stopping), "stopping brokers")
         self._start(self._level(paths.DELETE_TOPICS, self._read_deletions), "topic deletions")
+        self._start(self._level(paths.ELECTIONS, self._read_elections), "elections")
         self._start(self._level(paths.ISR_CHANGES, self._read_isr_changes), "ISR changes")
 
     async def _level(self, path: str, read: Callable[[], Awaitable[None]]) -> None:
@@ -171,6 +198,9 @@ class ControllerTerm:
 
     async def _read_deletions(self) -> None:
         self._step(DeletionsRead(await self._store.read_deletions()))
+
+    async def _read_elections(self) -> None:
+        self._step(ElectionsRead(await self._elections()))
 
     async def _read_isr_changes(self) -> None:
         names, changed = await self._store.read_isr_changes()
@@ -198,7 +228,7 @@ class ControllerTerm:
                 # Without states: partitions of a topic that is new to the core have none yet, and where they do
                 # (an earlier controller began), the write is refused and brings them.
                 record = codecs.decode_topic(paths.topic(name), node.data, name)
-                self._step(TopicRead(TopicSnapshot(record, {})))
+                self._step(TopicRead(TopicSnapshot(record, {}, node.version)))
 
         return read
 
@@ -242,6 +272,12 @@ class ControllerTerm:
                 self._write(effect)
             case ReadStates():
                 self._start(self._read_states(effect.partitions), "read states")
+            case WriteTopic():
+                self._start(self._write_topic(effect), f"write topic {effect.record.name}")
+            case ReadTopic():
+                self._start(self._read_topic(effect.name), f"read topic {effect.name}")
+            case DropElection():
+                self._start(self._patiently(lambda: self._store.drop_election(effect.name)), "drop election")
             case SendUpdate():
                 self._start(self._send_update(effect), f"update broker {effect.broker.broker_id}")
             case DeleteTopic():
@@ -321,6 +357,37 @@ class ControllerTerm:
             self._step(StatesRead(await self._store.read_states(tps)))
         except ZkUnreachable:
             self._step(StatesUnknown(tuple(tps)))
+
+    async def _write_topic(self, effect: WriteTopic) -> None:
+        record = effect.record
+        changes = [StateChange(w.tp, w.state, w.leader_incarnation, w.expected_version) for w in effect.writes]
+        try:
+            outcome = await self._store.write_topic(record, effect.expected_version, changes)
+        except BrokerError as error:
+            outcome = Superseded(str(error))
+        if isinstance(outcome, Written):
+            self._step(TopicWritten(record.name, record.topic_id))
+        elif isinstance(outcome, EpochLost):
+            self._step(Fenced("another controller has a higher epoch"))
+        else:
+            detail = outcome.reason if isinstance(outcome, Superseded) else "the connection to ZooKeeper broke"
+            self._step(TopicNotWritten(record.name, record.topic_id, detail))
+
+    async def _read_topic(self, name: str) -> None:
+        """Answers once the connection holds long enough: nothing else asks again."""
+        found: tuple[TopicRecord, int] | None = None
+
+        async def read() -> None:
+            nonlocal found
+            found = await self._store.read_topic_again(name)
+
+        await self._patiently(read)
+        if name in self._deleting:
+            return
+        if found is None:
+            self._step(TopicGone(name))
+        else:
+            self._step(TopicRead(TopicSnapshot(found[0], {}, found[1])))
 
     async def _send_update(self, effect: SendUpdate) -> None:
         broker_id = effect.broker.broker_id

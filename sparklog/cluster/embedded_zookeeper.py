@@ -30,6 +30,8 @@ FORMAT_VERSION = 1
 #: Sessions of 1,000 ms and more are possible: ZooKeeper allows no fewer than two ticks.
 TICK_MS = 500
 START_TIMEOUT_S = 30.0
+#: For the kernel to end a killed process.
+_KILL_S = 5.0
 #: What the server needs out of pyspark's jars. All 300 on the class path would triple the start-up time.
 _JARS = re.compile(
     r"(zookeeper|zookeeper-jute|slf4j-api|log4j-(api|core|slf4j2-impl)|metrics-core|snappy-java|commons-(io|cli|lang3)"
@@ -56,12 +58,16 @@ class _Note(msgspec.Struct, frozen=True):
 
 
 class EmbeddedZookeeper:
-    """A running server. Made by ``start``; ``stop`` ends it, ``leave`` lets it run on without us."""
+    """A running server. Made by ``start``; ``stop`` ends it, ``leave`` lets it run on without us, ``start_again``
+    follows one that has died."""
 
-    def __init__(self, directory: Path, host: str, port: int, process: ProcessIdentity) -> None:
+    def __init__(
+        self, directory: Path, host: str, port: int, process: ProcessIdentity, *, settings: Mapping[str, str]
+    ) -> None:
         self.directory = directory
         self.connect = f"{host}:{port}"
         self.process = process
+        self._settings = settings
         #: True when it was found running.
         self.adopted = True
         self._child: subprocess.Popen[bytes] | None = None
@@ -79,13 +85,34 @@ class EmbeddedZookeeper:
             ClusterError: no Java; the kept port is taken by something else; it did not come up (with its last words).
         """
         directory.mkdir(parents=True, exist_ok=True)
-        with _start_lock(directory):
+        with _lock(directory):
             note = _read_note(directory)
             if note is not None and note.process is not None and is_alive(note.process):
-                server = cls(directory, note.host, note.port, note.process)
+                server = cls(directory, note.host, note.port, note.process, settings=settings or {})
             else:
                 server = cls._launch(directory, host, port or (note.port if note is not None else 0), settings or {})
             server._await_ready()
+            return server
+
+    def start_again(self) -> EmbeddedZookeeper | None:
+        """The server that follows this one, which has ended: started on the same port and data, or adopted where
+        somebody else was faster. None when this one was stopped on purpose.
+
+        Raises:
+            ClusterError: as ``start``.
+        """
+        if not self.directory.is_dir():
+            return None
+        with _lock(self.directory):
+            note = _read_note(self.directory)
+            if note is None or note.process is None:
+                return None
+            if is_alive(note.process):
+                server = type(self)(self.directory, note.host, note.port, note.process, settings=self._settings)
+            else:
+                server = self._launch(self.directory, note.host, note.port, self._settings)
+            server._await_ready()
+            self._reap()
             return server
 
     @classmethod
@@ -115,7 +142,7 @@ class EmbeddedZookeeper:
             child.wait()
             raise ClusterError(f"ZooKeeper did not start: {_last_words(directory)}")
         _write_note(directory, _Note(FORMAT_VERSION, host, port, process))
-        server = cls(directory, host, port, process)
+        server = cls(directory, host, port, process, settings=settings)
         server.adopted = False
         server._child = child
         return server
@@ -137,7 +164,7 @@ class EmbeddedZookeeper:
             time.sleep(0.02)
         found = f"ZooKeeper (pid {self.pid}) did not answer at {self.connect} within {START_TIMEOUT_S:g} s"
         if not self.adopted:
-            self.stop()
+            self._end(timeout_s=0.0)
         raise ClusterError(f"{found}: {_last_words(self.directory)}")
 
     def leave(self) -> None:
@@ -149,13 +176,31 @@ class EmbeddedZookeeper:
 
     def stop(self, *, timeout_s: float = 5.0) -> None:
         """End it: SIGTERM, and SIGKILL after ``timeout_s``. Its data is safe with either."""
+        if not self.directory.is_dir():
+            self._end(timeout_s=timeout_s)
+            return
+        with _lock(self.directory):
+            self._end(timeout_s=timeout_s)
+            note = _read_note(self.directory)
+            # Only now, and under the lock: a driver that has slept must not take this for a crash and start it again.
+            if note is not None and note.process == self.process:
+                _write_note(self.directory, msgspec.structs.replace(note, process=None))
+
+    def _end(self, *, timeout_s: float) -> None:
         send_signal(self.process, signal.SIGCONT)
         if send_signal(self.process, signal.SIGTERM) and not self._gone_within(timeout_s):
             send_signal(self.process, signal.SIGKILL)
-            self._gone_within(timeout_s)
+            self._gone_within(_KILL_S)
+        self._reap()
+
+    def _reap(self) -> None:
         if self._child is not None:
             self._child.wait()
             self._child = None
+
+    @property
+    def is_alive(self) -> bool:
+        return is_alive(self.process)
 
     def _gone_within(self, timeout_s: float) -> bool:
         deadline = time.monotonic() + timeout_s
@@ -230,7 +275,7 @@ def _free_port(host: str) -> int:
 
 
 @contextlib.contextmanager
-def _start_lock(directory: Path) -> Iterator[None]:
+def _lock(directory: Path) -> Iterator[None]:
     deadline = time.monotonic() + START_TIMEOUT_S + 5
     with (directory / "lock").open("ab") as file:
         while True:
@@ -239,7 +284,9 @@ def _start_lock(directory: Path) -> Iterator[None]:
                 break
             except BlockingIOError:
                 if time.monotonic() > deadline:
-                    raise ClusterError(f"another process has been starting ZooKeeper in {directory} too long") from None
+                    raise ClusterError(
+                        f"another process has been starting or stopping ZooKeeper in {directory} too long"
+                    ) from None
                 time.sleep(0.05)
         yield
 

@@ -8,11 +8,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
+from msgspec import structs
 
 from sparklog.config import broker_config
 from sparklog.errors import ConfigError
 
 DEFAULT_PORT = 9092
+#: Of a cluster with a ZooKeeper of its own, where nothing is said of it: that one is near, and answers within moments.
+EMBEDDED_SETTINGS = {"zookeeper.session.timeout.ms": "2000"}
 
 
 class Sizing(NamedTuple):
@@ -47,7 +50,11 @@ class ClusterOptions(msgspec.Struct, frozen=True, kw_only=True):
     spare_slots: int = 0
 
     def checked(self) -> ClusterOptions:
-        """Raises ConfigError naming what is out of range; settings as ``config.broker_config``."""
+        """With the settings that follow from the others; checking twice is as good as once.
+
+        Raises:
+            ConfigError: names what is out of range; settings as ``config.broker_config``.
+        """
         if self.brokers < 1:
             raise ConfigError(f"brokers={self.brokers}: expected at least 1")
         if self.brokers_per_executor < 0:
@@ -57,7 +64,7 @@ class ClusterOptions(msgspec.Struct, frozen=True, kw_only=True):
         if len({path.resolve() for path in self.log_dirs}) != len(self.log_dirs):
             raise ConfigError(f"log directories must differ: {', '.join(str(path) for path in self.log_dirs)}")
         broker_config(self.settings)
-        return self
+        return self if self.zookeeper else structs.replace(self, settings=merged(EMBEDDED_SETTINGS, self.settings))
 
 
 def is_one_machine(master: str) -> bool:

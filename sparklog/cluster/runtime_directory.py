@@ -19,7 +19,7 @@ from pathlib import Path
 
 import msgspec
 
-from sparklog.cluster.process import ProcessIdentity
+from sparklog.cluster.process import ProcessIdentity, is_alive
 from sparklog.errors import ClusterError
 
 _BASE = Path("/tmp")
@@ -87,6 +87,26 @@ def forget(log_dir: Path) -> None:
     """Remove what was kept for a process that has ended in order."""
     process_config(log_dir).unlink(missing_ok=True)
     (runtime_directory() / f"{_stem(log_dir)}.json").unlink(missing_ok=True)
+
+
+def forget_vanished() -> None:
+    """Remove what was kept for processes that are gone with their log directories: nobody else would. What belongs to
+    a directory that stands is used again, or overwritten, by its next process."""
+    for config in runtime_directory().glob("*.config.json"):
+        try:
+            log_dir = Path(msgspec.json.decode(config.read_bytes(), type=_Configured).log_dir)
+        except (FileNotFoundError, msgspec.MsgspecError):
+            continue
+        process = noted_process(log_dir)
+        if not log_dir.exists() and (process is None or not is_alive(process)):
+            control_socket(log_dir).unlink(missing_ok=True)
+            forget(log_dir)
+
+
+class _Configured(msgspec.Struct):
+    """What a broker's configuration file says of its place."""
+
+    log_dir: str
 
 
 @contextlib.contextmanager

@@ -82,7 +82,7 @@ def _run(options: ClusterOptions, stop: _StopSignals, tell: Callable[[str], None
         began = time.monotonic()
         cluster.stop()
         if context is not None:
-            _end_spark(context)
+            end_spark(context)
         remove_spark_home(options.data_dir.resolve())
         if stop.asked.is_set():
             tell(f"stopped in {time.monotonic() - began:.1f} s")
@@ -95,7 +95,7 @@ def _start_spark() -> SparkContext:
         raise ClusterError(f"Spark did not start: {cause_of(error)}") from error
 
 
-def _end_spark(context: SparkContext) -> None:
+def end_spark(context: SparkContext) -> None:
     """Stop Spark and see its JVM end, which would else happen a moment after this process is gone."""
     with contextlib.suppress(OSError):  # its JVM is gone already
         context.stop()

@@ -16,6 +16,7 @@ import signal
 import time
 from collections.abc import Awaitable, Callable
 
+from sparklog.broker.process_config import EXIT_RESTART
 from sparklog.cluster import runtime_directory
 from sparklog.cluster.broker_process import BROKER_PROGRAM, LastWords, reap, spawn_broker
 from sparklog.cluster.control import BrokerStatus, ControlConnection, Superseded
@@ -61,6 +62,8 @@ class BrokerSupervisor:
         self._process: ProcessIdentity | None = None
         self._ending = False
         self._adopted = False
+        #: The process ended because it is to be started again: no crash, and no reason to wait.
+        self._restart_asked = False
         self._delay_s = 0.0
         self.settled = asyncio.Event()
         self.superseded = False
@@ -99,7 +102,10 @@ class BrokerSupervisor:
                     self._failed(str(error))
                 if self._ending or self._spec.adopt_only:
                     return
-                await asyncio.sleep(self._next_delay(time.monotonic() - began))
+                if self._restart_asked:
+                    self._restart_asked, self._delay_s = False, 0.0
+                else:
+                    await asyncio.sleep(self._next_delay(time.monotonic() - began))
         except Superseded as newer:
             log.info("broker %d follows a newer supervisor: %s", self._slot.broker_id, newer)
             self.superseded = True
@@ -274,8 +280,13 @@ class BrokerSupervisor:
     async def _bury(self) -> None:
         """Say at once that the broker is dead: its partitions get new leaders without waiting for its session."""
         status, process, self._status = self._status, self._process, None
-        if process is not None:
-            reap(process.pid)
+        # The code of an adopted process cannot be had: no child of ours. Its first end costs no wait either way.
+        code = reap(process.pid) if process is not None else None
+        if code == EXIT_RESTART and not self._ending:
+            self._restart_asked = True
+            self.problem = f"broker {self._slot.broker_id} restarts as it was asked to"
+            log.info("%s", self.problem)
+            return  # in an orderly stop it has ended its registration itself
         if status is None:
             return
         try:

@@ -10,11 +10,15 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from sparklog.config import topic_config
-from sparklog.controller.effects import StateWrite
+from sparklog.controller import reassignments
+from sparklog.controller.effects import StateWrite, WriteTopic
 from sparklog.controller.events import TopicSnapshot
 from sparklog.errors import ConfigError
-from sparklog.model import NO_EPOCH, NO_LEADER, LeaderAndIsr, TopicPartition, TopicRecord, VersionedState
+from sparklog.model import NO_EPOCH, NO_LEADER, LeaderAndIsr, Reassignment, TopicPartition, TopicRecord, VersionedState
 from sparklog.protocol.messages import PartitionDecision, TopicChange
+
+#: More than any partition has.
+MAX_REPLICAS = 1000
 
 #: Told to brokers of a partition none of whose replicas has ever been alive: so that they know it exists.
 _NO_STATE = VersionedState(LeaderAndIsr(NO_LEADER, NO_EPOCH, (), NO_EPOCH), NO_EPOCH)
@@ -23,12 +27,14 @@ _NO_STATE = VersionedState(LeaderAndIsr(NO_LEADER, NO_EPOCH, (), NO_EPOCH), NO_E
 class Partition:
     """One partition: its node as last known, and what is under way for it."""
 
-    __slots__ = ("broken", "pending", "replicas", "rereading", "stored", "suspects", "topic", "tp")
+    __slots__ = ("broken", "move", "pending", "replicas", "rereading", "stored", "suspects", "topic", "tp")
 
-    def __init__(self, topic: Topic, number: int, replicas: tuple[int, ...]) -> None:
+    def __init__(self, topic: Topic, number: int) -> None:
         self.tp = TopicPartition(topic.record.name, number)
         self.topic = topic
-        self.replicas = replicas
+        #: As the topic's record has them, as is ``move``, the change under way; set by ``ClusterState`` only.
+        self.replicas: tuple[int, ...] = ()
+        self.move: Reassignment | None = None
         #: The node as last known; set by ``ClusterState.store`` only.
         self.stored: VersionedState | None = None
         #: The write under way. While there is one nothing else is decided.
@@ -40,25 +46,69 @@ class Partition:
         #: Brokers that said they cannot open this replica.
         self.broken: set[int] = set()
 
+    @property
+    def busy(self) -> bool:
+        """Nothing is decided now; there will be another look when an answer comes, if the topic is not going."""
+        return self.topic.deleting or self.pending is not None or self.rereading
+
+    @property
+    def unfit(self) -> set[int]:
+        """Brokers whose replica is not to lead."""
+        return self.suspects | self.broken
+
     def told(self, stored: VersionedState | None) -> PartitionDecision:
         found = stored or _NO_STATE
+        name, topic_id = self.tp.topic, self.topic.record.topic_id
+        move = self.move
+        if move is None:
+            return PartitionDecision(name, topic_id, self.tp.partition, found.state, found.version, self.replicas)
         return PartitionDecision(
-            self.tp.topic, self.topic.record.topic_id, self.tp.partition, found.state, found.version, self.replicas
+            name,
+            topic_id,
+            self.tp.partition,
+            found.state,
+            found.version,
+            self.replicas,
+            move.target,
+            move.original,
+            reassignments.leaving(self.replicas, move, found.state.isr, self.topic.min_isr),
+            move.throttle_bytes,
         )
 
 
 class Topic:
     """One topic. ``deleting``: its nodes are being removed, nothing is decided for it any more."""
 
-    __slots__ = ("announced", "deleting", "partitions", "record", "unclean")
+    __slots__ = (
+        "announced",
+        "deleting",
+        "min_isr",
+        "partitions",
+        "pending",
+        "record",
+        "rereading",
+        "unclean",
+        "version",
+    )
 
     def __init__(self, record: TopicRecord) -> None:
         self.record = record
+        #: Of the topic's node; set with ``record``, by ``ClusterState`` only.
+        self.version = -1
+        #: The write of the record under way. While there is one no other is ordered.
+        self.pending: WriteTopic | None = None
+        #: Nor while the record is read again after such a write.
+        self.rereading = False
         self.partitions: list[Partition] = []
         self.unclean = False
+        self.min_isr = 1
         self.deleting = False
         #: Brokers are told of a topic once its partitions have their first states, all in one update.
         self.announced = False
+
+    @property
+    def moving(self) -> list[Partition]:
+        return [self.partitions[number] for number in self.record.reassigning if number < len(self.partitions)]
 
     @property
     def change(self) -> TopicChange:
@@ -76,6 +126,8 @@ class ClusterState:
         self.topics: dict[str, Topic] = {}
         self._hosted: dict[int, dict[Partition, None]] = {}
         self._led: Counter[int] = Counter()
+        #: Partitions being moved.
+        self.moving: dict[Partition, None] = {}
 
     def hosted(self, broker_id: int) -> Iterable[Partition]:
         return self._hosted.get(broker_id, ())
@@ -102,23 +154,43 @@ class ClusterState:
             yield from topic.partitions
 
     def put_topic(self, snapshot: TopicSnapshot) -> tuple[Topic, list[Partition]]:
-        """Add a topic, or bring a known one (same id) up to date. Returns it and its partitions that are new."""
+        """Add a topic, or bring a known one (same id) up to date. Returns it and its partitions that are new or whose
+        replicas or move are."""
         record = snapshot.record
         topic = self.topics.get(record.name)
         if topic is None:
             topic = self.topics[record.name] = Topic(record)
-        topic.record = record
-        topic.unclean = self._unclean(record)
-        fresh = []
         for number in range(len(topic.partitions), len(record.assignment)):
-            partition = Partition(topic, number, record.assignment[number])
+            partition = Partition(topic, number)
             if number in snapshot.states:
                 self.store(partition, snapshot.states[number])
             topic.partitions.append(partition)
-            fresh.append(partition)
-            for broker_id in partition.replicas:
-                self._hosted.setdefault(broker_id, {})[partition] = None
-        return topic, fresh
+        return topic, self.put_record(topic, record, snapshot.version)
+
+    def put_record(self, topic: Topic, record: TopicRecord, version: int) -> list[Partition]:
+        """The topic's node is known to hold this. Returns the partitions that it changes."""
+        topic.record, topic.version = record, version
+        self._follow_config(topic)
+        changed = []
+        for partition, replicas in zip(topic.partitions, record.assignment, strict=False):
+            move = record.reassigning.get(partition.tp.partition)
+            if (replicas, move) != (partition.replicas, partition.move):
+                self._assign(partition, replicas, move)
+                changed.append(partition)
+        return changed
+
+    def _assign(self, partition: Partition, replicas: tuple[int, ...], move: Reassignment | None) -> None:
+        for broker_id in partition.replicas:
+            if broker_id not in replicas:
+                self._hosted[broker_id].pop(partition, None)
+        for broker_id in replicas:
+            self._hosted.setdefault(broker_id, {})[partition] = None
+        partition.replicas, partition.move = replicas, move
+        partition.broken.intersection_update(replicas)
+        if move is None:
+            self.moving.pop(partition, None)
+        else:
+            self.moving[partition] = None
 
     def drop_topic(self, name: str) -> Topic | None:
         topic = self.topics.pop(name, None)
@@ -126,13 +198,16 @@ class ClusterState:
             for partition in topic.partitions:
                 if partition.stored is not None:
                     self._led[partition.stored.state.leader] -= 1
+                self.moving.pop(partition, None)
                 for broker_id in partition.replicas:
                     self._hosted[broker_id].pop(partition, None)
         return topic
 
-    def _unclean(self, record: TopicRecord) -> bool:
+    def _follow_config(self, topic: Topic) -> None:
         try:
-            return topic_config(record.config, self._defaults).unclean_leader_election
+            config = topic_config(topic.record.config, self._defaults)
         except ConfigError:
             # Written by a release with other settings. Losing records is never the answer to a doubt.
-            return False
+            topic.unclean, topic.min_isr = False, MAX_REPLICAS
+            return
+        topic.unclean, topic.min_isr = config.unclean_leader_election, config.min_insync_replicas

@@ -15,26 +15,34 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from sparklog.controller import election
+from sparklog.controller import election, reassignments
 from sparklog.controller.broker_table import BrokerChanges, BrokerTable
-from sparklog.controller.cluster_state import ClusterState, Partition
+from sparklog.controller.cluster_state import ClusterState, Partition, Topic
 from sparklog.controller.effects import (
     CREATE,
     AskLogEnds,
     DeleteTopic,
     DropDeletionRequest,
+    DropElection,
     Effect,
     ReadStates,
+    ReadTopic,
     Report,
     Resign,
     StateWrite,
     TrustBroker,
     WriteStates,
+    WriteTopic,
 )
+from sparklog.controller.election_requests import ElectionRequests
 from sparklog.controller.events import (
+    PREFERRED,
+    UNCLEAN,
     BrokersRead,
     DeletionsRead,
     Disconnected,
+    ElectionAsked,
+    ElectionsRead,
     Event,
     Fenced,
     Loaded,
@@ -48,25 +56,37 @@ from sparklog.controller.events import (
     Ticked,
     TopicDeleted,
     TopicGone,
+    TopicNotWritten,
     TopicRead,
     TopicSnapshot,
+    TopicWritten,
     UpdateAnswered,
     UpdateLost,
 )
 from sparklog.controller.lost_tails import LostTails
 from sparklog.controller.outbox import Outbox
+from sparklog.controller.rebalance import MAX_MOVED, Rebalance
 from sparklog.controller.suspicions import Suspicions
 from sparklog.errors import ErrorCode
-from sparklog.model import NO_LEADER, BrokerEndpoint, BrokerRegistration, TopicPartition, VersionedState, assert_never
+from sparklog.model import (
+    NO_LEADER,
+    BrokerEndpoint,
+    BrokerRegistration,
+    TopicPartition,
+    VersionedState,
+    assert_never,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class ControllerSettings:
-    """``topic_defaults`` are the cluster's, below a topic's own settings."""
+    """``topic_defaults`` are the cluster's, below a topic's own settings. ``preferred_leader_rebalance_interval_ms`` 0:
+    leaderships go back to preferred leaders only on request."""
 
     session_timeout_ms: int = 6000
     unclean_recovery_timeout_ms: int = 30_000
     topic_defaults: dict[str, str] = field(default_factory=dict)
+    preferred_leader_rebalance_interval_ms: int = 0
 
 
 class Controller:
@@ -81,6 +101,10 @@ class Controller:
         self._outbox = Outbox(controller_id=controller_id, controller_epoch=controller_epoch)
         self._lost_tails = LostTails(settings.unclean_recovery_timeout_ms)
         self._suspicions = Suspicions()
+        self._requests = ElectionRequests()
+        self._rebalance = Rebalance(settings.preferred_leader_rebalance_interval_ms)
+        #: Partitions to be given back to their preferred leaders at the next look.
+        self._wandered: set[Partition] = set()
         self._deletions: dict[str, str] = {}
         self._unannounced: dict[str, None] = {}
         self._dirty: dict[Partition, None] = {}
@@ -101,6 +125,7 @@ class Controller:
             self._settle(now_ms)
             self._announce_topics()
             self._trust_settled()
+            self._effects.extend(map(DropElection, self._requests.settled()))
             self._ask_log_ends(now_ms)
             self._outbox.set_brokers(self._visible_brokers())
             self._effects.extend(self._outbox.due(self.state, now_ms, more_coming=self._writing > 0))
@@ -112,7 +137,12 @@ class Controller:
         """When to send ``Ticked``, at the latest."""
         if not self._connected or self.resigned:
             return None
-        times = (self.brokers.deadline_ms, self._lost_tails.deadline_ms, self._outbox.deadline_ms)
+        times = (
+            self.brokers.deadline_ms,
+            self._lost_tails.deadline_ms,
+            self._rebalance.deadline_ms,
+            self._outbox.deadline_ms,
+        )
         return min((time for time in times if time is not None), default=None)
 
     def _take(self, event: Event, now_ms: int) -> None:
@@ -139,12 +169,16 @@ class Controller:
                     self._mark(self.state.hosted(broker_id))
             case TopicRead():
                 self._topic_read(event.topic)
+            case TopicWritten() | TopicNotWritten():
+                self._topic_answered(event)
             case TopicGone():
                 self._forget_topic(event.name)
             case DeletionsRead():
                 self._deletions = dict(event.deletions)
                 for name in event.deletions:
                     self._delete_if_asked(name)
+            case ElectionsRead():
+                self._mark(self._requests.read(event.requests, self._concerned))
             case TopicDeleted():
                 self._topic_deleted(event)
             case LogEndsRead():
@@ -162,6 +196,8 @@ class Controller:
                 if self._connected:
                     self._brokers_changed(BrokerChanges(failed=self.brokers.give_up(now_ms)))
                     self._mark(self._lost_tails.overdue(now_ms))
+                    if self._rebalance.due(now_ms):
+                        self._look_for_wandered(now_ms)
             case _:
                 assert_never(event)
 
@@ -180,6 +216,8 @@ class Controller:
         self._deletions = dict(event.deletions)
         for name in event.deletions:
             self._delete_if_asked(name)
+        self._mark(self._requests.read(event.elections, self._concerned))
+        self._rebalance.start(now_ms)
         self._mark(self.state.partitions())
 
     def _reconnected(self, now_ms: int) -> None:
@@ -187,6 +225,7 @@ class Controller:
         self._connected = True
         self.brokers.be_wary(now_ms)
         self._reread([p for p in self.state.partitions() if p.rereading])
+        self._effects.extend(ReadTopic(name) for name, topic in self.state.topics.items() if topic.rereading)
 
     # --- brokers -------------------------------------------------------------------------------------------------
 
@@ -260,15 +299,21 @@ class Controller:
         if known is not None and known.record.topic_id != record.topic_id:
             self._forget_topic(record.name)  # deleted and created again between two looks
             known = None
-        if known is not None and known.record == record:
-            return
-        topic, fresh = self.state.put_topic(snapshot)
+        if known is not None:
+            if known.rereading:
+                known.rereading = False
+                self._mark(known.partitions)
+            if snapshot.version < known.version or known.record == record:
+                return  # read before what is known, or nothing new
+        topic, changed = self.state.put_topic(snapshot)
         if known is None:
             topic.announced = any(p.stored is not None for p in topic.partitions)
             if not topic.announced:
                 self._unannounced[record.name] = None
         if topic.announced:
-            self._outbox.topic_changed(topic, [p for p in fresh if p.stored is not None])
+            # Those that move as well: with other settings others may leave.
+            told = [p for p in dict.fromkeys((*changed, *topic.moving)) if p.stored is not None]
+            self._outbox.topic_changed(topic, told)
         self._mark(topic.partitions)  # all: unclean elections may be allowed now
         self._delete_if_asked(record.name)
 
@@ -311,6 +356,75 @@ class Controller:
             self._dirty.pop(partition, None)
             self._lost_tails.give_up(partition)
             self._suspicions.drop(partition)
+            self._requests.satisfied(partition)
+            self._wandered.discard(partition)
+
+    # --- topics' records -------------------------------------------------------------------------------------------
+
+    def _finish_moves(self, finished: dict[Topic, dict[Partition, StateWrite | None]]) -> None:
+        """End what has moved, topic by topic in one write each. Others are looked at again after the one under way."""
+        for topic, moved in finished.items():
+            if topic.pending is not None or topic.rereading:
+                continue
+            ended = dict(list(moved.items())[: reassignments.MAX_FINISHED])
+            numbers = tuple(partition.tp.partition for partition in ended)
+            record = reassignments.finished_record(topic.record, numbers)
+            for partition, write in ended.items():
+                if write is not None:
+                    partition.pending = write
+                    self._writing += 1
+            writes = tuple(write for write in ended.values() if write is not None)
+            self._write_topic(topic, WriteTopic(record, topic.version, writes, numbers))
+
+    def _write_topic(self, topic: Topic, order: WriteTopic) -> None:
+        topic.pending = order
+        self._effects.append(order)
+
+    def _topic_answered(self, event: TopicWritten | TopicNotWritten) -> None:
+        topic = self.state.topics.get(event.name)
+        if topic is None or topic.record.topic_id != event.topic_id or topic.pending is None:
+            return
+        order, topic.pending = topic.pending, None
+        partitions = [p for p in (self.state.partition(write.tp) for write in order.writes) if p is not None]
+        for partition in partitions:
+            self._end_write(partition)
+        if isinstance(event, TopicNotWritten):
+            self._effects.append(Report("controller.topics.refused", f"{event.name}: {event.detail}"))
+            topic.rereading = True
+            if self._connected:
+                self._effects.append(ReadTopic(event.name))
+            self._reread(partitions)
+            return
+        for partition, write in zip(partitions, order.writes, strict=True):
+            self._adopt(partition, VersionedState(write.state, write.expected_version + 1, write.leader_incarnation))
+        version = order.expected_version + 1
+        if version > topic.version:
+            partitions += self.state.put_record(topic, order.record, version)
+        if order.ended:
+            detail = f"{len(order.ended)} partitions of {event.name}, {order.ended[0]} among them"
+            self._effects.append(Report("controller.reassignments.finished", detail, len(order.ended)))
+        self._outbox.partitions_changed(partitions)
+        self._mark(topic.partitions)
+
+    # --- elections that were asked for -------------------------------------------------------------------------------
+
+    def _concerned(self, request: ElectionAsked) -> Iterable[Partition]:
+        if request.partitions is None:
+            return self.state.partitions()
+        return (p for p in map(self.state.partition, request.partitions) if p is not None)
+
+    def _look_for_wandered(self, now_ms: int) -> None:
+        """Leaderships to be given back to the preferred leaders, as many as a round may move."""
+        standing = self.brokers.standing
+        for partition in self.state.partitions():
+            if partition.busy or partition.stored is None:
+                continue
+            if election.prefer(partition.replicas, partition.stored, standing, partition.unfit) is not None:
+                self._wandered.add(partition)
+                if len(self._wandered) >= MAX_MOVED:
+                    break
+        self._rebalance.looked(now_ms, moved=len(self._wandered))
+        self._mark(self._wandered)
 
     # --- partition states ------------------------------------------------------------------------------------------
 
@@ -326,6 +440,7 @@ class Controller:
             reasons[write.reason] += 1
             if write.reason in {election.UNCLEAN, election.RECOVERED}:
                 self._suspicions.drop(partition)
+                self._requests.satisfied(partition, UNCLEAN)
             self._adopt(partition, VersionedState(write.state, version, write.leader_incarnation))
             changed.append(partition)
         self._outbox.partitions_changed(changed)
@@ -397,27 +512,24 @@ class Controller:
         dirty, self._dirty = self._dirty, {}
         standing = self.brokers.standing
         writes = []
+        finished: dict[Topic, dict[Partition, StateWrite | None]] = {}
         for partition in dirty:
-            if partition.topic.deleting or partition.pending is not None or partition.rereading:
-                continue  # looked at again when the answer comes
-            decision = self._decide(partition, standing, now_ms)
-            if decision is None:
+            if partition.busy:
                 continue
-            stored = partition.stored
-            partition.pending = StateWrite(
-                partition.tp,
-                partition.topic.record.topic_id,
-                decision.state,
-                decision.leader_incarnation,
-                CREATE if stored is None else stored.version,
-                decision.reason,
-            )
-            writes.append(partition.pending)
-            self._writing += 1
+            decision = self._decide(partition, standing, now_ms) or self._improve(partition, standing)
+            if decision is not None:
+                partition.pending = _write_of(partition, decision)
+                writes.append(partition.pending)
+                self._writing += 1
+                continue
+            self._requests.satisfied(partition)
+            if partition.move is not None and not partition.topic.rereading:
+                self._look_for_end(partition, standing, finished)
         if writes:
             # Partitions that wait for a leader first, those that only lose a follower last.
             writes.sort(key=lambda write: write.reason == election.STRIPPED)
             self._effects.append(WriteStates(tuple(writes)))
+        self._finish_moves(finished)
 
     def _decide(self, partition: Partition, standing: election.Standing, now_ms: int) -> election.Decision | None:
         stored = partition.stored
@@ -434,8 +546,46 @@ class Controller:
             standing,
             suspects=partition.suspects,
             broken=partition.broken,
-            unclean=partition.topic.unclean,
+            unclean=partition.topic.unclean or self._requests.wants(partition, UNCLEAN),
         )
+
+    def _improve(self, partition: Partition, standing: election.Standing) -> election.Decision | None:
+        """Another leader for a partition whose leader stands: because it moves, or because that was asked for."""
+        stored, move = partition.stored, partition.move
+        wandered = partition in self._wandered
+        self._wandered.discard(partition)
+        if stored is None:
+            return None
+        if move is not None:
+            decision = reassignments.next_leader(
+                move, stored, standing, unfit=partition.unfit, min_isr=partition.topic.min_isr
+            )
+            if decision is not None:
+                return decision
+        if wandered or self._requests.wants(partition, PREFERRED):
+            return election.prefer(partition.replicas, stored, standing, partition.unfit)
+        return None
+
+    def _look_for_end(
+        self,
+        partition: Partition,
+        standing: election.Standing,
+        finished: dict[Topic, dict[Partition, StateWrite | None]],
+    ) -> None:
+        """Whether the partition has moved, and what state that leaves it in; None: the one it is in."""
+        assert partition.move is not None
+        if reassignments.only_reorders(partition.replicas, partition.move):
+            finished.setdefault(partition.topic, {})[partition] = None
+        elif partition.stored is not None:
+            end = reassignments.finish(
+                partition.move,
+                partition.stored,
+                standing,
+                unfit=partition.unfit,
+                min_isr=partition.topic.min_isr,
+            )
+            if end is not None:
+                finished.setdefault(partition.topic, {})[partition] = _write_of(partition, end)
 
     # --- lost tails ------------------------------------------------------------------------------------------------
 
@@ -505,4 +655,17 @@ class Controller:
     def settled(self) -> bool:
         """Nothing is under way or waiting to be told."""
         writing = any(p.pending is not None or p.rereading for p in self.state.partitions())
-        return not (writing or self._dirty or self._unannounced) and self._outbox.idle
+        writing = writing or any(t.pending is not None or t.rereading for t in self.state.topics.values())
+        return not (writing or self._dirty or self._unannounced) and self._requests.idle and self._outbox.idle
+
+
+def _write_of(partition: Partition, decision: election.Decision) -> StateWrite:
+    stored = partition.stored
+    return StateWrite(
+        partition.tp,
+        partition.topic.record.topic_id,
+        decision.state,
+        decision.leader_incarnation,
+        CREATE if stored is None else stored.version,
+        decision.reason,
+    )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sparklog.model import BrokerEndpoint, LeaderAndIsr, TopicPartition
+from sparklog.model import BrokerEndpoint, LeaderAndIsr, TopicPartition, TopicRecord
 from sparklog.protocol.messages import ControlUpdate
 
 #: ``StateWrite.expected_version`` of a node that is to be created.
@@ -44,6 +44,25 @@ class ReadStates:
 
 
 @dataclass(frozen=True, slots=True)
+class WriteTopic:
+    """Set the topic's record and, where ``writes`` are given, these partitions' states: one multi that also checks the
+    controller epoch and the topic id. Then TopicWritten or TopicNotWritten, or Fenced. One per topic at a time.
+    ``ended``: partitions whose moves this ends."""
+
+    record: TopicRecord
+    expected_version: int
+    writes: tuple[StateWrite, ...] = ()
+    ended: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ReadTopic:
+    """Read the topic's record, after everything written so far. Then TopicRead, or TopicGone."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
 class SendUpdate:
     """Send the update to this broker. Then UpdateAnswered or UpdateLost."""
 
@@ -63,6 +82,13 @@ class DeleteTopic:
 @dataclass(frozen=True, slots=True)
 class DropDeletionRequest:
     """Delete a request that means a topic which is no more. No result."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class DropElection:
+    """Delete a request for elections: it is carried out, which its deletion tells the requester. No result."""
 
     name: str
 
@@ -104,9 +130,12 @@ class Report:
 Effect = (
     WriteStates
     | ReadStates
+    | WriteTopic
+    | ReadTopic
     | SendUpdate
     | DeleteTopic
     | DropDeletionRequest
+    | DropElection
     | TrustBroker
     | AskLogEnds
     | Resign

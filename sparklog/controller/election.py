@@ -70,21 +70,19 @@ def decide(
     if leader in held:
         return None
     unfit = {*suspects, *broken}
-    stands = (
-        leader in live and live[leader] == stored.leader_incarnation and leader in state.isr and leader not in unfit
-    )
+    standing_leader = stands(stored, standing, unfit)
     kept = tuple(m for m in state.isr if m not in broken or m not in live)
-    if stands and leader not in stopping:
+    if standing_leader and leader not in stopping:
         return None if kept == state.isr else _next(stored, standing, leader, kept, STRIPPED)
 
     sound = [m for m in state.isr if m in live and m not in unfit]
     staying = [m for m in sound if m not in stopping]
-    if stands and not staying:
+    if standing_leader and not staying:
         return None
     electable = staying or sound
     if electable:
         new_leader = next((r for r in replicas if r in electable), electable[0])
-        return _next(stored, standing, new_leader, kept, MOVED if stands else ELECTED)
+        return _next(stored, standing, new_leader, kept, MOVED if standing_leader else ELECTED)
 
     if unclean and not any(m in held for m in state.isr):
         candidates = [r for r in replicas if r in live]
@@ -94,6 +92,38 @@ def decide(
     if leader == NO_LEADER:
         return None
     return _next(stored, standing, NO_LEADER, state.isr, LEADERLESS)
+
+
+def stands(stored: VersionedState, standing: Standing, unfit: Collection[int]) -> bool:
+    """Whether the leader is at work: live, the process its epoch was given to, and with a sound replica."""
+    state = stored.state
+    return (
+        standing.live.get(state.leader) == stored.leader_incarnation
+        and state.leader in state.isr
+        and state.leader not in unfit
+        and state.leader not in standing.held
+    )
+
+
+def fit(stored: VersionedState, standing: Standing, unfit: Collection[int]) -> list[int]:
+    """Members of the ISR to whom leadership may be moved from a leader that stands."""
+    live, _, stopping, _ = standing
+    return [m for m in stored.state.isr if m in live and m not in unfit and m not in stopping]
+
+
+def move(stored: VersionedState, standing: Standing, leader: int) -> Decision:
+    """``leader``, a member of the ISR, leads in a new epoch."""
+    return _next(stored, standing, leader, stored.state.isr, MOVED)
+
+
+def prefer(
+    replicas: tuple[int, ...], stored: VersionedState, standing: Standing, unfit: Collection[int]
+) -> Decision | None:
+    """Leadership goes from a leader that stands to the first replica, where that one may lead."""
+    preferred = replicas[0]
+    if preferred == stored.state.leader or not stands(stored, standing, unfit):
+        return None
+    return move(stored, standing, preferred) if preferred in fit(stored, standing, unfit) else None
 
 
 def recover(stored: VersionedState, standing: Standing, ends: Mapping[int, tuple[int, int]]) -> Decision:

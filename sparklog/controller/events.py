@@ -8,17 +8,32 @@ while a watch was being renewed is not lost.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from sparklog.model import BrokerRegistration, TopicPartition, TopicRecord, VersionedState
 
 
 @dataclass(frozen=True, slots=True)
 class TopicSnapshot:
-    """A topic and the states of those of its partitions that have one."""
+    """A topic, the states of those of its partitions that have one, and the version of the topic's own node."""
 
     record: TopicRecord
     states: Mapping[int, VersionedState]
+    version: int = 0
+
+
+#: ``ElectionAsked.kind``
+PREFERRED = "preferred"
+UNCLEAN = "unclean"
+
+
+@dataclass(frozen=True, slots=True)
+class ElectionAsked:
+    """Elect leaders anew. ``kind`` PREFERRED: the first replica, where it is in sync; UNCLEAN: any live replica, once,
+    where no member of the ISR is alive. ``partitions`` None: all."""
+
+    kind: str
+    partitions: tuple[TopicPartition, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +50,7 @@ class Loaded:
     deletions: Mapping[str, str]
     cautious: bool = False
     retired: frozenset[int] = frozenset()
+    elections: Mapping[str, ElectionAsked] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +70,27 @@ class StoppingRead:
 
 @dataclass(frozen=True, slots=True)
 class TopicRead:
-    """A topic appeared, or its record changed (schemas, configuration, more partitions)."""
+    """A topic appeared, its record changed (schemas, configuration, more partitions, moves), or ReadTopic's answer."""
 
     topic: TopicSnapshot
+
+
+@dataclass(frozen=True, slots=True)
+class TopicWritten:
+    """What WriteTopic ordered is durable, all of it: each node has the version that follows the expected one."""
+
+    name: str
+    topic_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class TopicNotWritten:
+    """WriteTopic lost a compare-and-set, or the connection broke under it and its fate is unknown. The core orders
+    reads."""
+
+    name: str
+    topic_id: str
+    detail: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +105,13 @@ class DeletionsRead:
     """All deletion requests: topic name to the id of the topic that is meant."""
 
     deletions: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class ElectionsRead:
+    """All requests for elections there are, by the name of their node."""
+
+    requests: Mapping[str, ElectionAsked]
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,8 +206,11 @@ Event = (
     | BrokersRead
     | StoppingRead
     | TopicRead
+    | TopicWritten
+    | TopicNotWritten
     | TopicGone
     | DeletionsRead
+    | ElectionsRead
     | TopicDeleted
     | StatesRead
     | StatesWritten

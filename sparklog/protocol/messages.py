@@ -14,7 +14,7 @@ from typing import Annotated, TypeVar
 
 import msgspec
 
-from sparklog.model import BrokerEndpoint, Int31, LeaderAndIsr, TopicSchema
+from sparklog.model import NO_EPOCH, NO_LEADER, BrokerEndpoint, Int31, LeaderAndIsr, TopicSchema
 
 PROTOCOL_MIN_VERSION = 1
 PROTOCOL_MAX_VERSION = 1
@@ -141,13 +141,18 @@ class Produce(Message, frozen=True, tag="produce"):
 
 
 class ProduceResult(msgspec.Struct, frozen=True, array_like=True):
-    """``base_offset`` is the first batch's; the others follow without gaps. -1 on error."""
+    """``base_offset`` is the first batch's; the others follow without gaps. -1 on error.
+
+    With NOT_LEADER_OR_FOLLOWER, ``leader`` and its epoch are who leads as far as the broker knows. Source: KIP-951.
+    """
 
     code: int
     base_offset: int
     append_time_us: int
     log_start_offset: int
     detail: str = ""
+    leader: int = NO_LEADER
+    leader_epoch: int = NO_EPOCH
 
 
 class ProduceReply(Message, frozen=True, tag="produce_reply"):
@@ -157,7 +162,8 @@ class ProduceReply(Message, frozen=True, tag="produce_reply"):
 
 
 class FetchPartition(msgspec.Struct, frozen=True, array_like=True):
-    """``leader_epoch`` is the fetcher's current one (-1: not checked); ``last_epoch`` that of its last batch."""
+    """``leader_epoch`` is the fetcher's current one (-1: not checked); ``last_epoch`` that of its last batch
+    (-1: its history is not compared)."""
 
     topic: str
     partition: int
@@ -195,7 +201,8 @@ class AbortedRange(msgspec.Struct, frozen=True, array_like=True):
 
 
 class FetchedPartition(msgspec.Struct, frozen=True, array_like=True):
-    """``diverging`` (epoch, end offset) tells a follower to truncate to the smaller of that and its own epoch end."""
+    """``diverging`` (epoch, end offset) tells a follower to truncate to the smaller of that and its own epoch end, and
+    a consumer that what it has read from there on is not in the log any more."""
 
     topic: str
     partition: int

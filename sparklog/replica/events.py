@@ -16,9 +16,11 @@ from sparklog.model import LeaderAndIsr
 class Decided(msgspec.Struct, frozen=True, gc=False):
     """A newer state of the partition became known: from the controller, or read from ZooKeeper.
 
-    Older ``version``s are ignored; an equal one renews only what the node does not hold (replicas, incarnations,
-    min_isr). ``incarnations`` are the live brokers' current ones, broker id to incarnation; ``min_isr`` is
-    min.insync.replicas of the topic. Brokers in ``stopping`` are on their way out and are not added to an ISR.
+    Older ``version``s are ignored; an equal one renews only what the node does not hold (everything but ``state``).
+    ``incarnations`` are the live brokers' current ones, broker id to incarnation; ``min_isr`` is min.insync.replicas
+    of the topic. Brokers in ``stopping`` are on their way out and are not added to an ISR. Replicas in ``leaving`` are
+    to be taken out of the ISR: the partition moves, and whoever stays is in sync at this ``version``. ``factor`` is
+    the replication factor that min_isr is measured against while the partition moves; 0: the number of replicas.
     """
 
     state: LeaderAndIsr
@@ -27,6 +29,8 @@ class Decided(msgspec.Struct, frozen=True, gc=False):
     incarnations: Mapping[int, int]
     min_isr: int
     stopping: frozenset[int] = frozenset()
+    leaving: frozenset[int] = frozenset()
+    factor: int = 0
 
 
 class BrokersChanged(msgspec.Struct, frozen=True, gc=False):

@@ -8,6 +8,8 @@ Lives for exactly one leader epoch; ``replica.py`` makes and drops it. The rules
   max(high watermark, epoch start): what earlier leaders committed lies below the epoch start, though this leader's
   own high watermark may lag behind it. Source: KAFKA-7128.
 - An ISR change acts only once it is written; until then both the old and the new set count (see ``isr.py``).
+- Replicas that leave because the partition moves go when nobody who stays has to; if one who stays falls out first,
+  the order to let them go lapses, for it was given on the strength of an ISR that is no more.
 - The lag clock of every follower starts with the epoch: nobody is shrunk for what an earlier leader had not seen.
 """
 
@@ -39,7 +41,7 @@ from sparklog.replica.events import (
     LeaderAppendFailed,
     ProduceArrived,
 )
-from sparklog.replica.isr import CommittedIsr, IsrState, PendingExpand, PendingIsr
+from sparklog.replica.isr import CommittedIsr, IsrState, PendingExpand, PendingIsr, PendingShrink
 from sparklog.replica.progress import UNKNOWN_END, Progress
 from sparklog.replica.purgatory import NEVER, Purgatory, Waiting
 from sparklog.replica.view import PartitionView
@@ -206,7 +208,7 @@ class Leader:
     def reconsider(self, effects: list[Effect], now_ms: int) -> None:
         """Propose the change the ISR needs now, if none is under way: removals first, they free commits."""
         if type(self.isr) is CommittedIsr:
-            removed = tuple(b for b in self.isr.committed if self._out_of_sync(b, now_ms))
+            removed = tuple(b for b in self.isr.committed if self._out_of_sync(b, now_ms)) or self._leaving_members()
             added = tuple(
                 (broker, peer.incarnation)
                 for broker, peer in self.progress.items()
@@ -219,6 +221,11 @@ class Leader:
                     self.progress[broker].caught_up_ms = now_ms
                 self._propose(self.isr.expand(added, expected_version=self.view.version), effects)
         self._schedule_check(now_ms)
+
+    def _leaving_members(self) -> tuple[int, ...]:
+        """Members to be let go. The leader itself stays, until another one is decided on."""
+        leaving = self.view.leaving
+        return tuple(b for b in self.isr.committed if b in leaving and b != self.view.broker_id) if leaving else ()
 
     def _propose(self, pending: PendingIsr, effects: list[Effect]) -> None:
         self._isr_became(pending)
@@ -247,6 +254,7 @@ class Leader:
             and peer.log_end >= self.epoch_start
             and view.incarnations.get(broker) == peer.incarnation
             and broker not in view.stopping
+            and broker not in view.leaving
             and broker in view.replicas
             and peer.disconnected_ms is None
             and now_ms >= peer.retry_ms
@@ -306,6 +314,8 @@ class Leader:
         assert view.state is not None
         view.version = event.version
         view.state = structs.replace(view.state, isr=event.isr)
+        if isinstance(pending, PendingShrink) and not view.leaving.issuperset(pending.removed):
+            view.leaving = frozenset()
         return self.isr_known(event.isr, now_ms, announce=True)
 
     def isr_refused(self, event: IsrRefused, now_ms: int) -> list[Effect]:

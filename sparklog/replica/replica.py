@@ -171,6 +171,12 @@ class Replica:
         return isinstance(self._role, Leader) and not isinstance(self._role.isr, CommittedIsr)
 
     @property
+    def dismissed(self) -> bool:
+        """This broker was told that it is no replica of the partition any more: its log is of no use to anybody."""
+        role, view = self._role, self._view
+        return isinstance(role, Offline) and not role.final and view.version >= 0 and self._dismissed(view.state)
+
+    @property
     def epoch_start(self) -> int | None:
         """The log end when this leader's epoch began; None unless this replica leads."""
         return self._role.epoch_start if isinstance(self._role, Leader) else None
@@ -255,7 +261,11 @@ class Replica:
         view.incarnations = event.incarnations
         view.stopping = event.stopping
         view.min_isr = event.min_isr
+        view.leaving = event.leaving
+        view.factor = event.factor
         if event.version == view.version:
+            if self._dismissed(event.state):
+                return self._dismiss()
             return self._role.cluster_changed(now_ms) if isinstance(self._role, Leader) else []
         old = self._role
         effects = self._follow_decision(event.state, event.version, now_ms, announce=False)
@@ -274,10 +284,9 @@ class Replica:
                 leaderless = LeaderAndIsr(NO_LEADER, old.epoch, state.isr, state.controller_epoch)
                 effects += self._become_follower(leaderless)
             return effects
-        if view.broker_id not in view.replicas:
-            detail = f"broker {view.broker_id} is not among the replicas {view.replicas}"
+        if self._dismissed(state):
             view.state = state
-            return self._become_offline(ErrorCode.NOT_LEADER_OR_FOLLOWER, detail, final=False)
+            return self._dismiss()
         if state.leader == view.broker_id:
             if isinstance(old, Leader) and old.epoch == state.leader_epoch:
                 view.state = state
@@ -287,6 +296,15 @@ class Replica:
             view.state = state
             return []
         return self._become_follower(state)
+
+    def _dismissed(self, state: LeaderAndIsr | None) -> bool:
+        """Whether the partition goes on without this broker. A member of the ISR is never dismissed, whatever the
+        replicas are said to be: others may count on its log."""
+        return self._view.broker_id not in (*self._view.replicas, *(state.isr if state else ()))
+
+    def _dismiss(self) -> list[Effect]:
+        detail = f"broker {self._view.broker_id} is not among the replicas {self._view.replicas}"
+        return self._become_offline(ErrorCode.NOT_LEADER_OR_FOLLOWER, detail, final=False)
 
     def _contradiction(self, state: LeaderAndIsr) -> str:
         """What is wrong with a decision, or the empty string."""
@@ -395,6 +413,7 @@ class Replica:
         if self._final:
             return []
         if event.version > self._view.version:
+            self._view.leaving = frozenset()  # told for an ISR that is no more
             return self._follow_decision(event.state, event.version, now_ms, announce=True)
         return self._role.isr_refused(event, now_ms) if isinstance(self._role, Leader) else []
 

@@ -65,11 +65,17 @@ class PartitionView:
     incarnations: Mapping[int, int] = field(default_factory=dict)
     #: live brokers on their way out: they keep their place in an ISR until they are removed, and are not added
     stopping: frozenset[int] = frozenset()
+    #: replicas to be taken out of the ISR, as told for ``version``; a later ISR is theirs only as long as nobody who
+    #: stays has fallen out of it
+    leaving: frozenset[int] = frozenset()
+    #: replication factor while the partition moves; 0: it does not
+    factor: int = 0
 
     @property
     def min_committed(self) -> int:
-        """Members the committed ISR needs for the high watermark to move and for acks=all to be accepted."""
-        return min(self.min_isr, len(self.replicas))
+        """Members the committed ISR needs for the high watermark to move and for acks=all to be accepted. A partition
+        that moves from one broker to three has three replicas long before the others have anything."""
+        return min(self.min_isr, self.factor or len(self.replicas))
 
     def known_dead(self, broker_id: int) -> bool:
         """True only on evidence: a table of live brokers that names this broker but not that one."""

@@ -1,7 +1,8 @@
 """The checkpoint of a log directory and the marks by which the next start knows how the last one ended.
 
 ``checkpoint``: for each partition the high watermark, the recovery point (everything below is fsynced) and the log
-start offset; replaced atomically, durable on return.
+start offset; replaced atomically, durable on return. Old segments are deleted only once their going is in it, so beside
+it lies ``checkpoint.reserve``, room for one more checkpoint: on a full disk that is what retention frees space with.
 
 ``running`` is written when a directory is opened and names the host's boot id; ``clean-stop`` when it is closed after
 everything was fsynced. From them follows what may be believed on the next open:
@@ -21,12 +22,15 @@ import msgspec
 
 from sparklog.errors import StorageError
 from sparklog.model import TopicPartition
-from sparklog.storage.disk import Disk, read_file, replace_file
+from sparklog.storage.disk import Disk, is_full, read_file, replace_file, write_all
 from sparklog.storage.formats import NewerFormatError, decode_state, encode_state
 
 CHECKPOINT_FILE = "checkpoint"
+RESERVE_FILE = "checkpoint.reserve"
 RUNNING_FILE = "running"
 CLEAN_STOP_FILE = "clean-stop"
+#: A reserve is this large at least, and twice the checkpoint it is made after.
+_RESERVE_BYTES = 64 * 1024
 
 logger = logging.getLogger(__name__)
 
@@ -81,7 +85,48 @@ def read_checkpoint(disk: Disk, log_dir: Path) -> dict[TopicPartition, Partition
 
 
 def write_checkpoint(disk: Disk, log_dir: Path, checkpoint: Checkpoint) -> None:
-    replace_file(disk, log_dir / CHECKPOINT_FILE, encode_state(checkpoint))
+    """Raises OSError: what is on disk is the checkpoint of before."""
+    content = encode_state(checkpoint)
+    try:
+        replace_file(disk, log_dir / CHECKPOINT_FILE, content)
+    except OSError as failure:
+        if not is_full(failure) or not _use_reserve(disk, log_dir, content):
+            raise
+    else:
+        _keep_reserve(disk, log_dir, len(content))
+
+
+def _use_reserve(disk: Disk, log_dir: Path, content: bytes) -> bool:
+    """Overwrite the reserve, which takes no room, and put it in the checkpoint's place. False: none is large enough."""
+    reserve = log_dir / RESERVE_FILE
+    if not disk.exists(reserve):
+        return False
+    handle = disk.open(reserve)
+    try:
+        if disk.size(handle) < len(content):
+            return False
+        write_all(disk, handle, [content], 0)
+        disk.truncate(handle, len(content))
+        disk.sync(handle)
+    finally:
+        disk.close(handle)
+    disk.rename(reserve, log_dir / CHECKPOINT_FILE)
+    disk.sync_directory(log_dir)
+    return True
+
+
+def _keep_reserve(disk: Disk, log_dir: Path, checkpoint_bytes: int) -> None:
+    """Make the reserve if it is missing or has become too small, as far as there is room. Its content means nothing."""
+    handle = disk.open(log_dir / RESERVE_FILE, create=True)
+    try:
+        size = disk.size(handle)
+        if size < checkpoint_bytes:
+            write_all(disk, handle, [bytes(max(_RESERVE_BYTES, 2 * checkpoint_bytes) - size)], size)
+    except OSError as failure:
+        if not is_full(failure):
+            raise
+    finally:
+        disk.close(handle)
 
 
 def begin_running(disk: Disk, log_dir: Path, *, boot_id: str) -> LastStop:

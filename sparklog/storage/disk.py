@@ -191,6 +191,15 @@ def read_file(disk: Disk, path: Path) -> bytes:
         disk.close(handle)
 
 
+def sync_file(disk: Disk, path: Path) -> None:
+    """fsync a file that is there, whoever has it open."""
+    handle = disk.open(path)
+    try:
+        disk.sync(handle)
+    finally:
+        disk.close(handle)
+
+
 def replace_file(disk: Disk, path: Path, content: bytes, *, sync: bool = True) -> None:
     """Put ``content`` at ``path`` so that a crash leaves the old file or the new one, never a mixture.
 

@@ -25,7 +25,7 @@ from sparklog.record.marker import Marker, decode_marker
 from sparklog.storage import retention
 from sparklog.storage.append_plan import NO_MAXIMUM, LogTail, Run, plan_follower_append, plan_leader_append
 from sparklog.storage.checkpoints import PartitionCheckpoint
-from sparklog.storage.disk import Buffer, is_full
+from sparklog.storage.disk import Buffer, is_full, sync_file
 from sparklog.storage.epochs import EpochCache
 from sparklog.storage.hot_batches import HotBatch, HotLog, forget_from
 from sparklog.storage.log_services import LogServices
@@ -543,11 +543,7 @@ class Log:
             return
         with self._offline_on_error("flushing"):
             self._chain.sync_from(self.recovery_point)
-            handle = self._disk.open(self.directory / PARTITION_FILE)
-            try:
-                self._disk.sync(handle)
-            finally:
-                self._disk.close(handle)
+            sync_file(self._disk, self.directory / PARTITION_FILE)
             self._disk.sync_directory(self.directory)
             self._disk.sync_directory(self.directory.parent)
         self.recovery_point = self.log_end_offset
@@ -563,7 +559,7 @@ class Log:
         return True
 
     def prepare_clean_stop(self) -> None:
-        """Make everything durable, and the next open quick. Blocks.
+        """Make everything durable, and the next open quick. Blocks; other logs may be made ready at the same time.
 
         Raises:
             StorageError: the log directory must go offline.

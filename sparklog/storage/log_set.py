@@ -53,6 +53,9 @@ _SET_ASIDE = "set-aside"
 
 logger = logging.getLogger(__name__)
 
+#: fsyncs under way on a clean stop. Measured: 8 take a twentieth of the time of one, 32 are hardly better.
+_SYNC_THREADS = 8
+
 
 class LogDirectory:
     """Made by ``open``; then ``load`` once; ``close`` at the end."""
@@ -302,12 +305,20 @@ class LogDirectory:
     def write_clean_marker(self) -> None:
         """fsync all logs, then say so on disk. Nothing may be appended afterwards. Blocks.
 
+        Many logs at a time: a disk's cache flush serves all that wait for one, so that thousands of logs take
+        seconds where one after the other would take minutes.
+
         Raises:
             StorageError: the disk failed; the next start will check everything.
         """
         self._check_online()
-        for log in self._logs.values():
-            log.prepare_clean_stop()
+        if self._threads is None:
+            for log in self._logs.values():
+                log.prepare_clean_stop()
+        else:
+            with ThreadPoolExecutor(_SYNC_THREADS, thread_name_prefix="log-sync") as threads:
+                for done in [threads.submit(log.prepare_clean_stop) for log in self._logs.values()]:
+                    done.result()
         try:
             self.checkpoint()
             mark_clean_stop(self._disk, self.path, boot_id=self._boot_id)

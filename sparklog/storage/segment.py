@@ -22,7 +22,7 @@ import numpy as np
 from sparklog.errors import StorageError
 from sparklog.record.header import HEADER_BYTES, HEADER_DTYPE, BatchHeader, header_array, unpack_header
 from sparklog.storage.append_plan import NO_MAXIMUM
-from sparklog.storage.disk import Buffer, Disk, write_all
+from sparklog.storage.disk import Buffer, Disk, sync_file, write_all
 from sparklog.storage.open_files import OpenFiles
 
 DATA_SUFFIX = ".arrow"
@@ -320,10 +320,10 @@ class Segment:
         self._mapped = None
 
     def sync(self) -> None:
-        """fsync data, then index. Blocks."""
-        self.bases()
-        self.disk.sync(self._data)
-        self.disk.sync(self._index)
+        """fsync data, then index. Blocks. Through descriptors of its own: threads may sync many segments at a time,
+        and the open files are the event loop's."""
+        for path in (self.data_path, self.index_path):
+            sync_file(self.disk, path)
 
 
 def segment_at(segments: Sequence[Segment], offset: int) -> int:

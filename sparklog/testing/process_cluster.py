@@ -1,7 +1,9 @@
-"""A real cluster without Spark: ZooKeeper, a controller in this process, and broker processes to kill.
+"""A real cluster without Spark: ZooKeeper, a controller, and broker processes to kill, to pause and to cut off.
 
 For tests of what only real processes show. Everything lives below one directory; brokers keep their ports, so a
-restarted one is found where it was. Nothing is left behind by ``stop``, whatever state the brokers are in.
+restarted one is found where it was. Nothing is left behind by ``stop``, whatever state the processes are in.
+
+The controller is a thread of this process, or, for faults of its own, a pair of processes of which one stands by.
 """
 
 from __future__ import annotations
@@ -26,9 +28,12 @@ import msgspec
 
 from sparklog.cluster.controller_loop import ControllerLoop
 from sparklog.cluster.embedded_zookeeper import EmbeddedZookeeper
+from sparklog.cluster.process import send_signal
 from sparklog.errors import ClusterError
 from sparklog.net.blocking import BlockingConnection
 from sparklog.protocol.messages import DescribeBroker, DescribeBrokerReply, Metadata, MetadataReply
+from sparklog.testing.network import CONTROLLER, Network, broker_party
+from sparklog.zk import paths
 from sparklog.zk.cluster_store import ClusterStore
 from sparklog.zk.session import ZkSession
 
@@ -46,7 +51,12 @@ class BrokerSlot:
         self.log_file = directory / f"broker-{broker_id}.log"
         self.config_file = directory / f"broker-{broker_id}.json"
         self.control_socket = control_socket
+        #: What others connect to; with a ``Network`` its proxy, and ``bind_host`` is where the broker listens.
+        self.host = "127.0.0.1"
+        self.bind_host = ""
         self.port = 0
+        #: Where this broker finds ZooKeeper; empty: where everyone does.
+        self.zookeeper = ""
         self.process: subprocess.Popen[bytes] | None = None
         #: By SIGSTOP: it runs, and answers nothing.
         self.paused = False
@@ -71,14 +81,35 @@ class BrokerSlot:
                 return answer
 
 
+class ControllerSlot:
+    """One of two controller processes: where it finds ZooKeeper, where it logs, and the process, if any."""
+
+    def __init__(self, number: int, directory: Path) -> None:
+        self.number = number
+        self.log_file = directory / f"controller-{number}.log"
+        self.zookeeper = ""
+        self.process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def running(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
+
 class ProcessCluster:
     """Context manager, or ``start`` and ``stop``. Owner: one test thread.
 
-    ``settings`` are every broker's; ``base_dir`` None: a temporary one, removed at the end.
+    ``settings`` are every broker's; ``base_dir`` None: a temporary one, removed at the end. ``network``: all
+    connections go through proxies that can be cut. ``controller_processes``: two of them instead of a thread here.
     """
 
     def __init__(
-        self, brokers: int = 3, *, base_dir: Path | None = None, settings: Mapping[str, str] | None = None
+        self,
+        brokers: int = 3,
+        *,
+        base_dir: Path | None = None,
+        settings: Mapping[str, str] | None = None,
+        network: bool = False,
+        controller_processes: bool = False,
     ) -> None:
         self._temporary = tempfile.mkdtemp(prefix="sparklog-")
         self.base_dir = base_dir or Path(self._temporary) / "data"
@@ -88,6 +119,8 @@ class ProcessCluster:
             number: BrokerSlot(number, self.base_dir, Path(self._temporary) / f"{number}.sock")
             for number in range(brokers)
         }
+        self.network = Network() if network else None
+        self.controllers = [ControllerSlot(number, self.base_dir) for number in range(2 if controller_processes else 0)]
         self._zookeeper: EmbeddedZookeeper | None = None
         self._controller: ControllerLoop | None = None
 
@@ -113,15 +146,24 @@ class ProcessCluster:
 
     @property
     def bootstrap(self) -> str:
-        return ",".join(f"127.0.0.1:{slot.port}" for slot in self.slots.values() if slot.port)
+        return ",".join(f"{slot.host}:{slot.port}" for slot in self.slots.values() if slot.port)
 
     def start(self) -> None:
         """ZooKeeper, controller, all brokers; returns when every broker has the cluster's metadata."""
         self.base_dir.mkdir(parents=True, exist_ok=True)
-        self._zookeeper = EmbeddedZookeeper.start(self.base_dir / "zookeeper")
+        self.start_zookeeper()
         self.cluster_id = self.ask_zookeeper(_prepare)
+        if self.network is not None:
+            self._put_between(self.network)
         self.start_controller()
         self.start_brokers()
+
+    def _put_between(self, network: Network) -> None:
+        for slot in self.slots.values():
+            slot.host, slot.bind_host, slot.port = network.add_broker(slot.broker_id)
+            slot.zookeeper = network.add_zookeeper(broker_party(slot.broker_id), self.zookeeper)
+        for controller in self.controllers:
+            controller.zookeeper = network.add_zookeeper(CONTROLLER, self.zookeeper)
 
     def start_brokers(self) -> None:
         """Start those that do not run, at the same time; returns when all know each other."""
@@ -132,6 +174,11 @@ class ProcessCluster:
 
     def stop(self) -> None:
         """Stop all of it: in order where brokers still answer, by force where not."""
+        if self.network is not None:
+            self.network.heal()
+        for slot in self.slots.values():
+            if slot.paused:
+                self.kill(slot.broker_id, signal.SIGCONT)
         try:
             self.stop_brokers()
             self.stop_controller()
@@ -141,6 +188,8 @@ class ProcessCluster:
             if self._zookeeper is not None:
                 self._zookeeper.stop()
                 self._zookeeper = None
+            if self.network is not None:
+                self.network.close()
             shutil.rmtree(self._temporary, ignore_errors=True)
 
     def stop_brokers(self) -> dict[int, int]:
@@ -158,11 +207,29 @@ class ProcessCluster:
         return {slot.broker_id: self._reap(slot) for slot in running}
 
     def start_controller(self) -> None:
-        if self._controller is None:
+        for slot in self.controllers:
+            if not slot.running:
+                self._launch_controller(slot)
+        if self._controller is None and not self.controllers:
             self._controller = ControllerLoop(self.zookeeper, self.cluster_id, settings=self.settings)
             self._controller.start()
 
+    def signal_zookeeper(self, number: signal.Signals) -> None:
+        """SIGSTOP, SIGCONT; SIGTERM and SIGKILL end it, and ``start_zookeeper`` brings it back."""
+        assert self._zookeeper is not None, "the cluster has not been started"
+        send_signal(self._zookeeper.process, number)
+        if number in {signal.SIGTERM, signal.SIGKILL}:
+            self._zookeeper.stop()  # which only waits for its end
+
+    def start_zookeeper(self) -> None:
+        """On the data and the port it had; adopts one that runs."""
+        self._zookeeper = EmbeddedZookeeper.start(self.base_dir / "zookeeper")
+
     def stop_controller(self) -> None:
+        for slot in self.controllers:
+            if slot.process is not None:
+                self.kill_controller(slot.number, signal.SIGCONT)
+                self.kill_controller(slot.number, signal.SIGTERM)
         if self._controller is not None:
             self._controller.stop()
             self._controller = None
@@ -188,6 +255,35 @@ class ProcessCluster:
 
         wait_until(known, timeout_s, f"brokers {sorted(running)} to know each other")
 
+    # --- the controller processes ---
+
+    def active_controller(self) -> int | None:
+        """Which of the controller processes holds ``/controller``; None while none does."""
+
+        async def holder(store: ClusterStore) -> str:
+            if not await store.session.exists(paths.CONTROLLER):
+                return ""
+            return (await store.session.get(paths.CONTROLLER)).data.decode()
+
+        text = self.ask_zookeeper(holder)
+        for slot in self.controllers:
+            if slot.process is not None and f"-{slot.process.pid}-" in text:
+                return slot.number
+        return None
+
+    def kill_controller(self, number: int, with_signal: signal.Signals = signal.SIGKILL) -> None:
+        """Send a signal to one of the controller processes, and see it end if that ends it."""
+        slot = self.controllers[number]
+        assert slot.process is not None, f"controller {number} does not run"
+        slot.process.send_signal(with_signal)
+        if with_signal in {signal.SIGKILL, signal.SIGTERM}:
+            try:
+                slot.process.wait(_STOP_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                slot.process.kill()
+                slot.process.wait()
+            slot.process = None
+
     # --- one broker ---
 
     def pid(self, broker_id: int) -> int:
@@ -196,7 +292,8 @@ class ProcessCluster:
         return process.pid
 
     def connect(self, broker_id: int, **options: Any) -> BlockingConnection:
-        return BlockingConnection("127.0.0.1", self.slots[broker_id].port, client_id="test", **options)
+        slot = self.slots[broker_id]
+        return BlockingConnection(slot.host, slot.port, client_id="test", **options)
 
     def metadata(self, broker_id: int, *topics: str) -> MetadataReply:
         with self.connect(broker_id) as connection:
@@ -257,9 +354,10 @@ class ProcessCluster:
             "cluster_id": self.cluster_id,
             "broker_id": slot.broker_id,
             "log_dir": str(slot.log_dir),
-            "host": "127.0.0.1",
+            "host": slot.host,
+            "bind_host": slot.bind_host,
             "port": slot.port,
-            "zookeeper": self.zookeeper,
+            "zookeeper": slot.zookeeper or self.zookeeper,
             "settings": self.settings,
             "control_socket": str(slot.control_socket),
             "ready_fd": write_fd,
@@ -276,6 +374,17 @@ class ProcessCluster:
             )
         os.close(write_fd)
         return ready_fd
+
+    def _launch_controller(self, slot: ControllerSlot) -> None:
+        command = [sys.executable, "-m", "sparklog.testing.controller_process", slot.zookeeper or self.zookeeper]
+        with slot.log_file.open("ab") as log:
+            slot.process = subprocess.Popen(
+                [*command, self.cluster_id, msgspec.json.encode(self.settings).decode()],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
 
     def _await_ready(self, slot: BrokerSlot, ready_fd: int) -> None:
         try:

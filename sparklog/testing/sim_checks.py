@@ -1,162 +1,283 @@
 """What must hold of a simulated cluster after every step. A violation raises ``Violation`` with what was found.
 
 The checker sees everything at once, which no process does: all logs, all marks, ZooKeeper, and every answer given to
-a client. One checker per partition.
+a client. One checker per partition of one topic id. Each check looks only at what the step has changed, so that all
+of them hold by induction: a log's first batches that were found to be the committed ones stay so until it is cut.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from bisect import bisect_right
+from collections.abc import Callable, Collection
+from typing import NoReturn
 
-from sparklog.model import NO_LEADER, VersionedState
+from sparklog.model import NO_LEADER, NO_PRODUCER, Reassignment, VersionedState
 from sparklog.testing.sim_log import SimBatch, SimLog
+
+_Place = tuple[int, int]
 
 
 class Violation(AssertionError):
-    """A promise of the log was broken."""
+    """A promise of the log was broken. ``rule`` names it, ``partition`` says where, if it is of one partition."""
+
+    def __init__(self, what: str, *, rule: str = "", partition: str = "") -> None:
+        super().__init__(what)
+        self.rule = rule
+        self.partition = partition
 
 
 class PartitionChecker:
-    """Mutable; told about marks, answers, roles and ISR writes as they happen."""
+    """Mutable; told about appends, cuts, marks, answers, roles and state writes as they happen."""
 
-    def __init__(self, name: str, logs: Mapping[int, SimLog], *, min_copies: int) -> None:
+    def __init__(self, name: str, replicas: tuple[int, ...], *, min_isr: int) -> None:
         self.name = name
-        self.logs = logs
-        #: replicas that must hold what is committed, at the moment it is: min(min.insync.replicas, replicas)
-        self.min_copies = min_copies
-        #: every batch that any replica ever showed as committed, in offset order
+        self.replicas = replicas
+        self.min_isr = min_isr
+        #: the smallest replication factor so far: leaders may hear late of a larger one
+        self._fewest = len(replicas)
+        #: of the brokers that host the partition now
+        self.logs: dict[int, SimLog] = {}
+        #: every batch that any replica ever showed as committed, in offset order, and where each ends
         self.committed: list[SimBatch] = []
         self.committed_end = 0
+        self._next_offsets: list[int] = []
         #: committed end as each leader epoch left it
         self._ends: dict[int, int] = {}
         #: acks=all answers: base offset by body
         self.acked: dict[str, int] = {}
         self.leaders: dict[int, tuple[int, int]] = {}
         self.isr: tuple[int, ...] = ()
+        self._last: VersionedState | None = None
         #: ISR writes that may still arrive: expected version and set
         self.proposed: set[tuple[int, tuple[int, ...]]] = set()
         #: brokers whose page cache was lost, with the incarnation that lost it; no promise counts on them until a
         #: later incarnation is in an ISR
         self.lost: dict[int, int] = {}
+        #: the power went everywhere: the next leader's log is what is left of the committed
+        self.bereft = False
+        #: each batch ever appended, by (base offset, epoch), with its predecessor's place
+        self._places: dict[_Place, tuple[SimBatch, _Place | None]] = {}
+        #: by producer id: epoch and next sequence of what is committed
+        self._sequences: dict[int, tuple[int, int]] = {}
 
-    def fail(self, what: str) -> None:
-        raise Violation(f"{self.name}: {what}")
+    def assigned(self, replicas: tuple[int, ...], move: Reassignment | None) -> None:
+        """The topic's record has these replicas for the partition, and this move under way."""
+        self.replicas = replicas
+        factor = min(len(move.target), len(move.original)) if move else len(replicas)
+        self._fewest = min(self._fewest, factor)
 
-    def spared(self, victim: int, node: VersionedState, *, leaving: Collection[int] = ()) -> bool:
+    def fail(self, rule: str, what: str) -> NoReturn:
+        raise Violation(f"{self.name}: {rule}: {what}", rule=rule, partition=self.name)
+
+    # --- logs ---------------------------------------------------------------------------------------------------
+
+    def appended(self, broker: int, count: int) -> None:
+        """Log matching: an offset and epoch name one batch with one history, whichever log holds it. The last
+        ``count`` batches are new."""
+        batches = self.logs[broker].batches
+        first = len(batches) - count
+        before = _place(batches[first - 1]) if first else None
+        for at in range(first, len(batches)):
+            batch = batches[at]
+            place = _place(batch)
+            known = self._places.setdefault(place, (batch, before))
+            if known[0] is not batch and known[0] != batch:
+                self.fail("log matching", f"broker {broker} holds {batch} where {known[0]} was")
+            if known[1] != before:
+                self.fail("log matching", f"broker {broker}: before {place} comes {before}, elsewhere {known[1]}")
+            before = place
+
+    def cut(self, broker: int) -> None:
+        """StrongIsr: no member of the ISR cuts what is committed off."""
+        if broker in self.isr:
+            self.holds(broker, self.committed_end, "StrongIsr", "cut its log in the ISR")
+
+    def forgot(self, broker: int) -> None:
+        """The broker's log was deleted."""
+        self.logs.pop(broker, None)
+        self.lost.pop(broker, None)
+        if broker in self.isr and self.committed_end:
+            self.fail("StrongIsr", f"broker {broker} deleted its log in the ISR {self.isr}")
+
+    def spared(self, victim: int, node: VersionedState | None, *, leaving: Collection[int] = ()) -> bool:
         """Whether a member with its data is left, in the ISR and in each that may be written next, when ``victim``
         loses its page cache or leaves: the condition under which the log promises anything. Brokers that are
         ``leaving`` the ISR are not counted on."""
+        if node is None:
+            return True
         sets = [node.state.isr, *(isr for version, isr in self.proposed if version >= node.version)]
         return all(set(isr) - self.lost.keys() - {victim, *leaving} for isr in sets)
+
+    def power_cut(self, incarnation: Callable[[int], int]) -> None:
+        """Every host went down at once: what no disk holds is gone, and nobody promised otherwise."""
+        self.bereft = True
+        self.lost = {broker: incarnation(broker) for broker in self.logs}
+
+    # --- marks and answers --------------------------------------------------------------------------------------
 
     def high_watermark_moved(self, broker: int, mark: int, *, epoch: int) -> None:
         """Consistent reads: what is shown below a mark is the same wherever and whenever. StrongIsr: whatever is
         committed is on every member of the ISR."""
         log = self.logs[broker]
         if mark > log.log_end_offset:
-            self.fail(f"high watermark {mark} of broker {broker} is above its log end {log.log_end_offset}")
-        self.same_prefix(broker, min(mark, self.committed_end))
+            self.fail("valid high watermark", f"{mark} of broker {broker} is above its log end {log.log_end_offset}")
+        if not self._same(log, self._count_below(min(mark, self.committed_end))):
+            self.fail("consistent reads", f"broker {broker} shows other records below {mark} than were committed")
         if mark > self.committed_end:
-            while self.committed_end < mark:
-                batch = log.batch_at(self.committed_end)
-                if batch is None:
-                    self.fail(f"broker {broker} has no batch at {self.committed_end}")
-                    return
-                self.committed.append(batch)
-                self.committed_end = batch.header.next_offset
+            self._commit(broker, log, mark)
             self._ends[epoch] = self.committed_end
-            if self.committed_end != mark:
-                self.fail(f"high watermark {mark} of broker {broker} is inside a batch")
             copies = sum(b in self.lost or log.log_end_offset >= mark for b, log in self.logs.items())
-            if copies < self.min_copies:
-                self.fail(f"high watermark {mark} with {copies} copies, {self.min_copies} needed")
+            needed = min(self.min_isr, self._fewest)
+            if copies < needed:
+                self.fail("min.insync.replicas", f"high watermark {mark} with {copies} copies, {needed} needed")
             for member in self.isr:
-                self.holds(member, self.committed_end, "in the ISR")
+                self.holds(member, mark, "StrongIsr", "in the ISR")
 
-    def same_prefix(self, broker: int, end: int) -> None:
-        log = self.logs[broker]
-        if not self.committed or not end or not log.batches:
+    def _commit(self, broker: int, log: SimLog, mark: int) -> None:
+        while self.committed_end < mark:
+            batch = log.batch_at(self.committed_end)
+            if batch is None:
+                self.fail("dense offsets", f"broker {broker} has no batch at {self.committed_end}")
+            self._follow_sequence(batch)
+            self.committed.append(batch)
+            self.committed_end = batch.header.next_offset
+            self._next_offsets.append(self.committed_end)
+        if self.committed_end != mark:
+            self.fail("valid high watermark", f"{mark} of broker {broker} is inside a batch")
+        log.verified = len(self.committed)
+
+    def _follow_sequence(self, batch: SimBatch) -> None:
+        """Idempotence: each producer's sequences are committed once and in order, from 0 in each of its epochs."""
+        header = batch.header
+        if header.producer_id == NO_PRODUCER:
             return
-        at = self._count_below(end)
-        if log.batches[:at] != self.committed[:at]:
-            self.fail(f"broker {broker} shows other records below {end} than were committed")
+        epoch, expected = self._sequences.get(header.producer_id, (-1, 0))
+        if header.producer_epoch > epoch:
+            epoch, expected = header.producer_epoch, 0
+        if (header.producer_epoch, header.first_sequence) != (epoch, expected):
+            found = f"epoch {header.producer_epoch} sequence {header.first_sequence}"
+            self.fail("idempotence", f"{batch.body}: {found} at {header.base_offset}, {epoch} and {expected} expected")
+        self._sequences[header.producer_id] = (epoch, expected + header.record_count)
 
-    def holds(self, broker: int, end: int, why: str) -> None:
+    def holds(self, broker: int, end: int, rule: str, why: str) -> None:
         """What is committed below ``end`` is on the broker's log."""
-        if broker in self.lost:
+        if broker in self.lost or not end:
             return
-        log, count = self.logs[broker], self._count_below(end)
-        if log.batches[:count] != self.committed[:count]:
-            self.fail(f"broker {broker}, {why}, ends at {log.log_end_offset}, or differs; committed end is {end}")
+        log = self.logs.get(broker)
+        if log is None:
+            self.fail(rule, f"broker {broker}, {why}, has no log; committed end is {end}")
+        if not self._same(log, self._count_below(end)):
+            self.fail(rule, f"broker {broker}, {why}, ends at {log.log_end_offset}, or differs; committed end is {end}")
+
+    def _same(self, log: SimLog, count: int) -> bool:
+        """Whether the log's first ``count`` batches are the committed ones."""
+        at = log.verified
+        if at < count:
+            if log.batches[at:count] != self.committed[at:count]:
+                return False
+            log.verified = count
+        return True
 
     def _count_below(self, end: int) -> int:
-        low, high = 0, len(self.committed)
-        while low < high:
-            middle = (low + high) // 2
-            if self.committed[middle].header.next_offset <= end:
-                low = middle + 1
-            else:
-                high = middle
-        return low
+        return bisect_right(self._next_offsets, end)
+
+    def answered(self, body: str, acks: int, base_offset: int) -> None:
+        """Success for acks=all means committed, where it was said to be."""
+        if acks != -1:
+            return
+        self.acked[body] = base_offset
+        at = self._count_below(base_offset)
+        if at >= len(self.committed) or self.committed[at].body != body:
+            end = self.committed_end
+            self.fail("acks=all", f"{body} acknowledged at {base_offset}, which is not committed (end {end})")
+
+    # --- leaders and states -------------------------------------------------------------------------------------
 
     def became_leader(self, broker: int, process: int, epoch: int) -> None:
         """One process per epoch, and it holds all that was committed in earlier ones (leader completeness). It may
         hear late of its epoch, when newer ones have committed more."""
         holder = self.leaders.setdefault(epoch, (broker, process))
         if holder != (broker, process):
-            self.fail(f"epoch {epoch} led by broker {broker} process {process}, and by {holder}")
+            self.fail("one leader an epoch", f"epoch {epoch} led by broker {broker} process {process}, and by {holder}")
+        if self.bereft:
+            self._begin_again(broker)
         end = max((end for earlier, end in self._ends.items() if earlier < epoch), default=0)
-        self.holds(broker, end, f"leading epoch {epoch}")
+        self.holds(broker, end, "leader completeness", f"leading epoch {epoch}")
 
-    def answered(self, body: str, acks: int, base_offset: int) -> None:
-        """Success for acks=all means committed."""
-        if acks != -1:
-            return
-        self.acked[body] = base_offset
-        at = self._count_below(base_offset)
-        if at >= len(self.committed) or self.committed[at].body != body:
-            self.fail(f"{body} acknowledged at {base_offset}, which is not committed (end {self.committed_end})")
+    def _begin_again(self, broker: int) -> None:
+        """After a power cut everywhere: committed is what the first leader after it holds."""
+        self.bereft = False
+        log = self.logs[broker]
+        self.lost.pop(broker, None)
+        limit = min(len(log.batches), len(self.committed))
+        kept = next((at for at in range(limit) if log.batches[at] != self.committed[at]), limit)
+        committed, self.committed = self.committed[:kept], []
+        self._sequences.clear()
+        for batch in committed:
+            self._follow_sequence(batch)
+        self.committed = committed
+        del self._next_offsets[kept:]
+        self.committed_end = self._next_offsets[-1] if kept else 0
+        self._ends = {epoch: min(end, self.committed_end) for epoch, end in self._ends.items()}
+        self.acked = {body: offset for body, offset in self.acked.items() if offset < self.committed_end}
+        for other in self.logs.values():
+            other.verified = min(other.verified, kept)
 
-    def isr_written(self, before: VersionedState, after: VersionedState, *, incarnation: Callable[[int], int]) -> None:
-        """``incarnation`` gives the last registered one of a broker."""
-        old, new = before.state, after.state
-        if not new.isr:
-            self.fail("empty ISR written")
+    def written(
+        self,
+        before: VersionedState | None,
+        after: VersionedState,
+        *,
+        controller_epoch: int,
+        incarnation: Callable[[int], int],
+    ) -> None:
+        """A state was written to ZooKeeper. ``controller_epoch`` is the newest there; ``incarnation`` gives the last
+        registered one of a broker."""
+        new = after.state
+        self._type_ok(before, after)
         if new.leader != NO_LEADER and new.leader not in new.isr:
-            self.fail(f"leader {new.leader} written outside its ISR {new.isr}")
-        if new.leader != old.leader and new.leader_epoch <= old.leader_epoch:
-            self.fail(f"leader changed in epoch {new.leader_epoch}")
+            self.fail("leader in ISR", f"leader {new.leader} written outside its ISR {new.isr}")
+        if before is None or new.leader_epoch > before.state.leader_epoch:
+            if new.controller_epoch != controller_epoch:
+                found = f"epoch {new.leader_epoch} given by controller epoch {new.controller_epoch}"
+                self.fail("control requests fenced", f"{found}, {controller_epoch} is the newest")
+        elif new.leader != before.state.leader:
+            self.fail("one leader an epoch", f"leader changed in epoch {new.leader_epoch}")
         self.isr = new.isr
+        self.proposed = {(version, isr) for version, isr in self.proposed if version >= after.version}
         for member in new.isr:
-            if member not in old.isr:
-                if self.lost.get(member, -1) < incarnation(member):
+            if before is None or member not in before.state.isr:
+                if not self.bereft and self.lost.get(member, -1) < incarnation(member):
                     self.lost.pop(member, None)
-                self.holds(member, self.committed_end, f"added to the ISR {new.isr}")
+                if before is not None:
+                    self.holds(member, self.committed_end, "StrongIsr", f"added to the ISR {new.isr}")
 
-    def logs_match(self) -> None:
-        """Two logs that hold the same epoch at the same offset are equal up to there."""
-        brokers = list(self.logs)
-        for i, first in enumerate(brokers):
-            for second in brokers[i + 1 :]:
-                a, b = self.logs[first].batches, self.logs[second].batches
-                at = min(len(a), len(b))
-                while at and _place(a[at - 1]) != _place(b[at - 1]):
-                    at -= 1
-                if a[:at] != b[:at]:
-                    self.fail(f"logs of {first} and {second} agree in offset and epoch at batch {at}, not before")
+    def _type_ok(self, before: VersionedState | None, after: VersionedState) -> None:
+        new = after.state
+        known = {NO_LEADER, *self.replicas}
+        if not new.isr or len(set(new.isr)) != len(new.isr) or not {new.leader, *new.isr} <= known:
+            self.fail("TypeOk", f"{new} written for replicas {self.replicas}")
+        if before is not None and (
+            new.leader_epoch < before.state.leader_epoch or new.controller_epoch < before.state.controller_epoch
+        ):
+            self.fail("TypeOk", f"{new} written after {before.state}")
+
+    # --- the end ------------------------------------------------------------------------------------------------
 
     def settled(self, leader_log: SimLog) -> None:
         """After the faults have stopped: everything acknowledged is on every replica, and all logs are equal."""
         bodies = {batch.body: batch.header.base_offset for batch in leader_log.batches}
         for body, offset in self.acked.items():
             if bodies.get(body) != offset:
-                self.fail(f"{body}, acknowledged at {offset}, is gone")
+                self.fail("acks=all", f"{body}, acknowledged at {offset}, is gone")
+        if set(self.logs) != set(self.replicas):
+            self.fail("replicas settle", f"logs on {sorted(self.logs)}, replicas are {self.replicas}")
         for broker, log in self.logs.items():
             if log.batches != leader_log.batches:
-                self.fail(
-                    f"log of broker {broker} ends at {log.log_end_offset}, leader's at {leader_log.log_end_offset}"
-                )
+                ends = f"log of broker {broker} ends at {log.log_end_offset}, leader's at {leader_log.log_end_offset}"
+                self.fail("replicas settle", ends)
 
 
-def _place(batch: SimBatch) -> tuple[int, int]:
-    return batch.header.base_offset, batch.header.leader_epoch
+def _place(batch: SimBatch) -> _Place:
+    header = batch.header
+    return header.base_offset, header.leader_epoch

@@ -1,34 +1,40 @@
-"""A whole cluster in one thread: production replica cores under a seed's faults, checked after every step.
+"""A whole cluster in one thread: production replica and controller cores under a seed's faults, checked at every step.
 
-``SimCluster(seed).run()`` plays a schedule: brokers crash and come back, with or without their page cache; links are
-cut in one or both directions; brokers pause longer than their sessions live; messages are lost, late, doubled;
-leaders change for no reason. Then the faults stop, and everything acknowledged must be on every replica. A failure
-raises ``Violation`` and carries the seed; the same seed fails the same way.
+``SimCluster(seed).run()`` plays a schedule: processes crash, pause and come back, links are cut, disks fill up and
+fail, clocks run fast or slow, operators create, move and delete (``sim_faults``, ``sim_operators``). Then the faults
+stop, and everything must settle: ISRs are full, moves are done, and what was acknowledged is on every replica. A
+failure raises ``Violation`` and carries the seed; the same seed fails the same way.
 
 ::
 
-    clients --produce--> SimBroker (Replica core, SimLog) --fetch--> SimBroker
-                              |  WriteIsr                       ^ Decided
+    clients --produce--> SimBroker (Replica cores, SimLog) --fetch--> SimBroker
+                              |  WriteIsr                       ^ updates
                               v                                 |
-                            SimZk <-- compare-and-set -- ControllerActor
+                            SimZk <-- compare-and-set -- CoreController (Controller core), one of two
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from random import Random
 
-from sparklog.model import LeaderAndIsr, TopicPartition, VersionedState
+from sparklog.model import LeaderAndIsr, TopicPartition, TopicRecord, TopicSchema, VersionedState
 from sparklog.replica.replica import Replica, ReplicaSettings
-from sparklog.testing.sim_broker import Hosted, Produce, SimBroker
+from sparklog.testing.sim_broker import SimBroker
 from sparklog.testing.sim_checks import PartitionChecker, Violation
-from sparklog.testing.sim_controller import CONTROLLER, ControlledCluster, ControllerActor, StandInController
+from sparklog.testing.sim_clients import SimProducer, SimWriter
+from sparklog.testing.sim_controller_core import CoreController
+from sparklog.testing.sim_faults import Faults
 from sparklog.testing.sim_log import SimLog
-from sparklog.testing.sim_world import FINE, WEATHERS, ZK, SimWorld, Weather
+from sparklog.testing.sim_operators import Operators
+from sparklog.testing.sim_schedule import Action, draw_schedule
+from sparklog.testing.sim_world import FINE, WEATHERS, SimWorld, Weather
 from sparklog.testing.sim_zk import SimZk
 
-SESSION_MS = 400
-PRODUCE_MS = 12
-COMPARE_MS = 250
+PRODUCE_MS = 25
+#: clients stop so long before the end
+QUIET_MS = 1500
 
 
 class SimCluster:
@@ -42,51 +48,89 @@ class SimCluster:
         partitions: int = 1,
         min_isr: int = 2,
         replica_type: type[Replica] = Replica,
-        controller_type: Callable[[ControlledCluster], ControllerActor] = StandInController,
+        controller_type: type[CoreController] = CoreController,
+        broker_type: type[SimBroker] = SimBroker,
+        log_type: type[SimLog] = SimLog,
         check_cores: bool = True,
         weather: Weather | None = None,
         restless: float | None = None,
         page_cache_loss: float = 0.3,
         accidents: bool = True,
+        salt: int = 0,
+        produce_ms: int | None = None,
     ) -> None:
-        """``weather`` and ``restless`` (how often leaders change for no reason) are the seed's choice if not given;
+        """``weather`` and ``restless`` (how much operators do) are the seed's choice if not given;
         ``page_cache_loss`` is the chance that a crash takes what was not flushed, where the promise allows it. Without
-        ``accidents`` nothing happens but what a test orders."""
+        ``accidents`` nothing happens but what a test orders. ``salt``: the same schedule over another network.
+        ``produce_ms``: mean pause between two batches of a partition's producer; longer where there are many of
+        them, if not given."""
         self.seed = seed
-        self.world = SimWorld(seed, weather=FINE)
+        self.world = SimWorld(seed, weather=FINE, salt=salt)
         self.world.weather = weather or self.world.random.choice(WEATHERS)
-        self.zk = SimZk(self._written)
+        self.zk = SimZk(self.world, self._written, self._serve)
         self.settings = ReplicaSettings(lag_time_max_ms=400, connection_grace_ms=60, isr_retry_ms=100)
         self.replica_type = replica_type
+        self.log_type = log_type
         self.check_cores = check_cores
         self.append_failure = 0.01
         self.page_cache_loss = page_cache_loss
         self.min_isr = min_isr
-        self.brokers: dict[int, SimBroker] = {}
-        self.assignment: dict[TopicPartition, tuple[int, ...]] = {}
+        self.produce_ms = PRODUCE_MS * max(1, partitions // 2) if produce_ms is None else produce_ms
         self.checkers: dict[TopicPartition, PartitionChecker] = {}
+        self.producers: dict[TopicPartition, SimProducer] = {}
+        self.faults_over = False
         self._restless = self.world.random.choice((0.0, 0.03, 0.15)) if restless is None else restless
-        self._produced = 0
-        self._faults = True
         self._accidents = accidents
-        ids = list(range(1, brokers + 1))
-        for broker_id in ids:
-            self.brokers[broker_id] = SimBroker(broker_id, self)
-        for number in range(partitions):
-            self._place(TopicPartition("t", number), tuple(ids[number % brokers :] + ids[: number % brokers]))
-        self.controller = controller_type(self)
+        self._by_id: dict[tuple[str, int], PartitionChecker] = {}
+        self._writers: list[SimWriter] = []
+        self.brokers = {broker_id: broker_type(broker_id, self) for broker_id in range(1, brokers + 1)}
+        self.controllers = [controller_type(name, self) for name in ("c1", "c2")]
+        self.faults = Faults(self)
+        self.operators = Operators(self)
+        self._kinds: dict[str, Callable[[Random], None]] = {**self.faults.kinds, **self.operators.kinds}
+        ids = list(self.brokers)
+        replicas = (tuple(ids[n % brokers :] + ids[: n % brokers]) for n in range(partitions))
+        self.create_topic("t", tuple(replicas))
 
-    def _place(self, tp: TopicPartition, replicas: tuple[int, ...]) -> None:
-        logs = {broker_id: SimLog() for broker_id in replicas}
-        checker = PartitionChecker(str(tp), logs, min_copies=min(self.min_isr, len(replicas)))
-        checker.isr = replicas
-        for broker_id, log in logs.items():
-            self.brokers[broker_id].hosted[tp] = Hosted(log, checker)
-        self.assignment[tp] = replicas
-        self.checkers[tp] = checker
-        self.zk.create(tp, LeaderAndIsr(replicas[0], 0, replicas, controller_epoch=1))
+    # --- topics -------------------------------------------------------------------------------------------------
+
+    def create_topic(self, name: str, assignment: tuple[tuple[int, ...], ...]) -> None:
+        topic_id = f"{name}.{self.world.now_ms}"
+        config = {"min.insync.replicas": str(self.min_isr)}
+        self.zk.put_topic(TopicRecord(name, topic_id, assignment, (TopicSchema(0, b""),), config=config))
+
+    def _serve(self, record: TopicRecord) -> None:
+        """Checkers and clients for partitions that are new."""
+        for number, replicas in enumerate(record.assignment):
+            tp = TopicPartition(record.name, number)
+            checker = self._by_id.get((record.topic_id, number))
+            if checker is None:
+                checker = PartitionChecker(str(tp), replicas, min_isr=self.min_isr)
+                self._by_id[record.topic_id, number] = checker
+            checker.assigned(replicas, record.reassigning.get(number))
+            self.checkers[tp] = checker
+            if tp not in self.producers:
+                number_of = len(self.producers) + 1
+                self.producers[tp] = SimProducer(self, tp, number_of, pause_ms=self.produce_ms)
+                self._writers.append(SimWriter(self, tp, pause_ms=2 * self.produce_ms))
+
+    def checker(self, tp: TopicPartition, topic_id: str) -> PartitionChecker:
+        return self._by_id[topic_id, tp.partition]
+
+    def _written(self, tp: TopicPartition, before: VersionedState | None, after: VersionedState) -> None:
+        self.world.note(f"zk: {tp} version {after.version}: {after.state}")
+        if before is not None and after.state.leader != before.state.leader:
+            self.world.happened["leader changed"] += 1
+        checker = self.checkers[tp]
+        checker.written(before, after, controller_epoch=self.zk.controller_epoch, incarnation=self.zk.incarnation)
 
     # --- the run ------------------------------------------------------------------------------------------------
+
+    def schedule(self, fault_ms: int) -> tuple[Action, ...]:
+        """What befalls this cluster within that time, by its seed."""
+        if not self._accidents:
+            return ()
+        return draw_schedule(Random(f"schedule {self.seed}"), until_ms=fault_ms, restless=self._restless)
 
     def run(self, *, fault_ms: int = 6000, heal_ms: int = 4000) -> None:
         """Play the seed's schedule.
@@ -95,159 +139,90 @@ class SimCluster:
             Violation: a promise was broken; the message has seed, time and the end of the trace.
         """
         try:
+            for action in self.schedule(fault_ms):
+                self.world.at(action.at_ms, partial(self._play, action))
             self._start()
             self.world.run_until(fault_ms)
             self._heal()
+            self.world.run_until(fault_ms + heal_ms - QUIET_MS)
+            self._stop_clients()
             self.world.run_until(fault_ms + heal_ms)
-            self._check_settled()
+            self._check_settled(fault_ms)
         except AssertionError as broken:
             trace = "\n".join(list(self.world.trace)[-40:])
-            raise Violation(f"seed {self.seed} at {self.world.now_ms} ms: {broken}\n{trace}") from broken
+            rule, partition = (broken.rule, broken.partition) if isinstance(broken, Violation) else ("core", "")
+            message = f"seed {self.seed} at {self.world.now_ms} ms: {broken}\n{trace}"
+            raise Violation(message, rule=rule, partition=partition) from broken
 
     def _start(self) -> None:
+        self.zk.start()
         for broker in self.brokers.values():
             broker.start()
-        self.controller.restless = self._restless
-        self.controller.start()
-        self.world.at(PRODUCE_MS, self._produce)
-        if self._accidents:
-            self.world.at(100, self._fault)
-        self.world.at(COMPARE_MS, self._compare)
+        for controller in self.controllers:
+            controller.start()
 
-    def _produce(self) -> None:
-        """Clients know the leader most of the time."""
-        if not self._faults:
-            return
-        chance = self.world.random
-        for tp, replicas in self.assignment.items():
-            self._produced += 1
-            leader = self.zk.read(tp).state.leader
-            target = leader if leader in self.brokers and chance.random() < 0.8 else chance.choice(replicas)
-            acks = chance.choices((-1, 1, 0), (8, 2, 1))[0]
-            self.produce(tp, target, Produce(f"{tp}/{self._produced}", chance.randint(1, 3), acks))
-        self.world.at(1 + chance.randrange(2 * PRODUCE_MS), self._produce)
-
-    def produce(self, tp: TopicPartition, target: int, produce: Produce) -> None:
-        broker = self.brokers[target]
-        process = broker.process
-        self.world.send("client", target, lambda: broker.run(process, lambda: broker.produce(tp, produce)))
-
-    def _compare(self) -> None:
-        for checker in self.checkers.values():
-            checker.logs_match()
-        self.world.at(COMPARE_MS, self._compare)
-
-    def _written(self, tp: TopicPartition, before: VersionedState, after: VersionedState) -> None:
-        self.world.note(f"zk: {tp} version {after.version}: {after.state}")
-        self.checkers[tp].isr_written(before, after, incarnation=self.zk.incarnation)
-
-    # --- faults -------------------------------------------------------------------------------------------------
-
-    def _fault(self) -> None:
-        """One fault at a time is started; several overlap."""
-        if not self._faults:
-            return
-        chance = self.world.random
-        broker = self.brokers[chance.choice(list(self.brokers))]
-        if not broker.alive:
-            broker.start()
-        else:
-            fault = chance.choices((self._crash, self._pause, self._cut_link, self._cut_zk), (4, 2, 3, 2))[0]
-            fault(broker)
-        self.world.at(50 + chance.randrange(400), self._fault)
-
-    def _crash(self, broker: SimBroker) -> None:
-        """The page cache goes only where that leaves a member of each ISR with its data: the promise's condition."""
-        chance = self.world.random
-        spared = all(
-            hosted.checker.spared(broker.broker_id, self.zk.read(tp), leaving=self.controller.leaving)
-            for tp, hosted in broker.hosted.items()
-        )
-        incarnation = broker.incarnation
-        broker.crash(lose_page_cache=spared and chance.random() < self.page_cache_loss)
-        if chance.random() < 0.5:
-            self.world.at(20, lambda: self.zk.retire(broker.broker_id, incarnation))
-        else:
-            self.world.at(SESSION_MS, lambda: self.zk.expire(broker.broker_id, incarnation))
-        process = broker.process
-
-        def restart() -> None:
-            if not broker.alive and broker.process == process:
-                broker.start()
-
-        self.world.at(chance.randrange(1200), restart)
-
-    def _pause(self, broker: SimBroker) -> None:
-        """Longer than the session, sometimes: it wakes as a leader that does not know it is none."""
-        pause_ms = self.world.random.randrange(2 * SESSION_MS)
-        broker.paused_until_ms = self.world.now_ms + pause_ms
-        self.world.note(f"b{broker.broker_id} pauses for {pause_ms} ms")
-        if pause_ms > SESSION_MS:
-            self._expire_later(broker, pause_ms)
-
-    def _cut_link(self, broker: SimBroker) -> None:
-        chance = self.world.random
-        ends: list[object] = [*(b for b in self.brokers if b != broker.broker_id), CONTROLLER]
-        other = chance.choice(ends)
-        pairs = [(broker.broker_id, other), (other, broker.broker_id)]
-        self._cut(pairs if chance.random() < 0.5 else pairs[: chance.randint(1, 2)], chance.randrange(1000))
-
-    def _cut_zk(self, broker: SimBroker) -> None:
-        """Requests, answers or both get lost; the session ends when it lasts."""
-        chance = self.world.random
-        cut_ms = chance.randrange(2 * SESSION_MS)
-        pairs: list[tuple[object, object]] = [(broker.broker_id, ZK), (ZK, broker.broker_id)]
-        self._cut(chance.choice((pairs, pairs[:1], pairs[1:])), cut_ms)
-        if cut_ms > SESSION_MS:
-            self._expire_later(broker, cut_ms)
-
-    def _cut(self, pairs: list[tuple[object, object]], cut_ms: int) -> None:
-        self.world.note(f"cut {pairs} for {cut_ms} ms")
-        self.world.cut.update(pairs)
-        self.world.at(cut_ms, lambda: self.world.cut.difference_update(pairs))
-
-    def _expire_later(self, broker: SimBroker, back_ms: int) -> None:
-        """Its session ends while it cannot be heard; when it is back it registers again, as the same process."""
-        incarnation, process = broker.incarnation, broker.process
-        self.world.at(SESSION_MS, lambda: self.zk.expire(broker.broker_id, incarnation))
-        self.world.at(back_ms + 1, lambda: broker.run(process, lambda: self._register_again(broker, incarnation)))
-
-    def _register_again(self, broker: SimBroker, incarnation: int) -> None:
-        if broker.incarnation == incarnation and incarnation != -1:
-            broker.register()
-
-    # --- the end ------------------------------------------------------------------------------------------------
+    def _play(self, action: Action) -> None:
+        self._kinds[action.kind](Random(action.seed))
 
     def _heal(self) -> None:
-        self._faults = False
-        self.controller.restless = 0.0
+        self.faults_over = True
         self.world.weather = FINE
         self.world.cut.clear()
         self.append_failure = 0.0
         self.world.note("faults stop")
+        self.faults.end()
+
+    def _stop_clients(self) -> None:
+        for producer in self.producers.values():
+            producer.stopped = True
+        for writer in self._writers:
+            writer.stopped = True
+
+    # --- the end ------------------------------------------------------------------------------------------------
+
+    def _check_settled(self, fault_ms: int) -> None:
+        if self.zk.deletions or self.zk.elections:
+            raise Violation(f"left undone: {self.zk.deletions} {self.zk.elections}", rule="requests are carried out")
+        for record in self.zk.topics.values():
+            if record.reassigning:
+                raise Violation(f"{record.name}: {record.reassigning} does not end", rule="reassignments finish")
+            for number, replicas in enumerate(record.assignment):
+                self._check_partition(TopicPartition(record.name, number), replicas)
+        self._check_disks()
+        for tp, producer in self.producers.items():
+            if producer.pending or producer.gave_up_ms > fault_ms + 500:
+                left = [write.body for write in producer.pending]
+                raise Violation(f"{tp}: writes {left} do not end", rule="every write ends", partition=str(tp))
+
+    def _check_partition(self, tp: TopicPartition, replicas: tuple[int, ...]) -> None:
+        def fail(rule: str, what: str) -> None:
+            raise Violation(f"{tp}: {what}", rule=rule, partition=str(tp))
+
+        node = self.zk.read(tp)
+        state = node.state if node is not None else LeaderAndIsr(-1, -1, (), -1)
+        if set(state.isr) != set(replicas) or state.leader not in replicas:
+            fail("ISRs are full", f"after the faults the state is {state}, replicas are {replicas}")
+        checker = self.checkers[tp]
+        leader = self.brokers[state.leader].hosted[tp]
+        checker.settled(leader.log)
+        for broker_id in replicas:
+            hosted = self.brokers[broker_id].hosted[tp]
+            replica = hosted.replica
+            if replica is None or replica.high_watermark != leader.log.log_end_offset:
+                fail("replicas settle", f"broker {broker_id} has not reached the log end")
+            elif replica.in_flight or replica.waiting or hosted.produces:
+                fail("every write ends", f"broker {broker_id} still waits")
         for broker in self.brokers.values():
-            if not broker.alive:
-                broker.start()
-            else:
-                self._revive(broker)
+            known = broker.cache.partition(tp)
+            if known is None or (known.state, known.replicas) != (state, replicas):
+                fail("metadata converges", f"broker {broker.broker_id} takes {known} for {state}")
 
-    def _revive(self, broker: SimBroker) -> None:
-        """A broker whose session ended while it was away notices at the latest now."""
-        broker.paused_until_ms = min(broker.paused_until_ms, self.world.now_ms)
-        registration = self.zk.registered.get(broker.broker_id)
-        if registration is None or registration.incarnation != broker.incarnation:
-            broker.register()
-
-    def _check_settled(self) -> None:
-        for tp, checker in self.checkers.items():
-            state = self.zk.read(tp).state
-            if set(state.isr) != set(self.assignment[tp]) or state.leader not in self.brokers:
-                raise Violation(f"{tp}: after the faults the state is {state}")
-            leader = self.brokers[state.leader].hosted[tp]
-            checker.settled(leader.log)
-            for broker_id in self.assignment[tp]:
-                replica = self.brokers[broker_id].hosted[tp].replica
-                if replica is None or replica.high_watermark != leader.log.log_end_offset:
-                    raise Violation(f"{tp}: broker {broker_id} has not reached the log end")
-                if replica.in_flight or replica.waiting:
-                    raise Violation(f"{tp}: broker {broker_id} still waits")
+    def _check_disks(self) -> None:
+        """Deleted topics are gone from every disk, and so are replicas that moved away."""
+        for broker in self.brokers.values():
+            for tp, hosted in broker.hosted.items():
+                record = self.zk.topics.get(tp.topic)
+                own = record is not None and record.topic_id == hosted.topic_id
+                if not own or record is None or broker.broker_id not in record.assignment[tp.partition]:
+                    what = f"{tp} of topic id {hosted.topic_id} is still on broker {broker.broker_id}"
+                    raise Violation(what, rule="deleted topics are gone", partition=str(tp))

@@ -1,162 +1,229 @@
-"""The production controller core in the simulated cluster: its performer over ``SimZk`` and the simulated network.
+"""One controller process in the simulated cluster: the performer of production controller cores, one for each term.
 
-What ``cluster/controller_loop.py`` does with kazoo and sockets. Watches are modelled by looking at levels every few
-milliseconds; a term may end at any moment, and the next one starts from what ZooKeeper holds.
+What ``cluster/controller_loop.py`` and ``controller_term.py`` do with kazoo and sockets. Several of them stand for
+election; the one that is not elected waits for the node to go. Watches are modelled by asking for all levels every few
+milliseconds. A term may end at any moment, and its owner may not know: the next one is elected meanwhile, starts from
+what ZooKeeper holds, and its epoch fences the old one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from typing import ClassVar, TypeVar
+from collections.abc import Callable
+from typing import ClassVar, Protocol, TypeVar
 
 from sparklog.controller import effects as fx
 from sparklog.controller import events as ev
 from sparklog.controller.controller import Controller, ControllerSettings
-from sparklog.model import BrokerRegistration, TopicPartition, TopicRecord, TopicSchema, VersionedState
-from sparklog.testing.sim_controller import CONTROLLER, ControlledCluster
-from sparklog.testing.sim_world import ZK
-from sparklog.testing.sim_zk import BadVersion
+from sparklog.errors import ErrorCode
+from sparklog.model import BrokerRegistration, TopicPartition, TopicRecord, VersionedState, assert_never
+from sparklog.testing.sim_broker import Surroundings
+from sparklog.testing.sim_checks import PartitionChecker
+from sparklog.testing.sim_process import SimProcess
+from sparklog.testing.sim_session import SimSession
+from sparklog.testing.sim_zk import SESSION_MS, BadVersion, EpochLost, Levels, NodeGone
 
 PERIOD_MS = 20
 ANSWER_MS = 150
-SESSION_MS = 400
+STAND_MS = 60
+UNCLEAN_RECOVERY_MS = 1000
 
 _T = TypeVar("_T")
+_Outcome = VersionedState | BadVersion | NodeGone | EpochLost
 
 
-class CoreController:
-    """Mutable, owned by the ``SimCluster``. ``restless`` stops brokers in the controlled way and takes it back, and
-    ends terms."""
+class ControlledCluster(Surroundings, Protocol):
+    """What a controller asks of the cluster besides."""
+
+    checkers: dict[TopicPartition, PartitionChecker]
+    controllers: list[CoreController]
+
+
+class CoreController(SimProcess):
+    """Mutable, owned by the ``SimCluster``."""
 
     #: seam for variants that the simulator must catch
     core_type: ClassVar[type[Controller]] = Controller
 
-    def __init__(self, cluster: ControlledCluster) -> None:
+    def __init__(self, name: str, cluster: ControlledCluster) -> None:
+        super().__init__(name, cluster.world)
         self.cluster = cluster
-        self.restless = 0.0
-        self._world = cluster.world
-        self._zk = cluster.zk
-        self._core: Controller | None = None
-        #: stopping brokers: id to the incarnation that asked
-        self._stopping: dict[int, int] = {}
-        #: of these, the ones that a test stops: not taken back
-        self._stopping_for_good: set[int] = set()
-        self.leaving: Collection[int] = self._stopping.keys()
+        self.zk = cluster.zk
+        self.core: Controller | None = None
+        self.session: SimSession | None = None
+        #: the last session expired: what was seen of brokers may be an artefact
+        self._cautious = False
         #: levels as last shown to the core
-        self._shown: dict[str, object] = {}
+        self._shown: Levels | None = None
+        self._deleting: set[str] = set()
+        self._reading = 0
 
     def start(self) -> None:
-        self._new_term()
-        self._look()
+        self.begin()
+        self.core = None
+        self._cautious = False
+        self._open_session()
+        self.later(PERIOD_MS, self._look)
+
+    def crash(self) -> None:
+        self.end()
+        self.core = None
+        self.world.note(f"{self.name} crashes")
+
+    def _open_session(self) -> None:
+        self.session = SimSession(self, self.zk, on_over=self._session_over, on_moved=self._moved)
+        self._stand(self.session)
+
+    def _session_over(self) -> None:
+        self.world.note(f"{self.name} hears that its session is over")
+        self._cautious = self._cautious or self.core is not None
+        self.core = None
+        self._open_session()
+
+    def _moved(self, connected: bool) -> None:
+        if self.core is not None:
+            self._step(self.core, ev.Reconnected() if connected else ev.Disconnected())
+            self._shown = None
 
     # --- terms --------------------------------------------------------------------------------------------------
 
-    def _new_term(self) -> None:
-        """Whatever the last term had under way goes on in the network, and is fenced by its epoch."""
-        self._zk.controller_epoch += 1
-        epoch = self._zk.controller_epoch
-        self._world.note(f"controller term {epoch}")
-        settings = ControllerSettings(session_timeout_ms=SESSION_MS, unclean_recovery_timeout_ms=1000)
-        self._core = self.core_type(controller_id=f"c{epoch}", controller_epoch=epoch, settings=settings)
-        self._shown = {"brokers": self._brokers(), "stopping": dict(self._stopping)}
-        states = {tp: self._zk.read(tp) for tp in self.cluster.assignment}
-        self._shown.update({str(tp): state.version for tp, state in states.items()})
-        record = self._record()
-        snapshot = ev.TopicSnapshot(record, {tp.partition: state for tp, state in states.items()})
-        loaded = ev.Loaded(self._brokers(), dict(self._stopping), (snapshot,), {}, retired=self._retired())
-        self._step(self._core, loaded)
+    def _stand(self, session: SimSession) -> None:
+        """For election, until elected; a claim of this session whose answer was lost is its own."""
+        if session is not self.session or self.core is not None:
+            return
 
-    def _record(self) -> TopicRecord:
-        assignment = tuple(replicas for _, replicas in sorted(self.cluster.assignment.items()))
-        topic = next(iter(self.cluster.assignment)).topic
-        return TopicRecord(topic, "topic-id", assignment, (TopicSchema(0, b""),))
+        def again() -> None:
+            self.later(STAND_MS, lambda: self._stand(session))
 
-    def _brokers(self) -> tuple[BrokerRegistration, ...]:
+        def elected(epoch: int | None) -> None:
+            if epoch is None:
+                again()
+            elif session is self.session and self.core is None:
+                self._load(session, epoch)
+
+        session.ask(lambda: self.zk.elect(session.session_id), elected, again)
+
+    def _load(self, session: SimSession, epoch: int) -> None:
+        """All at one moment, so that every state is as new as the registrations."""
+        if session is not self.session:
+            return
+
+        def loaded(found: tuple[Levels, dict[TopicPartition, VersionedState | None]]) -> None:
+            if session is self.session and self.core is None:
+                self._begin_term(epoch, *found)
+
+        def execute() -> tuple[Levels, dict[TopicPartition, VersionedState | None]]:
+            return self.zk.levels(), dict(self.zk.nodes)
+
+        session.ask(execute, loaded, lambda: self.later(10, lambda: self._load(session, epoch)))
+
+    def _begin_term(self, epoch: int, levels: Levels, states: dict[TopicPartition, VersionedState | None]) -> None:
+        self.world.note(f"{self.name} begins controller term {epoch}")
+        self.world.happened["controller term"] += 1
+        others = [other for other in self.cluster.controllers if other is not self and other.core is not None]
+        self.world.happened["two controllers at once"] += bool(others)
+        if self.zk.last_elected not in {"", self.name}:
+            self.world.happened["controller change"] += 1
+        self.zk.last_elected = str(self.name)
+        settings = ControllerSettings(
+            session_timeout_ms=SESSION_MS, unclean_recovery_timeout_ms=UNCLEAN_RECOVERY_MS, topic_defaults={}
+        )
+        core = self.core_type(controller_id=str(self.name), controller_epoch=epoch, settings=settings)
+        self.core, self._shown, self._deleting = core, levels, set()
+        topics = []
+        for name, (record, version) in levels.topics.items():
+            tps = [TopicPartition(name, number) for number in range(len(record.assignment))]
+            known = {tp.partition: state for tp in tps if (state := states.get(tp)) is not None}
+            topics.append(ev.TopicSnapshot(record, known, version))
+        loaded = ev.Loaded(
+            self._brokers(levels),
+            levels.stopping,
+            tuple(topics),
+            levels.deletions,
+            cautious=self._cautious,
+            retired=levels.retired,
+            elections=levels.elections,
+        )
+        self._cautious = False
+        self._step(core, loaded)
+
+    def resign(self) -> None:
+        """End the session in an orderly way, and with it the term; then stand again."""
+        if self.session is not None:
+            self.session.close()
+        self.world.note(f"{self.name} resigns")
+        self.core = None
+        self._open_session()
+
+    def _over(self, core: Controller, why: str) -> None:
+        if core is self.core:
+            self.world.note(f"{self.name}: term {core.controller_epoch} is over: {why}")
+            self.world.happened["deposed controller stopped"] += 1
+            self.resign()
+
+    def _brokers(self, levels: Levels) -> tuple[BrokerRegistration, ...]:
         """As the controller's store reads them: the mark says whether a broker is trusted, not its registration."""
         return tuple(
-            BrokerRegistration(
-                broker, f"h{broker}", 9000, "boot", "c", broker not in self._zk.untrusted, None, found.incarnation
-            )
-            for broker, found in sorted(self._zk.registered.items())
-        )
-
-    def _retired(self) -> frozenset[int]:
-        """As the controller's store reads them: no later process of theirs has registered."""
-        zk = self._zk
-        return frozenset(
-            broker
-            for broker, incarnation in zk.retired.items()
-            if broker not in zk.registered and zk.incarnation(broker) == incarnation
+            BrokerRegistration(b, f"h{b}", 9000, "boot", "c", b not in levels.untrusted, None, incarnation)
+            for b, incarnation in levels.registered.items()
         )
 
     # --- watches ------------------------------------------------------------------------------------------------
 
     def _look(self) -> None:
-        """Show the core what has changed, as watches and ISR notifications would."""
-        chance = self._world.random
-        if chance.random() < self.restless / 10:
-            self._new_term()
-        core = self._core
-        assert core is not None
-        self._disturb()
-        brokers, stopping = self._brokers(), dict(self._stopping)
-        if self._changed("brokers", brokers):
-            self._step(core, ev.BrokersRead(brokers, self._retired()))
-        if self._changed("stopping", stopping):
-            self._step(core, ev.StoppingRead(stopping))
-        for tp in self.cluster.assignment:
-            found = self._zk.read(tp)
-            if self._changed(str(tp), found.version):
-                self._step(core, ev.StatesRead({tp: found}))
-        if core.deadline_ms is not None and core.deadline_ms <= self._world.now_ms:
-            self._step(core, ev.Ticked())
-        self._world.at(PERIOD_MS + chance.randrange(PERIOD_MS), self._look)
+        """Ask for the levels, and give the core the time."""
+        core, session = self.core, self.session
+        if core is not None and session is not None:
+            session.ask(self.zk.levels, lambda levels: self._show(core, session, levels), lambda: None)
+            if core.deadline_ms is not None and core.deadline_ms <= self.now_ms:
+                self._step(core, ev.Ticked())
+        self.later(PERIOD_MS + self.world.random.randrange(PERIOD_MS), self._look)
 
-    def _changed(self, name: str, level: object) -> bool:
-        if self._shown.get(name) == level:
-            return False
-        self._shown[name] = level
-        return True
+    def _show(self, core: Controller, session: SimSession, levels: Levels) -> None:
+        """What has changed, in the order that watches would bring it in; the same again after a lost connection."""
+        if core is not self.core:
+            return
+        if levels.controller_session != session.session_id:
+            self._over(core, "the controller node is another's")
+            return
+        before, self._shown = self._shown, levels
+        if before is None or (before.registered, before.untrusted, before.retired) != (
+            levels.registered,
+            levels.untrusted,
+            levels.retired,
+        ):
+            self._step(core, ev.BrokersRead(self._brokers(levels), levels.retired))
+        if before is None or before.stopping != levels.stopping:
+            self._step(core, ev.StoppingRead(levels.stopping))
+        for name in before.topics if before else ():
+            if name not in levels.topics and name not in self._deleting:
+                self._step(core, ev.TopicGone(name))
+        for name, found in levels.topics.items():
+            if before is None or before.topics.get(name) != found:
+                self._step(core, ev.TopicRead(ev.TopicSnapshot(found[0], {}, found[1])))
+        if before is None or before.deletions != levels.deletions:
+            self._step(core, ev.DeletionsRead(levels.deletions))
+        if before is None or before.elections != levels.elections:
+            self._step(core, ev.ElectionsRead(levels.elections))
+        if levels.isr_changes:
+            self._read_changed(core, levels.isr_changes)
 
-    def _disturb(self) -> None:
-        """Ask for a controlled stop, and take it back later; a stop does not outlive its incarnation."""
-        chance = self._world.random
-        registered = self._zk.registered
-        for broker, incarnation in list(self._stopping.items()):
-            gone = broker not in registered or registered[broker].incarnation != incarnation
-            if gone:
-                self._stopping_for_good.discard(broker)
-            taken_back = broker not in self._stopping_for_good and (self.restless == 0.0 or chance.random() < 0.1)
-            if gone or taken_back:
-                del self._stopping[broker]
-        if registered and chance.random() < self.restless:
-            broker = chance.choice(sorted(registered))
-            if self._spared(broker):
-                self._ask_relief(broker)
+    def _read_changed(self, core: Controller, changes: dict[int, tuple[TopicPartition, ...]]) -> None:
+        tps = tuple(dict.fromkeys(tp for partitions in changes.values() for tp in partitions))
+        epoch = core.controller_epoch
 
-    def ask_to_stop(self, broker: int) -> None:
-        """A controlled stop that is not taken back."""
-        self._stopping_for_good.add(broker)
-        self._ask_relief(broker)
+        def read(found: dict[TopicPartition, VersionedState | None]) -> None:
+            self._step(core, ev.StatesRead(found))
+            self._ask(core, lambda: self.zk.delete_notifications(changes, epoch), lambda _: None, lambda: None)
 
-    def _ask_relief(self, broker: int) -> None:
-        self._stopping[broker] = self._zk.registered[broker].incarnation
-        self._world.note(f"b{broker} asks to be relieved")
-
-    def _spared(self, broker: int) -> bool:
-        """A controlled stop takes a log out of the ISRs as a crash does; the others must hold what is promised."""
-        return all(
-            hosted.checker.spared(broker, self._zk.read(tp), leaving=self.leaving)
-            for tp, hosted in self.cluster.brokers[broker].hosted.items()
-        )
+        self._ask(core, lambda: self.zk.states(tps), read, lambda: None)
 
     # --- effects ------------------------------------------------------------------------------------------------
 
     def _step(self, core: Controller, event: ev.Event) -> None:
         """Results for a term that is over are nobody's."""
-        if core is not self._core:
+        if core is not self.core:
             return
-        for effect in core.step(event, self._world.now_ms):
+        for effect in core.step(event, self.now_ms):
             self._perform(core, effect)
 
     def _perform(self, core: Controller, effect: fx.Effect) -> None:
@@ -169,70 +236,145 @@ class CoreController:
             case fx.SendUpdate():
                 self._send(core, effect)
             case fx.TrustBroker(broker_id, incarnation):
-                self._trust(core, broker_id, incarnation)
+                self._until_done(core, lambda: self.zk.trust(broker_id, incarnation))
             case fx.AskLogEnds(broker, partitions):
                 self._ask_log_ends(core, broker.broker_id, broker.incarnation, partitions)
+            case fx.DeleteTopic(name, topic_id):
+                self._delete_topic(core, name, topic_id)
+            case fx.DropDeletionRequest(name):
+                self._until_done(core, lambda: self.zk.deletions.pop(name, None))
             case fx.Report(kind, detail):
-                self._world.note(f"controller: {kind}: {detail}")
-            case fx.DeleteTopic() | fx.DropDeletionRequest() | fx.Resign():
-                raise AssertionError(f"not expected here: {effect}")
+                self.world.note(f"{self.name}: {kind}: {detail}")
+                self.world.happened[kind] += 1
+            case fx.Resign(detail):
+                self._over(core, detail)
+            case fx.DropElection(name):
+                self._until_done(core, lambda: self.zk.elections.pop(name, None))
+            case fx.WriteTopic():
+                self._write_topic(core, effect)
+            case fx.ReadTopic(name):
+                self._read_topic(core, name)
+            case _:
+                assert_never(effect)
 
-    def _ask(self, execute: Callable[[], _T], answered: Callable[[_T], None], lost: Callable[[], None]) -> None:
-        """One request to ZooKeeper; exactly one of ``answered`` and ``lost`` follows."""
-        waiting = [True]
+    def _ask(
+        self, core: Controller, execute: Callable[[], _T], answered: Callable[[_T], None], lost: Callable[[], None]
+    ) -> None:
+        """One request of this term to ZooKeeper; after its end the result is nobody's."""
+        session = self.session
+        assert session is not None
+        session.ask(
+            execute,
+            lambda result: answered(result) if core is self.core else None,
+            lambda: lost() if core is self.core else None,
+        )
 
-        def settle(action: Callable[[], None]) -> None:
-            if waiting:
-                waiting.clear()
-                action()
+    def _until_done(self, core: Controller, execute: Callable[[], object]) -> None:
+        self._ask(core, execute, lambda _: None, lambda: self.later(10, lambda: self._until_done_again(core, execute)))
 
-        def arrive() -> None:
-            result = execute()
-            self._world.send(ZK, CONTROLLER, lambda: settle(lambda: answered(result)))
+    def _until_done_again(self, core: Controller, execute: Callable[[], object]) -> None:
+        if core is self.core:
+            self._until_done(core, execute)
 
-        self._world.send(CONTROLLER, ZK, arrive)
-        self._world.at(ANSWER_MS, lambda: settle(lost))
+    def _may_write(self, core: Controller) -> bool:
+        """What each multi of a controller checks in ZooKeeper."""
+        return core.controller_epoch == self.zk.controller_epoch
 
     def _write(self, core: Controller, write: fx.StateWrite) -> None:
         tp = write.tp
-        self.cluster.checkers[tp].proposed.add((write.expected_version, write.state.isr))
+        checker = self.cluster.checkers.get(tp)
+        if checker is not None:
+            checker.proposed.add((write.expected_version, write.state.isr))
 
-        def execute() -> VersionedState | BadVersion:
-            if core.controller_epoch != self._zk.controller_epoch:
-                return BadVersion(self._zk.read(tp))
-            return self._zk.write_state(
-                tp, write.state, write.expected_version, leader_incarnation=write.leader_incarnation
+        def execute() -> _Outcome:
+            if not self._may_write(core):
+                self.world.happened["write of a deposed controller refused"] += 1
+                return EpochLost()
+            return self.zk.write_state(
+                tp,
+                write.state,
+                write.expected_version,
+                topic_id=write.topic_id,
+                leader_incarnation=write.leader_incarnation,
             )
 
-        def answered(result: VersionedState | BadVersion) -> None:
-            if isinstance(result, BadVersion):
-                self._step(core, ev.StatesRefused({tp: result.found}))
-            else:
-                self._step(core, ev.StatesWritten({tp: result.version}))
+        def answered(result: _Outcome) -> None:
+            match result:
+                case VersionedState():
+                    self._step(core, ev.StatesWritten({tp: result.version}))
+                case BadVersion(found):
+                    self._step(core, ev.StatesRefused({tp: found}))
+                case NodeGone():
+                    self._step(core, ev.StatesRefused({tp: None}))
+                case EpochLost():
+                    self._step(core, ev.Fenced("a write found a newer controller epoch"))
 
-        self._ask(execute, answered, lambda: self._step(core, ev.StatesUnknown((tp,))))
+        self._ask(core, execute, answered, lambda: self._step(core, ev.StatesUnknown((tp,))))
 
     def _read(self, core: Controller, partitions: tuple[TopicPartition, ...]) -> None:
-        def execute() -> dict[TopicPartition, VersionedState | None]:
-            return {tp: self._zk.read(tp) for tp in partitions}
+        def lost() -> None:
+            self._read(core, partitions)
+
+        self._ask(core, lambda: self.zk.states(partitions), lambda found: self._step(core, ev.StatesRead(found)), lost)
+
+    def _write_topic(self, core: Controller, order: fx.WriteTopic) -> None:
+        record, epoch = order.record, core.controller_epoch
+        for write in order.writes:
+            checker = self.cluster.checkers.get(write.tp)
+            if checker is not None:
+                checker.proposed.add((write.expected_version, write.state.isr))
+
+        def execute() -> bool | EpochLost:
+            if epoch != self.zk.controller_epoch:
+                return EpochLost()
+            return self.zk.write_topic(record, order.expected_version, order.writes)
+
+        def answered(done: bool | EpochLost) -> None:
+            if isinstance(done, EpochLost):
+                self._step(core, ev.Fenced("a write found a newer controller epoch"))
+            elif done:
+                self._step(core, ev.TopicWritten(record.name, record.topic_id))
+            else:
+                self._step(core, ev.TopicNotWritten(record.name, record.topic_id))
 
         def lost() -> None:
-            if core is self._core:
-                self._read(core, partitions)
+            self._step(core, ev.TopicNotWritten(record.name, record.topic_id))
 
-        self._ask(execute, lambda found: self._step(core, ev.StatesRead(found)), lost)
+        self._ask(core, execute, answered, lost)
 
-    def _trust(self, core: Controller, broker_id: int, incarnation: int) -> None:
+    def _read_topic(self, core: Controller, name: str) -> None:
+        def execute() -> tuple[TopicRecord, int] | None:
+            record = self.zk.topics.get(name)
+            return None if record is None else (record, self.zk.topic_versions[name])
+
+        def answered(found: tuple[TopicRecord, int] | None) -> None:
+            if found is None:
+                self._step(core, ev.TopicGone(name))
+            else:
+                self._step(core, ev.TopicRead(ev.TopicSnapshot(found[0], {}, found[1])))
+
+        self._ask(core, execute, answered, lambda: self._read_topic(core, name))
+
+    def _delete_topic(self, core: Controller, name: str, topic_id: str) -> None:
+        self._deleting.add(name)
+        epoch = core.controller_epoch
+
+        def answered(done: bool) -> None:
+            self._deleting.discard(name)
+            if done:
+                self._step(core, ev.TopicDeleted(name, topic_id))
+            else:
+                self._step(core, ev.Fenced("a deletion found a newer controller epoch"))
+
         def lost() -> None:
-            if core is self._core:
-                self._trust(core, broker_id, incarnation)
+            self.later(10, lambda: self._delete_topic(core, name, topic_id) if core is self.core else None)
 
-        self._ask(lambda: self._zk.trust(broker_id, incarnation), lambda _: None, lost)
+        self._ask(core, lambda: self.zk.delete_topic(name, topic_id, epoch), answered, lost)
 
     def _send(self, core: Controller, order: fx.SendUpdate) -> None:
         """Over a connection of its own: an answer, or the news that it broke."""
         broker = self.cluster.brokers[order.broker.broker_id]
-        process = broker.process
+        process = self.process
         waiting = [True]
 
         def settle(event: ev.Event) -> None:
@@ -240,23 +382,23 @@ class CoreController:
                 waiting.clear()
                 self._step(core, event)
 
-        def deliver() -> None:
-            code = broker.updated(order.update)
-            answer = ev.UpdateAnswered(broker.broker_id, order.update_id, code)
-            self._world.send(broker.broker_id, CONTROLLER, lambda: settle(answer))
+        def answer(code: ErrorCode) -> None:
+            event = ev.UpdateAnswered(broker.broker_id, order.update_id, code)
+            self.world.send(broker.name, self.name, lambda: self.run(process, lambda: settle(event)))
 
-        self._world.send(CONTROLLER, broker.broker_id, lambda: broker.run(process, deliver))
-        self._world.at(ANSWER_MS, lambda: settle(ev.UpdateLost(broker.broker_id, order.update_id)))
+        self.send(broker, lambda: broker.updated(order.update, answer))
+        self.later(ANSWER_MS, lambda: settle(ev.UpdateLost(broker.broker_id, order.update_id)))
 
     def _ask_log_ends(
         self, core: Controller, broker_id: int, incarnation: int, partitions: tuple[TopicPartition, ...]
     ) -> None:
         broker = self.cluster.brokers[broker_id]
-        process = broker.process
+        process = self.process
 
         def deliver() -> None:
-            ends = {tp: (broker.hosted[tp].log.last_epoch, broker.hosted[tp].log.log_end_offset) for tp in partitions}
+            logs = {tp: broker.hosted[tp].log for tp in partitions if tp in broker.hosted}
+            ends = {tp: (log.last_epoch, log.log_end_offset) for tp, log in logs.items()}
             answer = ev.LogEndsRead(broker_id, incarnation, ends)
-            self._world.send(broker_id, CONTROLLER, lambda: self._step(core, answer))
+            self.world.send(broker.name, self.name, lambda: self.run(process, lambda: self._step(core, answer)))
 
-        self._world.send(CONTROLLER, broker_id, lambda: broker.run(process, deliver))
+        self.send(broker, deliver)

@@ -1,17 +1,20 @@
-"""A log in memory with real batch headers: what ``Replica`` sees of a log, and what a performer does to it.
+"""A log in memory with real batch headers and the production table of producers, on a disk that fails as disks do.
 
-A model of ``storage.Log`` without files: same offsets, epochs and truncation at batch boundaries, and a page cache
-that can be lost (``lose_page_cache``) down to what was flushed.
+A model of ``storage.Log`` without files: same offsets, epochs, sequences and truncation at batch boundaries. An append
+writes data, then header; what was cut off half-way by the process' death is found and dropped by ``recover``, and a
+page cache that is lost (``lose_page_cache``) takes what was not flushed, or a part of it.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
+from random import Random
 from typing import NamedTuple
 
-from sparklog.model import NO_EPOCH, EpochEnd
+from sparklog.model import NO_EPOCH, NO_PRODUCER, EpochEnd, OffsetRange
 from sparklog.record.header import BatchHeader
+from sparklog.storage.producers import ProducerTable, check_sequence, replay
 
 
 class SimBatch(NamedTuple):
@@ -21,64 +24,67 @@ class SimBatch(NamedTuple):
     body: str
 
 
-def new_header(base_offset: int, count: int, *, leader_epoch: int, now_ms: int, length: int) -> BatchHeader:
-    """A header as a leader seals it."""
-    now_us = now_ms * 1000
-    return BatchHeader(
-        base_offset=base_offset,
-        position=0,
-        max_timestamp=now_us,
-        running_max=now_us,
-        append_time=now_us,
-        producer_id=-1,
-        min_timestamp=now_us,
-        offset_span=count,
-        record_count=count,
-        length=length,
-        body_crc=0,
-        leader_epoch=leader_epoch,
-        schema_id=0,
-        first_sequence=-1,
-        offset_array_length=0,
-        producer_epoch=-1,
-        flags=0,
-    )
+class Sequenced(NamedTuple):
+    """What makes a batch idempotent: producer id, its epoch, sequence of the first record."""
+
+    producer_id: int
+    producer_epoch: int
+    first_sequence: int
+
+
+NOT_IDEMPOTENT = Sequenced(NO_PRODUCER, -1, -1)
 
 
 class SimLog:
     """Mutable, owned by one simulated broker; survives the crash of its process."""
 
     def __init__(self, start_offset: int = 0) -> None:
-        self._start = start_offset
+        self.log_start_offset = start_offset
+        self.log_end_offset = start_offset
+        #: leader epoch of the last batch
+        self.last_epoch = NO_EPOCH
         self.batches: list[SimBatch] = []
         #: what an fsync has made safe from the loss of the page cache
         self.flushed_end = start_offset
+        self.producers = ProducerTable()
+        #: first batches known to be the committed ones: the checker's, kept here because cuts lower it
+        self.verified = 0
+        #: data behind the log's end without a whole header: a write that did not get through
+        self.torn: SimBatch | None = None
 
-    @property
-    def log_start_offset(self) -> int:
-        return self._start
-
-    @property
-    def log_end_offset(self) -> int:
-        return self.batches[-1].header.next_offset if self.batches else self._start
-
-    @property
-    def last_epoch(self) -> int:
-        return self.batches[-1].header.leader_epoch if self.batches else NO_EPOCH
+    def last_stable_offset(self, high_watermark: int) -> int:
+        return self.producers.transactions.last_stable_offset(high_watermark)
 
     def end_of_epoch(self, epoch: int) -> EpochEnd:
         at = bisect_right(self.batches, epoch, key=lambda batch: batch.header.leader_epoch)
         if at == 0:
-            return EpochEnd(NO_EPOCH, self._start)
+            return EpochEnd(NO_EPOCH, self.log_start_offset)
         header = self.batches[at - 1].header
         return EpochEnd(header.leader_epoch, header.next_offset)
 
-    def append(self, body: str, count: int, *, leader_epoch: int, now_ms: int) -> SimBatch:
-        """Append as leader."""
-        header = new_header(self.log_end_offset, count, leader_epoch=leader_epoch, now_ms=now_ms, length=len(body))
-        batch = SimBatch(header, body)
-        self.batches.append(batch)
+    # --- appending ----------------------------------------------------------------------------------------------
+
+    def duplicate(self, sequence: Sequenced, count: int) -> OffsetRange | None:
+        """Where the batch is in the log already.
+
+        Raises:
+            BrokerError: it does not follow the producer's last one.
+        """
+        header = self._header(count, sequence, leader_epoch=self.last_epoch, now_ms=0, length=0)
+        return check_sequence(self.producers.get(sequence.producer_id), header)
+
+    def append(
+        self, body: str, count: int, *, leader_epoch: int, now_ms: int, sequence: Sequenced = NOT_IDEMPOTENT
+    ) -> SimBatch:
+        """Append as leader, what is no duplicate."""
+        batch = self.planned(body, count, leader_epoch=leader_epoch, now_ms=now_ms, sequence=sequence)
+        self._add(batch)
         return batch
+
+    def planned(self, body: str, count: int, *, leader_epoch: int, now_ms: int, sequence: Sequenced) -> SimBatch:
+        """What ``append`` would write."""
+        header = self._header(count, sequence, leader_epoch=leader_epoch, now_ms=now_ms, length=len(body))
+        return SimBatch(header, body)
 
     def append_copies(self, batches: Sequence[SimBatch]) -> int:
         """Append as follower; returns the new end. A gap or an epoch that goes back is a bug of whoever sent it."""
@@ -86,30 +92,46 @@ class SimLog:
             end, epoch = self.log_end_offset, self.last_epoch
             assert batch.header.base_offset == end, f"batch at {batch.header.base_offset} appended at {end}"
             assert batch.header.leader_epoch >= epoch, f"epoch {batch.header.leader_epoch} appended after {epoch}"
-            self.batches.append(batch)
+            self._add(batch)
         return self.log_end_offset
+
+    def _add(self, batch: SimBatch) -> None:
+        header = batch.header
+        self.batches.append(batch)
+        self.log_end_offset = header.base_offset + header.offset_span
+        self.last_epoch = header.leader_epoch
+        self.producers.record(header)
+
+    def _header(self, count: int, sequence: Sequenced, *, leader_epoch: int, now_ms: int, length: int) -> BatchHeader:
+        now_us = now_ms * 1000
+        last = self.batches[-1].header if self.batches else None
+        return BatchHeader(
+            base_offset=self.log_end_offset,
+            position=last.position + last.length if last else 0,
+            max_timestamp=now_us,
+            running_max=max(now_us, last.running_max) if last else now_us,
+            append_time=now_us,
+            producer_id=sequence.producer_id,
+            min_timestamp=now_us,
+            offset_span=count,
+            record_count=count,
+            length=length,
+            body_crc=0,
+            leader_epoch=leader_epoch,
+            schema_id=0,
+            first_sequence=sequence.first_sequence,
+            offset_array_length=0,
+            producer_epoch=sequence.producer_epoch,
+            flags=0,
+        )
+
+    # --- reading ------------------------------------------------------------------------------------------------
 
     def read(self, offset: int, max_batches: int) -> tuple[SimBatch, ...]:
+        if offset >= self.log_end_offset:
+            return ()
         at = bisect_right(self.batches, offset, key=lambda batch: batch.header.next_offset)
         return tuple(self.batches[at : at + max_batches])
-
-    def truncate(self, offset: int) -> int:
-        """Keep whole batches that end at or below ``offset``; returns the new end."""
-        del self.batches[bisect_right(self.batches, offset, key=lambda batch: batch.header.next_offset) :]
-        self.flushed_end = min(self.flushed_end, self.log_end_offset)
-        return self.log_end_offset
-
-    def restart_at(self, offset: int) -> None:
-        self.batches.clear()
-        self._start = offset
-        self.flushed_end = offset
-
-    def flush(self) -> None:
-        self.flushed_end = self.log_end_offset
-
-    def lose_page_cache(self) -> None:
-        """The host went down: what was not flushed is gone."""
-        self.truncate(self.flushed_end)
 
     def batch_at(self, offset: int) -> SimBatch | None:
         """The batch that starts at ``offset``."""
@@ -117,3 +139,50 @@ class SimLog:
         if at < len(self.batches) and self.batches[at].header.base_offset == offset:
             return self.batches[at]
         return None
+
+    # --- cutting ------------------------------------------------------------------------------------------------
+
+    def truncate(self, offset: int) -> int:
+        """Keep whole batches that end at or below ``offset``; returns the new end."""
+        if offset < self.log_end_offset:
+            del self.batches[bisect_right(self.batches, offset, key=lambda batch: batch.header.next_offset) :]
+            self._cut()
+            self.rebuild_producers()
+        return self.log_end_offset
+
+    def restart_at(self, offset: int) -> None:
+        self.batches.clear()
+        self.log_start_offset = self.flushed_end = offset
+        self._cut()
+        self.producers.clear()
+
+    def _cut(self) -> None:
+        last = self.batches[-1].header if self.batches else None
+        self.log_end_offset = last.next_offset if last else self.log_start_offset
+        self.last_epoch = last.leader_epoch if last else NO_EPOCH
+        self.flushed_end = min(self.flushed_end, self.log_end_offset)
+        self.verified = min(self.verified, len(self.batches))
+
+    def rebuild_producers(self) -> None:
+        self.producers.clear()
+        replay(self.producers, ((batch.header, None) for batch in self.batches))
+
+    # --- the disk -----------------------------------------------------------------------------------------------
+
+    def flush(self) -> None:
+        self.flushed_end = self.log_end_offset
+
+    def tear(self, batch: SimBatch) -> None:
+        """The process died while it wrote this batch."""
+        self.torn = batch
+
+    def lose_page_cache(self, chance: Random) -> None:
+        """The host went down: of what was not flushed a first part may have reached the disk."""
+        survives = chance.randint(self.flushed_end, self.log_end_offset) if chance.random() < 0.5 else self.flushed_end
+        self.torn = None
+        self.truncate(survives)
+
+    def recover(self) -> None:
+        """A process opens the log: headers are checked against the data, and the log is cut at the first that fails."""
+        self.torn = None
+        self.rebuild_producers()

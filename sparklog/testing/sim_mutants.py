@@ -5,16 +5,21 @@ Each breaks one rule, and is run with the core's own assertions off, so that onl
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any, ClassVar
 
 from msgspec import structs
 
+from sparklog.controller import reassignments
 from sparklog.controller.cluster_state import Partition
 from sparklog.controller.controller import Controller
-from sparklog.controller.election import ELECTED, MOVED, Decision, Standing
-from sparklog.model import LeaderAndIsr
+from sparklog.controller.election import ELECTED, MOVED, Decision, Standing, decide
+from sparklog.errors import ErrorCode
+from sparklog.model import NO_LEADER, LeaderAndIsr, Reassignment
+from sparklog.protocol.messages import ControlUpdate
 from sparklog.replica import effects as fx
 from sparklog.replica import events as ev
 from sparklog.replica.follower import Follower
@@ -22,36 +27,43 @@ from sparklog.replica.isr import CommittedIsr, IsrState, PendingIsr
 from sparklog.replica.leader import Leader
 from sparklog.replica.progress import Progress
 from sparklog.replica.replica import Replica
-from sparklog.testing.sim_cluster import SimCluster
-from sparklog.testing.sim_controller import ControlledCluster, ControllerActor, StandInController
+from sparklog.testing.sim_broker import SimBroker
 from sparklog.testing.sim_controller_core import CoreController
+from sparklog.testing.sim_log import SimLog
 from sparklog.testing.sim_world import Weather
+
+#: module, name of a function in it, and what stands in its place
+Patch = tuple[ModuleType, str, Callable[..., Any]]
 
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """``within``: seeds from 0 on, one of which must fail. ``weather`` and ``restless`` seek the rare cases where the
-    broken rule is the only one that holds; the others are found in any weather. So does ``page_cache_loss``."""
+    """``caught``: the rules of which one is found broken. ``within``: seeds from 0 on, one of which must fail.
+    ``weather`` and ``restless`` seek the rare cases where the broken rule is the only one that holds; the others are
+    found in any weather. So does ``page_cache_loss``."""
 
     name: str
+    broken: str
+    caught: tuple[str, ...]
     replica_type: type[Replica] = Replica
-    controller_type: Callable[[ControlledCluster], ControllerActor] = StandInController
-    within: int = 100
+    controller_type: type[CoreController] = CoreController
+    broker_type: type[SimBroker] = SimBroker
+    log_type: type[SimLog] = SimLog
+    patches: tuple[Patch, ...] = ()
+    within: int = 40
     weather: Weather | None = None
     restless: float | None = None
     page_cache_loss: float = 0.3
+    partitions: int = 1
 
-    def run(self, seed: int) -> None:
-        """Raises Violation where the checker sees the fault."""
-        SimCluster(
-            seed,
-            replica_type=self.replica_type,
-            controller_type=self.controller_type,
-            check_cores=False,
-            weather=self.weather,
-            restless=self.restless,
-            page_cache_loss=self.page_cache_loss,
-        ).run()
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """Within it the patched functions are the broken ones."""
+        with ExitStack() as restored:
+            for module, name, broken in self.patches:
+                restored.callback(setattr, module, name, getattr(module, name))
+                setattr(module, name, broken)
+            yield
 
 
 class _CommittedOnly(Leader):
@@ -199,16 +211,171 @@ class _ImpatientReplica(Replica):
     leader_type = _Impatient
 
 
-class _ResumingController(StandInController):
+class _AnyIncarnation(Leader):
+    """Takes a fetch of any incarnation for the one it knows: what an earlier one held counts for the next."""
+
+    def fetched(self, event: ev.FollowerFetched, now_ms: int) -> list[fx.Effect]:
+        peer = self.progress.get(event.replica_id)
+        if peer is not None and peer.incarnation != -1:
+            event = structs.replace(event, incarnation=peer.incarnation)
+        return super().fetched(event, now_ms)
+
+    def cluster_changed(self, now_ms: int) -> list[fx.Effect]:
+        """As ever, but that a new incarnation starts where the last one was."""
+        for broker, peer in self.progress.items():
+            peer.incarnation = max(peer.incarnation, self.view.incarnations.get(broker, -1))
+        return super().cluster_changed(now_ms)
+
+
+class _AnyIncarnationReplica(Replica):
+    leader_type = _AnyIncarnation
+
+
+class _Kip101Leader(Leader):
+    """Compares ends only: an epoch of the follower's that this log lacks is no objection."""
+
+    def _compare(self, event: ev.FollowerFetched, end: int) -> fx.Effect | None:
+        objection = super()._compare(event, end)
+        if isinstance(objection, fx.AnswerDiverging) and objection.end_offset >= event.offset:
+            return None
+        return objection
+
+
+class _Kip101Follower(Follower):
+    """Cuts at the end that the leader names, whatever the epoch: its own end of that epoch is not looked at."""
+
+    def _truncate(self, epoch: int, end_offset: int) -> list[fx.Effect]:
+        return super()._truncate(self.epoch, end_offset)
+
+
+class _Kip101Replica(Replica):
+    leader_type = _Kip101Leader
+    follower_type = _Kip101Follower
+
+
+class _Staying(Leader):
+    """Does not take out whom the controller tells to leave."""
+
+    def _leaving_members(self) -> tuple[int, ...]:
+        return ()
+
+
+class _StayingReplica(Replica):
+    leader_type = _Staying
+
+
+class _Clinging(Leader):
+    """Goes on counting replicas that are none any more, and lets them in again."""
+
+    def follow_assignment(self, now_ms: int) -> None:
+        self.view.replicas = (*self.view.replicas, *(b for b in self._once() if b not in self.view.replicas))
+        super().follow_assignment(now_ms)
+
+    def _once(self) -> tuple[int, ...]:
+        return tuple(getattr(self, "progress", ()))
+
+    def _may_join(self, broker: int, peer: Progress, now_ms: int) -> bool:
+        leaving, self.view.leaving = self.view.leaving, frozenset()
+        try:
+            return super()._may_join(broker, peer, now_ms)
+        finally:
+            self.view.leaving = leaving
+
+
+class _ClingingReplica(Replica):
+    leader_type = _Clinging
+
+
+class _SmallFactorReplica(Replica):
+    """Measures min.insync.replicas against one replica less while the partition moves."""
+
+    def _decided(self, event: ev.Decided, now_ms: int) -> list[fx.Effect]:
+        return super()._decided(structs.replace(event, factor=max(1, event.factor - 1)), now_ms)
+
+    _DISPATCH: ClassVar[dict[type, Callable[[Any, Any, int], list[fx.Effect]]]] = {
+        **Replica._DISPATCH,
+        ev.Decided: _decided,
+    }
+
+
+class _Resuming(Controller):
     """Lets a new incarnation go on in the epoch of an earlier one."""
 
-    resume_epochs = True
+    def _decide(self, partition: Partition, standing: Standing, now_ms: int) -> Decision | None:
+        stored = partition.stored
+        if stored is not None and stored.state.leader in standing.live:
+            partition.stored = structs.replace(stored, leader_incarnation=standing.live[stored.state.leader])
+        return super()._decide(partition, standing, now_ms)
 
 
-class _TrustingController(StandInController):
+class _ResumingController(CoreController):
+    core_type = _Resuming
+
+
+class _Trusting(Controller):
     """Takes every incarnation's log for whole."""
 
-    trust_all = True
+    def _suspect(self, broker_id: int, hosted: list[Partition], *, states_are_newer: bool) -> None:
+        pass
+
+
+class _TrustingController(CoreController):
+    core_type = _Trusting
+
+
+class _Unclean(Controller):
+    """Elects whoever lives, though the topic does not allow it."""
+
+    def _decide(self, partition: Partition, standing: Standing, now_ms: int) -> Decision | None:
+        decision = super()._decide(partition, standing, now_ms)
+        if partition.stored is None or (decision is not None and decision.state.leader != NO_LEADER):
+            return decision
+        unclean = decide(partition.replicas, partition.stored, standing, suspects=partition.suspects, unclean=True)
+        return unclean or decision
+
+
+class _UncleanController(CoreController):
+    core_type = _Unclean
+
+
+class _UnfencedController(CoreController):
+    """Writes states though a newer controller has been elected."""
+
+    def _may_write(self, core: Controller) -> bool:
+        return True
+
+
+class _ObedientBroker(SimBroker):
+    """Does what any controller says, deposed or not."""
+
+    def refusal(self, update: ControlUpdate) -> ErrorCode | None:
+        refusal = super().refusal(update)
+        return None if refusal == ErrorCode.STALE_CONTROLLER_EPOCH else refusal
+
+
+class _AnyUpdateBroker(SimBroker):
+    """Does what a controller said to an earlier incarnation."""
+
+    def refusal(self, update: ControlUpdate) -> ErrorCode | None:
+        refusal = super().refusal(update)
+        return None if refusal == ErrorCode.STALE_BROKER_EPOCH else refusal
+
+
+class _ForgetfulLog(SimLog):
+    """Does not rebuild the table of producers when it is opened or cut."""
+
+    def rebuild_producers(self) -> None:
+        self.producers.clear()
+
+
+class _CredulousLog(SimLog):
+    """Takes whatever lies at its end for a batch."""
+
+    def recover(self) -> None:
+        torn = self.torn
+        super().recover()
+        if torn is not None:
+            self._add(torn)
 
 
 class _VotingOut(Controller):
@@ -227,31 +394,78 @@ class _VotingOutController(CoreController):
     core_type = _VotingOut
 
 
+def _done_too_early(move: Reassignment, isr: Collection[int], min_isr: int) -> bool:
+    """A move lets replicas go though the target is not all in sync."""
+    return bool(set(move.target).intersection(isr))
+
+
+def _in_the_same_epoch(*arguments: Any, **named: Any) -> Decision | None:
+    """A move ends in the leader epoch that it went on in."""
+    decision = _finish(*arguments, **named)
+    if decision is None:
+        return None
+    state = decision.state
+    return decision._replace(state=structs.replace(state, leader_epoch=state.leader_epoch - 1))
+
+
+_finish = reassignments.finish
+
+_DOUBLED = Weather(loss=0.02, duplicate=0.5, slow=0.1, duplicate_ms=500)
+_UNANSWERED = Weather(loss=0.02, duplicate=0.0, slow=0.02, zk_answer_loss=0.9)
+_ANY: tuple[str, ...] = ()
+
 MUTANTS: tuple[Mutant, ...] = (
-    Mutant("high watermark from the committed instead of the maximal ISR", _CommittedOnlyReplica),
-    Mutant("truncate to the high watermark", _ToMarkReplica),
     Mutant(
-        "no epoch fence",
-        _NoFenceReplica,
-        within=200,
-        weather=Weather(loss=0.02, duplicate=0.5, slow=0.1, duplicate_ms=500),
-        restless=0.5,
+        "high watermark from the committed instead of the maximal ISR",
+        "leader",
+        _ANY,
+        replica_type=_CommittedOnlyReplica,
     ),
-    Mutant("decisions followed in any order", _AnyOrderReplica),
-    Mutant("ISR used before it is written", _HastyReplica),
-    Mutant("an ISR addition not bound to the incarnation", _UnboundReplica),
-    Mutant("rejoin before the epoch's start", _EarlyRejoinReplica),
-    Mutant("histories not compared", _NoDivergenceReplica),
-    Mutant("high watermark raised before truncating", _EagerMarkReplica),
-    Mutant("high watermark moves below min ISR", _BelowMinIsrReplica),
+    Mutant("truncate to the high watermark", "follower", _ANY, replica_type=_ToMarkReplica),
+    Mutant("KIP-101 without KIP-279", "leader, follower", _ANY, replica_type=_Kip101Replica, restless=0.3),
+    Mutant("histories not compared", "leader", _ANY, replica_type=_NoDivergenceReplica),
+    Mutant("no epoch fence on fetches", "leader, follower", _ANY, replica_type=_NoFenceReplica, weather=_DOUBLED),
+    Mutant("decisions followed in any order", "replica", _ANY, replica_type=_AnyOrderReplica),
+    Mutant("fetches of any incarnation", "leader", _ANY, replica_type=_AnyIncarnationReplica, page_cache_loss=0.9),
+    Mutant("updates for an earlier incarnation followed", "broker", _ANY, broker_type=_AnyUpdateBroker),
+    Mutant("ISR used before it is written", "leader", _ANY, replica_type=_HastyReplica),
+    Mutant("high watermark moves below min ISR", "leader", _ANY, replica_type=_BelowMinIsrReplica),
+    Mutant("high watermark raised before truncating", "follower", _ANY, replica_type=_EagerMarkReplica),
+    Mutant("rejoin before the epoch's start", "leader", _ANY, replica_type=_EarlyRejoinReplica),
+    Mutant("an ISR addition not bound to the incarnation", "leader", _ANY, replica_type=_UnboundReplica),
+    Mutant("a lost answer taken for a refusal", "leader", _ANY, replica_type=_ImpatientReplica, weather=_UNANSWERED),
+    Mutant("a deposed controller obeyed", "broker", _ANY, broker_type=_ObedientBroker),
+    Mutant("a deposed controller writes states", "controller", _ANY, controller_type=_UnfencedController),
+    Mutant("an epoch resumed by a new incarnation", "controller", _ANY, controller_type=_ResumingController),
+    Mutant("a lost page cache trusted", "controller", _ANY, controller_type=_TrustingController),
     Mutant(
-        "a lost answer taken for a refusal",
-        _ImpatientReplica,
-        within=200,
-        weather=Weather(loss=0.02, duplicate=0.0, slow=0.02, zk_answer_loss=0.9),
-        restless=0.03,
+        "members voted out by an election",
+        "controller",
+        _ANY,
+        controller_type=_VotingOutController,
+        page_cache_loss=0.9,
     ),
-    Mutant("an epoch resumed by a new incarnation", controller_type=_ResumingController),
-    Mutant("a lost page cache trusted", controller_type=_TrustingController),
-    Mutant("members voted out by an election", controller_type=_VotingOutController, page_cache_loss=0.9),
+    Mutant("unclean elections where they are not allowed", "controller", _ANY, controller_type=_UncleanController),
+    Mutant("table of producers not rebuilt", "log", _ANY, log_type=_ForgetfulLog),
+    Mutant("an unverified tail trusted", "log", _ANY, log_type=_CredulousLog),
+    Mutant("replicas told to leave stay", "leader", _ANY, replica_type=_StayingReplica),
+    Mutant("a removed replica still counted", "leader", _ANY, replica_type=_ClingingReplica, restless=0.3),
+    Mutant("min.insync.replicas too small in a move", "replica", _ANY, replica_type=_SmallFactorReplica),
+    Mutant(
+        "a move ends before its target is in sync",
+        "controller",
+        _ANY,
+        patches=((reassignments, "may_leave", _done_too_early),),
+        restless=0.3,
+    ),
+    Mutant(
+        "a move ends in the epoch it began in",
+        "controller",
+        _ANY,
+        patches=((reassignments, "finish", _in_the_same_epoch),),
+        restless=0.3,
+    ),
 )
+BY_NAME = {mutant.name: mutant for mutant in MUTANTS}
+#: the code as it is
+SOUND = Mutant("sound", "nothing", (), partitions=6)

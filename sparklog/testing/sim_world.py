@@ -1,13 +1,14 @@
-"""Simulated time and network: one queue of things to happen, one random generator, one seed.
+"""Simulated time and network: one queue of things to happen, and a seed for all that depends on chance.
 
-Everything that depends on chance asks ``SimWorld.random``; everything that happens later goes through ``at``. So a
-seed replays exactly, and a trace of it can be kept.
+What befalls messages is drawn from a generator of the network's own, so that the same schedule of faults can be played
+in another weather (``salt``). Everything that happens later goes through ``at``. So a seed replays exactly, and a trace
+of it can be kept.
 """
 
 from __future__ import annotations
 
 import random
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from heapq import heappop, heappush
@@ -31,6 +32,11 @@ class Weather:
     #: a second copy of a message comes up to so late
     duplicate_ms: int = 1500
 
+    @property
+    def bad(self) -> float:
+        """Chance that a message is lost, late or doubled: one of them."""
+        return self.loss + self.slow + self.duplicate
+
 
 FINE = Weather(loss=0.0, duplicate=0.0, slow=0.0)
 #: A seed takes one of these: what one hides another shows. Source: "Swarm Testing" (Groce et al.).
@@ -47,37 +53,64 @@ WEATHERS = (
 class SimWorld:
     """Mutable, single-threaded. ``now_ms`` moves only in ``run_until``."""
 
-    def __init__(self, seed: int, *, weather: Weather, trace_length: int = 400) -> None:
+    def __init__(self, seed: int, *, weather: Weather, salt: int = 0, trace_length: int = 400) -> None:
         self.random = random.Random(seed)
         self.weather = weather
         self.now_ms = 0
         self.events = 0
         #: (from, to) pairs over which nothing gets through; names are those of ``send``
         self.cut: set[tuple[object, object]] = set()
+        #: what befell the cluster, by kind
+        self.happened: Counter[str] = Counter()
+        self._chance = random.Random(f"net {seed} {salt}").random
         self._queue: list[tuple[int, int, Callable[[], None]]] = []
         self._order = count()
+        #: when the last message of a pair arrives
+        self._last: dict[tuple[object, object], int] = {}
         self.trace: deque[str] = deque(maxlen=trace_length)
 
     def at(self, delay_ms: int, action: Callable[[], None]) -> None:
         heappush(self._queue, (self.now_ms + delay_ms, next(self._order), action))
 
-    def send(self, source: object, target: object, deliver: Callable[[], None]) -> None:
-        """Hand a message to the network: it may come late, twice, after a later one, or never."""
-        weather, chance = self.weather, self.random
-        if (source, target) in self.cut or chance.random() < weather.loss:
+    def send(self, source: object, target: object, deliver: Callable[[], None], *, ordered: bool = False) -> None:
+        """Hand a message to the network: it may come late, twice, after a later one, or never. ``ordered``: over one
+        connection, which may break but neither doubles nor reorders."""
+        weather, pair = self.weather, (source, target)
+        if pair in self.cut:
+            self.happened["message lost in a partition"] += 1
             return
-        if source == ZK and chance.random() < weather.zk_answer_loss:
+        fate = self._chance()
+        due_ms = self.now_ms + 1 + int(self._chance() * weather.delay_ms)
+        twice = False
+        if fate < weather.bad:
+            if fate < weather.loss:
+                self.happened["message lost"] += 1
+                return
+            if fate < weather.loss + weather.slow:
+                due_ms += int(self._chance() * weather.slow_ms)
+                self.happened["message late"] += 1
+            else:
+                twice = not ordered
+        if source == ZK and self._chance() < weather.zk_answer_loss:
+            self.happened["message lost"] += 1
             return
-        delay_ms = 1 + int(chance.random() * weather.delay_ms)
-        if chance.random() < weather.slow:
-            delay_ms += int(chance.random() * weather.slow_ms)
-        self.at(delay_ms, deliver)
-        if chance.random() < weather.duplicate:
-            self.at(delay_ms + int(chance.random() * weather.duplicate_ms), deliver)
+        last_ms = self._last.get(pair, 0)
+        if due_ms >= last_ms:
+            self._last[pair] = due_ms
+        elif ordered:
+            due_ms = last_ms
+        else:
+            self.happened["message overtaken"] += 1
+        heappush(self._queue, (due_ms, next(self._order), deliver))
+        if twice:
+            self.happened["message doubled"] += 1
+            due_ms += int(self._chance() * weather.duplicate_ms)
+            heappush(self._queue, (due_ms, next(self._order), deliver))
 
     def run_until(self, end_ms: int) -> None:
-        while self._queue and self._queue[0][0] <= end_ms:
-            self.now_ms, _, action = heappop(self._queue)
+        queue = self._queue
+        while queue and queue[0][0] <= end_ms:
+            self.now_ms, _, action = heappop(queue)
             self.events += 1
             action()
         self.now_ms = end_ms

@@ -1,61 +1,165 @@
-"""ZooKeeper as the replication protocol uses it: versioned partition nodes, registrations, incarnations.
+"""ZooKeeper as the cluster uses it: a process with sessions, versioned partition nodes, registrations and requests.
 
-Each method is one atomic operation of the real server (a multi where it checks several nodes). Delay and loss of
-requests and replies are the callers' business: they come through ``SimWorld.send``.
+Each method is one atomic operation of the real server (a multi where it checks several nodes) and survives its
+restart. Delay and loss of requests and answers, and whether the session still lives, are ``SimSession``'s business.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from sparklog.model import LeaderAndIsr, TopicPartition, VersionedState
+from sparklog.controller.effects import StateWrite
+from sparklog.controller.events import ElectionAsked
+from sparklog.model import LeaderAndIsr, TopicPartition, TopicRecord, VersionedState
+from sparklog.testing.sim_process import SimProcess
+from sparklog.testing.sim_world import ZK, SimWorld
+
+SESSION_MS = 400
+_LOOK_MS = 50
+#: expected version of a node that is to be created
+_CREATE = -1
 
 
 class Registration(NamedTuple):
-    """An ephemeral broker node. ``trusted`` is false when the page cache was lost since the last clean state."""
+    """An ephemeral broker node."""
 
     incarnation: int
-    trusted: bool
+    session_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class BadVersion:
-    """The compare-and-set lost; this is what the node holds."""
+    """The compare-and-set lost; this is what the node holds. None: there is no node."""
 
-    found: VersionedState
+    found: VersionedState | None
 
 
-class SimZk:
-    """Mutable, shared by all simulated processes. ``on_write`` sees each new partition state, for the checker."""
+@dataclass(frozen=True, slots=True)
+class NodeGone:
+    """The topic of that id is no more: nothing was written."""
 
-    def __init__(self, on_write: Callable[[TopicPartition, VersionedState, VersionedState], None]) -> None:
+
+@dataclass(frozen=True, slots=True)
+class EpochLost:
+    """Another controller has been elected: nothing was written."""
+
+
+class Levels(NamedTuple):
+    """What a controller watches, at one moment."""
+
+    controller_session: int
+    registered: dict[int, int]
+    untrusted: frozenset[int]
+    retired: frozenset[int]
+    stopping: dict[int, int]
+    #: with the version of the topic's node
+    topics: dict[str, tuple[TopicRecord, int]]
+    deletions: dict[str, str]
+    elections: dict[str, ElectionAsked]
+    isr_changes: dict[int, tuple[TopicPartition, ...]]
+
+
+Written = Callable[[TopicPartition, VersionedState | None, VersionedState], None]
+
+
+class SimZk(SimProcess):
+    """Mutable, shared by all simulated processes. ``on_write`` sees each new partition state, for the checkers,
+    and ``on_topic`` each new record of a topic."""
+
+    def __init__(self, world: SimWorld, on_write: Written, on_topic: Callable[[TopicRecord], None]) -> None:
+        super().__init__(ZK, world)
         self.nodes: dict[TopicPartition, VersionedState] = {}
+        self.topics: dict[str, TopicRecord] = {}
+        self.topic_versions: dict[str, int] = {}
+        self.deletions: dict[str, str] = {}
+        self.elections: dict[str, ElectionAsked] = {}
         self.registered: dict[int, Registration] = {}
         #: brokers whose logs nobody vouches for until a controller has taken note
         self.untrusted: set[int] = set()
         #: last incarnation of each broker whose process was seen to end
         self.retired: dict[int, int] = {}
+        #: brokers that ask to be relieved, with the incarnation that asked
+        self.stopping: dict[int, int] = {}
+        self.isr_changes: dict[int, tuple[TopicPartition, ...]] = {}
         self.controller_epoch = 0
+        self.controller_session = -1
+        #: name of the controller whose term began last
+        self.last_elected = ""
         self._incarnations: dict[int, int] = {}
         self._on_write = on_write
+        self._on_topic = on_topic
+        self._heard: dict[int, int] = {}
+        self._over: set[int] = set()
+        self._sessions = 0
+        self._notifications = 0
 
-    def create(self, tp: TopicPartition, state: LeaderAndIsr) -> None:
-        self.nodes[tp] = VersionedState(state, 0)
+    # --- sessions -----------------------------------------------------------------------------------------------
 
-    def read(self, tp: TopicPartition) -> VersionedState:
-        return self.nodes[tp]
+    def start(self) -> None:
+        """Sessions outlive a restart: their time-outs begin anew."""
+        self.begin()
+        self._heard = dict.fromkeys(self._heard, self.now_ms)
+        self.later(_LOOK_MS, self._look)
 
-    def register(self, broker_id: int, *, lost_page_cache: bool) -> int:
-        """One multi: the next incarnation, and the ephemeral node that names it. ``lost_page_cache``: since the last
-        registration; the mark stays until a controller has taken note."""
+    def next_session(self) -> int:
+        self._sessions += 1
+        return self._sessions
+
+    def touch(self, session_id: int) -> bool:
+        """A request of that session came; whether it lives."""
+        if session_id in self._over:
+            return False
+        self._heard[session_id] = self.now_ms
+        return True
+
+    def end_session(self, session_id: int) -> None:
+        """Its ephemeral nodes go with it."""
+        self._over.add(session_id)
+        self._heard.pop(session_id, None)
+        for broker, registration in list(self.registered.items()):
+            if registration.session_id == session_id:
+                self._unregister(broker)
+        if self.controller_session == session_id:
+            self.controller_session = -1
+
+    def _unregister(self, broker_id: int) -> None:
+        del self.registered[broker_id]
+        self.stopping.pop(broker_id, None)
+
+    def _look(self) -> None:
+        for session_id, heard_ms in list(self._heard.items()):
+            if self.now_ms - heard_ms > SESSION_MS:
+                self.world.note(f"zk: session {session_id} expires")
+                self.world.happened["session expired"] += 1
+                self.end_session(session_id)
+        self.later(_LOOK_MS, self._look)
+
+    # --- brokers ------------------------------------------------------------------------------------------------
+
+    def register(self, broker_id: int, session_id: int, *, lost_page_cache: bool) -> int:
+        """One multi: the next incarnation, and the ephemeral node that names it; once for each session.
+        ``lost_page_cache``: since the last incarnation; the mark stays until a controller has taken note."""
+        held = self.registered.get(broker_id)
+        if held is not None and held.session_id == session_id:
+            return held.incarnation
         if lost_page_cache:
             self.untrusted.add(broker_id)
         incarnation = self._incarnations.get(broker_id, 0) + 1
         self._incarnations[broker_id] = incarnation
-        self.registered[broker_id] = Registration(incarnation, broker_id not in self.untrusted)
+        self.registered[broker_id] = Registration(incarnation, session_id)
+        self.stopping.pop(broker_id, None)
         return incarnation
+
+    def ask_to_stop(self, broker_id: int, incarnation: int) -> None:
+        """The broker asks to be relieved of what it leads; it holds for this incarnation."""
+        registration = self.registered.get(broker_id)
+        if registration is not None and registration.incarnation == incarnation:
+            self.stopping[broker_id] = incarnation
+
+    def withdraw_stop(self, broker_id: int) -> None:
+        self.stopping.pop(broker_id, None)
 
     def trust(self, broker_id: int, incarnation: int) -> None:
         """Forget that the page cache was lost, unless yet another incarnation has registered."""
@@ -66,18 +170,97 @@ class SimZk:
         """The last registered one, whether its session lives or not; 0 before the first."""
         return self._incarnations.get(broker_id, 0)
 
-    def expire(self, broker_id: int, incarnation: int) -> None:
-        """The session of that incarnation ended."""
-        registration = self.registered.get(broker_id)
-        if registration is not None and registration.incarnation == incarnation:
-            del self.registered[broker_id]
-
     def retire(self, broker_id: int, incarnation: int) -> None:
         """Whoever saw the process end deletes its registration, and leaves a mark that says so."""
         registration = self.registered.get(broker_id)
         if registration is not None and registration.incarnation == incarnation:
-            del self.registered[broker_id]
+            self._unregister(broker_id)
             self.retired[broker_id] = incarnation
+            self.world.happened["retired by the supervisor"] += 1
+
+    # --- controllers --------------------------------------------------------------------------------------------
+
+    def elect(self, session_id: int) -> int | None:
+        """Take ``/controller`` and a new epoch; its own earlier claim counts. None: another one holds it."""
+        if self.controller_session not in {-1, session_id}:
+            return None
+        if self.controller_session == -1:
+            self.controller_session = session_id
+            self.controller_epoch += 1
+        return self.controller_epoch
+
+    def levels(self) -> Levels:
+        live = self.registered
+        retired = (b for b, incarnation in self.retired.items() if b not in live and self.incarnation(b) == incarnation)
+        return Levels(
+            self.controller_session,
+            {broker: live[broker].incarnation for broker in sorted(live)},
+            frozenset(self.untrusted),
+            frozenset(retired),
+            dict(self.stopping),
+            {name: (record, self.topic_versions[name]) for name, record in self.topics.items()},
+            dict(self.deletions),
+            dict(self.elections),
+            dict(self.isr_changes),
+        )
+
+    def notify(self, partitions: Iterable[TopicPartition]) -> None:
+        """Leaders tell the controller that they changed an ISR."""
+        self._notifications += 1
+        self.isr_changes[self._notifications] = tuple(partitions)
+
+    def delete_notifications(self, numbers: Iterable[int], controller_epoch: int) -> None:
+        if controller_epoch == self.controller_epoch:
+            for number in numbers:
+                self.isr_changes.pop(number, None)
+
+    # --- topics -------------------------------------------------------------------------------------------------
+
+    def put_topic(self, record: TopicRecord) -> None:
+        """Create it, or set its record."""
+        known = self.topics.get(record.name)
+        same = known is not None and known.topic_id == record.topic_id
+        self.topic_versions[record.name] = self.topic_versions[record.name] + 1 if same else 0
+        self.topics[record.name] = record
+        self._on_topic(record)
+
+    def write_topic(self, record: TopicRecord, expected_version: int, writes: Sequence[StateWrite]) -> bool:
+        """The record and some of its partitions' states, all or nothing. False: one of them was not as expected."""
+        if not self.has_topic(record.name, record.topic_id) or self.topic_versions[record.name] != expected_version:
+            return False
+        nodes = [self.nodes.get(write.tp) for write in writes]
+        if any(n is None or n.version != w.expected_version for n, w in zip(nodes, writes, strict=True)):
+            return False
+        for write in writes:
+            self.write_state(
+                write.tp,
+                write.state,
+                write.expected_version,
+                topic_id=record.topic_id,
+                leader_incarnation=write.leader_incarnation,
+            )
+        self.put_topic(record)
+        return True
+
+    def has_topic(self, name: str, topic_id: str) -> bool:
+        return name in self.topics and self.topics[name].topic_id == topic_id
+
+    def delete_topic(self, name: str, topic_id: str, controller_epoch: int) -> bool:
+        """The topic's nodes and its deletion request; doing it twice is the same as once. False: epoch lost."""
+        if controller_epoch != self.controller_epoch:
+            return False
+        if self.has_topic(name, topic_id):
+            del self.topics[name]
+            self.nodes = {tp: node for tp, node in self.nodes.items() if tp.topic != name}
+        if self.deletions.get(name) == topic_id:
+            del self.deletions[name]
+        return True
+
+    def read(self, tp: TopicPartition) -> VersionedState | None:
+        return self.nodes.get(tp)
+
+    def states(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, VersionedState | None]:
+        return {tp: self.nodes.get(tp) for tp in partitions}
 
     def write_state(
         self,
@@ -85,14 +268,18 @@ class SimZk:
         state: LeaderAndIsr,
         expected_version: int,
         *,
+        topic_id: str,
         leader_incarnation: int,
         added: tuple[tuple[int, int], ...] = (),
-    ) -> VersionedState | BadVersion:
-        """Compare-and-set, in a multi that checks the incarnation of each added broker."""
-        before = self.nodes[tp]
-        if before.version != expected_version or any(self.incarnation(b) != i for b, i in added):
+    ) -> VersionedState | BadVersion | NodeGone:
+        """Compare-and-set, in a multi that checks the topic's id and the incarnation of each added broker."""
+        if not self.has_topic(tp.topic, topic_id):
+            return NodeGone()
+        before = self.nodes.get(tp)
+        version = _CREATE if before is None else before.version
+        if version != expected_version or any(self.incarnation(b) != i for b, i in added):
             return BadVersion(before)
-        after = VersionedState(state, before.version + 1, leader_incarnation)
+        after = VersionedState(state, version + 1, leader_incarnation)
         self.nodes[tp] = after
         self._on_write(tp, before, after)
         return after

@@ -1,7 +1,8 @@
 """Plays seeds of the simulated cluster: ``python -m sparklog.testing.simulate --seeds 0..500``.
 
-Prints what was played and how fast; at the first seed that breaks a promise, its trace and the command that plays that
-seed again. With ``--mutant`` a variant broken on purpose is played instead, and not finding it is the failure.
+Prints what was played and how fast. The first seed that breaks a promise is cut down to a small case that breaks the
+same one: its trace is printed, and the command that plays it again. With ``--mutant`` a variant broken on purpose is
+played instead, and not finding it is the failure.
 """
 
 from __future__ import annotations
@@ -9,37 +10,47 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 
-from sparklog.testing.sim_checks import Violation
-from sparklog.testing.sim_cluster import SimCluster
-from sparklog.testing.sim_controller_core import CoreController
-from sparklog.testing.sim_mutants import MUTANTS
+from sparklog.testing.sim_case import Case, Found, parse_actions
+from sparklog.testing.sim_minimise import BUDGET, minimised
+from sparklog.testing.sim_mutants import BY_NAME
 
 HEAL_MS = 4000
+#: seeds handed to a process at once
+CHUNK = 8
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Returns 0 when nothing was found (with ``--mutant``: when it was caught), 1 otherwise."""
     options = _parser().parse_args(arguments)
-    if options.mutant is not None:
-        mutant = next(mutant for mutant in MUTANTS if mutant.name == options.mutant)
-        return 0 if _play(options, mutant.run) else 1
-    return 1 if _play(options, lambda seed: _run(seed, options)) else 0
+    cases = [_case(seed, options) for seed in options.seeds]
+    broken = _play(cases, options)
+    for case, found in broken[: 1 if options.minimise else 0]:
+        _show(case, found, options)
+    return (not broken) if options.mutant is not None else bool(broken)
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m sparklog.testing.simulate", description=__doc__)
-    parser.add_argument("--seeds", type=_seed_range, default=range(500), metavar="A..B", help="seeds A to B-1 (0..500)")
-    parser.add_argument("--brokers", type=int, default=3, metavar="N", help="brokers (3)")
-    parser.add_argument("--partitions", type=int, default=6, metavar="N", help="partitions (6)")
-    parser.add_argument("--steps", type=int, default=6000, metavar="MS", help="simulated milliseconds of faults (6000)")
-    parser.add_argument(
-        "--page-cache-loss", type=float, default=0.3, metavar="P", help="chance that a crash takes unflushed data (0.3)"
-    )
-    parser.add_argument(
-        "--mutant", choices=[mutant.name for mutant in MUTANTS], help="play a variant broken on purpose"
-    )
+    add = parser.add_argument
+    add("--seeds", type=_seed_range, default=range(500), metavar="A..B", help="seeds A to B-1 (0..500)")
+    add("--brokers", type=int, default=3, metavar="N", help="brokers (3)")
+    add("--partitions", type=int, metavar="N", help="partitions (6; 1 for most mutants)")
+    add("--steps", type=int, default=6000, metavar="MS", help="simulated milliseconds of faults (6000)")
+    add("--heal", type=int, default=HEAL_MS, metavar="MS", help=f"simulated milliseconds without ({HEAL_MS})")
+    add("--page-cache-loss", type=float, metavar="P", help="chance that a crash takes unflushed data (0.3)")
+    add("--mutant", choices=list(BY_NAME), metavar="NAME", help=f"a variant broken on purpose: {', '.join(BY_NAME)}")
+    add("--jobs", type=int, default=1, metavar="N", help="processes (1)")
+    add("--all", action="store_true", help="go on after a seed that breaks a promise; name each, minimise the first")
+    add("--no-minimise", dest="minimise", action="store_false", help="do not look for a smaller case, print no trace")
+    add("--budget", type=int, default=BUDGET, metavar="N", help=f"runs to spend on a smaller case ({BUDGET})")
+    add("--only", type=_actions, metavar="N@MS,...", help="play these actions of the seed's schedule, at these times")
+    add("--salt", type=int, default=0, metavar="N", help="another network for the same actions")
+    add("--calm", action="store_true", help="a network that loses, doubles and delays nothing")
+    add("--produce-ms", type=int, metavar="MS", help="mean pause between two produces of a partition")
     return parser
 
 
@@ -54,48 +65,79 @@ def _seed_range(text: str) -> range:
     return seeds
 
 
-def _run(seed: int, options: argparse.Namespace) -> None:
-    cluster = SimCluster(
+def _actions(text: str) -> tuple[tuple[int, int], ...]:
+    try:
+        return parse_actions(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected NUMBER@MILLISECONDS,... or none") from None
+
+
+def _case(seed: int, options: argparse.Namespace) -> Case:
+    partitions = options.partitions or (6 if options.mutant is None else BY_NAME[options.mutant].partitions)
+    return Case(
         seed,
+        mutant=options.mutant,
         brokers=options.brokers,
-        partitions=options.partitions,
-        controller_type=CoreController,
+        partitions=partitions,
+        fault_ms=options.steps,
+        heal_ms=options.heal,
         page_cache_loss=options.page_cache_loss,
+        only=options.only,
+        salt=options.salt,
+        calm=options.calm,
+        produce_ms=options.produce_ms,
     )
-    cluster.run(fault_ms=options.steps, heal_ms=HEAL_MS)
 
 
-def _play(options: argparse.Namespace, run: Callable[[int], None]) -> bool:
-    """Play seeds until one breaks a promise; whether one did."""
+def _play(cases: Sequence[Case], options: argparse.Namespace) -> list[tuple[Case, Found]]:
+    """Play them until one breaks a promise, or all with ``--all``; returns those that did."""
     began = time.perf_counter()
-    played, broken, seed = 0, None, 0
-    for seed in options.seeds:
-        played += 1
-        try:
-            run(seed)
-        except Violation as violation:
-            broken = violation
-            break
+    played, broken = 0, []
+    with _results(cases, options.jobs) as results:
+        for case, found in zip(cases, results, strict=False):
+            played += 1
+            if found is None:
+                continue
+            broken.append((case, found))
+            if not options.all:
+                break
+            print(f"seed {case.seed} at {found.at_ms} ms: {found.what}", flush=True)  # noqa: T201  this is a command
     wall_s = time.perf_counter() - began
-    simulated_s = played * (options.steps + HEAL_MS) / 1000
-    print(  # noqa: T201  this is a command
-        f"{played} schedules of {options.brokers} brokers and {options.partitions} partitions in {wall_s:.1f} s: "
+    simulated_s = played * (options.steps + options.heal) / 1000
+    text = (
+        f"{played} schedules of {options.brokers} brokers and {cases[0].partitions} partitions in {wall_s:.1f} s: "
         f"{played / wall_s:.1f} schedules/s, {1000 * wall_s / simulated_s:.1f} ms for each simulated second"
     )
-    if broken is not None:
-        print(broken)  # noqa: T201
-        print(f"again: {_again(options, seed)}")  # noqa: T201
-    return broken is not None
+    print(text + (f", {len(broken)} broke a promise" if options.all else ""), flush=True)  # noqa: T201
+    return broken
 
 
-def _again(options: argparse.Namespace, seed: int) -> str:
-    command = f"python -m sparklog.testing.simulate --seeds {seed}"
-    if options.mutant is not None:
-        return f"{command} --mutant '{options.mutant}'"
-    return (
-        f"{command} --brokers {options.brokers} --partitions {options.partitions} --steps {options.steps} "
-        f"--page-cache-loss {options.page_cache_loss}"
-    )
+@contextmanager
+def _results(cases: Sequence[Case], jobs: int) -> Iterator[Iterable[Found | None]]:
+    """What each case finds, in order, while they are asked for."""
+    if jobs == 1:
+        yield map(Case.play, cases)
+        return
+    with ProcessPoolExecutor(jobs) as pool:
+        try:
+            yield pool.map(Case.play, cases, chunksize=CHUNK)
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _show(case: Case, found: Found, options: argparse.Namespace) -> None:
+    """What was found, in the smallest case that shows it."""
+
+    def tell(line: str) -> None:
+        print(line, flush=True)  # noqa: T201
+
+    tell(f"seed {case.seed} at {found.at_ms} ms: {found.what}")
+    smallest = case if case.only is not None else minimised(case, budget=options.budget, tell=tell)
+    play = smallest.play_traced()
+    tell("\n".join(play.lines))
+    if play.found is not None:
+        tell(f"{play.found.at_ms:>6} {play.found.what}")
+    tell(f"again: {smallest.command()}")
 
 
 if __name__ == "__main__":

@@ -229,13 +229,7 @@ class ClusterStore:
             BrokerError: TOPIC_ALREADY_EXISTS; INVALID_PARTITIONS when the record is too large for one node.
             ZkUnreachable: with ``sent`` the topic may exist: its topic id tells whose it is.
         """
-        value = codecs.encode_topic(record)
-        if len(value) > MAX_TOPIC_BYTES:
-            raise BrokerError(
-                ErrorCode.INVALID_PARTITIONS,
-                f"topic {record.name} with {len(record.assignment)} partitions takes {len(value)} bytes in "
-                f"ZooKeeper; at most {MAX_TOPIC_BYTES} fit",
-            )
+        value = encode_record(record)
         try:
             await self.session.multi(
                 [
@@ -250,9 +244,14 @@ class ClusterStore:
             raise
 
     async def update_topic(self, record: TopicRecord, expected_version: int) -> int | None:
-        """Replace a topic's record (schemas, config, more partitions). None: it was changed meanwhile."""
+        """Replace a topic's record (schemas, config, more partitions, moves). None: it was changed meanwhile.
+
+        Raises:
+            BrokerError: INVALID_PARTITIONS when the record is too large for one node.
+        """
+        value = encode_record(record)
         try:
-            return await self.session.set(paths.topic(record.name), codecs.encode_topic(record), expected_version)
+            return await self.session.set(paths.topic(record.name), value, expected_version)
         except (ZkBadVersion, ZkNoNode):
             return None
 
@@ -262,6 +261,10 @@ class ClusterStore:
             await self.session.create(paths.delete_topic(name), codecs.encode(codecs.DeletionRequest(topic_id)))
         except ZkNodeExists:
             return
+
+    async def request_election(self, request: codecs.ElectionRequest) -> str:
+        """Ask the controller to elect leaders anew. Returns the request's node, which it deletes when that is done."""
+        return await self.session.create(f"{paths.ELECTIONS}/n_", codecs.encode(request), sequence=True)
 
     # --- drivers -------------------------------------------------------------------------------------------------
 
@@ -313,3 +316,15 @@ class ClusterStore:
         except ZkNoNode:
             return None
         return codecs.decode(path, node.data, codecs.GenerationName)
+
+
+def encode_record(record: TopicRecord) -> bytes:
+    """Raises BrokerError: INVALID_PARTITIONS when the record is too large for one node."""
+    value = codecs.encode_topic(record)
+    if len(value) > MAX_TOPIC_BYTES:
+        raise BrokerError(
+            ErrorCode.INVALID_PARTITIONS,
+            f"topic {record.name} with {len(record.assignment)} partitions takes {len(value)} bytes in "
+            f"ZooKeeper; at most {MAX_TOPIC_BYTES} fit",
+        )
+    return value

@@ -15,7 +15,7 @@ import msgspec
 
 from sparklog.model import BrokerRegistration, LeaderAndIsr, TopicPartition, TopicRecord, VersionedState
 from sparklog.zk import codecs, paths
-from sparklog.zk.cluster_store import ClusterStore, FateUnknown, NodeGone, Refused, WriteOutcome, Written
+from sparklog.zk.cluster_store import ClusterStore, FateUnknown, NodeGone, Refused, WriteOutcome, Written, encode_record
 from sparklog.zk.errors import ZkError, ZkMultiFailed, ZkNoNode, ZkUnreachable
 from sparklog.zk.session import Check, Create, Delete, Node, Op, SetData, ZkSession
 
@@ -28,12 +28,31 @@ class EpochLost:
     """Nothing was written: another controller has been elected."""
 
 
+@dataclass(frozen=True, slots=True)
+class Superseded:
+    """Nothing was written: a node is at another version than expected, or gone."""
+
+    reason: str
+
+
 StateOutcome = WriteOutcome | EpochLost
 
 
 class StoredTopic(NamedTuple):
+    """``version`` is of the topic's own node."""
+
     record: TopicRecord
     states: dict[int, VersionedState]
+    version: int
+
+
+class StateChange(NamedTuple):
+    """One partition's part of ``write_topic``."""
+
+    tp: TopicPartition
+    state: LeaderAndIsr
+    leader_incarnation: int
+    expected_version: int
 
 
 class ControllerStore:
@@ -137,14 +156,27 @@ class ControllerStore:
         """All topics with the states of their partitions."""
         names = await self.session.children(paths.TOPICS)
         found = await asyncio.gather(*(self.cluster.read_topic(name) for name in names))
-        records = [read[0] for read in found if read is not None]
-        tps = [TopicPartition(record.name, p) for record in records for p in range(len(record.assignment))]
+        topics = [read for read in found if read is not None]
+        tps = [TopicPartition(record.name, p) for record, _ in topics for p in range(len(record.assignment))]
         states = await self.read_states(tps)
-        by_topic: dict[str, dict[int, VersionedState]] = {record.name: {} for record in records}
+        by_topic: dict[str, dict[int, VersionedState]] = {record.name: {} for record, _ in topics}
         for tp, stored in states.items():
             if stored is not None:
                 by_topic[tp.topic][tp.partition] = stored
-        return tuple(StoredTopic(record, by_topic[record.name]) for record in records)
+        return tuple(StoredTopic(record, by_topic[record.name], version) for record, version in topics)
+
+    async def read_topic_again(self, name: str) -> tuple[TopicRecord, int] | None:
+        """The topic's record and version as they are after everything written through this session."""
+        await self.session.sync(paths.topic(name))
+        return await self.cluster.read_topic(name)
+
+    async def read_elections(self) -> dict[str, codecs.ElectionRequest]:
+        """Requests for elections, by the name of their node."""
+        nodes = await self._read_children(paths.ELECTIONS)
+        return {
+            name: codecs.decode(f"{paths.ELECTIONS}/{name}", node.data, codecs.ElectionRequest)
+            for name, node in nodes.items()
+        }
 
     async def read_states(self, tps: Sequence[TopicPartition]) -> dict[TopicPartition, VersionedState | None]:
         """These partitions' states, None where there is none. Sees everything written through this session."""
@@ -192,6 +224,36 @@ class ControllerStore:
                 on_outcome(tp, _outcome(future, expected_version))
 
         self.session.multi(ops).add_done_callback(done)
+
+    async def write_topic(
+        self, record: TopicRecord, expected_version: int, changes: Sequence[StateChange]
+    ) -> Written | Superseded | EpochLost | FateUnknown:
+        """Replace the topic's record and these partitions' states, all of it or nothing.
+
+        Raises:
+            BrokerError: INVALID_PARTITIONS when the record is too large for one node.
+        """
+        ops: list[Op] = [
+            Check(paths.CONTROLLER_EPOCH, self._epoch_version),
+            Check(paths.topic_id(record.topic_id), -1),
+            SetData(paths.topic(record.name), encode_record(record), expected_version),
+        ]
+        for change in changes:
+            value = codecs.encode_state(change.state, change.leader_incarnation)
+            ops.append(SetData(paths.state(change.tp), value, change.expected_version))
+        try:
+            return Written((await self.session.multi(ops))[2])
+        except ZkUnreachable as error:
+            return FateUnknown(error.sent)
+        except ZkMultiFailed as error:
+            return EpochLost() if error.index == 0 else Superseded(str(error))
+
+    async def drop_election(self, name: str) -> None:
+        """A request is carried out."""
+        try:
+            await self.session.delete(f"{paths.ELECTIONS}/{name}")
+        except ZkNoNode:
+            return
 
     async def delete_topic(self, name: str, topic_id: str) -> bool:
         """Delete a topic's nodes and its deletion request; doing it twice is the same as once. False: another
@@ -281,7 +343,9 @@ __all__ = [
     "FateUnknown",
     "NodeGone",
     "Refused",
+    "StateChange",
     "StateOutcome",
     "StoredTopic",
+    "Superseded",
     "Written",
 ]

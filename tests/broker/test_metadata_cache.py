@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from sparklog.broker.metadata_cache import MetadataCache
@@ -134,3 +135,32 @@ def test_metadata_names_what_is_wrong_with_a_topic(cache: MetadataCache) -> None
     assert good.code == 0 and good.schemas == () and good.partitions[0].leader == 0
     everything = cache.metadata(7, None, schemas=True)
     assert [t.name for t in everything.topics] == ["t"] and everything.topics[0].schemas
+
+
+def test_replicas_and_moves_are_what_the_controller_said_last_whatever_state_it_knew(cache: MetadataCache) -> None:
+    tp = TopicPartition("t", 0)
+    cache.state_written(tp, LeaderAndIsr(0, 3, (0,), 1), version=4, topic_id="id-1")
+    moved = msgspec.structs.replace(decision(3), replicas=(5, 0, 1, 2), target=(5, 0), original=(0, 1, 2))
+    cache.apply(update(moved))
+    known = cache.partition(tp)
+    assert known is not None
+    assert (known.version, known.state.isr) == (4, (0,))
+    assert (known.replicas, known.target) == ((5, 0, 1, 2), (5, 0))
+    assert cache.moving == {tp: known}
+    seen = cache.moves_seen
+    cache.state_written(tp, LeaderAndIsr(0, 3, (0, 5), 1), version=5, topic_id="id-1")
+    assert cache.moving[tp].state.isr == (0, 5)
+    assert cache.moves_seen > seen
+    assert cache.metadata(0, ("t",), schemas=True).topics[0].partitions[0].replicas == (5, 0, 1, 2)
+    cache.apply(update(msgspec.structs.replace(decision(6), replicas=(5, 0))))
+    assert cache.moving == {}
+
+
+def test_moves_of_topics_that_are_gone_are_forgotten(cache: MetadataCache) -> None:
+    moved = msgspec.structs.replace(decision(4), target=(2, 0), original=(0, 1, 2))
+    for gone in (update(deleted=(("t", "id-1"),)), update(full=True), update(topics=(topic(topic_id="id-2"),))):
+        cache.apply(update(topics=(topic(),)))
+        cache.apply(update(moved))
+        assert list(cache.moving) == [TopicPartition("t", 0)]
+        cache.apply(gone)
+        assert cache.moving == {}

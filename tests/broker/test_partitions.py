@@ -18,7 +18,12 @@ def test_a_broker_that_was_told_nothing_yet_calls_no_topic_unknown(tmp_path: Pat
     directory = LogDirectory.open(tmp_path, cluster_id="cluster", broker_id=1)
     try:
         broker = BrokerState(
-            1, "cluster", log_dir=str(tmp_path), config=broker_config({}), on_log_failed=lambda *_: None
+            1,
+            "cluster",
+            log_dir=str(tmp_path),
+            config=broker_config({}),
+            on_log_failed=lambda *_: None,
+            restart=lambda: None,
         )
         partitions = Partitions(broker, directory)
         with pytest.raises(BrokerError) as caught:

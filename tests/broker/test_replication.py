@@ -12,8 +12,10 @@ import pyarrow as pa
 import pytest
 
 from sparklog.errors import ErrorCode
+from sparklog.model import TopicPartition, VersionedState
 from sparklog.protocol.messages import EARLIEST, LATEST
 from sparklog.testing.process_cluster import ProcessCluster, wait_until
+from sparklog.zk.cluster_store import ClusterStore
 from tests.broker.support import encoded, fetch, list_offset, produce, produce_request, read_all
 from tests.broker.topics import (
     PATIENCE_S,
@@ -231,6 +233,12 @@ def test_a_stopped_cluster_comes_back_with_all_of_it(cluster: ProcessCluster, wr
         writer = writers("restart", number)
         writer.write(encoded(7))
     assert cluster.stop_brokers() == {0: 0, 1: 0, 2: 0}
+
+    async def left(store: ClusterStore) -> list[VersionedState | None]:
+        return [await store.read_state(TopicPartition("restart", number)) for number in range(3)]
+
+    for found in cluster.ask_zookeeper(left):
+        assert found is not None and set(found.state.isr) == ALL, "the last one out would be the only one trusted"
     cluster.start_controller()
     cluster.start_brokers()
     for number in range(3):

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from sparklog.client.consumer import Consumer
-from sparklog.client.errors import ClientTimeout
+from sparklog.client.errors import ClientTimeout, LogTruncated
 from sparklog.client.fetched import decode_partition, split_partitions
 from sparklog.client.link import ClusterLink
 from sparklog.client.origin import Origin, origin, with_origin
@@ -307,6 +307,50 @@ def test_an_offset_out_of_range(fake: FakeCluster) -> None:
         assert consumer.position(TP) == 100
 
 
+def test_a_table_from_beyond_the_end_is_out_of_range(fake: FakeCluster) -> None:
+    fill(fake)
+    with Consumer(fake.bootstrap, "t", start={TP: 101}) as consumer:
+        with pytest.raises(BrokerError, match="OFFSET_OUT_OF_RANGE: t-0: position 101 found, the log ends at 100"):
+            consumer.to_table()
+        consumer.seek(TP, 100)
+        assert consumer.to_table().num_rows == 0
+    with Consumer(fake.bootstrap, "t", start={TP: 101}, on_out_of_range="earliest") as consumer:
+        assert consumer.to_table().num_rows == 100
+
+
+def test_a_log_cut_under_its_reader_is_told(fake: FakeCluster) -> None:
+    """Each fetch names the epoch of the last record read, so that a leader without that record can say so."""
+    fill(fake, records=50)
+    fake.do(lambda: setattr(fake.topics["t"].logs[0], "epoch", 3))
+    add(fake, records=50)
+    asked: list[tuple[int, int]] = []
+
+    def cut(broker: FakeBroker, connection: ServerConnection, request: Request) -> bool:
+        if not isinstance(request, Fetch):
+            return False
+        (part,) = request.partitions
+        asked.append((part.fetch_offset, part.last_epoch))
+        if part.last_epoch != 3:
+            return False
+        answer = FetchedPartition("t", 0, 0, 50, 50, 0, 50, diverging=(1, 40))
+        connection.reply(FetchReply(request.cid, 0, 0, (answer,)))
+        return True
+
+    fake.fault(0, cut)
+    with Consumer(fake.bootstrap, "t") as consumer:
+        drained(consumer, 100)
+        for _ in range(2):
+            with pytest.raises(LogTruncated, match="read up to offset 100, the log has its records up to 40") as caught:
+                drained(consumer, 1)
+            assert caught.value.code == ErrorCode.OFFSET_OUT_OF_RANGE
+        assert consumer.position(TP) == 100
+        consumer.seek(TP, caught.value.offset)
+        assert numbers(drained(consumer, 60)) == list(range(40, 100))
+    assert set(asked) >= {(0, -1), (100, 3), (40, -1)}
+    with Consumer(fake.bootstrap, "t", on_out_of_range="latest") as consumer:
+        assert numbers(drained(consumer, 160)) == [*range(100), *range(40, 100)]
+
+
 def test_a_corrupt_batch_raises_and_is_not_passed_over(fake: FakeCluster) -> None:
     fill(fake)
     log = fake.topics["t"].logs[0]
@@ -415,6 +459,24 @@ def test_a_range_survives_its_leaders(fake: FakeCluster) -> None:
             if count == 5:
                 fake.stop(0)
         assert seen == list(range(100))
+
+
+def test_a_range_cut_while_it_is_read_raises(fake: FakeCluster) -> None:
+    fill(fake)
+
+    def cut(broker: FakeBroker, connection: ServerConnection, request: Request) -> bool:
+        if not isinstance(request, Fetch) or request.partitions[0].last_epoch < 0:
+            return False
+        answer = FetchedPartition("t", 0, 0, 100, 100, 0, 100, diverging=(-1, 0))
+        connection.reply(FetchReply(request.cid, 0, 0, (answer,)))
+        return True
+
+    fake.fault(0, cut)
+    with (
+        PartitionReader(fake.bootstrap, TP, 0, 100, max_bytes=1) as reader,
+        pytest.raises(LogTruncated, match="read up to offset 10, the log has its records up to 0 only"),
+    ):
+        list(reader)
 
 
 def test_two_readers_may_share_a_link(fake: FakeCluster) -> None:

@@ -9,7 +9,8 @@ import sys
 import pytest
 
 import sparklog
-from sparklog.client.errors import BufferFull, ClientTimeout, ProducerClosed
+from sparklog.client.errors import BufferFull, ClientTimeout, LogTruncated, ProducerClosed
+from sparklog.model import TopicPartition
 
 
 def test_every_public_name_is_there_and_documented() -> None:
@@ -39,3 +40,9 @@ def test_errors_survive_pickling(kind: type[Exception]) -> None:
     error = pickle.loads(pickle.dumps(kind("what, and for how long")))
     assert type(error) is kind
     assert str(error) == "what, and for how long"
+
+
+def test_a_truncated_log_survives_pickling_with_its_place() -> None:
+    error = pickle.loads(pickle.dumps(LogTruncated(TopicPartition("t", 1), 9, (2, 5))))
+    assert (error.tp, error.position, error.epoch, error.offset) == (TopicPartition("t", 1), 9, 2, 5)
+    assert "t-1 was truncated" in str(error)

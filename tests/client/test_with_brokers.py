@@ -14,7 +14,7 @@ import pytest
 
 from sparklog.client.admin import Admin
 from sparklog.client.consumer import Consumer
-from sparklog.client.errors import ClientTimeout
+from sparklog.client.errors import ClientTimeout, LogTruncated
 from sparklog.client.origin import origin
 from sparklog.client.producer import Producer
 from sparklog.client.reader import PartitionReader
@@ -22,6 +22,7 @@ from sparklog.client.results import RecordMetadata
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import TopicPartition
 from sparklog.testing.process_cluster import ProcessCluster, wait_until
+from tests.broker.topics import create_topic
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 
@@ -170,6 +171,93 @@ def test_topics_are_deleted_and_made_anew(cluster: ProcessCluster, admin: Admin)
     with Producer(cluster.bootstrap) as producer:
         assert producer.send("again", b"new").result(20).offset == 0
     assert values_of(cluster, "again") == [b"new"]
+
+
+def test_delete_and_re_create_a_topic_of_the_same_name_while_a_broker_is_away(
+    cluster: ProcessCluster, admin: Admin
+) -> None:
+    """Under a producer that goes on writing to the name, and does not stall: records meant for the old topic fail by
+    name, or were in it; those sent once the new one is known are in that."""
+    admin.create_topic("anew", partitions=2)
+    old_id = admin.describe_topic("anew").topic_id
+    away = next(broker for broker in cluster.slots if broker != admin.describe_topic("anew").partitions[0].leader)
+    outcomes: list[tuple[float, int, BaseException | None]] = []
+    stop = threading.Event()
+
+    def write() -> None:
+        number = 0
+        while not stop.is_set():
+            try:
+                producer.send("anew", b"%d" % number).result(30)
+                outcomes.append((time.monotonic(), number, None))
+            except BrokerError as error:
+                outcomes.append((time.monotonic(), number, error))
+            number += 1
+
+    def goes_on(since: int) -> None:
+        wait_until(lambda: sum(error is None for _, _, error in outcomes[since:]) > 50, 15, "50 acknowledgements")
+
+    with Producer(cluster.bootstrap) as producer, Consumer(cluster.bootstrap, "anew") as consumer:
+        thread = threading.Thread(target=write)
+        thread.start()
+        try:
+            goes_on(0)
+            cluster.kill(away)
+            goes_on(len(outcomes))
+            admin.delete_topic("anew")
+            admin.create_topic("anew", partitions=2, replication_factor=2)
+            made_anew = time.monotonic()
+            goes_on(len(outcomes))
+            cluster.start_broker(away)
+            in_sync(admin, "anew")
+            goes_on(len(outcomes))
+        finally:
+            stop.set()
+            thread.join(60)
+        assert admin.describe_topic("anew").topic_id != old_id
+        with pytest.raises(BrokerError) as caught:
+            while True:
+                consumer.poll(1.0)
+        assert caught.value.code == ErrorCode.INCONSISTENT_TOPIC_ID
+    codes = {error.code for _, _, error in outcomes if isinstance(error, BrokerError)}
+    assert codes <= {ErrorCode.INCONSISTENT_TOPIC_ID, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
+    healed = next(at for at, _, error in outcomes if at > made_anew and error is None)
+    assert healed - made_anew < 10, f"stalled for {healed - made_anew:.1f} s"
+    acknowledged = [number for _, number, error in outcomes if error is None]
+    found = sorted(int(value) for value in values_of(cluster, "anew"))
+    assert found == acknowledged[-len(found) :], "the new topic holds what was acknowledged since, and nothing else"
+
+
+def test_an_unclean_election_is_one_topics_choice_and_readers_are_told(cluster: ProcessCluster, admin: Admin) -> None:
+    """Both brokers of two topics die, one after the other; the first one back lacks what came in between. The topic
+    that allows it goes on without; the other waits for its last in-sync member."""
+    config = {"min.insync.replicas": "1"}
+    create_topic(cluster, "dirty", assignment=((0, 1),), config={**config, "unclean.leader.election.enable": "true"})
+    create_topic(cluster, "clean", assignment=((0, 1),), config=config)
+    with Producer(cluster.bootstrap) as producer, Consumer(cluster.bootstrap, "dirty") as consumer:
+        both = ("dirty", "clean")
+        for topic in both:
+            producer.send(topic, b"kept").result(20)
+        cluster.kill(1)
+        for topic in both:
+            for number in range(3):
+                producer.send(topic, b"%d" % number).result(20)
+        seen: list[bytes] = []
+        while len(seen) < 4:
+            seen += [value for batch in consumer.poll(5.0) for value in batch.column("value").to_pylist()]
+        cluster.kill(0)
+        cluster.start_broker(1)
+        wait_until(lambda: admin.describe_topic("dirty").partitions[0].leader == 1, 20, "an unclean election")
+        assert admin.describe_topic("clean").partitions[0].leader is None
+        for number in range(5):
+            producer.send("dirty", b"other-%d" % number).result(20)
+        with pytest.raises(LogTruncated, match="read up to offset 4, the log has its records up to 1 only"):
+            consumer.poll(10.0)
+        cluster.start_broker(0)
+        in_sync(admin, "dirty")
+        in_sync(admin, "clean")
+    assert values_of(cluster, "dirty") == [b"kept", *(b"other-%d" % number for number in range(5))]
+    assert values_of(cluster, "clean") == [b"kept", b"0", b"1", b"2"]
 
 
 def test_a_killed_leader_loses_and_doubles_nothing(cluster: ProcessCluster, admin: Admin) -> None:

@@ -52,6 +52,16 @@ def test_options_out_of_range_are_named(changes: dict[str, object], message: str
         options(**changes).checked()
 
 
+def test_sessions_are_short_only_with_a_zookeeper_of_the_clusters_own() -> None:
+    def session_ms(checked: ClusterOptions) -> int:
+        return broker_config(checked.settings).session_timeout_ms
+
+    shipped = read_settings(ROOT / "conf" / "broker.conf")
+    assert session_ms(options(settings=shipped).checked()) == 2000
+    assert session_ms(options(settings=shipped, zookeeper="zk:2181").checked()) == 6000
+    assert session_ms(options(settings={"zookeeper.session.timeout.ms": "9000"}).checked()) == 9000
+
+
 def test_the_shipped_settings_are_valid_and_overridden() -> None:
     settings = merged(read_settings(ROOT / "conf" / "broker.conf"), {"num.partitions": "7"})
     assert broker_config(settings).num_partitions == 7

@@ -43,6 +43,37 @@ def test_a_killed_broker_is_retired_and_started_again(tmp_path: Path) -> None:
     run(test())
 
 
+def test_a_broker_that_asks_for_a_restart_gets_it_at_once_and_as_often_as_it_asks(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with supervised(tmp_path) as one:
+            before = (await one.settled()).serving
+            for _ in range(4):  # the back-off after four crashes would be 1.4 s together
+                assert before is not None
+                await one.supervisor._tell("stop")
+                pid = before.pid
+                await eventually(lambda: (now := one.supervisor.serving) is not None and now.pid != pid)  # noqa: B023
+                before = one.supervisor.serving
+            assert one.supervisor._delay_s == 0.0
+            assert one.retired == []
+            assert one.supervisor.problem == ""
+
+    run(test())
+
+
+def test_a_broker_that_asks_for_a_restart_while_its_supervisor_stops_is_not_started(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with supervised(tmp_path) as one:
+            serving = (await one.settled()).serving
+            assert serving is not None
+            await one.supervisor.quiesce()
+            await one.supervisor._tell("stop")
+            await asyncio.wait_for(one.task, 5)
+            assert identify(serving.pid) is None
+            assert one.supervisor.serving is None
+
+    run(test())
+
+
 def test_the_next_generation_adopts_the_running_process(tmp_path: Path) -> None:
     async def test() -> None:
         async with supervised(tmp_path, generation=1) as one:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 
 from sparklog.controller.controller import Controller, ControllerSettings
 from sparklog.controller.effects import (
@@ -14,18 +15,23 @@ from sparklog.controller.effects import (
     AskLogEnds,
     DeleteTopic,
     DropDeletionRequest,
+    DropElection,
     Effect,
     ReadStates,
+    ReadTopic,
     Report,
     Resign,
     SendUpdate,
     StateWrite,
     TrustBroker,
     WriteStates,
+    WriteTopic,
 )
 from sparklog.controller.events import (
     BrokersRead,
     DeletionsRead,
+    ElectionAsked,
+    ElectionsRead,
     Event,
     Loaded,
     StatesRead,
@@ -34,10 +40,13 @@ from sparklog.controller.events import (
     StoppingRead,
     Ticked,
     TopicDeleted,
+    TopicNotWritten,
     TopicRead,
     TopicSnapshot,
+    TopicWritten,
     UpdateAnswered,
 )
+from sparklog.controller.reassignments import moving_record
 from sparklog.model import NO_LEADER, BrokerRegistration, LeaderAndIsr, TopicPartition, TopicRecord, VersionedState
 from sparklog.protocol.messages import ControlUpdate
 
@@ -56,10 +65,13 @@ def registration(broker_id: int, incarnation: int = 1, *, trusted: bool = True) 
 class World:
     """ZooKeeper's nodes, the live brokers, and one controller term over them."""
 
-    def __init__(self, *records: TopicRecord, brokers: int = 3, epoch: int = 1) -> None:
+    def __init__(self, *records: TopicRecord, brokers: int = 3, epoch: int = 1, **settings: int) -> None:
         self.now_ms = 1_000_000
         self.nodes: dict[TopicPartition, VersionedState] = {}
         self.topics = {record.name: record for record in records}
+        self.topic_versions = dict.fromkeys(self.topics, 0)
+        self.elections: dict[str, ElectionAsked] = {}
+        self.settings = settings
         self.deletions: dict[str, str] = {}
         self.brokers = {i: registration(i) for i in range(1, brokers + 1)}
         self.stopping: dict[int, int] = {}
@@ -69,6 +81,8 @@ class World:
         self.told: list[tuple[int, ControlUpdate]] = []
         self.counters: Counter[str] = Counter()
         self.held_writes: list[StateWrite] = []
+        self.held_topic_writes: list[WriteTopic] = []
+        self.hold_topic_writes = False
         self.held_updates: list[SendUpdate] = []
         self.hold_writes = False
         self.hold_reads = False
@@ -80,13 +94,21 @@ class World:
 
     def take_over(self, epoch: int, *, cautious: bool = False) -> None:
         """A new controller reads everything."""
-        settings = ControllerSettings(session_timeout_ms=SESSION_TIMEOUT_MS, unclean_recovery_timeout_ms=10_000)
+        settings = replace(
+            ControllerSettings(session_timeout_ms=SESSION_TIMEOUT_MS, unclean_recovery_timeout_ms=10_000),
+            **self.settings,  # type: ignore[arg-type]
+        )
         self.controller = Controller(controller_id=f"c{epoch}", controller_epoch=epoch, settings=settings)
-        self.held_writes, self.held_updates = [], []
-        snapshots = tuple(TopicSnapshot(record, self._states(record)) for record in self.topics.values())
+        self.held_writes, self.held_updates, self.held_topic_writes = [], [], []
+        snapshots = tuple(self._snapshot(name) for name in self.topics)
         brokers = tuple(self.brokers.values())
         retired = frozenset(self.retired)
-        self.feed(Loaded(brokers, dict(self.stopping), snapshots, dict(self.deletions), cautious, retired))
+        deletions, elections = dict(self.deletions), dict(self.elections)
+        self.feed(Loaded(brokers, dict(self.stopping), snapshots, deletions, cautious, retired, elections))
+
+    def _snapshot(self, name: str, *, states: bool = True) -> TopicSnapshot:
+        record = self.topics[name]
+        return TopicSnapshot(record, self._states(record) if states else {}, self.topic_versions[name])
 
     def _states(self, record: TopicRecord) -> dict[int, VersionedState]:
         tps = [TopicPartition(record.name, p) for p in range(len(record.assignment))]
@@ -116,7 +138,27 @@ class World:
 
     def create(self, record: TopicRecord) -> list[Effect]:
         self.topics[record.name] = record
+        self.topic_versions[record.name] = 0
         return self.feed(TopicRead(TopicSnapshot(record, {})))
+
+    def change(self, record: TopicRecord, *, tell: bool = True) -> None:
+        """Somebody writes the topic's record; the controller may or may not hear of it yet."""
+        self.topics[record.name] = record
+        self.topic_versions[record.name] += 1
+        if tell:
+            self.feed(TopicRead(self._snapshot(record.name, states=False)))
+
+    def reassign(self, *target: int, partition: int = 0, name: str = "t", tell: bool = True) -> None:
+        """What the broker that takes the request writes."""
+        self.change(moving_record(self.topics[name], {partition: target}), tell=tell)
+
+    def cancel(self, *, partition: int = 0, name: str = "t", tell: bool = True) -> None:
+        original = self.topics[name].reassigning[partition].original
+        self.reassign(*original, partition=partition, name=name, tell=tell)
+
+    def ask_election(self, name: str, kind: str, *tps: TopicPartition) -> list[Effect]:
+        self.elections[name] = ElectionAsked(kind, tps or None)
+        return self.feed(ElectionsRead(dict(self.elections)))
 
     def delete(self, name: str) -> None:
         self.deletions[name] = self.topics[name].topic_id
@@ -158,6 +200,25 @@ class World:
         for event in self._write(writes):
             self.feed(event)
 
+    def write_topics_held(self) -> None:
+        """Carry out the writes of records held back so far."""
+        self.hold_topic_writes, writes, self.held_topic_writes = False, self.held_topic_writes, []
+        for write in writes:
+            self.feed(self.write_topic(write))
+
+    def write_topic(self, order: WriteTopic) -> TopicWritten | TopicNotWritten:
+        """All of it or nothing."""
+        name, topic_id = order.record.name, order.record.topic_id
+        same = name in self.topics and self.topics[name].topic_id == topic_id
+        expected = {write.tp: write.expected_version for write in order.writes}
+        found = {tp: self.nodes[tp].version if tp in self.nodes else CREATE for tp in expected}
+        if not same or self.topic_versions[name] != order.expected_version or found != expected:
+            return TopicNotWritten(name, topic_id, "lost")
+        self.topics[name] = order.record
+        self.topic_versions[name] += 1
+        self._write(list(order.writes))
+        return TopicWritten(name, topic_id)
+
     def answer_held(self) -> None:
         self.hold_updates, updates, self.held_updates = False, self.held_updates, []
         for update in updates:
@@ -177,6 +238,15 @@ class World:
                 if self.hold_reads:
                     return []
                 return [StatesRead({tp: self.nodes.get(tp) for tp in effect.partitions})]
+            case WriteTopic():
+                if self.hold_topic_writes:
+                    self.held_topic_writes.append(effect)
+                    return []
+                return [self.write_topic(effect)]
+            case ReadTopic():
+                return [TopicRead(self._snapshot(effect.name, states=False))] if effect.name in self.topics else []
+            case DropElection():
+                del self.elections[effect.name]
             case SendUpdate():
                 if self.hold_updates:
                     self.held_updates.append(effect)

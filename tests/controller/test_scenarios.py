@@ -193,6 +193,20 @@ def test_unclean_election_allowed_later_heals_a_waiting_partition() -> None:
     assert world.trace() == ["2/2[2]"]
 
 
+@pytest.mark.parametrize("returns", [True, False])
+def test_no_unclean_election_while_a_member_may_come_back(returns: bool) -> None:
+    """One member is proved dead, the other has vanished with it and is held: it may have all that is committed."""
+    world = World(topic("t", (1, 2, 3), unclean_leader_election_enable="true"))
+    world.leader_writes_isr(TP, 1, 2)
+    world.lose(1, 2)
+    world.retire(1)
+    assert world.trace() == ["-1/1[1, 2]"]
+    if returns:
+        world.register(2, 2)
+    world.advance(SESSION_TIMEOUT_MS)
+    assert world.trace() == (["2/2[1, 2]"] if returns else ["3/2[3]"])
+
+
 def test_a_setting_this_release_does_not_know_never_allows_unclean_elections() -> None:
     world = World(topic("t", (1, 2), unclean_leader_election_enable="true", future_setting="x"))
     world.leader_writes_isr(TP, 1)
@@ -618,6 +632,18 @@ def test_a_disconnected_controller_sends_nothing_and_waits_before_it_fails_any()
     assert world.trace()[1] == "2/1[2, 3, 1]", "facts of the living are acted on"
     world.advance(SESSION_TIMEOUT_MS)
     assert world.trace() == ["2/1[1, 2, 3]", "2/1[2, 3, 1]", "3/0[3, 1, 2]"]
+
+
+def test_what_a_disconnected_controller_hears_is_acted_on_once_it_is_back() -> None:
+    """Its writes would be refused if it were deposed, but its words to brokers would not be known to come too late."""
+    world = World(THREE)
+    world.feed(Disconnected())
+    world.topics["u"], world.topic_versions["u"] = topic("u", (1, 2, 3)), 0
+    assert world.feed(TopicRead(TopicSnapshot(world.topics["u"], {}))) == []
+    orders = world.feed(Reconnected())
+    assert {write.tp for order in orders if isinstance(order, WriteStates) for write in order.writes} == {
+        TopicPartition("u", 0)
+    }
 
 
 def test_writes_under_way_at_a_disconnection_are_read_after_it() -> None:

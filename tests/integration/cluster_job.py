@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from sparklog.cluster.process import ProcessIdentity, identify, is_alive, send_signal
@@ -61,6 +61,18 @@ class ClusterJob:
         """Wait for the ready block; the bootstrap servers it names."""
         return self.wait_for(r"bootstrap servers  (\S+)").group(1)
 
+    def generations(self) -> list[str]:
+        """What has been reported of each generation, oldest first: ``0 adopted, 1 started, ...``."""
+        return re.findall(r"generation \d+: brokers (.*)", self.output)
+
+    def wait_for_generation(self, number: int, *, timeout_s: float = 60.0) -> str:
+        """The report that follows ``number`` others."""
+        deadline = time.monotonic() + timeout_s
+        while len(found := self.generations()) <= number:
+            assert time.monotonic() < deadline, f"no generation after {number} within {timeout_s} s:\n{self.output}"
+            time.sleep(0.05)
+        return found[number]
+
     def brokers(self) -> dict[str, int]:
         found = {}
         for slot in sorted(self.data_dir.glob("slot-*")):
@@ -85,6 +97,11 @@ class ClusterJob:
 
     def executors(self) -> list[ProcessIdentity]:
         return self.java_processes("CoarseGrainedExecutorBackend")
+
+    def executor_of(self, slot: str) -> ProcessIdentity:
+        """The JVM whose barrier task has started the broker of ``slot``: an executor without a task is no loss."""
+        (broker,) = identify_all([self.brokers()[slot]])
+        return parent(parent(parent(broker)))  # the task's Python worker, and the daemon that forks those
 
     def zookeepers(self) -> list[ProcessIdentity]:
         return self.java_processes("QuorumPeerMain")
@@ -122,3 +139,16 @@ class ClusterJob:
         self._reader.join(10)
         assert self.process.stdout is not None
         self.process.stdout.close()
+
+
+def identify_all(pids: Iterable[int]) -> list[ProcessIdentity]:
+    """The processes of ``pids``, all of which run."""
+    found = [identify(pid) for pid in pids]
+    assert all(process is not None for process in found), f"{pids}: not all run"
+    return [process for process in found if process is not None]
+
+
+def parent(process: ProcessIdentity) -> ProcessIdentity:
+    fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(") ")[2].split()
+    (found,) = identify_all([int(fields[1])])
+    return found

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 import sparklog
 from sparklog.cluster.process import send_signal
 from tests.integration.cluster_job import READY_S, ClusterJob
+from tests.integration.traffic import Writer
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
@@ -29,45 +29,6 @@ def jobs(tmp_path: Path) -> Iterator[list[ClusterJob]]:
     finally:
         for job in started:
             job.destroy()
-
-
-class Writer:
-    """A thread that writes numbered records one after the other with acks=all and notes how long
-    the slowest took."""
-
-    def __init__(self, bootstrap: str, topic: str) -> None:
-        self._address = bootstrap
-        self._topic = topic
-        self._enough = threading.Event()
-        self.acknowledged = 0
-        self.slowest_s = 0.0
-        self.error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        try:
-            with sparklog.Producer(self._address, linger_ms=0) as producer:
-                while not self._enough.is_set():
-                    began = time.monotonic()
-                    producer.send(self._topic, value=str(self.acknowledged).encode()).result(60)
-                    self.slowest_s = max(self.slowest_s, time.monotonic() - began)
-                    self.acknowledged += 1
-                    self._enough.wait(0.01)
-        except BaseException as error:
-            self.error = error
-
-    def wait_for(self, count: int) -> None:
-        deadline = time.monotonic() + 60
-        while self.acknowledged < count and self.error is None:
-            assert time.monotonic() < deadline, f"{self.acknowledged} of {count} records within 60 s"
-            self._thread.join(0.05)
-
-    def end(self) -> int:
-        self._enough.set()
-        self._thread.join(90)
-        assert self.error is None, self.error
-        return self.acknowledged
 
 
 def values(bootstrap: str, topic: str, count: int) -> list[int]:
@@ -95,9 +56,8 @@ def test_a_cluster_survives_its_executors_and_its_driver(tmp_path: Path, jobs: l
 
     # An executor dies: the barrier job fails as a whole, the brokers do not notice, the next generation adopts them.
     writer = Writer(bootstrap, "events")
-    executors = first.executors()
-    assert len(executors) == 3
-    send_signal(executors[0], signal.SIGKILL)
+    assert len(first.executors()) == 3
+    send_signal(first.executor_of("slot-0"), signal.SIGKILL)
     first.wait_for(r"generation \d+: brokers 0 adopted, 1 adopted, 2 adopted", timeout_s=120)
     assert writer.end() > 0
     assert writer.slowest_s < 5
@@ -150,16 +110,3 @@ def test_too_few_slots_end_the_start_and_leave_nothing(tmp_path: Path, jobs: lis
         " use --master 'local-cluster[3,1,1024]', or fewer brokers" in jobs[0].output
     )
     assert jobs[0].zookeepers() == []
-
-
-def test_without_spark_the_brokers_run_on_and_the_driver_says_so(tmp_path: Path, jobs: list[ClusterJob]) -> None:
-    jobs.append(ClusterJob(tmp_path, "--port", "29692"))
-    (job,) = jobs
-    job.ready()
-    pids = job.brokers()
-    (jvm,) = job.java_processes("SparkSubmit")
-    send_signal(jvm, signal.SIGKILL)
-    assert job.process.wait(60) == 1
-    assert "error: Spark has ended; the brokers run on: start the cluster again to adopt them" in job.output
-    assert job.brokers() == pids
-    assert len(job.zookeepers()) == 1

@@ -173,8 +173,10 @@ def test_a_newer_incarnations_fetch_counts_and_the_older_ones_log_end_no_more() 
 
 @pytest.mark.parametrize(
     ("offset", "last_epoch", "point"),
-    [(5, 1, (1, 2)), (3, 2, (1, 2)), (2, 1, None), (5, 3, None), (9, 3, (3, 5)), (9, 8, (3, 5)), (1, 0, (-1, 0))],
-)
+    [(5, 1, (1, 2)), (3, 2, (1, 2)), (2, 1, None), (5, 3, None), (9, 3, (3, 5)), (9, 8, (3, 5)), (1, 0, (-1, 0)),
+     # An epoch this log never had, at an offset that it has: the records differ all the same. Source: KIP-279.
+     (2, 2, (1, 2)), (5, 4, (3, 5))],
+)  # fmt: skip
 def test_divergence_is_found_by_epoch(offset: int, last_epoch: int, point: tuple[int, int] | None) -> None:
     stage = Stage(log_of(1, 1, 3, 3, 3))
     stage.lead(epoch=9)
@@ -249,6 +251,18 @@ def test_a_follower_returns_at_the_epochs_start_not_at_the_mark() -> None:
     stage.lead(epoch=2, isr=(1, 2))
     assert only(stage.fetch(3, 2), fx.WriteIsr) == []
     assert one(stage.fetch(3, 3), fx.WriteIsr).added == ((3, 13),)
+
+
+def test_a_follower_returns_not_before_it_has_what_is_committed() -> None:
+    """It has passed the epoch's start, but not what was committed since."""
+    stage = Stage()
+    stage.lead(isr=(1, 2))
+    for end in (1, 2):
+        stage.produce()
+        stage.fetch(2, end)
+    assert stage.replica.high_watermark == 2
+    assert only(stage.fetch(3, 1), fx.WriteIsr) == []
+    assert one(stage.fetch(3, 2), fx.WriteIsr).added == ((3, 13),)
 
 
 def test_a_returning_follower_gets_a_fresh_lag_clock() -> None:

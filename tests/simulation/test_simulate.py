@@ -17,14 +17,28 @@ def test_seeds_that_hold_exit_0_and_say_how_fast(capsys: pytest.CaptureFixture[s
     assert "ms for each simulated second" in printed
 
 
-def test_a_failing_seed_prints_its_trace_and_plays_again_exactly(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--seeds", "0..100", "--mutant", "truncate to the high watermark"]) == 0, "a mutant is to be caught"
+def test_a_failing_seed_prints_a_small_case_that_plays_again_exactly(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--seeds", "0..100", "--mutant", "truncate to the high watermark", "--budget", "60"]
+    assert main(arguments) == 0, "a mutant is to be caught"
     first = capsys.readouterr().out.splitlines()
+    assert first[2].startswith("minimised in ")
     command = shlex.split(first[-1].removeprefix("again: "))
     assert command[:3] == ["python", "-m", "sparklog.testing.simulate"]
     assert main(command[3:]) == 0
-    assert capsys.readouterr().out.splitlines()[1:] == first[1:]
-    assert len(first) > 10, "there is a trace to read"
+    again = capsys.readouterr().out.splitlines()
+    assert again[2:] == first[3:], "trace, what was found, and the command"
+    assert again[1].endswith(again[-2].strip().split(" ", 1)[1]), "the trace ends with what was found"
+    assert len(again) > 10, "there is a trace to read"
+
+
+def test_all_seeds_over_two_processes_find_what_one_finds(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--seeds", "0..12", "--mutant", "ISR used before it is written", "--all", "--no-minimise"]
+    printed = []
+    for jobs in ("1", "2"):
+        assert main([*arguments, "--jobs", jobs]) == 0
+        printed.append([line for line in capsys.readouterr().out.splitlines() if line.startswith("seed ")])
+    assert printed[0] == printed[1]
+    assert len(printed[0]) > 5
 
 
 def test_a_mutant_that_is_not_caught_exits_1(capsys: pytest.CaptureFixture[str]) -> None:

@@ -406,6 +406,28 @@ def test_retention_deletes_sealed_segments_only(directory: LogDirectory) -> None
     assert len(log.segments) == 2
 
 
+def test_retention_frees_a_full_disk(disk: SimDisk, directory: LogDirectory) -> None:
+    """Segments go only when a checkpoint says so, and a checkpoint takes room: that is kept in reserve."""
+    log = create_log(directory, segment_bytes=SMALL, retention_ms=1)
+    fill(log, 20)
+    commit_and_seal(log, log.segments[3].base_offset)
+    directory.checkpoint()
+    disk.capacity_bytes = disk.used_bytes
+    with refused(ErrorCode.KAFKA_STORAGE_ERROR):
+        fill(log, 1)
+    assert log.apply_retention(10**15) == 3
+    directory.checkpoint()
+    assert disk.used_bytes < disk.capacity_bytes - 3 * SMALL
+    start, end = log.log_start_offset, log.log_end_offset
+    fill(log, 1)
+    directory.checkpoint()
+    disk.restart(page_cache_lost=False)
+    again = open_directory(disk=disk).get(TP)
+    assert again is not None
+    assert (again.log_start_offset, again.log_end_offset) == (start, end + 3)
+    assert start > 0
+
+
 # --- a bad disk -------------------------------------------------------------------------------------------------
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from sparklog.errors import BrokerError, ErrorCode, StorageError
 from sparklog.model import TopicPartition
-from sparklog.storage.checkpoints import CHECKPOINT_FILE, read_boot_id
+from sparklog.storage.checkpoints import CHECKPOINT_FILE, RESERVE_FILE, read_boot_id
 from sparklog.storage.disk import RealDisk, read_file, replace_file
 from sparklog.storage.formats import NewerFormatError
 from sparklog.storage.log_set import LogDirectory
@@ -221,6 +221,7 @@ def test_a_full_disk_leaves_the_last_checkpoint_and_the_directory_usable(disk: S
     log.set_high_watermark(3)
     directory.checkpoint()
     log.set_high_watermark(6)
+    disk.remove(LOG_DIR / RESERVE_FILE)
     disk.capacity_bytes = disk.used_bytes
     with pytest.raises(OSError, match="No space left"):
         directory.checkpoint()

@@ -218,8 +218,8 @@ def test_controlled_stop_and_deletion(connect: str) -> None:
     run_with_three(connect, scenario)
 
 
-def test_controller_is_regained_after_session_expiry(connect: str) -> None:
-    """The trap "controller never regained after session expiry"; with a broker that failed in between."""
+def test_controller_never_regained_after_session_expiry(connect: str) -> None:
+    """It is: under a new epoch, and with a broker that failed in between."""
 
     async def scenario(loop: ControllerLoop, hearers: list[Hearer]) -> None:
         _, two, three = hearers

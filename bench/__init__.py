@@ -1,0 +1,1 @@
+"""Measurements: one program for each question, printing what this machine gives."""

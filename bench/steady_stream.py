@@ -1,0 +1,246 @@
+"""A steady stream of small records to every partition of a topic, and how long each partition's stream stood still.
+
+A program of its own, so that what it costs is no broker's and no controller's, steered by lines on its standard input:
+``mark`` begins a measurement, ``report`` prints it as JSON, the end of input ends it. At most one record of a partition
+is under way. After a wait the next record follows at once, then one an interval again.
+"""
+
+from __future__ import annotations
+
+import functools
+import heapq
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from concurrent.futures import Future
+from typing import Any, NamedTuple
+
+from sparklog import Consumer, Producer
+from sparklog.client.results import RecordMetadata
+from sparklog.errors import SparklogError
+
+_VALUE = b"x" * 100
+_READY_TIMEOUT_S = 60.0
+
+
+class Report(NamedTuple):
+    """One measurement. Gaps in milliseconds, by partition: the longest time between two successive acknowledgements,
+    less the interval of the stream."""
+
+    gaps_ms: list[float]
+    #: When that gap ended, in milliseconds since ``mark``.
+    ended_ms: list[float]
+    interval_ms: float
+    acked: int
+    failed: int
+    first_failure: str
+    consumed: int
+    fetch_failures: int
+    longest_fetch_gap_ms: float
+    seconds: float
+
+
+class SteadyStream:
+    """Owner: the main thread of the load's process. Acknowledgements come from the producer's thread."""
+
+    def __init__(self, bootstrap: str, topic: str, *, partitions: int, interval_s: float) -> None:
+        self._topic = topic
+        self._interval_s = interval_s
+        self._producer = Producer(bootstrap, linger_ms=2.0, delivery_timeout_s=300.0)
+        self._lock = threading.Lock()
+        self._acked_at = [0.0] * partitions
+        self._due = [0.0] * partitions
+        self._answered: deque[int] = deque()
+        self._order: list[tuple[float, int]] = []
+        self._ended = threading.Event()
+        self.all_acked = threading.Event()
+        self.consumed = 0
+        self.fetch_failures = 0
+        self.first_failure = ""
+        self._fetched_at = 0.0
+        self._mark()
+        self._threads = [threading.Thread(target=self._send_all, daemon=True)]
+
+    def consume(self, bootstrap: str) -> None:
+        """Read along what is written; called before ``start``."""
+        self._threads.append(threading.Thread(target=self._read, args=(bootstrap,), daemon=True))
+
+    def start(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    def mark(self) -> None:
+        with self._lock:
+            self._mark()
+
+    def _mark(self) -> None:
+        count = len(self._acked_at)
+        self._marked_at = time.monotonic()
+        self._gaps, self._gap_ends = [0.0] * count, [0.0] * count
+        self._acked = self._failed = self.consumed = self.fetch_failures = 0
+        self._longest_fetch_gap = 0.0
+
+    def report(self) -> Report:
+        """What was seen since ``mark``; a partition that still waits counts until now."""
+        with self._lock:
+            now = time.monotonic()
+            for partition, at in enumerate(self._acked_at):
+                self._saw(partition, now - at, now)
+            return Report(
+                [gap * 1000 for gap in self._gaps],
+                [(at - self._marked_at) * 1000 for at in self._gap_ends],
+                self._interval_s * 1000,
+                self._acked,
+                self._failed,
+                self.first_failure,
+                self.consumed,
+                self.fetch_failures,
+                self._longest_fetch_gap * 1000,
+                now - self._marked_at,
+            )
+
+    def close(self) -> None:
+        self._ended.set()
+        for thread in self._threads:
+            thread.join(5.0)
+
+    # --- writing ---
+
+    def _send_all(self) -> None:
+        start = time.monotonic()
+        count = len(self._due)
+        for partition in range(count):
+            self._due[partition] = start + self._interval_s * partition / count
+            self._order.append((self._due[partition], partition))
+        while not self._ended.is_set():
+            now = time.monotonic()
+            while self._answered:
+                partition = self._answered.popleft()
+                self._due[partition] = max(self._due[partition] + self._interval_s, now)
+                heapq.heappush(self._order, (self._due[partition], partition))
+            while self._order and self._order[0][0] <= now:
+                partition = heapq.heappop(self._order)[1]
+                future = self._producer.send(self._topic, _VALUE, partition=partition)
+                future.add_done_callback(functools.partial(self._done, partition))
+            time.sleep(0.002)
+
+    def _done(self, partition: int, future: Future[RecordMetadata]) -> None:
+        error = future.exception()
+        now = time.monotonic()
+        with self._lock:
+            if error is not None:
+                self._failed += 1
+                self.first_failure = self.first_failure or str(error)
+            else:
+                self._acked += 1
+                before, self._acked_at[partition] = self._acked_at[partition], now
+                if before:
+                    self._saw(partition, now - before, now)
+        self._answered.append(partition)
+        if not self.all_acked.is_set() and all(self._acked_at):
+            self.all_acked.set()
+
+    def _saw(self, partition: int, gap_s: float, now: float) -> None:
+        gap_s = max(0.0, gap_s - self._interval_s)
+        if gap_s > self._gaps[partition]:
+            self._gaps[partition], self._gap_ends[partition] = gap_s, now
+
+    # --- reading ---
+
+    def _read(self, bootstrap: str) -> None:
+        with Consumer(bootstrap, self._topic, start="earliest") as consumer:
+            while not self._ended.is_set():
+                try:
+                    rows = sum(batch.num_rows for batch in consumer.poll(0.5))
+                except SparklogError as error:
+                    self.fetch_failures += 1
+                    self.first_failure = self.first_failure or str(error)
+                    continue
+                now = time.monotonic()
+                with self._lock:
+                    if rows and self._fetched_at:
+                        self._longest_fetch_gap = max(self._longest_fetch_gap, now - self._fetched_at)
+                    self.consumed += rows
+                if rows:
+                    self._fetched_at = now
+
+
+class StreamProcess:
+    """A stream in a process of its own. Owner: the measuring program, as a context manager."""
+
+    def __init__(
+        self, bootstrap: str, topic: str, *, partitions: int, interval_s: float, consume: bool = False
+    ) -> None:
+        """Returns when every partition has been written to once."""
+        arguments = [bootstrap, topic, str(partitions), str(interval_s), "consume" if consume else "-"]
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "bench.steady_stream", *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        if self._line() != "ready":
+            self.close()
+            raise RuntimeError(f"the stream to {topic} did not begin")
+
+    def __enter__(self) -> StreamProcess:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def mark(self) -> None:
+        self._ask("mark")
+
+    def report(self) -> Report:
+        return Report(**json.loads(self._ask("report")))
+
+    def close(self) -> None:
+        if self._process.poll() is None:
+            assert self._process.stdin is not None and self._process.stdout is not None
+            self._process.stdin.close()
+            self._process.stdout.close()
+            try:
+                self._process.wait(15)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+
+    def _ask(self, line: str) -> str:
+        assert self._process.stdin is not None
+        self._process.stdin.write(line + "\n")
+        self._process.stdin.flush()
+        return self._line()
+
+    def _line(self) -> str:
+        assert self._process.stdout is not None
+        return self._process.stdout.readline().strip()
+
+
+def main(bootstrap: str, topic: str, partitions: str, interval_s: str, consume: str) -> None:
+    stream = SteadyStream(bootstrap, topic, partitions=int(partitions), interval_s=float(interval_s))
+    if consume == "consume":
+        stream.consume(bootstrap)
+    stream.start()
+    _say("ready" if stream.all_acked.wait(_READY_TIMEOUT_S) else f"not ready: {stream.first_failure}")
+    for line in sys.stdin:
+        if line.strip() == "mark":
+            stream.mark()
+            _say("marked")
+        elif line.strip() == "report":
+            _say(json.dumps(stream.report()._asdict()))
+    stream.close()
+
+
+def _say(line: Any) -> None:
+    print(line, flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
+    os._exit(0)  # records that are under way are nobody's concern any more

@@ -1,0 +1,25 @@
+"""RestartBroker: a controlled stop after which the supervisor starts the broker again."""
+
+from __future__ import annotations
+
+import logging
+
+from sparklog.broker.state import BrokerState
+from sparklog.errors import BrokerError, ErrorCode
+from sparklog.net.server import ServerConnection
+from sparklog.protocol.messages import Ack, RestartBroker
+
+_log = logging.getLogger(__name__)
+
+
+def handle_restart_broker(
+    broker: BrokerState, connection: ServerConnection, request: RestartBroker, body: memoryview
+) -> None:
+    if request.incarnation != broker.incarnation:
+        raise BrokerError(
+            ErrorCode.STALE_BROKER_EPOCH,
+            f"broker {broker.broker_id}: incarnation {request.incarnation} found, it is {broker.incarnation}",
+        )
+    broker.restart()
+    _log.info("restart asked for by %s", connection.peer)
+    connection.reply(Ack(request.cid))

@@ -1,0 +1,53 @@
+"""Answers that come later: a request that waits for ZooKeeper, or for the controller's word about what it asked for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from sparklog.broker.state import BrokerState
+from sparklog.errors import BrokerError, ClusterError, ErrorCode
+from sparklog.net.server import ServerConnection
+from sparklog.protocol.messages import ErrorReply, Reply, Request
+
+_DEFAULT_TIMEOUT_MS = 30_000
+_MAX_TIMEOUT_MS = 600_000
+
+
+def answer_later(
+    broker: BrokerState, connection: ServerConnection, request: Request, work: Coroutine[Any, Any, Reply]
+) -> None:
+    """Reply with what ``work`` returns, or with the error it raises."""
+
+    async def answer() -> None:
+        try:
+            connection.reply(await work)
+        except BrokerError as error:
+            connection.reply(ErrorReply(request.cid, error.code, error.detail))
+        except ClusterError as error:
+            connection.reply(ErrorReply(request.cid, ErrorCode.COORDINATOR_NOT_AVAILABLE, str(error)))
+        except Exception as error:
+            connection.reply(
+                ErrorReply(request.cid, ErrorCode.UNKNOWN_SERVER_ERROR, f"{type(error).__name__}: {error}")
+            )
+            raise
+
+    broker.spawn(answer(), f"{type(request).__name__} of {connection.peer}")
+
+
+def limit_s(timeout_ms: int) -> float:
+    """How long a request waits that names this time-out; 0 and below ask for the default."""
+    return (min(timeout_ms, _MAX_TIMEOUT_MS) if timeout_ms > 0 else _DEFAULT_TIMEOUT_MS) / 1000
+
+
+async def until_told(broker: BrokerState, true: Callable[[], bool], timeout_ms: int) -> bool:
+    """Whether the cluster's metadata made the condition true in time."""
+    loop = asyncio.get_running_loop()
+    end = loop.time() + limit_s(timeout_ms)
+    while not true():
+        left_s = end - loop.time()
+        if left_s <= 0:
+            return False
+        await asyncio.wait({broker.next_metadata()}, timeout=left_s)
+    return True

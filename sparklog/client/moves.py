@@ -1,0 +1,140 @@
+"""Moving replicas and leaderships: what the admin client asks brokers for, and how far it has come."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from sparklog.client.descriptions import BrokerDescription, MoveDescription
+from sparklog.client.link import ClusterLink
+from sparklog.controller.targets import Targets
+from sparklog.errors import BrokerError, ErrorCode
+from sparklog.model import BrokerEndpoint, TopicPartition
+from sparklog.protocol.messages import (
+    AlterReassignments,
+    AlterReassignmentsReply,
+    ElectLeaders,
+    ElectLeadersReply,
+    ListReassignments,
+    ListReassignmentsReply,
+    MetadataReply,
+    PartitionResult,
+    ReplicaMove,
+)
+
+Replicas = Mapping[TopicPartition, Sequence[int]]
+
+
+def alter(
+    link: ClusterLink,
+    targets: Mapping[TopicPartition, Sequence[int] | None],
+    *,
+    throttle_bytes: int,
+    timeout_ms: int,
+) -> str:
+    """Begin, change or (None) take back moves. Returns the warning about shared hosts, if there is one.
+
+    Raises:
+        BrokerError: of the first move refused; says how many were. The others are under way.
+    """
+    moves = tuple(
+        ReplicaMove(tp.topic, tp.partition, None if target is None else tuple(target)) for tp, target in targets.items()
+    )
+    if not moves:
+        return ""
+    request = AlterReassignments(0, moves, timeout_ms, throttle_bytes)
+    reply = link.retrying("moving replicas", lambda: link.ask_any(request, AlterReassignmentsReply))
+    refused = [result for result in reply.results if result.code != ErrorCode.NONE]
+    if refused:
+        raise _refusal(refused, len(moves))
+    return reply.warning
+
+
+def _refusal(refused: Sequence[PartitionResult], asked: int) -> BrokerError:
+    first = refused[0]
+    if asked == 1:
+        return BrokerError(first.code, first.detail)
+    begun = f"; {asked - len(refused)} others were taken" if asked > len(refused) else ""
+    return BrokerError(first.code, f"{len(refused)} of {asked} moves were refused{begun}; first: {first.detail}")
+
+
+def under_way(link: ClusterLink, brokers: Iterable[BrokerDescription] = ()) -> list[MoveDescription]:
+    """Moves under way, each with the sizes that ``brokers`` tell of its copies."""
+    reply = link.retrying("moves", lambda: link.ask_any(ListReassignments(0), ListReassignmentsReply))
+    sizes = {
+        (TopicPartition(replica.topic, replica.partition), broker.address.broker_id): replica.size_bytes
+        for broker in brokers
+        for replica in broker.replicas
+    }
+    found = []
+    for move in reply.moves:
+        tp = TopicPartition(move.topic, move.partition)
+        found.append(
+            MoveDescription(
+                topic=move.topic,
+                partition=move.partition,
+                target=tuple(move.target),
+                original=tuple(move.original),
+                replicas=tuple(move.replicas),
+                isr=tuple(move.isr),
+                leader=move.leader if move.leader >= 0 else None,
+                throttle_bytes=move.throttle_bytes,
+                leader_bytes=sizes.get((tp, move.leader), 0),
+                copied_bytes={
+                    replica: sizes.get((tp, replica), 0) for replica in move.target if replica not in move.original
+                },
+            )
+        )
+    return found
+
+
+def elect(
+    link: ClusterLink, partitions: Iterable[TopicPartition] | None, *, unclean: bool, timeout_ms: int
+) -> dict[TopicPartition, BrokerError]:
+    """Partitions that did not get the leader they should have, and why. Those that had it already are no failures."""
+    named = None if partitions is None else tuple((tp.topic, tp.partition) for tp in partitions)
+    request = ElectLeaders(0, "unclean" if unclean else "preferred", timeout_ms, named)
+    reply = link.retrying("electing leaders", lambda: link.ask_any(request, ElectLeadersReply))
+    return {
+        TopicPartition(result.topic, result.partition): BrokerError(result.code, result.detail)
+        for result in reply.results
+        if result.code not in {ErrorCode.NONE, ErrorCode.ELECTION_NOT_NEEDED}
+    }
+
+
+def replicas_of(reply: MetadataReply, moves: Iterable[MoveDescription]) -> dict[TopicPartition, tuple[int, ...]]:
+    """Every partition's replicas, preferred leader first; where one is moved already, its target."""
+    replicas = {
+        TopicPartition(topic.name, part.partition): tuple(part.replicas)
+        for topic in reply.topics
+        if topic.code == ErrorCode.NONE
+        for part in topic.partitions
+    }
+    return replicas | {TopicPartition(move.topic, move.partition): move.target for move in moves}
+
+
+def with_factor(
+    brokers: Sequence[BrokerEndpoint], replicas: Replicas, topic: str, replication_factor: int
+) -> dict[TopicPartition, tuple[int, ...]]:
+    """Targets that give each partition of ``topic`` so many replicas; those that have them are left out.
+
+    Raises:
+        BrokerError: UNKNOWN_TOPIC_OR_PARTITION, INVALID_REPLICATION_FACTOR.
+    """
+    wanted = {tp: held for tp, held in replicas.items() if tp.topic == topic}
+    if not wanted:
+        raise BrokerError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"topic {topic!r} is not known")
+    targets = Targets(brokers, replicas)
+    found = {tp: targets.of(tp, held, replication_factor) for tp, held in wanted.items()}
+    return {tp: target for tp, target in found.items() if target != tuple(wanted[tp])}
+
+
+def draining(
+    brokers: Sequence[BrokerEndpoint], replicas: Replicas, broker_id: int
+) -> dict[TopicPartition, tuple[int, ...]]:
+    """Targets that leave ``broker_id`` with nothing, each partition with as many replicas as it has.
+
+    Raises:
+        BrokerError: INVALID_REPLICATION_FACTOR when there are not enough other brokers.
+    """
+    targets = Targets(brokers, replicas, without={broker_id})
+    return {tp: targets.of(tp, held, len(held)) for tp, held in replicas.items() if broker_id in held}

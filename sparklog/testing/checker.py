@@ -1,0 +1,275 @@
+"""Judges a history: what was promised and not kept, in words. Pure: entries in, violations out.
+
+What is held against each topic depends on its rules (see ``history.Rules``); that nobody sees what is not committed,
+or sees it change, holds for all. The final logs of the replicas are the truth that everything else is compared with,
+after they have been compared with each other.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple, TypeAlias
+
+from sparklog.model import assert_never
+from sparklog.testing.history import (
+    Began,
+    ConsumerFailed,
+    Ended,
+    Entry,
+    Fault,
+    FinalLog,
+    Finished,
+    NotHealed,
+    Polled,
+    Positioned,
+    Run,
+    Sent,
+    TopicUsed,
+)
+
+Place: TypeAlias = tuple[str, int]
+#: Producer and number.
+Name: TypeAlias = tuple[str, int]
+#: Of one kind; more of them say nothing new.
+_MOST_PRINTED = 20
+
+
+class Violation(NamedTuple):
+    """``kind``: lost, duplicate, reordered, unknown, uncommitted, aborted, changed, skipped, repeated, replicas,
+    consumer, not healed, unfinished."""
+
+    kind: str
+    text: str
+
+
+class Report(NamedTuple):
+    violations: tuple[Violation, ...]
+    counts: dict[str, int]
+
+    def lines(self) -> Iterator[str]:
+        """For people: counts, then what is wrong, of each kind no more than can be read."""
+        yield ", ".join(f"{count} {what}" for what, count in sorted(self.counts.items()))
+        printed: Counter[str] = Counter()
+        for kind, text in self.violations:
+            printed[kind] += 1
+            if printed[kind] <= _MOST_PRINTED:
+                yield f"VIOLATION {kind}: {text}"
+        for kind, count in printed.items():
+            if count > _MOST_PRINTED:
+                yield f"... and {count - _MOST_PRINTED} more of kind {kind}"
+
+
+def check(entries: Iterable[Entry]) -> Report:
+    """Raises nothing: whatever is wrong with the history is in the report."""
+    checker = _Checker()
+    for entry in entries:
+        checker.take(entry)
+    checker.conclude()
+    return Report(tuple(checker.violations), dict(checker.counts))
+
+
+class _Checker:
+    def __init__(self) -> None:
+        self.violations: list[Violation] = []
+        self.counts: Counter[str] = Counter()
+        self._topics: dict[str, TopicUsed] = {}
+        self._sent: dict[Name, Sent] = {}
+        self._ended: dict[Name, Ended] = {}
+        #: Where every record was sent to, by its own name, not its batch's.
+        self._destination: dict[Name, Sent] = {}
+        self._positions: dict[tuple[str, str, int], int] = {}
+        #: What was seen at each offset, and by whom first.
+        self._seen: dict[Place, dict[int, tuple[Name, str]]] = defaultdict(dict)
+        self._logs: dict[Place, list[FinalLog]] = defaultdict(list)
+        self._finished = False
+
+    def take(self, entry: Entry) -> None:
+        match entry:
+            case Began():
+                pass
+            case TopicUsed():
+                self._topics[entry.topic] = entry
+            case Sent():
+                self._take_sent(entry)
+            case Ended():
+                self._ended[entry.producer, entry.first] = entry
+                self.counts[f"batches {entry.outcome}"] += 1
+            case Positioned():
+                self._positions[entry.consumer, entry.topic, entry.partition] = entry.offset
+            case Polled():
+                self._take_poll(entry)
+            case ConsumerFailed():
+                self.counts["consumer failures"] += 1
+                if entry.forbidden:
+                    self._wrong("consumer", f"{entry.consumer} at {entry.at} s: {entry.error}")
+            case Fault():
+                self.counts["faults"] += 1
+            case FinalLog():
+                self._logs[entry.topic, entry.partition].append(entry)
+            case NotHealed():
+                self._wrong("not healed", entry.text)
+            case Finished():
+                self._finished = True
+            case _:
+                assert_never(entry)
+
+    def _wrong(self, kind: str, text: str) -> None:
+        self.violations.append(Violation(kind, text))
+
+    def _take_sent(self, sent: Sent) -> None:
+        self.counts["records sent"] += sent.count
+        self._sent[sent.producer, sent.first] = sent
+        for number in range(sent.first, sent.first + sent.count):
+            self._destination[sent.producer, number] = sent
+
+    # --- reads ---
+
+    def _take_poll(self, poll: Polled) -> None:
+        self.counts["polls"] += 1
+        self.counts["records read"] += poll.end - poll.start
+        who = f"{poll.consumer} at {poll.at} s, {poll.topic}-{poll.partition}"
+        key = (poll.consumer, poll.topic, poll.partition)
+        expected = self._positions.get(key, 0)
+        if poll.start < expected:
+            self._wrong("repeated", f"{who}: read from {poll.start} on again, the position was {expected}")
+        elif poll.start > expected:
+            self._wrong("skipped", f"{who}: read from {poll.start} on, the position was {expected}")
+        self._positions[key] = poll.end
+        at = poll.start
+        seen = self._seen[poll.topic, poll.partition]
+        for run in poll.runs:
+            if run.offset != at:
+                self._wrong("skipped", f"{who}: offset {run.offset} came after {at - 1} within one poll")
+            at = run.offset + run.count
+            for offset, name in _records(run):
+                known = seen.setdefault(offset, (name, who))
+                if known[0] != name:
+                    self._wrong("changed", f"{who}: {_say(name)} at offset {offset}; {known[1]} saw {_say(known[0])}")
+        if at != poll.end:
+            self._wrong("skipped", f"{who}: records up to {at}, the position went to {poll.end}")
+
+    # --- the end ---
+
+    def conclude(self) -> None:
+        if not self._finished:
+            self._wrong("unfinished", "the history has no end: the run was cut short")
+        truth = {place: self._compare_replicas(place, logs) for place, logs in self._logs.items()}
+        self._check_reads(truth)
+        for place, log in truth.items():
+            self._check_content(place, log)
+        self._check_acknowledged(truth)
+
+    def _compare_replicas(self, place: Place, logs: list[FinalLog]) -> dict[int, Name]:
+        """Names by offset, up to the greatest high watermark."""
+        topic, partition = place
+        first = max(logs, key=lambda log: log.high_watermark)
+        digests = {batch.base_offset: batch for batch in first.batches}
+        for other in logs:
+            where = f"{topic}-{partition}: brokers {first.broker} and {other.broker}"
+            if (other.log_start, other.high_watermark) != (first.log_start, first.high_watermark):
+                ends = [(log.log_start, log.high_watermark) for log in (first, other)]
+                self._wrong("replicas", f"{where} have offsets {ends}")
+            for batch in other.batches:
+                if digests.get(batch.base_offset) != batch:
+                    found = digests.get(batch.base_offset)
+                    self._wrong("replicas", f"{where} differ at offset {batch.base_offset}: {found} and {batch}")
+                    break
+            if len(other.batches) != len(first.batches):
+                counts = [len(log.batches) for log in (first, other)]
+                self._wrong("replicas", f"{where} have {counts} batches")
+        self.counts["replicas compared"] += len(logs)
+        return {offset: name for run in first.runs for offset, name in _records(run)}
+
+    def _check_reads(self, truth: dict[Place, dict[int, Name]]) -> None:
+        for (topic, partition), seen in self._seen.items():
+            log = truth.get((topic, partition))
+            for offset, (name, who) in seen.items():
+                self._check_written(topic, partition, offset, name, who)
+                ended = self._outcome_of(name)
+                if ended is not None and ended.outcome == "aborted":
+                    self._wrong("aborted", f"{who}: {_say(name)} at offset {offset}, which was aborted")
+                if log is not None and offset not in log:
+                    self._wrong("uncommitted", f"{who}: {_say(name)} at offset {offset}, which no log has in the end")
+                elif log is not None and log[offset] != name:
+                    self._wrong("changed", f"{who}: {_say(name)} at offset {offset}, now {_say(log[offset])}")
+            if log is None and self._must_last(topic):
+                self._wrong("lost", f"{topic}-{partition} was read and has no log in the end")
+
+    def _check_written(self, topic: str, partition: int, offset: int, name: Name, who: str) -> None:
+        sent = self._destination.get(name)
+        if sent is None:
+            self._wrong("unknown", f"{who}: {_say(name)} at offset {offset}, which nobody sent")
+        elif (sent.topic, sent.partition) != (topic, partition):
+            place = f"{sent.topic}-{sent.partition}"
+            self._wrong("unknown", f"{who}: {_say(name)} at offset {offset}, which was sent to {place}")
+        else:
+            ended = self._ended.get((sent.producer, sent.first))
+            if ended is not None and ended.outcome == "refused":
+                self._wrong("unknown", f"{who}: {_say(name)} at offset {offset}, which was refused: {ended.error}")
+
+    def _check_content(self, place: Place, log: dict[int, Name]) -> None:
+        """Everything in a final log was sent; on a strict topic once, and in the order of its producer."""
+        topic, partition = place
+        strict = self._rules(topic) == "strict"
+        first_at: dict[Name, int] = {}
+        last_of: dict[str, tuple[int, int]] = {}
+        for offset, name in sorted(log.items()):
+            self._check_written(topic, partition, offset, name, f"the final log of {topic}-{partition}")
+            if not strict:
+                continue
+            if name in first_at:
+                self._wrong("duplicate", f"{topic}-{partition}: {_say(name)} at {first_at[name]} and {offset}")
+                continue
+            first_at[name] = offset
+            number, at = last_of.get(name[0], (-1, -1))
+            if name[1] < number:
+                late = f"{_say(name)} at {offset} after {_say((name[0], number))} at {at}"
+                self._wrong("reordered", f"{topic}-{partition}: {late}")
+            last_of[name[0]] = (name[1], offset)
+
+    def _check_acknowledged(self, truth: dict[Place, dict[int, Name]]) -> None:
+        where: dict[Place, dict[Name, int]] = {
+            place: {name: offset for offset, name in log.items()} for place, log in truth.items()
+        }
+        for key, ended in self._ended.items():
+            sent = self._sent.get(key)
+            if sent is None:
+                self._wrong("unknown", f"{_say(key)} ended at {ended.at} s and was never sent")
+                continue
+            if ended.outcome != "acknowledged":
+                continue
+            found = where.get((sent.topic, sent.partition), {})
+            names = [(sent.producer, number) for number in range(sent.first, sent.first + sent.count)]
+            missing = [name for name in names if name not in found]
+            if not self._must_last(sent.topic):
+                self.counts["records lost where acks allow it"] += len(missing)
+                continue
+            place = f"{sent.topic}-{sent.partition}"
+            if missing:
+                self._wrong(
+                    "lost", f"{place}: {_say(missing[0])} ({len(missing)} records) acknowledged at {ended.at} s"
+                )
+            elif ended.base_offset >= 0 and found[names[0]] != ended.base_offset:
+                told = f"acknowledged at offset {ended.base_offset}, is at {found[names[0]]}"
+                self._wrong("changed", f"{place}: {_say(names[0])} {told}")
+
+    def _outcome_of(self, name: Name) -> Ended | None:
+        sent = self._destination.get(name)
+        return None if sent is None else self._ended.get((sent.producer, sent.first))
+
+    def _rules(self, topic: str) -> str:
+        used = self._topics.get(topic)
+        return "strict" if used is None else used.rules
+
+    def _must_last(self, topic: str) -> bool:
+        return self._rules(topic) == "strict"
+
+
+def _records(run: Run) -> Iterator[tuple[int, Name]]:
+    for step in range(run.count):
+        yield run.offset + step, (run.producer, run.first + step)
+
+
+def _say(name: Name) -> str:
+    return f"{name[0]}:{name[1]}"

@@ -1,0 +1,218 @@
+"""What can be done to a real cluster, one broken broker, controller and ZooKeeper at a time, and how it is undone.
+
+A fault is a pair of actions with words for it. ``Faults`` makes them; whoever runs them decides for how long they last
+and waits for the cluster to be whole before the next one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from sparklog.errors import BrokerError, ClusterError
+from sparklog.testing.final_logs import metadata_of
+from sparklog.testing.network import CLIENT, CONTROLLER, ZOOKEEPER, broker_party
+from sparklog.testing.process_cluster import ProcessCluster, wait_until
+
+#: What is broken by a fault: only one of a group at a time.
+Group = Literal["broker", "controller", "zookeeper"]
+Method = Literal["kill", "crash", "pause", "stop"]
+METHODS: tuple[Method, ...] = ("kill", "crash", "pause", "stop")
+_ELECTION_TIMEOUT_S = 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """``lasts_s``: for how long it makes sense at least and at most."""
+
+    text: str
+    group: Group
+    apply: Callable[[], object]
+    heal: Callable[[], object]
+    lasts_s: tuple[float, float] = (0.0, 2.0)
+
+    @contextlib.contextmanager
+    def broken(self) -> Iterator[None]:
+        self.apply()
+        try:
+            yield
+        finally:
+            self.heal()
+
+
+class Faults:
+    """Faults of one cluster. ``session_s``: its session timeout, which long pauses outlast."""
+
+    def __init__(self, cluster: ProcessCluster, topics: Sequence[str], *, session_s: float, seed: int = 0) -> None:
+        self.cluster = cluster
+        self._topics = list(topics)
+        self._random = random.Random(seed)
+        self._long = (1.5 * session_s, 2.5 * session_s)
+
+    # --- brokers ---
+
+    def leader(self, topic: str, partition: int = 0) -> int:
+        """Raises ClusterError when there is none in time."""
+
+        def found() -> bool:
+            return metadata_of(self.cluster, topic)[partition].leader >= 0
+
+        wait_until(found, _ELECTION_TIMEOUT_S, f"a leader of {topic}-{partition}")
+        return metadata_of(self.cluster, topic)[partition].leader
+
+    def broker(self, method: Method, broker_id: int, role: str = "") -> Fault:
+        """``kill``: SIGKILL, and its registration goes when its session expires. ``crash``: a supervisor sees the exit
+        and says so. ``pause``: SIGSTOP. ``stop``: SIGTERM, in order."""
+        cluster, name = self.cluster, f"broker {broker_id}{role and f', {role}'}"
+
+        def restart() -> None:
+            cluster.start_broker(broker_id)
+
+        match method:
+            case "kill":
+                return Fault(f"SIGKILL {name}", "broker", lambda: cluster.kill(broker_id, retire=False), restart)
+            case "crash":
+                return Fault(
+                    f"SIGKILL {name}, seen by its supervisor", "broker", lambda: cluster.kill(broker_id), restart
+                )
+            case "stop":
+                return Fault(f"SIGTERM {name}", "broker", lambda: cluster.stop_broker(broker_id), restart)
+            case "pause":
+                return Fault(
+                    f"SIGSTOP {name}",
+                    "broker",
+                    lambda: cluster.kill(broker_id, signal.SIGSTOP),
+                    lambda: cluster.kill(broker_id, signal.SIGCONT),
+                    self._random.choice(((0.2, 1.0), self._long)),
+                )
+
+    # --- controller and ZooKeeper ---
+
+    def controller(self, method: Method) -> Fault:
+        """Of the active one of two processes; the other one takes over."""
+        cluster = self.cluster
+        struck: list[int] = []
+
+        def strike(number: signal.Signals) -> None:
+            wait_until(lambda: cluster.active_controller() is not None, _ELECTION_TIMEOUT_S, "a controller")
+            active = cluster.active_controller()
+            if active is None:
+                raise ClusterError("the controller has just gone")
+            struck.append(active)
+            cluster.kill_controller(active, number)
+
+        def resume() -> None:
+            if struck:
+                cluster.kill_controller(struck[-1], signal.SIGCONT)
+
+        if method == "pause":
+            return Fault(
+                "SIGSTOP the controller",
+                "controller",
+                lambda: strike(signal.SIGSTOP),
+                resume,
+                self._random.choice(((0.2, 1.0), self._long)),
+            )
+        number = signal.SIGTERM if method == "stop" else signal.SIGKILL
+        return Fault(f"{number.name} the controller", "controller", lambda: strike(number), cluster.start_controller)
+
+    def zookeeper(self, method: Method) -> Fault:
+        cluster = self.cluster
+        if method == "pause":
+            return Fault(
+                "SIGSTOP ZooKeeper",
+                "zookeeper",
+                lambda: cluster.signal_zookeeper(signal.SIGSTOP),
+                lambda: cluster.signal_zookeeper(signal.SIGCONT),
+                self._random.choice(((0.2, 1.0), self._long)),
+            )
+        number = signal.SIGTERM if method == "stop" else signal.SIGKILL
+        return Fault(
+            f"{number.name} ZooKeeper",
+            "zookeeper",
+            lambda: cluster.signal_zookeeper(number),
+            cluster.start_zookeeper,
+            self._random.choice(((0.0, 1.0), self._long)),
+        )
+
+    # --- network ---
+
+    def cut(self, text: str, *pairs: tuple[str, str], group: Group = "broker", one_way: bool = False) -> Fault:
+        network = self.cluster.network
+        assert network is not None, "the cluster was started without a network that can be cut"
+
+        def apply() -> None:
+            for sender, receiver in pairs:
+                network.cut(sender, receiver, one_way=one_way)
+
+        return Fault(f"cut: {text}", group, apply, network.heal, self._random.choice(((0.3, 1.0), self._long)))
+
+    def cut_broker(self, broker_id: int) -> Fault:
+        """One of the ways in which a network isolates one broker."""
+        me = broker_party(broker_id)
+        others = [broker_party(other) for other in self.cluster.slots if other != broker_id]
+        other = self._random.choice(others)
+        ways = (
+            (f"{me} from ZooKeeper", [(me, ZOOKEEPER)], False),
+            (f"{me} from the controller", [(me, CONTROLLER)], False),
+            (f"{me} from the other brokers", [(me, peer) for peer in others], False),
+            (
+                f"{me} from ZooKeeper and brokers, not from clients",
+                [(me, peer) for peer in (ZOOKEEPER, *others)],
+                False,
+            ),
+            (f"{me} from all", [(me, peer) for peer in (ZOOKEEPER, CONTROLLER, CLIENT, *others)], False),
+            (f"{me} to {other}", [(me, other)], True),
+            (f"{other} to {me}", [(other, me)], True),
+            (f"{me} to ZooKeeper", [(me, ZOOKEEPER)], True),
+            (f"ZooKeeper to {me}", [(ZOOKEEPER, me)], True),
+            (f"the controller to {me}", [(CONTROLLER, me)], True),
+            (f"{me} to the controller", [(me, CONTROLLER)], True),
+        )
+        text, pairs, one_way = self._random.choice(ways)
+        return self.cut(text, *pairs, one_way=one_way)
+
+    # --- at random ---
+
+    def any_fault(self, groups: Sequence[Group] = ("broker", "controller", "zookeeper")) -> Fault:
+        """Brokers most often: that is where the log is."""
+        weights = {"broker": 6, "controller": 2, "zookeeper": 2}
+        group = self._random.choices(groups, [weights[group] for group in groups])[0]
+        method = self._random.choice(METHODS)
+        if group == "controller":
+            if self.cluster.network is not None and self._random.random() < 0.25:
+                return self.cut("the controller from ZooKeeper", (CONTROLLER, ZOOKEEPER), group="controller")
+            return self.controller(method)
+        if group == "zookeeper":
+            return self.zookeeper(method)
+        broker_id, role = self._any_broker()
+        if self.cluster.network is not None and self._random.random() < 0.35:
+            return self.cut_broker(broker_id)
+        return self.broker(method, broker_id, role)
+
+    def _any_broker(self) -> tuple[int, str]:
+        topic = self._random.choice(self._topics)
+        with contextlib.suppress(ClusterError, BrokerError):
+            partition = self._random.choice(metadata_of(self.cluster, topic))
+            if partition.leader >= 0:
+                place = f"{topic}-{partition.partition}"
+                if self._random.random() < 0.6:
+                    return partition.leader, f"leader of {place}"
+                followers = [replica for replica in partition.replicas if replica != partition.leader]
+                if followers:
+                    return self._random.choice(followers), f"follower of {place}"
+        return self._random.choice(list(self.cluster.slots)), ""
+
+
+def kill_all(cluster: ProcessCluster) -> Fault:
+    """Every broker at once; page caches survive, so nothing that was acknowledged may be lost."""
+
+    def apply() -> None:
+        for broker_id in cluster.slots:
+            cluster.kill(broker_id, retire=False)
+
+    return Fault("SIGKILL all brokers", "broker", apply, cluster.start_brokers)

@@ -1,0 +1,150 @@
+"""What all replicas of a topic hold in the end: waited for, then fetched from each of them as it is stored."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+
+from sparklog.errors import BrokerError, ClusterError
+from sparklog.net.blocking import BlockingConnection
+from sparklog.protocol.messages import CONSUMER, Fetch, FetchPartition, FetchReply, PartitionMetadata
+from sparklog.record.codec import decode_batch
+from sparklog.record.header import HEADER_BYTES, unpack_headers
+from sparklog.record.schema import DEFAULT_SCHEMA
+from sparklog.testing.history import FinalLog, StoredBatch, record_name, runs_of
+from sparklog.testing.process_cluster import ProcessCluster, wait_until
+
+_FETCH_BYTES = 8 * 1024 * 1024
+
+
+def metadata_of(cluster: ProcessCluster, topic: str) -> tuple[PartitionMetadata, ...]:
+    """By the broker that answers and knows the newest epochs. Raises ClusterError when none knows the topic."""
+    found: list[tuple[PartitionMetadata, ...]] = []
+    for slot in cluster.slots.values():
+        if slot.running and not slot.paused:
+            try:
+                found.append(cluster.metadata(slot.broker_id, topic).topics[0].partitions)
+            except BrokerError:
+                continue  # it has just gone, or is cut off
+    known = max(found, key=lambda partitions: sum(p.leader_epoch for p in partitions), default=())
+    if not known:
+        raise ClusterError(f"no broker knows topic {topic}")
+    return known
+
+
+def is_whole(cluster: ProcessCluster, topic: str) -> bool:
+    """Whether every partition has a leader and every replica is in sync, by all brokers' account."""
+    try:
+        return all(p.leader >= 0 and set(p.isr) == set(p.replicas) for p in metadata_of(cluster, topic))
+    except ClusterError:
+        return False
+
+
+def wait_in_sync(cluster: ProcessCluster, topics: Sequence[str], timeout_s: float) -> None:
+    """Raises ClusterError with what the partitions were like when time was up."""
+    try:
+        wait_until(
+            lambda: all(is_whole(cluster, topic) for topic in topics), timeout_s, f"{list(topics)} to be in sync"
+        )
+    except ClusterError as error:
+        states = [
+            (topic, p.partition, p.leader, p.leader_epoch, p.replicas, p.isr)
+            for topic in topics
+            for p in metadata_of(cluster, topic)
+            if p.leader < 0 or set(p.isr) != set(p.replicas)
+        ]
+        raise ClusterError(f"{error}; (topic, partition, leader, epoch, replicas, isr): {states}") from None
+
+
+def high_watermarks(cluster: ProcessCluster, topic: str) -> dict[int, int]:
+    """The high watermark of every partition, by its leader."""
+    leaders = {p.partition: p.leader for p in metadata_of(cluster, topic)}
+    marks: dict[int, int] = {}
+    for broker_id in sorted(set(leaders.values())):
+        for replica in cluster.describe(broker_id).replicas:
+            if replica.topic == topic and leaders.get(replica.partition) == broker_id:
+                marks[replica.partition] = replica.high_watermark
+    return dict(sorted(marks.items()))
+
+
+def wait_whole(cluster: ProcessCluster, topics: Sequence[str], timeout_s: float) -> None:
+    """Until all replicas are in sync, end at the same offset and know that all of it is committed.
+
+    Raises:
+        ClusterError: says what was found last.
+    """
+    wait_in_sync(cluster, topics, timeout_s)
+    differing: list[str] = []
+
+    def equal() -> bool:
+        differing[:] = [text for topic in topics for text in _differing(cluster, topic)]
+        return not differing
+
+    try:
+        wait_until(equal, timeout_s, "equal replicas")
+    except ClusterError as error:
+        raise ClusterError(f"{error}: {differing[:5]}") from None
+
+
+def _differing(cluster: ProcessCluster, topic: str) -> Iterator[str]:
+    """Partitions whose replicas are not where they should be and nowhere else, or do not end where all is committed."""
+    marks: dict[int, dict[int, tuple[int, int]]] = {}
+    for slot in cluster.slots.values():
+        for replica in cluster.describe(slot.broker_id).replicas:
+            if replica.topic == topic:
+                ends = replica.high_watermark, replica.log_end_offset
+                marks.setdefault(replica.partition, {})[slot.broker_id] = ends
+    for partition in metadata_of(cluster, topic):
+        found = marks.get(partition.partition, {})
+        if set(found) != set(partition.replicas) or len(set(sum(found.values(), ()))) != 1:
+            yield f"{topic}-{partition.partition} on {partition.replicas}, (high watermark, log end): {found}"
+
+
+def read_final_logs(cluster: ProcessCluster, topic: str) -> Iterator[FinalLog]:
+    """Every replica's log from its broker, batch by batch as stored, up to the high watermark."""
+    for slot in cluster.slots.values():
+        for replica in cluster.describe(slot.broker_id).replicas:
+            if replica.topic == topic:
+                with cluster.connect(slot.broker_id) as connection:
+                    batches, records = _stored(
+                        connection, topic, replica.partition, replica.log_start_offset, replica.high_watermark
+                    )
+                yield FinalLog(
+                    broker=slot.broker_id,
+                    topic=topic,
+                    partition=replica.partition,
+                    log_start=replica.log_start_offset,
+                    high_watermark=replica.high_watermark,
+                    log_end=replica.log_end_offset,
+                    batches=tuple(batches),
+                    runs=runs_of(records),
+                )
+
+
+def _stored(
+    connection: BlockingConnection, topic: str, partition: int, start: int, end: int
+) -> tuple[list[StoredBatch], list[tuple[int, str, int]]]:
+    batches: list[StoredBatch] = []
+    records: list[tuple[int, str, int]] = []
+    position = start
+    while position < end:
+        wanted = FetchPartition(topic, partition, "", -1, position, _FETCH_BYTES)
+        reply, body = connection.request(Fetch(0, CONSUMER, -1, 500, 1, _FETCH_BYTES, 0, 0, -1, (wanted,)))
+        assert isinstance(reply, FetchReply)
+        answer = reply.partitions[0]
+        if answer.code:
+            raise BrokerError(answer.code, answer.detail)
+        if not answer.batch_count:
+            raise ClusterError(f"{topic}-{partition}: nothing at offset {position}, below the high watermark {end}")
+        at = answer.batch_count * HEADER_BYTES
+        for number, header in enumerate(unpack_headers(body[:at])):
+            stored = body[number * HEADER_BYTES : (number + 1) * HEADER_BYTES]
+            digest = hashlib.sha256(stored)
+            digest.update(body[at : at + header.stored_bytes])
+            batch = decode_batch(header, body[at : at + header.length], DEFAULT_SCHEMA)
+            values = batch.column("value").to_pylist()
+            batches.append(StoredBatch(header.base_offset, len(values), header.leader_epoch, digest.hexdigest()[:16]))
+            records += [(header.base_offset + row, *record_name(value)) for row, value in enumerate(values)]
+            at += header.stored_bytes
+            position = header.base_offset + len(values)
+    return batches, records

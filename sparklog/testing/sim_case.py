@@ -1,0 +1,167 @@
+"""One run of the simulator as a value: everything it takes to play it again, elsewhere or with something left out."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from sparklog.replica.replica import Replica
+from sparklog.testing.sim_checks import Violation
+from sparklog.testing.sim_cluster import SimCluster
+from sparklog.testing.sim_mutants import BY_NAME, SOUND, Mutant
+from sparklog.testing.sim_schedule import Action
+from sparklog.testing.sim_trace import about, traced
+from sparklog.testing.sim_world import FINE
+
+#: schedules are looked up this far: numbers beyond it do not exist
+SCHEDULE_MS = 120_000
+NO_ACTIONS = "none"
+
+
+class Found(NamedTuple):
+    """A broken promise."""
+
+    at_ms: int
+    #: what was found, without seed and trace
+    what: str
+    #: which promise
+    rule: str
+    #: the partition it was found at; empty where it is not one's
+    partition: str
+
+
+class Play(NamedTuple):
+    """How a run went: what it found, and what was traced of it."""
+
+    found: Found | None
+    lines: tuple[str, ...]
+
+
+class _CaseCluster(SimCluster):
+    """Plays its case's part of the seed's schedule."""
+
+    case: Case
+
+    def schedule(self, fault_ms: int) -> tuple[Action, ...]:
+        if self.case.only is None:
+            return super().schedule(fault_ms)
+        known = {action.number: action for action in super().schedule(SCHEDULE_MS)}
+        return tuple(known[number]._replace(at_ms=at_ms) for number, at_ms in self.case.only if number in known)
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """Small and picklable. ``mutant``: the variant's name, None for the code as it is."""
+
+    seed: int
+    mutant: str | None = None
+    brokers: int = 3
+    partitions: int = 6
+    fault_ms: int = 6000
+    heal_ms: int = 4000
+    page_cache_loss: float | None = None
+    #: the actions to play, by number in the seed's schedule, and when; None: all, as scheduled
+    only: tuple[tuple[int, int], ...] | None = None
+    #: another network, the same actions
+    salt: int = 0
+    #: a network that loses and doubles nothing
+    calm: bool = False
+    #: mean pause between two batches of a partition's producer; None: as the cluster has it
+    produce_ms: int | None = None
+
+    def schedule(self) -> tuple[Action, ...]:
+        """The actions that are played."""
+        return self._cluster().schedule(self.fault_ms)
+
+    def play(self) -> Found | None:
+        """Play it; what was broken, if something was."""
+        return self._run(self._cluster())
+
+    def play_traced(self) -> Play:
+        """The same, and every step of the violated partition's replicas (all replicas', where nothing is found)."""
+        cluster = self._cluster()
+        cluster.world.trace = deque()
+
+        def tell(replica: Replica, line: str) -> None:
+            for broker in cluster.brokers.values():
+                for tp, hosted in broker.hosted.items():
+                    if hosted.replica is replica:
+                        cluster.world.note(f"b{broker.broker_id} {tp} {line}")
+
+        cluster.replica_type = traced(cluster.replica_type, tell)
+        found = self._run(cluster)
+        lines = list(cluster.world.trace)
+        if found is not None and found.partition:
+            lines = about(found.partition, lines)
+        return Play(found, tuple(lines))
+
+    @property
+    def _variant(self) -> Mutant:
+        return SOUND if self.mutant is None else BY_NAME[self.mutant]
+
+    def _cluster(self) -> SimCluster:
+        variant = self._variant
+        loss = variant.page_cache_loss if self.page_cache_loss is None else self.page_cache_loss
+        cluster = _CaseCluster(
+            self.seed,
+            brokers=self.brokers,
+            partitions=self.partitions,
+            replica_type=variant.replica_type,
+            controller_type=variant.controller_type,
+            broker_type=variant.broker_type,
+            log_type=variant.log_type,
+            check_cores=variant is SOUND,
+            weather=variant.weather,
+            restless=variant.restless,
+            page_cache_loss=loss,
+            salt=self.salt,
+            produce_ms=self.produce_ms,
+        )
+        cluster.case = self
+        if self.calm:
+            cluster.world.weather = FINE
+        return cluster
+
+    def _run(self, cluster: SimCluster) -> Found | None:
+        with self._variant.applied():
+            try:
+                cluster.run(fault_ms=self.fault_ms, heal_ms=self.heal_ms)
+            except Violation as broken:
+                return Found(cluster.world.now_ms, str(broken.__cause__ or broken), broken.rule, broken.partition)
+        return None
+
+    def command(self) -> str:
+        """What to type to play it again."""
+        words = [f"python -m sparklog.testing.simulate --seeds {self.seed}"]
+        if self.mutant is not None:
+            words.append(f"--mutant '{self.mutant}'")
+        words.append(f"--brokers {self.brokers} --partitions {self.partitions} --steps {self.fault_ms}")
+        words.append(f"--heal {self.heal_ms}")
+        if self.page_cache_loss is not None:
+            words.append(f"--page-cache-loss {self.page_cache_loss}")
+        if self.only is not None:
+            words.append(f"--only {format_actions(self.only)}")
+        if self.salt:
+            words.append(f"--salt {self.salt}")
+        if self.calm:
+            words.append("--calm")
+        if self.produce_ms is not None:
+            words.append(f"--produce-ms {self.produce_ms}")
+        return " ".join(words)
+
+
+def format_actions(only: tuple[tuple[int, int], ...]) -> str:
+    """As ``parse_actions`` reads them: ``7@300,12@410``."""
+    return ",".join(f"{number}@{at_ms}" for number, at_ms in only) or NO_ACTIONS
+
+
+def parse_actions(text: str) -> tuple[tuple[int, int], ...]:
+    """
+    Raises:
+        ValueError: it is not of that form.
+    """
+    if text == NO_ACTIONS:
+        return ()
+    pairs = (part.split("@") for part in text.split(","))
+    return tuple((int(number), int(at_ms)) for number, at_ms in pairs)

@@ -1,0 +1,170 @@
+"""Clients of the simulated cluster: idempotent producers that retry, and writers that do not.
+
+A producer has at most five batches under way, sends them again in order until each is answered, and gives up after its
+delivery time-out: then, as its fate is unknown, it goes on in a new epoch of its producer id from sequence 0.
+"""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Protocol
+
+from sparklog.errors import ErrorCode
+from sparklog.model import NO_LEADER, TopicPartition
+from sparklog.testing.sim_broker import Produce, SimBroker
+from sparklog.testing.sim_log import Sequenced
+from sparklog.testing.sim_world import SimWorld
+from sparklog.testing.sim_zk import SimZk
+
+MAX_IN_FLIGHT = 5
+REQUEST_MS = 250
+RETRY_MS = 80
+DELIVERY_MS = 3000
+
+
+class ServedCluster(Protocol):
+    """What a client sees of the cluster."""
+
+    world: SimWorld
+    zk: SimZk
+    brokers: dict[int, SimBroker]
+
+
+class Write:
+    """One batch under way."""
+
+    __slots__ = ("began_ms", "body", "count", "sequence")
+
+    def __init__(self, body: str, count: int, sequence: Sequenced, began_ms: int) -> None:
+        self.body = body
+        self.count = count
+        self.sequence = sequence
+        self.began_ms = began_ms
+
+
+def find_leader(cluster: ServedCluster, tp: TopicPartition, chance: Random) -> SimBroker:
+    """Clients know the leader most of the time."""
+    node = cluster.zk.read(tp)
+    if node is not None and node.state.leader != NO_LEADER and chance.random() < 0.9:
+        return cluster.brokers[node.state.leader]
+    return cluster.brokers[chance.choice(list(cluster.brokers))]
+
+
+def send(cluster: ServedCluster, tp: TopicPartition, produce: Produce) -> None:
+    broker = find_leader(cluster, tp, cluster.world.random)
+    process = broker.process
+    cluster.world.send("client", broker.name, lambda: broker.run(process, lambda: broker.produce(tp, produce)))
+
+
+class SimProducer:
+    """An idempotent producer of one partition, whatever topic of that name is there."""
+
+    def __init__(self, cluster: ServedCluster, tp: TopicPartition, producer_id: int, *, pause_ms: int) -> None:
+        self.cluster = cluster
+        self.tp = tp
+        self.world = cluster.world
+        self.pending: list[Write] = []
+        self.acked = 0
+        #: the last write that was given up began then
+        self.gave_up_ms = -1
+        self.last_acked_ms = -1
+        self.stopped = False
+        self._pause_ms = pause_ms
+        self._producer_id = producer_id
+        self._epoch = 0
+        self._sequence = 0
+        self._topic_id = ""
+        self._numbers = 0
+        self._retrying = False
+        self._sent_ms = 0
+        self.world.at(1 + self.world.random.randrange(2 * pause_ms), self._write)
+
+    def _write(self) -> None:
+        chance = self.world.random
+        self.world.at(1 + chance.randrange(2 * self._pause_ms), self._write)
+        self._look_for_topic()
+        if self.pending and self.world.now_ms - self._sent_ms > REQUEST_MS:
+            self._answered(self.pending[0], None)
+        if self.stopped or not self._topic_id or len(self.pending) >= MAX_IN_FLIGHT:
+            return
+        count = chance.randint(1, 3)
+        self._numbers += 1
+        sequence = Sequenced(self._producer_id, self._epoch, self._sequence)
+        write = Write(f"{self.tp}/p{self._producer_id}.{self._numbers}", count, sequence, self.world.now_ms)
+        self._sequence += count
+        self.pending.append(write)
+        self._send(write)
+
+    def _look_for_topic(self) -> None:
+        """A topic deleted, or created again under the same name: what was under way went with the old one."""
+        record = self.cluster.zk.topics.get(self.tp.topic)
+        found = record.topic_id if record is not None and self.tp.partition < len(record.assignment) else ""
+        if found != self._topic_id:
+            self._topic_id = found
+            self._begin_again()
+
+    def _begin_again(self) -> None:
+        self.pending.clear()
+        self._epoch += 1
+        self._sequence = 0
+
+    def _send(self, write: Write) -> None:
+        self._sent_ms = self.world.now_ms
+        foremost = write is self.pending[0]
+
+        def told(code: ErrorCode) -> None:
+            self._answered(write, code, foremost=foremost)
+
+        produce = Produce(write.body, write.count, -1, self._topic_id, write.sequence, told=told)
+        send(self.cluster, self.tp, produce)
+
+    def _answered(self, write: Write, code: ErrorCode | None, *, foremost: bool = False) -> None:
+        """``code`` None: no answer came. One that comes late or twice is as good as the first. ``foremost``: all
+        earlier writes had been answered when it was sent, so that none of them can be missing."""
+        if write not in self.pending:
+            return
+        if code == ErrorCode.NONE:
+            self.pending.remove(write)
+            self.acked += 1
+            self.last_acked_ms = self.world.now_ms
+            return
+        self._look_for_topic()
+        if write not in self.pending:
+            return
+        lost_place = code == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER and foremost
+        if code == ErrorCode.INVALID_PRODUCER_EPOCH or self.world.now_ms - write.began_ms > DELIVERY_MS or lost_place:
+            self.world.happened["write given up"] += 1
+            self.gave_up_ms = max(self.gave_up_ms, write.began_ms)
+            self._begin_again()
+        elif not self._retrying:
+            self._retrying = True
+            self.world.at(RETRY_MS, self._again)
+
+    def _again(self) -> None:
+        """Everything under way, in order."""
+        self._retrying = False
+        self.world.happened["write sent again"] += len(self.pending)
+        for write in self.pending:
+            self._send(write)
+
+
+class SimWriter:
+    """Sends batches to one partition with any acks, and never asks what became of them."""
+
+    def __init__(self, cluster: ServedCluster, tp: TopicPartition, *, pause_ms: int) -> None:
+        self.cluster = cluster
+        self.tp = tp
+        self.stopped = False
+        self._pause_ms = pause_ms
+        self._numbers = 0
+        cluster.world.at(pause_ms, self._write)
+
+    def _write(self) -> None:
+        chance = self.cluster.world.random
+        self.cluster.world.at(1 + chance.randrange(2 * self._pause_ms), self._write)
+        record = self.cluster.zk.topics.get(self.tp.topic)
+        if self.stopped or record is None or self.tp.partition >= len(record.assignment):
+            return
+        self._numbers += 1
+        acks = chance.choices((-1, 1, 0), (8, 2, 1))[0]
+        send(self.cluster, self.tp, Produce(f"{self.tp}/w{self._numbers}", chance.randint(1, 3), acks, record.topic_id))

@@ -1,0 +1,263 @@
+"""What befalls a simulated cluster, fault by fault.
+
+Each takes its choices from a generator of its own, is judged by the state of the moment, and is counted where it
+happens: a fault that never fires proves nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from random import Random
+from typing import Protocol
+
+from sparklog.model import TopicPartition
+from sparklog.testing.sim_broker import Hosted, SimBroker
+from sparklog.testing.sim_checks import PartitionChecker
+from sparklog.testing.sim_controller_core import CoreController
+from sparklog.testing.sim_log import SimBatch
+from sparklog.testing.sim_process import SimProcess
+from sparklog.testing.sim_world import SimWorld
+from sparklog.testing.sim_zk import SESSION_MS, SimZk
+
+CLOCK_RATES = (0.5, 0.9, 0.97, 1.03, 1.1, 2.0)
+#: a supervisor sees the end of its broker after so long
+SEEN_MS = 20
+
+
+class FaultyCluster(Protocol):
+    """What faults befall."""
+
+    world: SimWorld
+    zk: SimZk
+    brokers: dict[int, SimBroker]
+    controllers: list[CoreController]
+    checkers: dict[TopicPartition, PartitionChecker]
+    page_cache_loss: float
+    faults_over: bool
+
+
+class Faults:
+    """Mutable, owned by the ``SimCluster``."""
+
+    def __init__(self, cluster: FaultyCluster) -> None:
+        self.cluster = cluster
+        self.world = cluster.world
+        self.zk = cluster.zk
+        self.kinds: dict[str, Callable[[Random], None]] = {
+            "crash": self._crash,
+            "pause": self._pause,
+            "cut link": self._cut_link,
+            "cut zookeeper": self._cut_zookeeper,
+            "isolate": self._isolate,
+            "clock rate": self._clock_rate,
+            "expire session": self._expire_session,
+            "full disk": self._full_disk,
+            "failed write": self._failed_write,
+            "torn write": self._torn_write,
+            "power cut": self._power_cut,
+            "crash controller": self._crash_controller,
+            "restart zookeeper": self._restart_zookeeper,
+            "resign": self._resign,
+        }
+
+    @property
+    def _processes(self) -> list[SimProcess]:
+        return [*self.cluster.brokers.values(), *self.cluster.controllers, self.zk]
+
+    def _did(self, kind: str, detail: object = "") -> None:
+        self.world.happened[kind] += 1
+        if detail:
+            self.world.note(f"{kind}: {detail}")
+
+    def _broker(self, chance: Random) -> SimBroker:
+        return self.cluster.brokers[chance.choice(list(self.cluster.brokers))]
+
+    # --- crashes ------------------------------------------------------------------------------------------------
+
+    def _crash(self, chance: Random) -> None:
+        """The page cache goes only where that leaves a member of each ISR with its data: the promise's condition."""
+        broker = self._broker(chance)
+        loss = chance.random()
+        if not broker.alive:
+            return
+        spared = all(
+            hosted.checker.spared(broker.broker_id, self.zk.read(tp), leaving=self.zk.stopping)
+            for tp, hosted in broker.hosted.items()
+        )
+        lose = spared and loss < self.cluster.page_cache_loss
+        self._did("crash with lost page cache" if lose else "crash")
+        incarnation = broker.incarnation
+        broker.crash(lose_page_cache=lose, chance=Random(loss))
+        self._after_death(broker, incarnation, chance)
+
+    def _after_death(self, broker: SimBroker, incarnation: int, chance: Random) -> None:
+        """Its supervisor may see the end; its session ends in time. Somebody starts it again."""
+        process = broker.process
+        if chance.random() < 0.5:
+            self.world.at(SEEN_MS, lambda: self.zk.retire(broker.broker_id, incarnation))
+        self.world.at(chance.randrange(1200), lambda: self._start(broker, process))
+
+    def _start(self, broker: SimProcess, process: int) -> None:
+        if not broker.alive and broker.process == process:
+            self._begin(broker)
+
+    @staticmethod
+    def _begin(process: SimProcess) -> None:
+        if isinstance(process, SimBroker | CoreController | SimZk):
+            process.start()
+
+    def _power_cut(self, chance: Random) -> None:
+        """Every host at once: what no disk holds is gone."""
+        self._did("power cut", "every host of a broker")
+        for broker in self.cluster.brokers.values():
+            incarnation = broker.incarnation
+            if broker.alive:
+                broker.crash(lose_page_cache=True, chance=chance)
+            else:
+                broker.lose_page_cache(chance)
+            self._after_death(broker, incarnation, chance)
+        for checker in self.cluster.checkers.values():
+            checker.power_cut(self.zk.incarnation)
+
+    def _crash_controller(self, chance: Random) -> None:
+        controller = chance.choice(self.cluster.controllers)
+        if controller.alive:
+            self._did("crash controller")
+            controller.crash()
+            process = controller.process
+            self.world.at(chance.randrange(1000), lambda: self._start(controller, process))
+
+    def _resign(self, chance: Random) -> None:
+        leading = [controller for controller in self.cluster.controllers if controller.core is not None]
+        if leading and leading[0].alive:
+            self._did("resign")
+            leading[0].run(leading[0].process, leading[0].resign)
+
+    def _restart_zookeeper(self, chance: Random) -> None:
+        if self.zk.alive:
+            self._did("restart zookeeper", "for a while")
+            self.zk.end()
+            process = self.zk.process
+            self.world.at(chance.randrange(2 * SESSION_MS), lambda: self._start(self.zk, process))
+
+    # --- time ---------------------------------------------------------------------------------------------------
+
+    def _pause(self, chance: Random) -> None:
+        """Longer than the session, sometimes: it wakes as a leader, or a controller, that does not know it is none."""
+        process = self._some_process(chance)
+        pause_ms = chance.randrange(2 * SESSION_MS)
+        if process.alive:
+            self._did("pause beyond the session" if pause_ms > SESSION_MS else "pause")
+            self.world.note(f"{process.name} pauses for {pause_ms} ms")
+            process.pause(pause_ms)
+
+    def _some_process(self, chance: Random) -> SimProcess:
+        if chance.random() < 0.7:
+            return self._broker(chance)
+        return chance.choice([*self.cluster.controllers, self.zk])
+
+    def _clock_rate(self, chance: Random) -> None:
+        process, rate = self._some_process(chance), chance.choice(CLOCK_RATES)
+        self._did("fast clock" if rate > 1 else "slow clock", f"{process.name} at {rate}")
+        process.set_clock(rate)
+        self.world.at(chance.randrange(2000), lambda: process.set_clock(1.0))
+
+    # --- links and sessions -------------------------------------------------------------------------------------
+
+    def _cut_link(self, chance: Random) -> None:
+        """One direction or both between any two of brokers, controllers and ZooKeeper."""
+        names = [process.name for process in self._processes]
+        one, other = chance.sample(names, 2)
+        self._cut_between(chance, one, other, chance.randrange(1000))
+
+    def _cut_zookeeper(self, chance: Random) -> None:
+        one = chance.choice([process.name for process in self._processes if process is not self.zk])
+        self._cut_between(chance, one, self.zk.name, chance.randrange(2 * SESSION_MS))
+
+    def _cut_between(self, chance: Random, one: object, other: object, cut_ms: int) -> None:
+        pairs = [(one, other), (other, one)]
+        kind = chance.random()
+        if kind < 0.4:
+            self._did("two-way partition")
+        else:
+            self._did("one-way partition")
+            pairs = pairs[:1] if kind < 0.7 else pairs[1:]
+        self._cut(pairs, cut_ms)
+
+    def _isolate(self, chance: Random) -> None:
+        """One process from all others."""
+        alone = self._some_process(chance).name
+        others = [process.name for process in self._processes if process.name != alone]
+        self._did("isolation")
+        self._cut([pair for other in others for pair in ((alone, other), (other, alone))], chance.randrange(1000))
+
+    def _cut(self, pairs: Sequence[tuple[object, object]], cut_ms: int) -> None:
+        self.world.note(f"cut {' '.join(f'{one}>{other}' for one, other in pairs)} for {cut_ms} ms")
+        self.world.cut.update(pairs)
+        self.world.at(cut_ms, lambda: self.world.cut.difference_update(pairs))
+
+    def _expire_session(self, chance: Random) -> None:
+        """Of a broker, of the controller, or of both at once."""
+        broker, which = self._broker(chance), chance.randrange(3)
+        leading = [controller for controller in self.cluster.controllers if controller.core is not None]
+        if which != 1 and broker.session is not None:
+            self._did("session of a broker ended", f"b{broker.broker_id}")
+            self.zk.end_session(broker.session.session_id)
+        if which != 0 and leading and leading[0].session is not None:
+            self._did("session of the controller ended", leading[0].name)
+            self.zk.end_session(leading[0].session.session_id)
+        self.world.happened["sessions of broker and controller ended"] += which == 2
+
+    # --- disks --------------------------------------------------------------------------------------------------
+
+    def _full_disk(self, chance: Random) -> None:
+        broker = self._broker(chance)
+        full_ms = chance.randrange(600)
+        self.world.note(f"b{broker.broker_id} has no room for {full_ms} ms")
+        broker.full_until_ms = self.world.now_ms + full_ms
+
+    def _failed_write(self, chance: Random) -> None:
+        """The next append fails, and the process finds its log directory offline."""
+        broker = self._broker(chance)
+
+        def fail(hosted: Hosted, batch: SimBatch) -> None:
+            self._did("failed write")
+
+            def stopped() -> None:
+                process = broker.process
+                self.world.at(chance.randrange(600), lambda: self._start(broker, process))
+
+            broker.disk_failed(stopped)
+
+        broker.append_fault = fail
+
+    def _torn_write(self, chance: Random) -> None:
+        """The process dies in the next append: half of the batch is on the disk, or all of it and nobody knows."""
+        broker = self._broker(chance)
+
+        def tear(hosted: Hosted, batch: SimBatch) -> None:
+            whole = chance.random() < 0.5
+            if whole:
+                hosted.log.append_copies((batch,))
+                hosted.checker.appended(broker.broker_id, 1)
+            else:
+                hosted.log.tear(batch)
+            self._did("death after a write" if whole else "torn write", f"b{broker.broker_id}")
+            incarnation = broker.incarnation
+            broker.crash(lose_page_cache=False)
+            self._after_death(broker, incarnation, chance)
+
+        broker.append_fault = tear
+
+    # --- the end ------------------------------------------------------------------------------------------------
+
+    def end(self) -> None:
+        """Everything that is down comes up, and nothing is broken any more."""
+        for broker in self.cluster.brokers.values():
+            broker.append_fault = None
+            broker.full_until_ms = -1
+        for process in self._processes:
+            process.set_clock(1.0)
+            process.paused_until_ms = min(process.paused_until_ms, self.world.now_ms)
+            if not process.alive:
+                self._begin(process)

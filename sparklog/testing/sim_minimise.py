@@ -1,0 +1,165 @@
+"""From a failing case to a small one that breaks the same promise: fewer partitions, steps and actions.
+
+Leaving one action out changes what the network does to everything after it, so a smaller case is tried under a few
+networks before it is given up. What comes out is a ``Case`` like any other and plays again exactly. Source: delta
+debugging, "Simplifying and Isolating Failure-Inducing Input" (Zeller, Hildebrandt).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from sparklog.testing.sim_case import Case, Found
+from sparklog.testing.sim_cluster import PRODUCE_MS
+
+#: networks under which each smaller case is tried
+SALTS = 6
+#: networks that are tried for an earlier failure of the same actions
+SOONER_SALTS = 16
+#: runs of the simulator altogether
+BUDGET = 1200
+#: actions are moved as close to this time and to each other; the cluster has its leaders by then
+FIRST_ACTION_MS = 150
+GAP_MS = 20
+
+
+class Minimiser:
+    """Mutable, one use. ``case`` is the smallest that still breaks the promise of ``rule``."""
+
+    def __init__(self, case: Case, found: Found, *, budget: int = BUDGET) -> None:
+        self.rule = found.rule
+        self.case = case
+        self.found = found
+        self.runs = 0
+        self._budget = budget
+
+    def run(self) -> Case:
+        """Leave out whatever can be left out; returns the case that remains."""
+        self._end_at_failure()
+        for partitions in range(1, self.case.partitions):
+            if self._take(replace(self.case, partitions=partitions)):
+                break
+        self._fail_sooner()
+        self._fix_actions()
+        self._keep_last_actions()
+        self._take(replace(self.case, calm=True))
+        self._drop_actions()
+        self._close_gaps()
+        self._produce_less()
+        self._take(replace(self.case, calm=True))
+        self._drop_actions()
+        return self.case
+
+    def _take(self, smaller: Case) -> bool:
+        """Whether it fails in the same way under one of a few networks; then it is the case."""
+        for salt in _salts(smaller.salt):
+            if self.runs >= self._budget:
+                return False
+            self.runs += 1
+            candidate = replace(smaller, salt=salt)
+            found = candidate.play()
+            if found is not None and found.rule == self.rule:
+                self.case, self.found = candidate, found
+                return True
+        return False
+
+    def _end_at_failure(self) -> None:
+        """No steps after the failure: it comes at the same time without them."""
+        if self.found.at_ms < self.case.fault_ms:
+            self._take(replace(self.case, fault_ms=self.found.at_ms + 1, heal_ms=0))
+
+    def _fail_sooner(self) -> None:
+        """The same actions under other networks: the earliest failure is the one to look at."""
+        for salt in range(1, SOONER_SALTS):
+            self.runs += 1
+            sooner = replace(self.case, salt=salt)
+            found = sooner.play()
+            if found is not None and found.rule == self.rule and found.at_ms < self.found.at_ms:
+                self.case, self.found = sooner, found
+                self._end_at_failure()
+
+    def _keep_last_actions(self) -> None:
+        """Often the last few do it, soon after the start."""
+        count = 2
+        while count < len(self._only):
+            last = replace(self.case, only=self._only[-count:])
+            ahead_ms = max(0, last.schedule()[0].at_ms - FIRST_ACTION_MS)
+            if self._take(_sooner(last, 0, ahead_ms)):
+                self._end_at_failure()
+                return
+            count *= 2
+
+    def _fix_actions(self) -> None:
+        """Name the actions that are played, so that one after the other can be struck or moved."""
+        self.case = replace(self.case, only=tuple((action.number, action.at_ms) for action in self.case.schedule()))
+
+    def _drop_actions(self) -> None:
+        """Halves first, then ever smaller parts, until none of the actions that are left can be spared."""
+        size = max(1, len(self._only) // 2)
+        while size:
+            dropped = self._drop_parts(size)
+            self._end_at_failure()
+            size = size if dropped and size == 1 else size // 2
+
+    def _drop_parts(self, size: int) -> bool:
+        dropped = False
+        at = 0
+        while at < len(self._only):
+            if self._take(replace(self.case, only=self._only[:at] + self._only[at + size :])):
+                dropped = True
+            else:
+                at += size
+        return dropped
+
+    def _close_gaps(self) -> None:
+        """No steps without need before an action."""
+        for at in range(len(self._only)):
+            before_ms = self._only[at - 1][1] if at else FIRST_ACTION_MS
+            gap_ms = self._only[at][1] - before_ms
+            while gap_ms > GAP_MS and not self._take(_sooner(self.case, at, gap_ms)):
+                gap_ms //= 2
+        self._end_at_failure()
+
+    def _produce_less(self) -> None:
+        """Fewer records, fewer lines to read."""
+        pause_ms = 2 * (self.case.produce_ms or PRODUCE_MS)
+        while self._take(replace(self.case, produce_ms=pause_ms)):
+            pause_ms *= 2
+
+    @property
+    def _only(self) -> tuple[tuple[int, int], ...]:
+        assert self.case.only is not None
+        return self.case.only
+
+
+def _sooner(case: Case, first: int, by_ms: int) -> Case:
+    """All actions from the ``first``-th on, and the end, come earlier."""
+    only = case.only or ()
+    moved = tuple((number, at_ms - by_ms) for number, at_ms in only[first:])
+    return replace(case, only=only[:first] + moved, fault_ms=max(1, case.fault_ms - by_ms))
+
+
+def _salts(first: int) -> Iterator[int]:
+    """The present network, then others."""
+    yield first
+    yield from (salt for salt in range(SALTS) if salt != first)
+
+
+def minimised(case: Case, *, budget: int = BUDGET, tell: Callable[[str], None] | None = None) -> Case:
+    """The smallest case found that breaks the same promise as ``case``; the case itself if it breaks none."""
+    found = case.play()
+    if found is None:
+        return case
+    minimiser = Minimiser(case, found, budget=budget)
+    smallest = minimiser.run()
+    if tell is not None:
+        tell(
+            f"minimised in {minimiser.runs} runs: {_size(case)} -> {_size(smallest)}, "
+            f"{found.at_ms} -> {minimiser.found.at_ms} ms"
+        )
+    return smallest
+
+
+def _size(case: Case) -> str:
+    return f"{len(case.schedule())} actions, {case.partitions} partitions"

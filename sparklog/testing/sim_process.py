@@ -1,0 +1,81 @@
+"""A simulated process: it starts, pauses, ends, and has a clock of its own that may run fast or slow.
+
+What an earlier process of the same name began (timers, messages to it, answers to its requests) never happens to a
+later one: its connections died with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from sparklog.testing.sim_world import SimWorld
+
+
+class ProcessEnded(Exception):
+    """The process died in the middle of what it did."""
+
+
+class SimProcess:
+    """Mutable, owned by the ``SimCluster``. Base of brokers, controllers and the ZooKeeper server."""
+
+    def __init__(self, name: object, world: SimWorld) -> None:
+        self.name = name
+        self.world = world
+        self.alive = False
+        #: counts starts and ends
+        self.process = 0
+        self.paused_until_ms = 0
+        self._rate = 1.0
+        #: the world's time and the own time when the clock's rate was last set
+        self._since_ms = 0
+        self._base_ms = 0.0
+
+    def begin(self) -> None:
+        self.process += 1
+        self.alive = True
+        self.paused_until_ms = 0
+
+    def end(self) -> None:
+        self.process += 1
+        self.alive = False
+
+    @property
+    def now_ms(self) -> int:
+        """By its own clock, which never goes back."""
+        if self._rate == 1.0:
+            return int(self._base_ms) + self.world.now_ms - self._since_ms
+        return int(self._base_ms + (self.world.now_ms - self._since_ms) * self._rate)
+
+    def set_clock(self, rate: float) -> None:
+        """``rate``: own milliseconds in one of the world's."""
+        elapsed = (self.world.now_ms - self._since_ms) * self._rate
+        self._base_ms = float(int(self._base_ms + elapsed))
+        self._since_ms, self._rate = self.world.now_ms, rate
+
+    def pause(self, pause_ms: int) -> None:
+        """It does nothing for so long, and does not know it."""
+        self.paused_until_ms = self.world.now_ms + pause_ms
+
+    def run(self, process: int, action: Callable[[], None]) -> None:
+        """Do it as that process, when it is not paused; never as a later one."""
+        if process != self.process or not self.alive:
+            return
+        pause_ms = self.paused_until_ms - self.world.now_ms
+        if pause_ms > 0:
+            self.world.at(pause_ms, lambda: self.run(process, action))
+        else:
+            try:  # noqa: SIM105  every message comes by here
+                action()
+            except ProcessEnded:
+                pass
+
+    def later(self, delay_ms: int, action: Callable[[], None]) -> None:
+        """In so many milliseconds of the own clock."""
+        process = self.process
+        world_ms = delay_ms if self._rate == 1.0 else max(1, int(delay_ms / self._rate))
+        self.world.at(world_ms, lambda: self.run(process, action))
+
+    def send(self, target: SimProcess, action: Callable[[], None], *, ordered: bool = False) -> None:
+        """A message to that process as it is now."""
+        process = target.process
+        self.world.send(self.name, target.name, lambda: target.run(process, action), ordered=ordered)

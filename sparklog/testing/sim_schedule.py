@@ -1,0 +1,73 @@
+"""What befalls a simulated cluster, as data: drawn up front by the seed, so that it can be played with some left out.
+
+An action is a time, a kind and a seed of its own. Whoever plays it draws its choices from that seed and from nothing
+else, and judges by the state of the moment whether it can happen at all: the same action stays the same whatever
+befell the cluster before it.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import NamedTuple
+
+#: faults: kind to weight
+FAULTS = {
+    "crash": 6,
+    "pause": 3,
+    "cut link": 6,
+    "cut zookeeper": 3,
+    "isolate": 1,
+    "clock rate": 2,
+    "expire session": 2,
+    "full disk": 2,
+    "failed write": 1,
+    "torn write": 2,
+    "power cut": 0.4,
+    "crash controller": 1,
+    "restart zookeeper": 1,
+    "resign": 1,
+}
+#: what operators do: kind to weight
+OPERATIONS = {
+    "restart broker": 3,
+    "withdrawn stop": 2,
+    "create topic": 2,
+    "delete topic": 2,
+    "create topic again": 1,
+    "add partitions": 1,
+    "reassign": 3,
+    "cancel reassignment": 1,
+    "elect preferred": 2,
+}
+#: how often the chance of an operation is thrown
+LOOK_MS = 30
+
+
+class Action(NamedTuple):
+    """One thing that befalls the cluster. ``number`` is its place in the whole schedule of its seed."""
+
+    at_ms: int
+    kind: str
+    #: of the generator that its choices are drawn from
+    seed: int
+    number: int = -1
+
+
+def draw_schedule(chance: random.Random, *, until_ms: int, restless: float) -> tuple[Action, ...]:
+    """Everything that befalls a cluster before ``until_ms``, in order of time. ``restless``: how likely an
+    operator does something, in each ``LOOK_MS``. A shorter schedule is the beginning of a longer one."""
+    actions = []
+    operating = random.Random(chance.random())
+    kinds, weights = list(FAULTS), list(FAULTS.values())
+    at_ms = 100
+    while at_ms < until_ms:
+        actions.append(Action(at_ms, chance.choices(kinds, weights)[0], chance.getrandbits(32)))
+        at_ms += 50 + chance.randrange(400)
+    operations, likely = list(OPERATIONS), list(OPERATIONS.values())
+    actions += [
+        Action(look_ms, operating.choices(operations, likely)[0], operating.getrandbits(32))
+        for look_ms in range(LOOK_MS, until_ms, LOOK_MS)
+        if operating.random() < restless
+    ]
+    actions.sort()
+    return tuple(action._replace(number=number) for number, action in enumerate(actions))

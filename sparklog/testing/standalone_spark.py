@@ -1,0 +1,183 @@
+"""A standalone Spark cluster on this machine: a Master and Workers out of the pip package, each a process to kill.
+
+Everything lies below one directory: logs, the Workers' work directories, Spark's local directories, and what the
+Master keeps of its Workers and applications, so that one started again knows them. Nothing is left running by ``stop``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from sparklog.cluster.process import ProcessIdentity, identify, send_signal
+from sparklog.errors import ClusterError
+
+_HOST = "127.0.0.1"
+_START_TIMEOUT_S = 60.0
+#: Quick to start; these JVMs do next to nothing.
+_QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto"
+
+
+class StandaloneSpark:
+    """Context manager, or ``start`` and ``stop``. Owner: one thread. Workers are numbered from 0.
+
+    ``keep_state`` false is Spark's own default: a Master started again knows nobody, and has the executors of the
+    applications before it ended.
+    """
+
+    def __init__(
+        self, directory: Path, *, workers: int = 3, cores: int = 1, memory: str = "640m", keep_state: bool = True
+    ) -> None:
+        self.directory = directory
+        self._count = workers
+        self._cores = cores
+        self._memory = memory
+        self._keep_state = keep_state
+        self._port, self._ui_port = _free_ports(2)
+        self._master: subprocess.Popen[bytes] | None = None
+        self._workers: dict[int, subprocess.Popen[bytes]] = {}
+
+    @property
+    def url(self) -> str:
+        return f"spark://{_HOST}:{self._port}"
+
+    def __enter__(self) -> StandaloneSpark:
+        try:
+            return self.start()
+        except BaseException:
+            self.stop()
+            raise
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def start(self) -> StandaloneSpark:
+        """Return when the Master answers and the Workers are on their way; see ``wait_for_workers``."""
+        self.start_master()
+        for number in range(self._count):
+            self.start_worker(number)
+        return self
+
+    def start_master(self) -> None:
+        """Again on the same port, if there was one before. Returns when it listens."""
+        options = []
+        if self._keep_state:
+            options += ["-Dspark.deploy.recoveryMode=FILESYSTEM"]
+            options += [f"-Dspark.deploy.recoveryDirectory={self._made('recovery')}"]
+        words = ["--host", _HOST, "--port", str(self._port), "--webui-port", str(self._ui_port)]
+        self._master = self._launch("master", ["org.apache.spark.deploy.master.Master", *words], options)
+        self.wait_until(bool, "Master")
+
+    def start_worker(self, number: int) -> None:
+        words = ["--host", _HOST, "--webui-port", "0", "--cores", str(self._cores), "--memory", self._memory]
+        words += ["--work-dir", str(self._made(f"worker-{number}") / "work"), self.url]
+        self._workers[number] = self._launch(f"worker-{number}", ["org.apache.spark.deploy.worker.Worker", *words], [])
+
+    def kill_master(self) -> None:
+        assert self._master is not None
+        _end(self._master)
+
+    def kill_worker(self, number: int) -> None:
+        """SIGKILL to the Worker and to its executors' JVMs: all that Spark had there. What executors started lives."""
+        executors = self.executors(number)
+        _end(self._workers[number])
+        for executor in executors:
+            send_signal(executor, signal.SIGKILL)
+
+    def executors(self, number: int) -> list[ProcessIdentity]:
+        """Executor JVMs that Worker ``number`` has started."""
+        children = Path(f"/proc/{self._workers[number].pid}/task").glob("*/children")
+        pids = [int(pid) for file in children for pid in file.read_text().split()]
+        return [found for pid in pids if (found := identify(pid)) is not None]
+
+    def state(self) -> dict[str, Any]:
+        """What the Master tells of itself; empty while it does not answer."""
+        try:
+            with urllib.request.urlopen(f"http://{_HOST}:{self._ui_port}/json/", timeout=5) as reply:
+                found: dict[str, Any] = json.load(reply)
+                return found
+        except (OSError, urllib.error.URLError, ValueError):
+            return {}
+
+    def wait_for_workers(self, count: int) -> None:
+        self.wait_until(lambda state: state.get("aliveworkers") == count, f"{count} Workers")
+
+    def wait_until(self, condition: Callable[[dict[str, Any]], bool], what: str) -> None:
+        """Raises ClusterError when the Master's ``state`` is not so in time."""
+        deadline = time.monotonic() + _START_TIMEOUT_S
+        while not condition(state := self.state()):
+            if time.monotonic() > deadline:
+                raise ClusterError(f"{self.url}: no {what} within {_START_TIMEOUT_S:g} s; found {state or 'no answer'}")
+            time.sleep(0.1)
+
+    def stop(self) -> None:
+        """End all of it. Workers end executors that still run, a killed one's included, as those see it go."""
+        left = [executor for number in self._workers for executor in self.executors(number)]
+        for process in [*self._workers.values(), *([self._master] if self._master else [])]:
+            _end(process)
+        for executor in left:
+            send_signal(executor, signal.SIGKILL)
+
+    # --- processes -------------------------------------------------------------------------------------------------
+
+    def _launch(self, name: str, command: list[str], java_options: list[str]) -> subprocess.Popen[bytes]:
+        directory = self._made(name)
+        environment = {
+            **os.environ,
+            "SPARK_HOME": str(_spark_home()),
+            # Of the JVM that only finds out the command line.
+            "SPARK_LAUNCHER_OPTS": _QUICK_JVM,
+            "SPARK_DAEMON_MEMORY": "256m",
+            "SPARK_DAEMON_JAVA_OPTS": " ".join([_QUICK_JVM, *java_options]),
+            "SPARK_LOCAL_DIRS": str(directory / "local"),
+            "SPARK_LOCAL_IP": _HOST,
+        }
+        with (directory / "log").open("ab") as output:
+            return subprocess.Popen(
+                [str(_spark_home() / "bin" / "spark-class"), *command],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                cwd=directory,
+                env=environment,
+                start_new_session=True,
+            )
+
+    def _made(self, name: str) -> Path:
+        path = self.directory / name
+        path.mkdir(parents=True, exist_ok=True)
+        return path
+
+
+def _spark_home() -> Path:
+    spec = find_spec("pyspark")
+    if spec is None or spec.origin is None:
+        raise ClusterError("pyspark is not installed in this environment")
+    return Path(spec.origin).parent
+
+
+def _free_ports(count: int) -> list[int]:
+    probes = [socket.create_server((_HOST, 0)) for _ in range(count)]
+    ports: list[int] = [probe.getsockname()[1] for probe in probes]
+    for probe in probes:
+        probe.close()
+    return ports
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
+        process.kill()
+    process.wait()

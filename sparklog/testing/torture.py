@@ -1,0 +1,264 @@
+"""Hurts a real cluster at random for as long as asked, and judges the history of it.
+
+    python -m sparklog.testing.torture --minutes 5 [--seed 7] [--brokers 3] [--history FILE] [--beyond]
+    python -m sparklog.testing.torture --check FILE
+
+Processes, sockets and disks are real: ZooKeeper, two controllers of which one stands by, brokers; a seed decides which
+faults come, not how threads and packets fall. At most one broker, one controller and ZooKeeper are broken at the same
+time; with ``--beyond`` all brokers are killed at once now and then as well. Exit code 1: a promise was broken.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from sparklog.client.admin import Admin
+from sparklog.errors import SparklogError
+from sparklog.model import TopicPartition
+from sparklog.testing.checker import Report, check
+from sparklog.testing.faults import Fault as Breakage
+from sparklog.testing.faults import Faults, kill_all
+from sparklog.testing.final_logs import wait_in_sync
+from sparklog.testing.history import Fault, HistoryWriter, NotHealed, read_history
+from sparklog.testing.process_cluster import ProcessCluster, wait_until
+from sparklog.testing.workload import Topic, Workload
+
+SESSION_S = 1.5
+SETTINGS = {
+    "zookeeper.session.timeout.ms": str(int(SESSION_S * 1000)),
+    "log.checkpoint.interval.ms": "500",
+    "replica.lag.time.max.ms": "2000",
+    "unclean.recovery.timeout.ms": "10000",
+    "preferred.leader.rebalance.interval.ms": "3000",
+    "segment.bytes": "262144",
+}
+TOPICS = (
+    Topic("strict", partitions=3),
+    Topic("other", partitions=2),
+    Topic("leader-only", partitions=2, acks="1", rules="loose"),
+    Topic("fire-and-forget", partitions=1, acks="0", rules="loose"),
+    Topic("remade", partitions=1, rules="remade"),
+)
+_HEAL_TIMEOUT_S = 60.0
+_SECOND_FAULT = 0.25
+_OPERATION = 0.3
+_BEYOND = 0.1
+_MOST_PARTITIONS = 8
+
+
+class Torture:
+    """One run over a started cluster. Owner: one thread, which breaks and heals; clients have their own."""
+
+    def __init__(self, cluster: ProcessCluster, history: HistoryWriter, *, seed: int, beyond: bool) -> None:
+        self.cluster = cluster
+        self.history = history
+        self._random = random.Random(seed)
+        self._beyond = beyond
+        self._lasting = [topic.name for topic in TOPICS if topic.rules != "remade"]
+        self.faults = Faults(cluster, self._lasting, session_s=SESSION_S, seed=seed)
+        self._operations: list[Callable[[], str]] = [
+            self._remake,
+            self._come_and_go,
+            self._add_partitions,
+            self._move,
+            self._move,
+            self._take_moves_back,
+            self._elect,
+        ]
+
+    def run(self, minutes: float) -> None:
+        """Break and heal until the time is up, or the cluster does not heal."""
+        workload = Workload(
+            self.cluster, self.history, TOPICS, seed=self._random.randrange(2**32), readers=2, pause_s=0.05
+        )
+        with workload:
+            workload.wait_progress()
+            until = time.monotonic() + minutes * 60
+            while time.monotonic() < until and self._one_round():
+                pass
+            workload.finish(timeout_s=_HEAL_TIMEOUT_S)
+
+    def _one_round(self) -> bool:
+        """One fault, or one operator's action, or both; then the cluster must become whole."""
+        try:
+            if self._beyond and self._random.random() < _BEYOND:
+                self._break(kill_all(self.cluster))
+            elif self._random.random() < _OPERATION:
+                self._operate([*self._operations, self._rolling_restart])
+            else:
+                self._break(self.faults.any_fault())
+            wait_in_sync(self.cluster, self._lasting, _HEAL_TIMEOUT_S)
+            self._wait_moved()
+            self._make_again()
+        except SparklogError as error:
+            self._say(f"not healed: {error}")
+            self.history.write(NotHealed(text=str(error)))
+            return False
+        time.sleep(self._random.uniform(0, 1))
+        return True
+
+    def _break(self, fault: Breakage) -> None:
+        lasts_s = self._random.uniform(*fault.lasts_s)
+        self._say(f"{fault.text}, for {lasts_s:.1f} s")
+        with fault.broken():
+            time.sleep(lasts_s / 2)
+            chance = self._random.random()
+            if chance < _SECOND_FAULT:
+                self._break_something_else(fault)
+            elif chance < 2 * _SECOND_FAULT:
+                self._operate(self._operations)
+            time.sleep(lasts_s / 2)
+        self._say(f"healed: {fault.text}")
+
+    def _break_something_else(self, first: Breakage) -> None:
+        """At the same time, and healed first: a broker cannot start without ZooKeeper."""
+        if first.group == "zookeeper":
+            return  # nobody knows then which controller is at work
+        second = self.faults.any_fault(("zookeeper",) if first.group == "controller" else ("controller", "zookeeper"))
+        if second.text.startswith("cut") and first.text.startswith("cut"):
+            return  # healing one would heal the other
+        lasts_s = self._random.uniform(*second.lasts_s)
+        self._say(f"at the same time: {second.text}, for {lasts_s:.1f} s")
+        with second.broken():
+            time.sleep(lasts_s)
+        self._say(f"healed: {second.text}")
+
+    # --- what operators do ---
+
+    def _operate(self, operations: Sequence[Callable[[], str]]) -> None:
+        """May fail while something is broken; then it must have failed with a typed error."""
+        try:
+            self._say(self._random.choice(operations)())
+        except SparklogError as error:
+            self._say("an operation failed", str(error))
+
+    def _admin(self) -> Admin:
+        return Admin(self.cluster.bootstrap, timeout_s=15.0)
+
+    def _remake(self) -> str:
+        with self._admin() as admin:
+            admin.delete_topic("remade")
+        self._make_again()
+        return "topic remade was deleted and made again"
+
+    def _make_again(self) -> None:
+        """Also after a fault in the midst of it: writers wait for the topic to come back."""
+        with self._admin() as admin:
+            if "remade" not in admin.list_topics():
+                admin.create_topic("remade", partitions=1, replication_factor=3)
+
+    def _come_and_go(self) -> str:
+        name = f"passing-{self._random.randrange(10**6)}"
+        with self._admin() as admin:
+            admin.create_topic(name, partitions=4, replication_factor=3)
+            admin.delete_topic(name)
+        return f"topic {name} was made and deleted"
+
+    def _add_partitions(self) -> str:
+        with self._admin() as admin:
+            count = len(admin.describe_topic("other").partitions) + 1
+            if count > _MOST_PARTITIONS:
+                return "no more partitions"
+            admin.create_partitions("other", count)
+        return f"topic other has {count} partitions"
+
+    def _move(self) -> str:
+        """Some other brokers where there are more than replicas, and another order in any case."""
+        topic = self._random.choice(self._lasting)
+        brokers = sorted(self.cluster.slots)
+        with self._admin() as admin:
+            partition = self._random.choice(admin.describe_topic(topic).partitions)
+            target = self._random.sample(brokers, len(partition.replicas))
+            admin.reassign({TopicPartition(topic, partition.partition): target})
+        return f"{topic}-{partition.partition} moves from {list(partition.replicas)} to {target}"
+
+    def _take_moves_back(self) -> str:
+        with self._admin() as admin:
+            moving = [TopicPartition(move.topic, move.partition) for move in admin.reassignments()]
+            if moving:
+                admin.cancel_reassignment(moving)
+        return f"moves taken back: {len(moving)}"
+
+    def _elect(self) -> str:
+        with self._admin() as admin:
+            admin.elect_leaders()
+        return "preferred leaders were elected"
+
+    def _wait_moved(self) -> None:
+        with self._admin() as admin:
+            wait_until(lambda: not admin.reassignments(), _HEAL_TIMEOUT_S, "moves of replicas to end")
+
+    def _rolling_restart(self) -> str:
+        for broker_id in self.cluster.slots:
+            wait_in_sync(self.cluster, self._lasting, _HEAL_TIMEOUT_S)
+            self.cluster.restart(broker_id)
+        return "all brokers were restarted, one after the other"
+
+    def _say(self, text: str, error: str = "") -> None:
+        self.history.write(Fault(text=text, error=error))
+        _print(f"{self.history.elapsed_s:7.1f} s  {text}{error and f': {error}'}")
+
+
+def judge(path: Path) -> Report:
+    """Check a history file. Raises ConfigError when it is none."""
+    return check(read_history(path))
+
+
+def torture(path: Path, *, minutes: float, seed: int, brokers: int, beyond: bool) -> Report:
+    """Run, and judge what came of it. The directory of a cluster that broke a promise is kept, and named."""
+    directory = Path(tempfile.mkdtemp(prefix="sparklog-torture-"))
+    settings = {**SETTINGS, "minutes": f"{minutes:g}", "beyond": str(beyond)}
+    hurt = ProcessCluster(brokers, base_dir=directory, settings=SETTINGS, network=True, controller_processes=True)
+    with HistoryWriter(path, seed=seed, brokers=brokers, settings=settings) as history, hurt as cluster:
+        Torture(cluster, history, seed=seed, beyond=beyond).run(minutes)
+    report = judge(path)
+    if report.violations:
+        _print(f"logs of brokers and controllers: {directory}")
+    else:
+        shutil.rmtree(directory, ignore_errors=True)
+    return report
+
+
+def _print(line: str) -> None:
+    print(line, flush=True)  # noqa: T201  this is a command
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m sparklog.testing.torture", description=__doc__.splitlines()[0])
+    parser.add_argument("--minutes", type=float, default=1.0)
+    parser.add_argument("--seed", type=int, help="which faults come; by default any, printed")
+    parser.add_argument("--brokers", type=int, default=3)
+    parser.add_argument("--history", type=Path, help="where the history goes; by default a new file, named at the end")
+    parser.add_argument("--beyond", action="store_true", help="also kill all brokers at once now and then")
+    parser.add_argument("--check", type=Path, metavar="FILE", help="only judge a history that is there")
+    options = parser.parse_args(arguments)
+    try:
+        if options.check is not None:
+            report = judge(options.check)
+        else:
+            signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # nothing is left running
+            # Clients complain of what the run does to their brokers.
+            logging.getLogger("sparklog").setLevel(logging.CRITICAL)
+            seed = random.SystemRandom().randrange(2**32) if options.seed is None else options.seed
+            path = options.history or Path(tempfile.mkstemp(prefix="sparklog-history-", suffix=".jsonl")[1])
+            _print(f"seed {seed}, history in {path}")
+            report = torture(path, minutes=options.minutes, seed=seed, brokers=options.brokers, beyond=options.beyond)
+    except (SparklogError, OSError) as error:
+        _print(f"error: {error}")
+        return 2
+    for line in report.lines():
+        _print(line)
+    return 1 if report.violations else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

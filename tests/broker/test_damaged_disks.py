@@ -1,0 +1,181 @@
+"""Bytes that changed on one disk, under real brokers: nothing wrong is served, and the replica is whole again.
+
+What recovery makes of each damage is tested in ``tests/storage``; here the cluster heals from it. Reads are cold, from
+the files, so that what is on disk is what clients get.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from sparklog.errors import BrokerError, ErrorCode
+from sparklog.testing.process_cluster import ProcessCluster, wait_until
+from tests.broker.support import encoded, fetch, read_all
+from tests.broker.topics import (
+    PATIENCE_S,
+    Writer,
+    create_topic,
+    hosted,
+    leader,
+    partition,
+    segment_digests,
+    wait_equal,
+    wait_isr,
+)
+
+pytestmark = pytest.mark.integration
+ALL = {0, 1, 2}
+CONFIG = {"segment.bytes": "4096"}
+BATCHES = 40
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[ProcessCluster]:
+    settings = {"hot.batches.bytes": "0", "log.checkpoint.interval.ms": "200", "zookeeper.session.timeout.ms": "2000"}
+    with ProcessCluster(3, settings=settings) as cluster:
+        yield cluster
+
+
+def written(cluster: ProcessCluster, topic: str) -> list[bytes]:
+    """Several sealed segments and an active one on every replica, broker 0 leading; the values."""
+    create_topic(cluster, topic, assignment=((0, 1, 2),), config=CONFIG)
+    values: list[bytes] = []
+    with Writer(cluster, topic) as writer:
+        for number in range(BATCHES):
+            writer.write(encoded(10, f"{number}-"))
+            values += [f"{number}-{row}".encode() for row in range(10)]
+    wait_equal(cluster, topic, len(values))
+    wait_until(lambda: len(segments(cluster, 0, topic)) > 3, PATIENCE_S, "segments")
+    return values
+
+
+def segments(cluster: ProcessCluster, broker_id: int, topic: str) -> list[Path]:
+    return sorted(cluster.slots[broker_id].log_dir.rglob(f"{topic}-0*/*.arrow"))
+
+
+def flip(path: Path, value: bytes) -> None:
+    """One bit, inside a record that says ``value``."""
+    content = bytearray(path.read_bytes())
+    at = content.find(value)
+    assert at > 0, f"{value!r} is not in {path}"
+    content[at] ^= 1
+    with path.open("r+b") as file:
+        file.seek(at)
+        file.write(content[at : at + 1])
+
+
+def flip_in_the_active_segment(files: list[Path]) -> None:
+    flip(files[-1], b"-0" if b"-0" in files[-1].read_bytes() else b"-9")
+
+
+def flip_in_a_header(files: list[Path]) -> None:
+    index = files[-1].with_suffix(".index")
+    content = bytearray(index.read_bytes())
+    content[10] ^= 1
+    index.write_bytes(content)
+
+
+def cut_an_index(files: list[Path]) -> None:
+    index = files[1].with_suffix(".index")
+    index.write_bytes(index.read_bytes()[:-40])
+
+
+def remove_an_index(files: list[Path]) -> None:
+    files[1].with_suffix(".index").unlink()
+
+
+def remove_a_segment(files: list[Path]) -> None:
+    files[1].unlink()
+
+
+DAMAGES: list[Callable[[list[Path]], None]] = [
+    flip_in_the_active_segment,
+    flip_in_a_header,
+    cut_an_index,
+    remove_an_index,
+    remove_a_segment,
+]
+
+
+def whole_again(cluster: ProcessCluster, topic: str, values: list[bytes]) -> None:
+    """Full ISR, every replica serves every record, sealed files are equal, and the log goes on."""
+    wait_isr(cluster, topic, ALL)
+    with Writer(cluster, topic) as writer:
+        assert writer.write(encoded(1, "after-")) == len(values)
+    wait_equal(cluster, topic, len(values) + 1)
+    for broker_id in ALL:
+        with cluster.connect(broker_id) as connection:
+            assert read_all(connection, topic) == [*values, b"after-0"]
+
+    def equal() -> bool:
+        found = [segment_digests(cluster, broker_id, topic) for broker_id in ALL]
+        return len(found[0]) > 2 and found[0] == found[1] == found[2]
+
+    wait_until(equal, PATIENCE_S, "equal segments")
+
+
+def test_a_killed_leader_finds_damage_and_is_filled_up_from_the_others(cluster: ProcessCluster) -> None:
+    """All kinds in one life of the broker, each in a topic of its own."""
+    values = {damage: written(cluster, damage.__name__) for damage in DAMAGES}
+    cluster.kill(0)
+    for damage in DAMAGES:
+        damage(segments(cluster, 0, damage.__name__))
+    cluster.start_broker(0)
+    found = cluster.slots[0].log_file.read_text()
+    for damage in DAMAGES:
+        assert f"{damage.__name__}-0" in found, "damage was cut, and the log says so"
+        whole_again(cluster, damage.__name__, values[damage])
+
+
+def test_all_brokers_are_killed_and_the_leader_comes_back_with_less(cluster: ProcessCluster) -> None:
+    """It had acknowledged what it lacks now: the others must not be cut to its length."""
+    values = written(cluster, "less")
+    for broker_id in ALL:
+        cluster.kill(broker_id, retire=False)
+    flip_in_the_active_segment(segments(cluster, 0, "less"))
+    cluster.start_brokers()
+    assert leader(cluster, "less") != 0
+    whole_again(cluster, "less", values)
+
+
+def test_a_byte_that_flips_in_a_sealed_segment_of_a_running_leader(cluster: ProcessCluster) -> None:
+    values = written(cluster, "rot")
+    wait_until(lambda: _sealed(segments(cluster, 0, "rot")[1]), PATIENCE_S, "a sealed segment")
+    damaged = segments(cluster, 0, "rot")[1]
+    flip(damaged, b"-5")
+    first = int(damaged.stem)
+    with cluster.connect(0) as connection:
+        # Readers check every batch: they are told, and what lies before it they still get.
+        assert read_all(connection, "rot", end=first) == values[:first]
+        fetched, _ = fetch(connection, "rot", first)
+        assert fetched.batch_count > 0
+        with pytest.raises(BrokerError) as caught:
+            read_all(connection, "rot")
+        assert caught.value.code == ErrorCode.CORRUPT_MESSAGE
+    with cluster.connect(1) as connection:
+        assert read_all(connection, "rot") == values, "another replica in sync has it whole"
+    # A follower that has to begin anew takes nothing that is wrong.
+    cluster.kill(2)
+    shutil.rmtree(segments(cluster, 2, "rot")[0].parent)
+    cluster.start_broker(2)
+    wait_until(lambda: _end(cluster, 2) == first, PATIENCE_S, f"broker 2 to have what is whole, up to {first}")
+    assert 2 not in partition(cluster, "rot").isr
+    # Away with the damaged file: the broker fetches it again from those who have it.
+    assert cluster.stop_broker(0) == 0
+    wait_isr(cluster, "rot", {1, 2})
+    damaged.unlink()
+    cluster.start_broker(0)
+    whole_again(cluster, "rot", values)
+
+
+def _sealed(path: Path) -> bool:
+    return path.read_bytes().endswith(b"ARROW1")
+
+
+def _end(cluster: ProcessCluster, broker_id: int) -> int:
+    found = hosted(cluster, broker_id, "rot")
+    return -1 if found is None else found.log_end_offset

@@ -1,0 +1,75 @@
+"""Brokers that come back after their host's page cache was lost: with shorter logs, and knowing that they may be."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from sparklog.record.header import HEADER_BYTES
+from sparklog.storage.checkpoints import RUNNING_FILE, BootMark
+from sparklog.storage.formats import encode_state
+from sparklog.testing.process_cluster import ProcessCluster, wait_until
+from sparklog.zk import paths
+from sparklog.zk.cluster_store import ClusterStore
+from tests.broker.support import encoded, read_all
+from tests.broker.topics import PATIENCE_S, Writer, create_topic, leader, partition, wait_equal, wait_isr
+
+pytestmark = pytest.mark.integration
+ALL = {0, 1, 2}
+
+
+def lose_page_cache(cluster: ProcessCluster, broker_id: int, topic: str, *, batches: int) -> None:
+    """What a power cut leaves of a dead broker's log directory: another boot id, and a log without its last batches."""
+    log_dir = cluster.slots[broker_id].log_dir
+    earlier = msgspec.json.decode((log_dir / RUNNING_FILE).read_bytes(), type=BootMark)
+    (log_dir / RUNNING_FILE).write_bytes(encode_state(msgspec.structs.replace(earlier, boot_id="an earlier boot")))
+    (index,) = (log_dir / f"{topic}-0").glob("*.index")
+    with index.open("r+b") as file:
+        file.truncate(index.stat().st_size - batches * HEADER_BYTES)
+
+
+def untrusted(cluster: ProcessCluster) -> set[str]:
+    async def marked(store: ClusterStore) -> set[str]:
+        return set(await store.session.children(paths.UNTRUSTED))
+
+    return cluster.ask_zookeeper(marked)
+
+
+def test_a_leader_that_lost_its_tail_and_is_back_at_once_does_not_lead(cluster: ProcessCluster) -> None:
+    """It is back before anybody missed it, in the ISR and first of the assignment; its followers have all records."""
+    create_topic(cluster, "lost-tail", assignment=((0, 1, 2),))
+    with Writer(cluster, "lost-tail") as writer:
+        for _ in range(10):
+            writer.write(encoded(1))
+        wait_equal(cluster, "lost-tail", 10)
+        epoch = partition(cluster, "lost-tail").leader_epoch
+        cluster.kill(0, retire=False)
+        lose_page_cache(cluster, 0, "lost-tail", batches=4)
+        cluster.start_broker(0)
+        wait_until(lambda: partition(cluster, "lost-tail").leader_epoch > epoch, PATIENCE_S, "a new epoch")
+        assert leader(cluster, "lost-tail") in {1, 2}
+        wait_isr(cluster, "lost-tail", ALL)
+        writer.write(encoded(1))
+    wait_equal(cluster, "lost-tail", 11)
+    for broker_id in ALL:
+        with cluster.connect(broker_id) as connection:
+            assert len(read_all(connection, "lost-tail")) == 11
+    wait_until(lambda: not untrusted(cluster), PATIENCE_S, "the marks to be taken away")
+
+
+def test_after_a_power_cut_on_all_of_them_the_longest_log_leads(cluster: ProcessCluster) -> None:
+    create_topic(cluster, "power-cut", assignment=((0, 1, 2),))
+    with Writer(cluster, "power-cut") as writer:
+        for number in range(10):
+            writer.write(encoded(1, f"{number}-"))
+    wait_equal(cluster, "power-cut", 10)
+    for broker_id, batches in ((0, 5), (1, 1), (2, 3)):  # the leader first: it takes nobody out of the ISR
+        cluster.kill(broker_id, retire=False)
+        lose_page_cache(cluster, broker_id, "power-cut", batches=batches)
+    cluster.start_brokers()
+    assert leader(cluster, "power-cut") == 1
+    wait_isr(cluster, "power-cut", ALL)
+    wait_equal(cluster, "power-cut", 9)
+    with cluster.connect(1) as connection:
+        assert read_all(connection, "power-cut") == [b"%d-0" % number for number in range(9)]
+    wait_until(lambda: not untrusted(cluster), PATIENCE_S, "the marks to be taken away")

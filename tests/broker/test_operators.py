@@ -1,0 +1,216 @@
+"""What an operator asks of real brokers and a real controller: partitions, moves, elections, a limit on copying."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from sparklog.client.admin import Admin
+from sparklog.errors import BrokerError, ErrorCode
+from sparklog.model import TopicPartition
+from sparklog.testing.process_cluster import ProcessCluster, wait_until
+from tests.broker.support import encoded
+from tests.broker.topics import Writer, create_topic, hosted, leader, partition, segment_digests, wait_equal, wait_isr
+
+PATIENCE_S = 15.0
+
+
+@pytest.fixture
+def admin(cluster: ProcessCluster) -> Iterator[Admin]:
+    with Admin(cluster.bootstrap, timeout_s=PATIENCE_S) as client:
+        yield client
+
+
+def test_partitions_are_added_beside_those_that_are_there(cluster: ProcessCluster, admin: Admin) -> None:
+    create_topic(cluster, "grows", partitions=2, replicas=2)
+    with Writer(cluster, "grows", 1) as writer:
+        writer.write(encoded(3))
+    before = admin.describe_topic("grows").partitions
+    assert len(admin.create_partitions("grows", 5).partitions) == 5
+    after = admin.describe_topic("grows").partitions
+    assert [part.replicas for part in after[:2]] == [part.replicas for part in before]
+    assert all(len(part.replicas) == 2 and part.leader is not None for part in after)
+    assert len({part.replicas[0] for part in after}) == 3  # where there was room
+    admin.create_partitions("grows", 7, assignment=[(2, 1), (0, 2)])
+    assert [part.replicas for part in admin.describe_topic("grows").partitions[5:]] == [(2, 1), (0, 2)]
+    with Writer(cluster, "grows", 6) as writer:
+        assert writer.write(encoded(1)) == 0
+    with Writer(cluster, "grows", 1) as writer:
+        assert writer.write(encoded(1)) == 3
+
+
+def test_partitions_that_cannot_be_added_are_refused(cluster: ProcessCluster, admin: Admin) -> None:
+    create_topic(cluster, "stays", partitions=2, replicas=2)
+    refused = [
+        (("stays", 2, ()), ErrorCode.INVALID_PARTITIONS, "it has 2, expected 3"),
+        (("stays", 1_000_000, ()), ErrorCode.INVALID_PARTITIONS, "to 100000"),
+        (("stays", 3, ((0, 9),)), ErrorCode.INVALID_REPLICA_ASSIGNMENT, r"\[9\]"),
+        (("stays", 3, ((0, 1), (1, 2))), ErrorCode.INVALID_REPLICA_ASSIGNMENT, "2 partitions"),
+        (("stays", 3, ((0,),)), ErrorCode.INVALID_REPLICA_ASSIGNMENT, "2 each"),
+        (("absent", 3, ()), ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "absent"),
+    ]
+    for (name, count, assignment), code, detail in refused:
+        with pytest.raises(BrokerError, match=detail) as caught:
+            admin.create_partitions(name, count, assignment=assignment)
+        assert caught.value.code == code
+    assert len(admin.describe_topic("stays").partitions) == 2
+
+
+def test_replicas_move_with_all_they_hold_and_leave_nothing_behind(cluster: ProcessCluster, admin: Admin) -> None:
+    config = {"segment.bytes": "65536"}
+    create_topic(cluster, "moves", assignment=((0, 1), (1, 2)), config=config)
+    with Writer(cluster, "moves") as writer:
+        ends = [writer.write(encoded(200)) for _ in range(40)]
+        begun = admin.reassign({TopicPartition("moves", 0): (2, 1)})
+        assert "share a host" in begun.warning
+        while partition(cluster, "moves").replicas != (2, 1):
+            ends.append(writer.write(encoded(200)))
+    admin.wait_until_moved(begun.targets, timeout_s=PATIENCE_S)
+    assert ends == list(range(0, 200 * len(ends), 200))
+    assert leader(cluster, "moves") in {1, 2}
+    end = 200 * len(ends)
+    wait_until(lambda: hosted(cluster, 0, "moves") is None, PATIENCE_S, "broker 0 to forget its replica")
+    assert not list((cluster.slots[0].log_dir).glob("moves-0*/*.arrow"))
+    wait_until(lambda: _ends(cluster, "moves", (1, 2)) == {end}, PATIENCE_S, "both replicas to have all of it")
+    assert segment_digests(cluster, 2, "moves") == segment_digests(cluster, 1, "moves")
+    assert admin.reassignments() == []
+    assert admin.describe_topic("moves").partitions[1].replicas == (1, 2)
+
+
+def _ends(cluster: ProcessCluster, name: str, brokers: tuple[int, ...]) -> set[int]:
+    found = [hosted(cluster, broker_id, name) for broker_id in brokers]
+    return {replica.high_watermark if replica is not None else -1 for replica in found}
+
+
+def test_the_replication_factor_grows_and_shrinks_and_a_broker_is_drained(
+    cluster: ProcessCluster, admin: Admin
+) -> None:
+    create_topic(cluster, "factor", assignment=((0,), (1,)))
+    with Writer(cluster, "factor") as writer:
+        writer.write(encoded(10))
+    admin.wait_until_moved(admin.reassign("factor", replication_factor=3).targets, timeout_s=PATIENCE_S)
+    wait_isr(cluster, "factor", {0, 1, 2})
+    wait_equal(cluster, "factor", 10)
+    admin.wait_until_moved(admin.reassign("factor", replication_factor=2).targets, timeout_s=PATIENCE_S)
+    with pytest.raises(BrokerError, match="may hold one") as caught:
+        admin.reassign("factor", replication_factor=4)
+    assert caught.value.code == ErrorCode.INVALID_REPLICATION_FACTOR
+    with pytest.raises(BrokerError, match="known are"):
+        admin.drain_broker(9)
+
+
+def test_moves_are_judged_one_by_one(cluster: ProcessCluster, admin: Admin) -> None:
+    create_topic(cluster, "judged", assignment=((0, 1), (1, 2)))
+    good, bad = TopicPartition("judged", 0), TopicPartition("judged", 1)
+    for target, detail in [((), "no replica"), ((1, 1), "twice"), ((1, 7), r"\[7\]"), ((-1,), r"\[-1\]")]:
+        with pytest.raises(BrokerError, match=detail) as caught:
+            admin.reassign({bad: target})
+        assert caught.value.code == ErrorCode.INVALID_REPLICA_ASSIGNMENT
+    with pytest.raises(BrokerError, match="1 of 2 moves were refused; 1 others were taken"):
+        admin.reassign({bad: (9,), good: (1, 0)})
+    admin.wait_until_moved({good: (1, 0)}, timeout_s=PATIENCE_S)
+    with pytest.raises(BrokerError) as caught:
+        admin.cancel_reassignment([bad])
+    assert caught.value.code == ErrorCode.NO_REASSIGNMENT_IN_PROGRESS
+    with pytest.raises(BrokerError) as caught:
+        admin.reassign({TopicPartition("judged", 2): (0,)})
+    assert caught.value.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    with pytest.raises(BrokerError) as caught:
+        admin.reassign({TopicPartition("absent", 0): (0,)})
+    assert caught.value.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+
+def test_leaders_are_elected_when_asked_for(cluster: ProcessCluster, admin: Admin) -> None:
+    tp = TopicPartition("led", 0)
+    create_topic(cluster, "led", assignment=((0, 1, 2),))
+    admin.wait_until_in_sync(["led"], timeout_s=PATIENCE_S)
+    assert admin.elect_leaders([tp]) == {}
+    cluster.stop_broker(0)
+    wait_until(lambda: leader(cluster, "led") != 0, PATIENCE_S, "another leader")
+    failed = admin.elect_leaders([tp])
+    assert failed[tp].code == ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE
+    assert "broker 0 is not alive" in failed[tp].detail
+    assert admin.elect_leaders([tp], unclean=True) == {}  # not needed: somebody leads
+    cluster.start_broker(0)
+    admin.wait_until_in_sync(["led"], timeout_s=PATIENCE_S)
+    if leader(cluster, "led") != 0:  # unless leaderships go back by themselves
+        assert admin.elect_leaders() == {}
+    assert leader(cluster, "led") == 0
+    missing = TopicPartition("led", 5)
+    assert admin.elect_leaders([missing])[missing].code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+
+def test_a_broker_that_nobody_would_start_again_refuses_to_restart(cluster: ProcessCluster, admin: Admin) -> None:
+    pid = cluster.pid(1)
+    with pytest.raises(BrokerError, match="no supervisor") as caught:
+        admin.restart_broker(1)
+    assert caught.value.code == ErrorCode.INVALID_REQUEST
+    with pytest.raises(BrokerError, match="live are"):
+        admin.restart_broker(7)
+    assert cluster.describe(1).pid == pid
+
+
+def test_copying_keeps_to_its_limit_and_others_do_not_wait(cluster: ProcessCluster, admin: Admin) -> None:
+    """Both topics are led by broker 0 and followed by broker 2: one fetch session carries both."""
+    create_topic(cluster, "heavy", partitions=4, assignment=((0,),) * 4)
+    create_topic(cluster, "light", assignment=((0, 2),))
+    body = encoded(4000)
+    with_all = [Writer(cluster, "heavy", number) for number in range(4)]
+    for writer, _ in itertools.product(with_all, range(12)):
+        writer.write(body)
+    for writer in with_all:
+        writer.close()
+    size = sum(r.size_bytes for r in cluster.describe(0).replicas if r.topic == "heavy")
+    limit = size // 3
+    requests = cluster.describe(2).counters["fetcher.requests"]
+    targets = {TopicPartition("heavy", number): (0, 2) for number in range(4)}
+    began = time.monotonic()
+    admin.reassign(targets, throttle_bytes=limit)
+    latencies_s, copied = [], [(began, 0)]
+    with Writer(cluster, "light") as writer:
+        while copied[-1][1] < size:
+            for _ in range(5):
+                sent = time.monotonic()
+                writer.write(encoded(1))
+                latencies_s.append(time.monotonic() - sent)
+                time.sleep(0.01)
+            there = sum(r.size_bytes for r in cluster.describe(2).replicas if r.topic == "heavy")
+            copied.append((time.monotonic(), there))
+            assert copied[-1][0] - began < PATIENCE_S, copied
+    admin.wait_until_moved(targets, timeout_s=PATIENCE_S)
+    took_s = copied[-1][0] - began
+    under_way = [(at, there) for at, there in copied if 0 < there < size]
+    (first_s, first), (last_s, last) = under_way[0], under_way[-1]
+    assert last - first > 0.6 * size, copied
+    rate = (last - first) / (last_s - first_s)
+    assert 0.75 * limit < rate < 1.25 * limit, f"{rate:.0f} bytes/s, limit {limit}: {copied}"
+    assert statistics.median(latencies_s) < 0.05, sorted(latencies_s)[-10:]
+    counters = cluster.describe(2).counters
+    assert counters["fetcher.throttled"] > 0
+    assert counters["fetcher.requests"] - requests < 150 * took_s  # light's own, and no loop that spins
+
+
+def test_a_move_is_taken_back_and_its_limit_lifted(cluster: ProcessCluster, admin: Admin) -> None:
+    create_topic(cluster, "back", assignment=((0, 1), (0, 1)))
+    tps = [TopicPartition("back", number) for number in range(2)]
+    for number in range(2):
+        with Writer(cluster, "back", number) as writer:
+            for _ in range(20):
+                writer.write(encoded(1000))
+    admin.reassign(dict.fromkeys(tps, (2, 1)), throttle_bytes=20_000)
+    wait_until(lambda: len(admin.reassignments()) == 2, PATIENCE_S, "both moves to be seen")
+    move = admin.reassignments()[0]
+    assert (move.original, move.target, move.throttle_bytes) == ((0, 1), (2, 1), 20_000)
+    assert set(move.copied_bytes) == {2}
+    assert move.leader_bytes > 20_000
+    assert 0 <= move.progress < 1
+    admin.cancel_reassignment(tps[:1])
+    admin.wait_until_moved({tps[0]: (0, 1)}, timeout_s=PATIENCE_S)
+    admin.reassign({tps[1]: (2, 1)})
+    admin.wait_until_moved({tps[1]: (2, 1)}, timeout_s=PATIENCE_S)
+    assert admin.reassignments() == []
+    wait_until(lambda: hosted(cluster, 2, "back", 0) is None, PATIENCE_S, "broker 2 to forget what it copied")

@@ -1,0 +1,95 @@
+"""ZooKeeper sessions that expire: a broker's, the controller's, and both at once. Nobody stops, nothing is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from sparklog.testing.network import CONTROLLER, ZOOKEEPER, Network, broker_party
+from sparklog.testing.process_cluster import ProcessCluster, wait_until
+from sparklog.zk import codecs, paths
+from sparklog.zk.cluster_store import ClusterStore
+from tests.broker.support import encoded, read_all
+from tests.broker.topics import PATIENCE_S, Writer, create_topic, leader, new_producer_id, wait_equal, wait_isr
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
+ALL = {0, 1, 2}
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[ProcessCluster]:
+    settings = {"zookeeper.session.timeout.ms": "1500"}
+    with ProcessCluster(3, settings=settings, network=True, controller_processes=True) as running:
+        yield running
+
+
+def registered(cluster: ProcessCluster) -> dict[int, int]:
+    """Brokers with a live session, and their incarnations."""
+
+    async def read(store: ClusterStore) -> dict[int, int]:
+        return {found.broker_id: found.incarnation for found in await store.live_brokers()}
+
+    return cluster.ask_zookeeper(read)
+
+
+def controller_epoch(cluster: ProcessCluster) -> int | None:
+    """The epoch of the controller with a live session."""
+
+    async def read(store: ClusterStore) -> int | None:
+        if not await store.session.exists(paths.CONTROLLER):
+            return None
+        node = await store.session.get(paths.CONTROLLER)
+        return codecs.decode(paths.CONTROLLER, node.data, codecs.ControllerNode).controller_epoch
+
+    return cluster.ask_zookeeper(read)
+
+
+@pytest.mark.parametrize("whose", ["broker", "controller", "both"])
+def test_sessions_expire(cluster: ProcessCluster, whose: str) -> None:
+    network, topic = cluster.network, f"expiry-{whose}"
+    assert isinstance(network, Network)
+    create_topic(cluster, topic)
+    pids = {broker_id: cluster.pid(broker_id) for broker_id in ALL}
+    epoch, victim = controller_epoch(cluster), leader(cluster, topic)
+    incarnation = registered(cluster)[victim]
+    assert epoch is not None
+    producer_id, written = new_producer_id(cluster), 0
+    with Writer(cluster, topic) as writer:
+
+        def write(batches: int) -> bool:
+            nonlocal written
+            for _ in range(batches):
+                batch = encoded(1, f"{written}-", producer=(producer_id, 0, written))
+                assert writer.write(batch) == written
+                written += 1
+            return True
+
+        write(5)
+        if whose != "controller":
+            network.cut(broker_party(victim), ZOOKEEPER)
+        if whose != "broker":
+            network.cut(CONTROLLER, ZOOKEEPER)
+        try:
+            if whose != "controller":
+                wait_until(lambda: write(1) and victim not in registered(cluster), PATIENCE_S, "the broker's expiry")
+            if whose != "broker":
+                wait_until(lambda: write(1) and controller_epoch(cluster) is None, PATIENCE_S, "the controller's")
+            if whose == "broker":
+                wait_until(lambda: leader(cluster, topic) != victim, PATIENCE_S, "another leader")
+            write(5)
+        finally:
+            network.heal()
+        wait_until(lambda: set(registered(cluster)) == ALL, PATIENCE_S, "all brokers to be registered")
+        wait_until(lambda: controller_epoch(cluster), PATIENCE_S, "a controller")
+        wait_isr(cluster, topic, ALL)
+        write(5)
+    wait_equal(cluster, topic, written)
+    for broker_id in ALL:
+        with cluster.connect(broker_id) as connection:
+            assert read_all(connection, topic) == [b"%d-0" % number for number in range(written)]
+    assert {broker_id: cluster.pid(broker_id) for broker_id in ALL} == pids, "the same processes all along"
+    assert (registered(cluster)[victim] > incarnation) == (whose != "controller")
+    found = controller_epoch(cluster)
+    assert found is not None and (found > epoch) == (whose != "broker")
+    create_topic(cluster, f"{topic}-afterwards")

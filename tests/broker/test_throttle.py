@@ -1,0 +1,139 @@
+"""The rate at which moved partitions are copied, without a network: a bucket, and who is held back when."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sparklog.broker.state import BrokerState
+from sparklog.broker.throttle import CopyThrottle, TokenBucket, limit_of
+from sparklog.config import broker_config
+from sparklog.model import BrokerEndpoint, LeaderAndIsr, TopicPartition, TopicSchema
+from sparklog.protocol.messages import ControlUpdate, PartitionDecision, TopicChange
+
+RATE = 1000
+
+
+@given(st.lists(st.tuples(st.integers(1, 5000), st.integers(0, 3000)), min_size=1, max_size=50))
+def test_whoever_waits_out_each_debt_never_has_more_than_the_rate(fetches: list[tuple[int, int]]) -> None:
+    bucket = TokenBucket(RATE, 0.0)
+    now_s, taken = 0.0, 0
+    for count, idle_ms in fetches:
+        now_s += idle_ms / 1000
+        bucket.take(count, now_s)
+        taken += count
+        now_s += bucket.wait_s(now_s)
+        assert taken <= RATE * (now_s + 0.5) + 1e-6
+
+
+def test_a_busy_copier_gets_all_of_the_rate() -> None:
+    bucket = TokenBucket(RATE, 0.0)
+    now_s, taken = 0.0, 0
+    while now_s < 10:
+        bucket.take(100, now_s)
+        taken += 100
+        now_s += bucket.wait_s(now_s) + 0.01  # and the time until the next bytes are there
+    assert taken == pytest.approx(RATE * now_s, rel=0.03)
+
+
+def test_a_debt_is_paid_at_the_new_rate_and_idle_time_is_not_saved_up() -> None:
+    bucket = TokenBucket(RATE, 0.0)
+    bucket.take(2000, 0.0)
+    assert bucket.wait_s(0.0) == 2.0
+    bucket.set_rate(4 * RATE, 1.0)
+    assert bucket.wait_s(1.0) == 0.25
+    assert bucket.wait_s(100.0) == 0.0
+    bucket.take(4 * RATE, 100.0)
+    assert bucket.wait_s(100.0) == pytest.approx(0.5)
+    assert bucket.wait_s(99.0) == pytest.approx(0.5)  # a clock that stands still
+
+
+def move(partition: int, *, isr: tuple[int, ...] = (0, 1), throttle_bytes: int = RATE, version: int = 1,
+         target: tuple[int, ...] = (2, 1)) -> PartitionDecision:  # fmt: skip
+    state = LeaderAndIsr(0, 0, isr, 1)
+    return PartitionDecision(
+        "t", "id", partition, state, version, (2, 1, 0), target=target, original=(0, 1), throttle_bytes=throttle_bytes
+    )
+
+
+def test_only_replicas_that_are_added_and_not_in_sync_are_limited() -> None:
+    assert [limit_of(move(0), broker_id) for broker_id in range(4)] == [0, 0, RATE, 0]
+    assert limit_of(move(0, isr=(0, 1, 2)), 2) == 0
+    assert limit_of(move(0, throttle_bytes=0), 2) == 0
+
+
+class Subject:
+    """A throttle of broker 2 with a clock of its own."""
+
+    def __init__(self, log_dir: Path) -> None:
+        self.broker = BrokerState(
+            2,
+            "cluster",
+            log_dir=str(log_dir),
+            config=broker_config({}),
+            on_log_failed=lambda *_: None,
+            restart=lambda: None,
+        )
+        self.throttle = CopyThrottle(self.broker)
+        self.broker.metadata_listeners.append(self.throttle.metadata_changed)
+        self.resumed: list[int] = []
+        self.back = asyncio.Event()
+        self.sequence = 0
+
+    def tell(self, *decisions: PartitionDecision) -> None:
+        self.sequence += 1
+        change = TopicChange("t", "id", (TopicSchema(0, b"schema"),), (), None, {})
+        brokers = tuple(BrokerEndpoint(number, "host", 1, 1) for number in range(3))
+        update = ControlUpdate(0, "c", 1, 1, False, brokers, (change,), decisions, sequence=self.sequence)
+        self.broker.cache.apply(update)
+        self.broker.metadata_changed()
+
+    def hold(self, partition: int) -> None:
+        def resume() -> None:
+            self.resumed.append(partition)
+            self.back.set()
+
+        self.throttle.hold(TopicPartition("t", partition), resume)
+
+
+def test_the_smallest_limit_counts_for_all_and_none_for_the_others(tmp_path: Path) -> None:
+    subject = Subject(tmp_path)
+    subject.tell(move(0), move(1, throttle_bytes=3 * RATE), move(2, throttle_bytes=0))
+    limits = [subject.throttle.limit(TopicPartition("t", number)) for number in range(4)]
+    assert limits == [RATE, RATE, 0, 0]
+    assert subject.throttle.max_bytes(RATE, 1 << 20) == 16 * 1024
+    assert subject.throttle.max_bytes(50 << 20, 8 << 20) == 5 << 20
+    assert subject.throttle.max_bytes(0, 8 << 20) == 8 << 20
+
+
+def test_held_partitions_come_back_one_by_one_and_at_once_when_in_sync(tmp_path: Path) -> None:
+    async def test() -> None:
+        subject = Subject(tmp_path)
+        fast = 200_000  # bytes a second: a share of 20,000 takes 0.1 s
+        subject.tell(*(move(number, throttle_bytes=fast) for number in range(4)))
+        assert subject.throttle.limit(TopicPartition("t", 0)) == fast
+        subject.throttle.received(40_000)
+        assert subject.throttle.exhausted
+        began = asyncio.get_running_loop().time()
+        for number in range(4):
+            subject.hold(number)
+        subject.tell(move(2, isr=(0, 1, 2), throttle_bytes=fast, version=2))
+        assert subject.resumed == [2]
+        while len(subject.resumed) < 4:
+            await subject.back.wait()
+            subject.back.clear()
+        assert subject.resumed == [2, 0, 1, 3]
+        assert asyncio.get_running_loop().time() - began >= 0.2 + 2 * 0.1 - 0.01
+        assert subject.throttle._timer is None
+        subject.throttle.received(10 * fast)
+        subject.hold(0)
+        subject.tell(*(move(number, target=(), version=3) for number in range(4)))
+        assert subject.resumed[4:] == [0]
+        assert not subject.throttle.exhausted
+        subject.throttle.close()
+
+    asyncio.run(asyncio.wait_for(test(), 10))

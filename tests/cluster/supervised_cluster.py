@@ -1,0 +1,109 @@
+"""Real brokers under real supervisors, without Spark: what a barrier task runs, in a thread of the test."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import socket
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+
+from sparklog.client.admin import Admin
+from sparklog.cluster.controller_loop import ControllerLoop
+from sparklog.cluster.embedded_zookeeper import EmbeddedZookeeper
+from sparklog.cluster.slots import Slot
+from sparklog.cluster.supervisor import BrokerSupervisor
+from sparklog.zk.cluster_store import ClusterStore
+from sparklog.zk.session import ZkSession
+from tests.cluster.support import eventually, kill_noted, spec
+
+START_TIMEOUT_S = 60.0
+
+
+class SupervisedCluster:
+    """Use in a ``with`` block. Owner: one test thread; supervisors live on a loop in a thread of their own."""
+
+    def __init__(self, base_dir: Path, *, brokers: int = 3, settings: Mapping[str, str] | None = None) -> None:
+        self._settings = dict(settings or {})
+        self._slots = [Slot(base_dir / f"slot-{number}", number, port) for number, port in enumerate(_ports(brokers))]
+        self._base_dir = base_dir
+        self._ready = threading.Event()
+        self._end: asyncio.Event
+        self._loop: asyncio.AbstractEventLoop
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), daemon=True)
+        self.supervisors: list[BrokerSupervisor] = []
+        self.zookeeper = ""
+        self._embedded: EmbeddedZookeeper | None = None
+        self._controller: ControllerLoop | None = None
+
+    @property
+    def bootstrap(self) -> str:
+        return ",".join(f"127.0.0.1:{slot.port}" for slot in self._slots)
+
+    def __enter__(self) -> SupervisedCluster:
+        try:
+            self._embedded = EmbeddedZookeeper.start(self._base_dir / "zookeeper")
+            self.zookeeper = self._embedded.connect
+            self._controller = ControllerLoop(self.zookeeper, settings=self._settings)
+            self._controller.start()
+            self._controller.wait_ready(START_TIMEOUT_S)
+            self._thread.start()
+            assert self._ready.wait(START_TIMEOUT_S), "the supervisors did not start"
+            with Admin(self.bootstrap) as admin:
+                admin.wait_until_in_sync(timeout_s=START_TIMEOUT_S)
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._end.set)
+            self._thread.join(START_TIMEOUT_S)
+        for slot in self._slots:
+            kill_noted(slot.path)
+        if self._controller is not None:
+            self._controller.stop()
+        if self._embedded is not None:
+            self._embedded.stop()
+
+    async def _run(self) -> None:
+        self._loop, self._end = asyncio.get_running_loop(), asyncio.Event()
+        session = await ZkSession.open(self.zookeeper)
+        try:
+            store = ClusterStore(session)
+            generation = spec(
+                self._base_dir,
+                cluster_id=await store.cluster_id(create=False),
+                zookeeper=self.zookeeper,
+                settings=self._settings,
+                session_timeout_ms=6000,
+            )
+            for slot in self._slots:
+                slot.path.mkdir()
+                supervisor = BrokerSupervisor(slot, generation, host="127.0.0.1", retire=store.retire_broker)
+                self.supervisors.append(supervisor)
+            runs = [asyncio.create_task(supervisor.run()) for supervisor in self.supervisors]
+            await eventually(
+                lambda: all(one.serving is not None for one in self.supervisors), timeout_s=START_TIMEOUT_S
+            )
+            self._ready.set()
+            await self._end.wait()
+            await asyncio.gather(*(one.quiesce() for one in self.supervisors))
+            await asyncio.gather(*(one.finish(timeout_s=10) for one in self.supervisors))
+            await asyncio.gather(*runs, return_exceptions=True)
+        finally:
+            await session.close()
+
+
+def _ports(count: int) -> list[int]:
+    """Free ones below those that the system hands out: none must be taken while its broker restarts."""
+    found: list[int] = []
+    for port in random.sample(range(20_000, 30_000), 1000):
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) != 0:
+                found.append(port)
+        if len(found) == count:
+            return found
+    raise AssertionError("no free ports")

@@ -1,0 +1,442 @@
+"""Moves of a partition's replicas: records, states and ISRs in; writes, and what brokers are told, out."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from sparklog.controller.effects import ReadTopic, WriteTopic
+from sparklog.controller.events import (
+    Disconnected,
+    Reconnected,
+    TopicGone,
+    TopicNotWritten,
+    TopicRead,
+    TopicSnapshot,
+    UpdateAnswered,
+)
+from sparklog.controller.reassignments import MAX_FINISHED, moving_record
+from sparklog.errors import ErrorCode
+from sparklog.model import Reassignment, TopicPartition, VersionedState
+from sparklog.protocol.messages import PartitionDecision
+
+from .support import World, topic
+
+TP = TopicPartition("t", 0)
+
+
+def world_of(*assignment: tuple[int, ...], brokers: int = 6) -> World:
+    return World(topic("t", *(assignment or ((1, 2, 3),))), brokers=brokers)
+
+
+def told(world: World, broker_id: int, tp: TopicPartition = TP) -> PartitionDecision:
+    """The last decision on the partition that this broker was told."""
+    return [d for b, u in world.told if b == broker_id for d in u.partitions if (d.topic, d.partition) == tp][-1]
+
+
+def assignment(world: World) -> tuple[tuple[int, ...], ...]:
+    return world.topics["t"].assignment
+
+
+def moves(world: World) -> dict[int, Reassignment]:
+    return world.topics["t"].reassigning
+
+
+def copied(world: World, *isr: int) -> None:
+    world.leader_writes_isr(TP, *isr)
+
+
+# --- the way it goes --------------------------------------------------------------------------------------------
+
+
+def test_a_move_grows_the_set_then_leads_elsewhere_then_shrinks_it_and_ends() -> None:
+    world = world_of()
+    world.reassign(4, 5, 1)
+    assert assignment(world) == ((4, 5, 1, 2, 3),)
+    assert world.trace() == ["1/0[1, 2, 3]"], "nothing in the state changes"
+    for broker_id in (1, 4, 6):
+        decision = told(world, broker_id)
+        assert decision.replicas == (4, 5, 1, 2, 3)
+        assert (decision.target, decision.original, decision.leaving) == ((4, 5, 1), (1, 2, 3), ())
+
+    copied(world, 1, 2, 3, 4)
+    assert told(world, 1).leaving == (), "5 has not got everything yet"
+    copied(world, 1, 2, 3, 4, 5)
+    assert told(world, 1).leaving == (2, 3)
+    assert world.trace() == ["1/0[1, 2, 3, 4, 5]"], "1 stays and may go on leading"
+    copied(world, 1, 4, 5)
+    assert world.trace() == ["1/1[1, 4, 5]"]
+    assert (assignment(world), moves(world)) == (((4, 5, 1),), {})
+    for broker_id in (1, 2, 6):
+        decision = told(world, broker_id)
+        assert (decision.replicas, decision.target, decision.leaving) == ((4, 5, 1), (), ())
+        assert decision.state == world.state()
+    assert world.counters["controller.reassignments.finished"] == 1
+    assert world.controller.settled()
+
+
+def test_leadership_moves_into_the_target_before_its_holder_goes() -> None:
+    world = world_of((1, 2, 3))
+    world.reassign(4, 5, 6)
+    copied(world, 1, 2, 3, 4, 5, 6)
+    assert world.trace() == ["4/1[1, 2, 3, 4, 5, 6]"]
+    assert told(world, 4).leaving == (1, 2, 3)
+    copied(world, 4, 5, 6)
+    assert world.trace() == ["4/2[4, 5, 6]"]
+    assert moves(world) == {}
+
+
+def test_the_same_replicas_in_another_order_change_the_preferred_leader_only() -> None:
+    world = world_of((1, 2, 3))
+    world.reassign(3, 2, 1)
+    assert world.trace() == ["1/0[1, 2, 3]"]
+    assert (assignment(world), moves(world)) == (((3, 2, 1),), {})
+    assert told(world, 2).replicas == (3, 2, 1)
+    world.lose(1)
+    assert world.trace() == ["3/1[1, 2, 3]"]
+
+
+def test_another_order_needs_nobody_alive() -> None:
+    world = World(topic("t", (1, 2)), brokers=3)
+    world.lose(1)
+    copied(world, 2)
+    world.lose(2)
+    world.reassign(2, 1)
+    assert assignment(world) == ((2, 1),)
+
+
+def test_more_and_fewer_replicas() -> None:
+    world = world_of((1,))
+    world.reassign(1, 2, 3)
+    copied(world, 1, 2)
+    assert moves(world)
+    copied(world, 1, 2, 3)
+    assert (world.trace(), assignment(world)) == (["1/1[1, 2, 3]"], ((1, 2, 3),))
+    world.reassign(2)
+    assert world.trace() == ["2/2[1, 2, 3]"]
+    copied(world, 2)
+    assert (world.trace(), assignment(world)) == (["2/3[2]"], ((2,),))
+
+
+def test_a_thousand_ends_take_few_writes_of_one_topic_one_after_the_other() -> None:
+    count = 2 * MAX_FINISHED + 100
+    world = World(topic("t", *[(1, 2)] * count), brokers=3)
+    world.change(moving_record(world.topics["t"], dict.fromkeys(range(count), (2, 3))), tell=False)
+    for partition in range(count):
+        world.leader_writes_isr(TopicPartition("t", partition), 1, 2, 3, notify=False)
+    world.take_over(2)
+    assert {state.state.leader for state in world.nodes.values()} == {2}
+    for partition in range(count):
+        world.leader_writes_isr(TopicPartition("t", partition), 2, 3, notify=False)
+    world.effects.clear()
+    world.take_over(3)
+    writes = [effect for effect in world.effects if isinstance(effect, WriteTopic)]
+    assert [len(write.writes) for write in writes] == [MAX_FINISHED, MAX_FINISHED, 100]
+    assert moves(world) == {}
+    assert world.controller.settled()
+
+
+def test_partitions_added_get_leaders_while_others_move() -> None:
+    world = world_of()
+    world.reassign(4, 5, 6)
+    record = world.topics["t"]
+    world.change(msgspec.structs.replace(record, assignment=(*record.assignment, (2, 3, 1), (5, 6, 4))))
+    assert world.trace()[1:] == ["2/0[2, 3, 1]", "5/0[5, 6, 4]"]
+    assert told(world, 1, TopicPartition("t", 2)).replicas == (5, 6, 4)
+    copied(world, 1, 2, 3, 4, 5, 6)
+    copied(world, 4, 5, 6)
+    assert assignment(world) == ((4, 5, 6), (2, 3, 1), (5, 6, 4))
+
+
+# --- cancel, in each phase --------------------------------------------------------------------------------------
+
+
+def test_a_cancel_before_anything_is_copied() -> None:
+    world = world_of()
+    world.reassign(4, 5, 6)
+    world.cancel()
+    assert (assignment(world), moves(world)) == (((1, 2, 3),), {})
+    assert world.trace() == ["1/1[1, 2, 3]"], "the epoch tells those who had begun to copy"
+    assert told(world, 4).replicas == (1, 2, 3)
+
+
+def test_a_cancel_half_way_takes_the_added_ones_out_first() -> None:
+    world = world_of()
+    world.reassign(4, 5, 6)
+    copied(world, 1, 2, 3, 4)
+    world.cancel()
+    assert assignment(world) == ((1, 2, 3, 4, 5, 6),)
+    assert told(world, 1).leaving == (4, 5, 6)
+    copied(world, 1, 2, 3)
+    assert (world.trace(), assignment(world)) == (["1/1[1, 2, 3]"], ((1, 2, 3),))
+
+
+def test_a_cancel_after_leadership_has_moved_moves_it_back() -> None:
+    world = world_of()
+    world.reassign(4, 5, 6)
+    copied(world, 1, 2, 3, 4, 5, 6)
+    copied(world, 2, 4, 5, 6)
+    world.cancel()
+    assert world.trace() == ["4/1[2, 4, 5, 6]"], "one is too few to stand on: two must be in sync"
+    copied(world, 2, 4, 5, 6, 3)
+    assert world.trace() == ["2/2[2, 4, 5, 6, 3]"]
+    copied(world, 2, 3)
+    assert (world.trace(), assignment(world)) == (["2/3[2, 3]"], ((1, 2, 3),))
+
+
+def test_a_cancel_does_not_wait_for_a_replica_that_was_away_before() -> None:
+    world = world_of()
+    world.lose(3)
+    copied(world, 1, 2)
+    world.reassign(1, 2, 4)
+    world.cancel()
+    assert (world.trace(), assignment(world)) == (["1/1[1, 2]"], ((1, 2, 3),))
+
+
+def test_a_cancel_that_comes_as_the_end_is_written_finds_the_move_done() -> None:
+    world = world_of()
+    world.reassign(4, 5, 1)
+    copied(world, 1, 2, 3, 4, 5)
+    world.hold_topic_writes = True
+    copied(world, 1, 4, 5)
+    world.cancel()  # before the end is written, which it thus loses
+    world.write_topics_held()
+    assert world.trace() == ["1/0[1, 4, 5]"]
+    copied(world, 1, 4, 5, 2)
+    assert told(world, 1).leaving == (4, 5)
+    copied(world, 1, 2)
+    assert (world.trace(), assignment(world)) == (["1/1[1, 2]"], ((1, 2, 3),))
+
+
+# --- failures in each phase -------------------------------------------------------------------------------------
+
+
+def test_a_leader_that_dies_while_copying_is_followed_by_an_old_replica() -> None:
+    world = world_of()
+    world.reassign(4, 5, 6)
+    world.lose(1)
+    assert world.trace() == ["2/1[1, 2, 3]"]
+    copied(world, 2, 3, 4, 5, 6)
+    assert world.trace() == ["4/2[2, 3, 4, 5, 6]"]
+
+
+def test_a_leader_that_dies_before_anybody_leaves_is_followed_by_the_target() -> None:
+    world = world_of()
+    world.reassign(4, 5, 1)
+    copied(world, 1, 2, 3, 4, 5)
+    world.lose(1)
+    assert world.trace() == ["4/1[1, 2, 3, 4, 5]"]
+    assert told(world, 4).leaving == (2, 3)
+    copied(world, 2, 3, 4, 5)  # the new leader hears first that 1 is dead
+    assert told(world, 4).leaving == (), "the target is not all in sync any more"
+    world.register(1, 2)
+    copied(world, 2, 3, 4, 5, 1)
+    copied(world, 4, 5, 1)
+    assert assignment(world) == ((4, 5, 1),)
+
+
+def test_a_leader_that_dies_when_all_others_have_left() -> None:
+    world = world_of()
+    world.reassign(4, 5, 1)
+    copied(world, 1, 2, 3, 4, 5)
+    world.brokers.pop(1)
+    copied(world, 1, 4, 5)  # written before it died; the controller hears of its death only later
+    assert world.trace() == ["1/1[1, 4, 5]"], "an end under a leader that seems to stand is as good as any"
+    world.lose()
+    assert world.trace() == ["4/2[1, 4, 5]"]
+
+
+def test_no_end_under_a_leader_that_does_not_stand() -> None:
+    world = world_of()
+    world.reassign(1, 2, 4)
+    copied(world, 1, 2, 3, 4)
+    world.leader_writes_isr(TP, 1, 2, 4, notify=False)
+    world.hold_reads = True
+    world.hold_writes = True
+    world.lose(1)
+    world.feed(TopicRead(TopicSnapshot(world.topics["t"], {}, 1)))
+    assert not any(isinstance(effect, WriteTopic) for effect in world.effects)
+
+
+def test_a_target_member_that_dies_while_copying_stops_the_move_until_it_is_back() -> None:
+    world = world_of()
+    world.reassign(4, 5, 6)
+    copied(world, 1, 2, 3, 4, 5)
+    world.lose(6)
+    world.advance(60_000)
+    assert world.trace() == ["1/0[1, 2, 3, 4, 5]"]
+    world.register(6, 2)
+    copied(world, 1, 2, 3, 4, 5, 6)
+    assert world.trace() == ["4/1[1, 2, 3, 4, 5, 6]"]
+
+
+def test_a_target_member_that_dies_in_sync_keeps_its_claim_until_the_leader_takes_it_out() -> None:
+    world = world_of()
+    world.reassign(4, 5, 6)
+    world.lose(4)
+    copied(world, 1, 2, 3, 5, 6)
+    world.register(4, 2)
+    world.hold_updates = True
+    world.brokers.pop(4)
+    copied(world, 1, 2, 3, 4, 5, 6)
+    world.answer_held()
+    world.lose()
+    assert world.trace() == ["5/2[1, 2, 3, 4, 5, 6]"], "the next of the target leads"
+    copied(world, 1, 2, 3, 5, 6)
+    assert told(world, 5).leaving == ()
+
+
+def test_a_target_member_that_cannot_open_its_log_is_not_led_by() -> None:
+    world = world_of()
+    world.hold_updates = True
+    world.reassign(4, 5, 1)
+    [order] = [update for update in world.held_updates if update.broker.broker_id == 4]
+    world.held_updates.remove(order)
+    failure = ("t", 0, int(ErrorCode.KAFKA_STORAGE_ERROR), "disk")
+    world.feed(UpdateAnswered(4, order.update_id, 0, (failure,)))
+    world.answer_held()
+    world.lose(1)
+    assert world.state().leader == 2
+
+
+def test_a_new_controller_goes_on_in_each_phase() -> None:
+    world = world_of()
+    world.reassign(4, 5, 6, tell=False)
+    world.take_over(2)
+    assert told(world, 4).target == (4, 5, 6)
+    world.leader_writes_isr(TP, 1, 2, 3, 4, 5, 6, notify=False)
+    world.take_over(3)
+    assert world.trace() == ["4/1[1, 2, 3, 4, 5, 6]"]
+    world.leader_writes_isr(TP, 4, 5, 6, notify=False)
+    world.take_over(4)
+    assert (world.trace(), assignment(world)) == (["4/2[4, 5, 6]"], ((4, 5, 6),))
+    world.take_over(5)
+    assert world.trace() == ["4/2[4, 5, 6]"], "nothing is done twice"
+
+
+@pytest.mark.parametrize("written", [False, True])
+def test_an_end_whose_answer_is_lost_is_read_again_before_anything_else(written: bool) -> None:
+    world = world_of()
+    world.reassign(4, 5, 1)
+    copied(world, 1, 2, 3, 4, 5)
+    world.hold_topic_writes = True
+    copied(world, 1, 4, 5)
+    [order] = world.held_topic_writes
+    world.held_topic_writes.clear()
+    world.feed(Disconnected())
+    if written:
+        world.write_topic(order)
+    world.feed(TopicNotWritten("t", "id-t", "connection lost"))
+    assert world.effects[-1] != ReadTopic("t")
+    world.hold_topic_writes = False
+    world.feed(Reconnected())
+    assert ReadTopic("t") in world.effects
+    assert (world.trace(), assignment(world)) == (["1/1[1, 4, 5]"], ((4, 5, 1),))
+    assert world.controller.settled()
+
+
+def test_an_end_that_the_record_overtakes_is_decided_again() -> None:
+    world = world_of()
+    world.reassign(4, 5, 1)
+    copied(world, 1, 2, 3, 4, 5)
+    record = world.topics["t"]
+    world.change(msgspec.structs.replace(record, assignment=(*record.assignment, (2, 3, 1))), tell=False)
+    copied(world, 1, 4, 5)
+    assert assignment(world) == ((4, 5, 1), (2, 3, 1))
+    assert moves(world) == {}
+    assert world.trace() == ["1/1[1, 4, 5]", "2/0[2, 3, 1]"]
+
+
+def test_an_end_that_the_state_overtakes_is_decided_again() -> None:
+    world = world_of()
+    world.reassign(4, 5, 1)
+    copied(world, 1, 2, 3, 4, 5)
+    world.hold_topic_writes = True
+    copied(world, 1, 4, 5)
+    world.leader_writes_isr(TP, 1, 4, notify=False)
+    world.write_topics_held()
+    assert moves(world), "5 has fallen out"
+    assert told(world, 1).leaving == ()
+    copied(world, 1, 4, 5)
+    assert world.trace() == ["1/1[1, 4, 5]"]
+
+
+def test_a_record_seen_before_the_answer_to_its_write_changes_nothing() -> None:
+    world = world_of()
+    world.reassign(4, 5, 1)
+    copied(world, 1, 2, 3, 4, 5)
+    world.hold_topic_writes = True
+    copied(world, 1, 4, 5)
+    [order] = world.held_topic_writes
+    world.hold_topic_writes = False
+    before = TopicRead(TopicSnapshot(world.topics["t"], {}, world.topic_versions["t"]))
+    answer = world.write_topic(order)
+    world.feed(TopicRead(TopicSnapshot(world.topics["t"], {}, world.topic_versions["t"])))
+    world.feed(answer)
+    world.feed(before)  # a watch that was slow
+    assert told(world, 2).replicas == (4, 5, 1)
+    assert told(world, 2).state == world.state()
+    assert world.controller.settled()
+
+
+def test_a_topic_deleted_in_each_phase_is_gone() -> None:
+    for isr in ((1, 2, 3), (1, 2, 3, 4), (1, 2, 3, 4, 5), (1, 4, 5)):
+        world = world_of()
+        world.reassign(4, 5, 1)
+        if isr != (1, 2, 3):
+            world.hold_topic_writes = True
+            copied(world, *isr)
+        world.delete("t")
+        world.write_topics_held()
+        assert world.nodes == {}
+        assert world.controller.state.moving == {}
+        assert world.controller.settled()
+    world = world_of()
+    world.reassign(4, 5, 1)
+    del world.topics["t"]
+    world.nodes.clear()
+    world.feed(TopicGone("t"))
+    assert world.controller.settled()
+
+
+def test_a_move_of_a_leaderless_partition_waits_for_a_leader() -> None:
+    world = world_of((1, 2))
+    world.lose(2)
+    copied(world, 1)
+    world.lose(1)
+    assert world.state().leader == -1
+    world.reassign(3, 4)
+    assert moves(world)
+    world.register(1, 2)
+    assert world.trace() == ["1/2[1]"]
+    copied(world, 1, 3, 4)
+    assert world.state().leader == 3
+
+
+def test_an_election_during_a_move_prefers_the_target() -> None:
+    world = world_of()
+    world.reassign(4, 5, 6)
+    copied(world, 1, 2, 3, 5)
+    world.lose(1)
+    assert world.trace() == ["5/1[1, 2, 3, 5]"]
+
+
+def test_a_stopping_target_member_is_not_led_by() -> None:
+    world = world_of()
+    world.ask_to_stop(4)
+    world.reassign(4, 5, 6)
+    copied(world, 1, 2, 3, 4, 5, 6)
+    assert world.trace() == ["5/1[1, 2, 3, 4, 5, 6]"]
+
+
+def test_a_dead_broker_s_place_in_the_tables_moves_with_the_partition() -> None:
+    world = world_of()
+    world.reassign(1, 2, 4)
+    copied(world, 1, 2, 3, 4)
+    copied(world, 1, 2, 4)
+    controller = world.controller
+    assert not list(controller.state.hosted(3))
+    assert [p.tp for p in controller.state.hosted(4)] == [TP]
+    version = world.nodes[TP].version
+    world.register(3, 2, trusted=False)
+    assert world.nodes[TP] == VersionedState(world.state(), version, 1)

@@ -1,0 +1,172 @@
+"""The cluster job while its parts are paused, killed and told to end, alone and in pairs: one life of it, under traffic
+whose every record is accounted for at the end."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import sparklog
+from sparklog.cluster.process import ProcessIdentity, send_signal
+from tests.integration.cluster_job import ClusterJob, identify_all, parent
+from tests.integration.traffic import Traffic
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+
+SESSION_S = 2.0
+#: Every session that this cuts off has expired.
+PAUSE_S = 1.5 * SESSION_S
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[ClusterJob]:
+    job = ClusterJob(tmp_path, "--port", "29992", "--set", f"zookeeper.session.timeout.ms={SESSION_S * 1000:.0f}")
+    try:
+        yield job
+    finally:
+        job.destroy()
+
+
+@contextlib.contextmanager
+def paused(*processes: ProcessIdentity) -> Iterator[None]:
+    """Between SIGSTOP and SIGCONT."""
+    try:
+        for process in processes:
+            assert send_signal(process, signal.SIGSTOP)
+        yield
+    finally:
+        for process in processes:
+            send_signal(process, signal.SIGCONT)
+
+
+def until(condition: Callable[[], bool], what: str, *, timeout_s: float = 60.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"no {what} within {timeout_s} s"
+        time.sleep(0.05)
+
+
+class Faults:
+    """What is done to ``job``, with ``traffic`` on its topic."""
+
+    def __init__(self, job: ClusterJob) -> None:
+        self.job = job
+        self.bootstrap = job.ready()
+        self.admin = sparklog.Admin(self.bootstrap)
+        self.admin.create_topic("events", partitions=3, replication_factor=3)
+        self.traffic = Traffic(self.bootstrap, "events", partitions=3)
+        self._topics = 0
+
+    def close(self) -> None:
+        self.admin.close()
+
+    def broker(self, slot: str) -> ProcessIdentity:
+        return identify_all([self.job.brokers()[slot]])[0]
+
+    def zookeeper(self) -> ProcessIdentity:
+        (found,) = self.job.zookeepers()
+        return found
+
+    def is_whole(self) -> bool:
+        """Every replica in sync: what f=1 asks for before the next broker goes."""
+        return all(sorted(part.isr) == [0, 1, 2] for part in self.admin.describe_topic("events").partitions)
+
+    def healed(self, *, within_s: float = 0.0) -> None:
+        """Traffic goes on, replicas are in sync, a topic can be made: so leaders, brokers and controller are at work.
+        ``within_s``: no write may have taken longer."""
+        self.traffic.goes_on()
+        slowest_s = self.traffic.slowest_s()
+        assert not within_s or slowest_s < within_s, f"a write took {slowest_s:.1f} s"
+        until(self.is_whole, "full in-sync sets")
+        self._topics += 1
+        self.admin.create_topic(f"made-{self._topics}", partitions=1, replication_factor=3)
+
+    def back(self, slot: str, lost: ProcessIdentity) -> None:
+        """Return when ``slot`` has a broker again."""
+        until(lambda: self.job.brokers().get(slot, lost.pid) != lost.pid, f"new broker in {slot}")
+
+
+def test_paused_killed_and_ended_parts_lose_nothing(job: ClusterJob) -> None:
+    faults = Faults(job)
+    try:
+        faults.healed()
+        _paused_executors_and_barrier_task(faults)
+        _paused_driver(faults)
+        _paused_zookeeper(faults)
+        _killed_zookeeper(faults)
+        _ended_zookeeper_and_executor(faults)
+        _killed_jvm_of_the_driver(faults)
+        assert faults.traffic.end() > 0
+    finally:
+        faults.close()
+
+
+def _paused_executors_and_barrier_task(faults: Faults) -> None:
+    """Nobody notices; and a supervisor that has slept through its session still supervises."""
+    broker = faults.broker("slot-0")
+    with paused(*faults.job.executors(), parent(broker)):
+        time.sleep(PAUSE_S)
+        faults.healed(within_s=SESSION_S)
+    send_signal(broker, signal.SIGKILL)
+    faults.back("slot-0", broker)
+    faults.healed()
+
+
+def _paused_driver(faults: Faults) -> None:
+    """And a broker killed meanwhile: it has no successor until the driver is awake, and then a controller again."""
+    (driver,) = identify_all([faults.job.process.pid])
+    broker = faults.broker("slot-1")
+    with paused(driver):
+        time.sleep(PAUSE_S)
+        faults.traffic.goes_on()  # without a controller
+        assert faults.traffic.slowest_s() < SESSION_S
+        send_signal(broker, signal.SIGKILL)
+        faults.back("slot-1", broker)
+    faults.healed()
+    assert "begins term 2" in (faults.job.data_dir / "driver.log").read_text()
+
+
+def _paused_zookeeper(faults: Faults) -> None:
+    server = faults.zookeeper()
+    with paused(server):
+        time.sleep(PAUSE_S)
+        faults.traffic.goes_on()
+    faults.healed(within_s=SESSION_S)
+    assert faults.zookeeper() == server
+
+
+def _killed_zookeeper(faults: Faults) -> None:
+    """With a broker: it is started again when ZooKeeper is back, which the driver sees to."""
+    server, broker = faults.zookeeper(), faults.broker("slot-2")
+    send_signal(server, signal.SIGKILL)
+    send_signal(broker, signal.SIGKILL)
+    until(lambda: [process for process in faults.job.zookeepers() if process != server] != [], "ZooKeeper")
+    faults.back("slot-2", broker)
+    faults.healed()
+
+
+def _ended_zookeeper_and_executor(faults: Faults) -> None:
+    server, brokers = faults.zookeeper(), faults.job.brokers()
+    send_signal(server, signal.SIGTERM)
+    send_signal(faults.job.executor_of("slot-2"), signal.SIGTERM)
+    assert faults.job.wait_for_generation(1) == "0 adopted, 1 adopted, 2 adopted"
+    faults.healed(within_s=SESSION_S)
+    assert faults.zookeeper() != server
+    assert faults.job.brokers() == brokers
+
+
+def _killed_jvm_of_the_driver(faults: Faults) -> None:
+    """Without Spark the driver can do no more, says so, and lets the brokers run on."""
+    job, brokers = faults.job, faults.job.brokers()
+    (jvm,) = job.java_processes("SparkSubmit")
+    send_signal(jvm, signal.SIGKILL)
+    assert job.process.wait(60) == 1
+    assert "error: Spark has ended; the brokers run on: start the cluster again to adopt them" in job.output
+    assert job.brokers() == brokers
+    assert len(job.zookeepers()) == 1
+    faults.traffic.goes_on()

@@ -1,0 +1,145 @@
+"""Real processes under real faults: every pairing of fault and role that one broken broker at a time allows.
+
+One cluster lives through all of it while clients write and read; the last test judges their history. What a fault
+does to single partitions and connections is tested in ``tests/broker``; here it is that nothing is lost, repeated,
+reordered or shown too early, whatever comes in a row.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sparklog.errors import ErrorCode
+from sparklog.testing.checker import check
+from sparklog.testing.faults import Fault, Faults, Method
+from sparklog.testing.final_logs import high_watermarks, metadata_of, wait_in_sync
+from sparklog.testing.history import Fault as FaultNote
+from sparklog.testing.history import HistoryWriter, read_history
+from sparklog.testing.network import ZOOKEEPER, broker_party
+from sparklog.testing.process_cluster import ProcessCluster, wait_until
+from sparklog.testing.workload import Topic, Workload
+from tests.broker.support import encoded, produce
+
+pytestmark = pytest.mark.integration
+SESSION_S = 1.0
+PATIENCE_S = 20.0
+SETTINGS = {
+    "zookeeper.session.timeout.ms": str(int(SESSION_S * 1000)),
+    "replica.lag.time.max.ms": "1500",
+    "log.checkpoint.interval.ms": "300",
+    "segment.bytes": "65536",
+}
+TOPIC = "strict"
+ROLES = ("leader", "follower", "controller", "zookeeper")
+
+
+class Hurt:
+    """A cluster, its clients and their history. Owner: the tests of this module, one after the other."""
+
+    def __init__(self, cluster: ProcessCluster, workload: Workload, history: HistoryWriter) -> None:
+        self.cluster = cluster
+        self.workload = workload
+        self.history = history
+        self.faults = Faults(cluster, [TOPIC], session_s=SESSION_S)
+        self.finished = False
+
+    def fault(self, method: Method, role: str) -> Fault:
+        if role == "controller":
+            return self.faults.controller(method)
+        if role == "zookeeper":
+            return self.faults.zookeeper(method)
+        return self.faults.broker(method, self.broker(role), role)
+
+    def broker(self, role: str) -> int:
+        partition = metadata_of(self.cluster, TOPIC)[0]
+        return partition.leader if role == "leader" else next(r for r in partition.replicas if r != partition.leader)
+
+    def survive(self, fault: Fault, *, beyond_s: float = 0.0) -> None:
+        """Break, see every writer go on, keep it broken for at least ``beyond_s``, heal, see all replicas in sync."""
+        self.history.write(FaultNote(text=fault.text))
+        began = time.monotonic()
+        with fault.broken():
+            self.workload.wait_progress(PATIENCE_S)
+            time.sleep(max(0.0, began + beyond_s - time.monotonic()))
+        self.heal()
+
+    def heal(self) -> None:
+        wait_in_sync(self.cluster, [TOPIC, "leader-only"], PATIENCE_S)
+        self.workload.wait_progress(PATIENCE_S)
+
+
+@pytest.fixture(scope="module")
+def hurt(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hurt]:
+    directory: Path = tmp_path_factory.mktemp("faults")
+    topics = (Topic(TOPIC, partitions=3), Topic("leader-only", acks="1", rules="loose"))
+    with (
+        HistoryWriter(directory / "history.jsonl", seed=0, brokers=3, settings=SETTINGS) as history,
+        ProcessCluster(
+            3, base_dir=directory / "cluster", settings=SETTINGS, network=True, controller_processes=True
+        ) as cluster,
+        Workload(cluster, history, topics, pause_s=0.02) as workload,
+    ):
+        workload.wait_progress(PATIENCE_S)
+        yield Hurt(cluster, workload, history)
+
+
+@pytest.mark.parametrize("role", ROLES)
+@pytest.mark.parametrize("method", ["kill", "pause", "stop"])
+def test_writes_go_on_through(hurt: Hurt, method: Method, role: str) -> None:
+    """SIGKILL found out by the session's end, SIGSTOP for longer than the session, SIGTERM."""
+    hurt.survive(hurt.fault(method, role), beyond_s=1.4 * SESSION_S if method == "pause" else 0.0)
+
+
+@pytest.mark.parametrize("role", ["leader", "controller"])
+@pytest.mark.parametrize("method", ["stop", "crash"])
+def test_five_bounces_in_a_row_of_the(hurt: Hurt, method: Method, role: str) -> None:
+    """Clean and hard, each of whoever leads by then. Source: Kafka's replication_test.py."""
+    for _ in range(5):
+        fault = hurt.fault(method, role)
+        hurt.history.write(FaultNote(text=fault.text))
+        with fault.broken():
+            pass
+        wait_in_sync(hurt.cluster, [TOPIC], PATIENCE_S)
+    hurt.heal()
+
+
+def test_a_leader_that_only_clients_reach_commits_nothing(hurt: Hurt) -> None:
+    cluster = hurt.cluster
+    old = hurt.broker("leader")
+    me = broker_party(old)
+    epoch = metadata_of(cluster, TOPIC)[0].leader_epoch
+    others = [broker_party(other) for other in cluster.slots if other != old]
+    fault = hurt.faults.cut("a leader from ZooKeeper and followers", *((me, peer) for peer in (ZOOKEEPER, *others)))
+    hurt.history.write(FaultNote(text=fault.text))
+    with cluster.connect(old, timeout_s=PATIENCE_S) as connection:
+        with fault.broken():
+            before = _leader_end(cluster, old)
+            # Straight to the old leader, as a client does that has not heard of another one.
+            refused = produce(connection, "leader-only", encoded(1, "alone-"), acks=-1, timeout_ms=1500)
+            assert refused.code != ErrorCode.NONE, "acknowledged by a leader that reaches no follower"
+            wait_until(lambda: metadata_of(cluster, TOPIC)[0].leader_epoch > epoch, PATIENCE_S, "a new leader")
+            hurt.workload.wait_progress(PATIENCE_S)
+            assert _leader_end(cluster, old) == before, "a deposed leader moved its high watermark"
+        hurt.heal()
+
+
+def _leader_end(cluster: ProcessCluster, broker_id: int) -> int:
+    """The high watermark of the first partition as this broker sees it."""
+    found = cluster.describe(broker_id).replicas
+    return next(r.high_watermark for r in found if (r.topic, r.partition) == (TOPIC, 0))
+
+
+def test_nothing_that_was_promised_was_broken(hurt: Hurt) -> None:
+    """Judges what the tests before it have left."""
+    hurt.workload.finish(timeout_s=PATIENCE_S)
+    report = check(read_history(hurt.history.path))
+    assert not report.violations, "\n".join(report.lines())
+    assert report.counts["replicas compared"] == 15
+    assert report.counts["batches acknowledged"] > 100 and report.counts["records read"] > 1000
+    assert not report.counts.get("batches unknown"), "a fault of one broker is no reason to give a write up"
+    assert not report.counts.get("consumer failures")
+    assert sum(high_watermarks(hurt.cluster, TOPIC).values()) > 1000

@@ -1,0 +1,115 @@
+"""A replica whose partition moves: who leaves the in-sync set, when, and what an old order is worth."""
+
+from __future__ import annotations
+
+from sparklog.errors import ErrorCode
+from sparklog.model import LeaderAndIsr
+from sparklog.replica import effects as fx
+from sparklog.replica import events as ev
+
+from .support import LIVE, Stage, decided, log_of, one, only
+
+FIVE = (4, 1, 2, 3)
+LIVE_FIVE = {**LIVE, 4: 14}
+LEAVING = frozenset({2, 3})
+
+
+def moving(version: int, isr: tuple[int, ...], *, epoch: int = 1, leader: int = 1, **changes: object) -> ev.Decided:
+    """From (1, 2, 3) to (4, 1)."""
+    fields: dict[str, object] = {"replicas": FIVE, "incarnations": LIVE_FIVE, "factor": 2, **changes}
+    return decided(leader, epoch, version, isr, **fields)
+
+
+def in_sync(stage: Stage, *followers: int) -> None:
+    for follower in followers:
+        stage.send(ev.FollowerFetched(follower, LIVE_FIVE[follower], stage.replica.leader_epoch, 0, -1))
+
+
+def test_an_added_replica_joins_and_those_that_leave_are_taken_out_only_when_told() -> None:
+    stage = Stage()
+    stage.lead()
+    stage.send(moving(1, (1, 2, 3)))  # the node has not changed: only the assignment has
+    in_sync(stage, 2, 3)
+    stage.send(ev.FollowerFetched(4, 14, 1, 0, -1))
+    assert stage.replica.isr_state is not None and stage.replica.isr_state.maximal == (1, 2, 3, 4)
+    stage.send(ev.IsrWritten((1, 2, 3, 4), 2))
+    [order] = only(stage.send(moving(2, (1, 2, 3, 4), leaving=LEAVING)), fx.WriteIsr)
+    assert (order.isr, order.expected_version) == ((1, 4), 2)
+    stage.written(order)
+    assert stage.replica.isr == (1, 4)
+    assert only(stage.fetch(2, 0), fx.WriteIsr) == [], "it still fetches, and does not come back"
+
+
+def test_the_leader_itself_stays_though_it_leaves() -> None:
+    stage = Stage()
+    effects = stage.send(moving(1, (1, 2, 3, 4), replicas=(4, 2, 1, 3), leaving=frozenset({1, 3})))
+    assert one(effects, fx.WriteIsr).isr == (1, 2, 4)
+
+
+def test_nobody_leaves_once_one_that_stays_has_fallen_out() -> None:
+    stage = Stage()
+    stage.send(moving(1, (1, 2, 3, 4), leaving=LEAVING, incarnations={1: 11, 2: 12, 3: 13}))
+    # broker 4 is known to be dead: it goes first, alone, and the order is void
+    assert stage.replica.isr == (1, 2, 3, 4)
+    effects = stage.send(ev.IsrWritten((1, 2, 3), 2))
+    assert only(effects, fx.WriteIsr) == []
+    assert 4 not in stage.replica.isr
+    # even if it is told again late, for the version before
+    assert only(stage.send(moving(1, (1, 2, 3, 4), leaving=LEAVING)), fx.WriteIsr) == []
+
+
+def test_an_order_to_let_go_renewed_while_one_that_stays_is_being_removed_does_not_outlive_it() -> None:
+    stage = Stage()
+    stage.send(moving(1, (1, 2, 3, 4), incarnations={1: 11, 2: 12, 3: 13}))
+    stage.send(moving(1, (1, 2, 3, 4), leaving=LEAVING))  # 4 is back, its removal under way
+    assert only(stage.send(ev.IsrWritten((1, 2, 3), 2)), fx.WriteIsr) == []
+
+
+def test_a_state_read_from_zookeeper_voids_the_order() -> None:
+    stage = Stage()
+    stage.send(moving(1, (1, 2, 3, 4), leaving=LEAVING))
+    refused = ev.IsrRefused(LeaderAndIsr(1, 2, (1, 2, 3), 2), 2, 1)
+    assert only(stage.send(refused), fx.WriteIsr) == [], "4 is not in sync any more, as far as anybody knows"
+
+
+def test_minimum_in_sync_counts_the_smaller_of_both_factors_while_a_partition_moves() -> None:
+    stage = Stage()
+    stage.send(decided(1, 1, 1, (1,), replicas=(1,)))
+    stage.send(decided(1, 1, 1, (1,), factor=1))  # from 1 to (1, 2, 3): nothing copied yet
+    ticket, effects = stage.produce()
+    assert one(effects, fx.AnswerProduce) == fx.AnswerProduce(ticket, ErrorCode.NONE, 0)
+    stage.send(decided(1, 2, 2, (1,)))  # moved: three replicas, two must be in sync
+    _, effects = stage.produce()
+    assert one(effects, fx.AnswerProduce).code == ErrorCode.NOT_ENOUGH_REPLICAS
+
+
+def test_a_removed_replica_goes_offline_when_told_so_even_at_an_equal_version() -> None:
+    for version in (1, 2):
+        stage = Stage(log_of(1))
+        stage.send(decided(2, 1, 1, (2, 3)))
+        effects = stage.send(decided(2, 1, version, (2, 3), replicas=(2, 3)))
+        assert fx.StopFetching() in effects
+        assert stage.replica.dismissed
+        stage.send(decided(2, 2, 3, (2, 3)))
+        assert stage.replica.role == "follower", "added again"
+
+
+def test_an_old_decision_removes_nobody_nor_does_any_remove_a_member_of_the_isr() -> None:
+    stage = Stage()
+    stage.send(decided(2, 2, 5))
+    stage.send(decided(2, 1, 4, (2, 3), replicas=(2, 3)))
+    assert stage.replica.role == "follower"
+    stage.send(decided(2, 3, 6, (2, 1), replicas=(2, 3)))
+    assert (stage.replica.role, stage.replica.leader_epoch) == ("follower", 3)
+
+
+def test_waiting_produces_survive_the_end_of_a_move() -> None:
+    stage = Stage()
+    stage.send(moving(1, (1, 4), leaving=LEAVING))
+    ticket, _ = stage.produce()
+    stage.send(decided(1, 2, 2, (1, 4), replicas=(4, 1), incarnations=LIVE_FIVE))
+    effects = stage.send(ev.FollowerFetched(4, 14, 2, 1, 1))
+    assert one(effects, fx.AnswerProduce).ticket == ticket
+    refused = stage.send(ev.FollowerFetched(2, 12, 1, 1, 1))
+    assert one(refused, fx.RefuseFetch).code == ErrorCode.FENCED_LEADER_EPOCH
+    assert one(stage.fetch(3, 1), fx.RefuseFetch).code == ErrorCode.NOT_LEADER_OR_FOLLOWER

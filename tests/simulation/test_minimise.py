@@ -1,0 +1,62 @@
+"""A failing seed becomes a small case that breaks the same promise, plays again exactly, and can be read."""
+
+from __future__ import annotations
+
+import shlex
+
+from sparklog.testing.sim_case import Case, Found, format_actions, parse_actions
+from sparklog.testing.sim_minimise import Minimiser
+from sparklog.testing.simulate import main
+
+MUTANT = "truncate to the high watermark"
+#: how much shorter the trace and the list of actions become, at least
+SHORTER = 4
+#: a failure so late is worth cutting down
+LONG_MS = 2500
+
+
+def test_a_mutants_failure_is_cut_down_and_fails_in_the_same_way() -> None:
+    case, found = _long_way_to_failure()
+    minimiser = Minimiser(case, found, budget=400)
+    smallest = minimiser.run()
+    before, after = case.play_traced(), smallest.play_traced()
+    assert before.found is not None and after.found is not None
+    assert after.found.rule == before.found.rule
+    assert len(after.lines) * SHORTER <= len(before.lines), f"{len(before.lines)} -> {len(after.lines)} lines"
+    assert len(smallest.schedule()) * SHORTER <= len(case.schedule())
+    assert smallest.partitions < case.partitions
+    assert smallest.play_traced() == after, "it plays again exactly"
+    assert smallest.play() == after.found, "tracing changes nothing"
+    assert any("truncates to" in line for line in after.lines), "the trace says what went wrong"
+    other = {"t-0", "t-1"} - {after.found.partition}
+    assert not any(name in line for name in other for line in after.lines), "the trace is the violated partition's"
+
+
+def test_actions_left_out_leave_the_others_as_they_were() -> None:
+    case = Case(3, partitions=1)
+    schedule = case.schedule()
+    kept = tuple((action.number, action.at_ms) for action in schedule[::3])
+    assert Case(3, partitions=1, only=kept).schedule() == schedule[::3]
+    assert Case(3, partitions=1, fault_ms=3000).schedule() == tuple(a for a in schedule if a.at_ms < 3000)
+
+
+def test_the_printed_command_plays_the_small_case_again() -> None:
+    small = Case(9, mutant=MUTANT, partitions=2, only=parse_actions("4@150,9@197"), fault_ms=300, heal_ms=0, salt=2)
+    words = shlex.split(small.command())
+    assert words[:3] == ["python", "-m", "sparklog.testing.simulate"]
+    assert "--only 4@150,9@197" in small.command()
+    assert main(words[3:]) == (0 if small.play() is not None else 1)
+
+
+def test_lists_of_actions_are_read_as_they_are_written() -> None:
+    for only in ((), ((7, 300),), ((7, 300), (12, 410))):
+        assert parse_actions(format_actions(only)) == only
+
+
+def _long_way_to_failure() -> tuple[Case, Found]:
+    for seed in range(100):
+        case = Case(seed, mutant=MUTANT, partitions=2)
+        found = case.play()
+        if found is not None and found.at_ms > LONG_MS:
+            return case, found
+    raise AssertionError("every seed fails at once")
