@@ -153,6 +153,15 @@ class TopicRecord(msgspec.Struct, frozen=True):
         return len(move.target if move else self.assignment[0])
 
 
+#: Names of topics that the log keeps for itself begin so.
+INTERNAL_PREFIX = "__"
+
+
+def is_internal(topic: str) -> bool:
+    """Whether the topic is the log's own: closed to clients' writes, and left out of lists."""
+    return topic.startswith(INTERNAL_PREFIX)
+
+
 def check_topic_name(name: str) -> str | None:
     """Return why ``name`` is not a topic name, or None."""
     if name in {".", ".."} or not TOPIC_NAME.match(name):

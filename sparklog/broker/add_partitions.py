@@ -10,7 +10,8 @@ import logging
 
 import msgspec
 
-from sparklog.broker.admin import load
+from sparklog.broker.internal_topics import refuse_internal
+from sparklog.broker.load import load
 from sparklog.broker.state import BrokerState
 from sparklog.broker.waiting import answer_later, until_told
 from sparklog.controller.placement import MAX_PARTITIONS, Placement, check_assignment, place
@@ -29,6 +30,8 @@ def handle_create_partitions(
 
 
 async def _create_partitions(broker: BrokerState, request: CreatePartitions) -> Reply:
+    # Every key would belong to another coordinator than the one that holds its state.
+    refuse_internal(request.topic, "not extended")
     placed: Placement | None = None
 
     def grown(record: TopicRecord) -> TopicRecord:

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections import Counter
 
 import pyarrow as pa
 
+from sparklog.broker.internal_topics import refuse_internal
+from sparklog.broker.load import load
 from sparklog.broker.state import BrokerState
 from sparklog.broker.waiting import answer_later, until_told
 from sparklog.config import topic_config
-from sparklog.controller.placement import Load, Placement, check_assignment, place
+from sparklog.controller.placement import Placement, check_assignment, place
 from sparklog.errors import BrokerError, ConfigError, ErrorCode
 from sparklog.model import NO_LEADER, TopicRecord, TopicSchema, check_topic_name
 from sparklog.net.server import ServerConnection
@@ -50,7 +51,8 @@ def handle_init_producer_id(
 ) -> None:
     if request.transactional_id is not None:
         raise BrokerError(
-            ErrorCode.INVALID_REQUEST, f"transactional id {request.transactional_id!r}: no transactions in this version"
+            ErrorCode.INVALID_REQUEST,
+            f"transactional id {request.transactional_id!r}: its producer ids come from BeginTransaction",
         )
     answer_later(broker, connection, request, _init_producer_id(broker, request))
 
@@ -84,6 +86,7 @@ def _checked_topic(broker: BrokerState, request: CreateTopic) -> tuple[TopicReco
     bad_name = check_topic_name(request.name)
     if bad_name:
         raise BrokerError(ErrorCode.INVALID_TOPIC_EXCEPTION, bad_name)
+    refuse_internal(request.name, "not created")
     if broker.cache.topic(request.name) is not None:
         raise BrokerError(ErrorCode.TOPIC_ALREADY_EXISTS, f"topic {request.name!r} exists")
     try:
@@ -139,19 +142,8 @@ def _placement(broker: BrokerState, request: CreateTopic) -> Placement:
     return place(live, partitions=partitions, replication_factor=factor, load=load(broker))
 
 
-def load(broker: BrokerState) -> Load:
-    """Leaderships and replicas of every broker, so that a small topic goes where there is room."""
-    leaders: Counter[int] = Counter()
-    replicas: Counter[int] = Counter()
-    for name in broker.cache.topics():
-        topic = broker.cache.topic(name)
-        for known in topic.partitions.values() if topic else ():
-            leaders[known.state.leader] += 1
-            replicas.update(known.replicas)
-    return Load(leaders, replicas)
-
-
 async def _delete_topic(broker: BrokerState, request: DeleteTopic) -> Reply:
+    refuse_internal(request.name, "not deleted")
     topic = broker.cache.topic(request.name)
     if topic is None:
         raise BrokerError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"no topic {request.name!r} is known here")

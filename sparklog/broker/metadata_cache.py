@@ -15,7 +15,7 @@ import msgspec
 
 from sparklog.config import TopicConfig, topic_config
 from sparklog.errors import ErrorCode
-from sparklog.model import BrokerEndpoint, LeaderAndIsr, TopicPartition, check_topic_name
+from sparklog.model import BrokerEndpoint, LeaderAndIsr, TopicPartition, check_topic_name, is_internal
 from sparklog.protocol.messages import (
     ControlUpdate,
     MetadataReply,
@@ -24,6 +24,8 @@ from sparklog.protocol.messages import (
     TopicChange,
     TopicMetadata,
 )
+
+_FORGOTTEN_KEPT = 10_000
 
 
 @dataclass(slots=True)
@@ -48,6 +50,8 @@ class MetadataCache:
         self._endpoints: dict[int, BrokerEndpoint] = {}
         self._topic_defaults = topic_defaults
         self._topics: dict[str, CachedTopic] = {}
+        #: Ids of topics that were deleted, the newest last: as many as ``_FORGOTTEN_KEPT``.
+        self.forgotten: dict[str, None] = {}
         #: Partitions whose replicas are being moved.
         self.moving: dict[TopicPartition, PartitionDecision] = {}
         #: Grows whenever ``moving`` changes.
@@ -72,8 +76,8 @@ class MetadataCache:
 
     def metadata(self, cid: int, names: tuple[str, ...] | None, *, schemas: bool) -> MetadataReply:
         """The reply to a Metadata request, each topic once; unknown and impossible names are errors of their own
-        entry."""
-        chosen = sorted(self._topics) if names is None else dict.fromkeys(names)
+        entry. Internal topics are described to who names them."""
+        chosen = sorted(n for n in self._topics if not is_internal(n)) if names is None else dict.fromkeys(names)
         topics = tuple(self._describe(name, schemas=schemas) for name in chosen)
         return MetadataReply(cid, self.cluster_id, self.controller_epoch, self.brokers, topics)
 
@@ -130,6 +134,7 @@ class MetadataCache:
         for name, topic_id in update.deleted:
             known = self._topics.get(name)
             if known is not None and known.change.topic_id == topic_id:
+                self._forget(known)
                 del self._topics[name]
         self._forget_moves()
 
@@ -148,6 +153,8 @@ class MetadataCache:
         """Forget topics and partitions that a full update does not name."""
         named = {(decision.topic, decision.partition) for decision in update.partitions}
         topics = {change.name for change in update.topics}
+        for name in self._topics.keys() - topics:
+            self._forget(self._topics[name])
         self._topics = {name: topic for name, topic in self._topics.items() if name in topics}
         for name, topic in self._topics.items():
             topic.partitions = {p: state for p, state in topic.partitions.items() if (name, p) in named}
@@ -156,7 +163,14 @@ class MetadataCache:
     def _set_topic(self, change: TopicChange, config: TopicConfig) -> None:
         known = self._topics.get(change.name)
         same = known is not None and known.change.topic_id == change.topic_id
+        if known is not None and not same:
+            self._forget(known)
         self._topics[change.name] = CachedTopic(change, config, known.partitions if known and same else {})
+
+    def _forget(self, topic: CachedTopic) -> None:
+        self.forgotten[topic.change.topic_id] = None
+        if len(self.forgotten) > _FORGOTTEN_KEPT:
+            del self.forgotten[next(iter(self.forgotten))]
 
     def _set_partition(self, decision: PartitionDecision) -> None:
         topic = self._topics.get(decision.topic)

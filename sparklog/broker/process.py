@@ -21,16 +21,20 @@ from pathlib import Path
 from typing import Any
 
 from sparklog.broker.control_socket import ControlSocket
+from sparklog.broker.coordinators import Coordinators
+from sparklog.broker.deliveries import Deliveries
 from sparklog.broker.dispatch import ConnectionHandler
 from sparklog.broker.fetch import Fetches
 from sparklog.broker.fetcher import Fetchers
 from sparklog.broker.lease import Lease, LeaseName, OrphanStep
+from sparklog.broker.marker_writes import MarkerWrites
 from sparklog.broker.partition import Partition
 from sparklog.broker.partitions import Partitions
 from sparklog.broker.process_config import EXIT_RESTART, ProcessConfig
 from sparklog.broker.registry import Registry
 from sparklog.broker.state import BrokerState
 from sparklog.broker.upkeep import Upkeep
+from sparklog.broker.verifications import Verifications
 from sparklog.broker.watchdog import Watchdog
 from sparklog.broker.wiring import Wiring
 from sparklog.errors import BrokerError, ErrorCode, SparklogError
@@ -137,6 +141,10 @@ class BrokerProcess:
         for log in await loop.run_in_executor(None, self._directory.load):
             for finding in log.findings:
                 _log.warning("%s: %s", log.tp, finding)
+        broker.coordinators = Coordinators(broker)
+        broker.deliveries = Deliveries(broker)
+        broker.markers = MarkerWrites(broker)
+        broker.verifications = Verifications(broker)
         self._fetchers = Fetchers(broker)
         self._upkeep = Upkeep(broker, self._directory)
         broker.partitions = Partitions(broker, self._directory)
@@ -372,6 +380,9 @@ class BrokerProcess:
         if self._server is not None:
             await self._server.close()
         await broker.end_tasks()
+        if self._fetchers is not None:
+            broker.deliveries.close()
+            broker.verifications.close()
         if self._registry is not None:
             await self._registry.close()
 

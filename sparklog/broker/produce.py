@@ -6,17 +6,20 @@ right before it appends them. A request with acks=all stays open here until ever
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
-from sparklog.broker.partition import Answer, Batches, PendingProduce
+from sparklog.broker.internal_topics import refuse_internal
+from sparklog.broker.partition import Answer, Batches, Partition, PendingProduce
 from sparklog.broker.state import BrokerState
 from sparklog.errors import BrokerError, ErrorCode
-from sparklog.model import NO_EPOCH, NO_LEADER, TopicPartition
+from sparklog.model import INTERNAL_PREFIX, NO_EPOCH, NO_LEADER, TopicPartition
 from sparklog.net.server import ServerConnection
 from sparklog.protocol.messages import ACKS_ALL, ErrorReply, Produce, ProducePartition, ProduceReply, ProduceResult
 from sparklog.record.header import HEADER_BYTES, Flag, unpack_header
 
 _MAX_TIMEOUT_MS = 3_600_000
+#: Flags that say what may become of a batch: those that only the log sets, and whether it is in a transaction.
+_TELLING = int(Flag.CONTROL | Flag.OFFSET_ARRAY | Flag.FIRST_OF_SEGMENT | Flag.TRANSACTIONAL)
 
 
 class _OpenProduce:
@@ -70,6 +73,7 @@ def handle_produce(broker: BrokerState, connection: ServerConnection, request: P
             wanted,
             body[at : at + size],
             acks=request.acks,
+            transaction=request.transaction,
             deadline_ms=deadline_ms,
             open_produce=open_produce,
             index=index,
@@ -103,6 +107,7 @@ def _produce(
     body: memoryview,
     *,
     acks: int,
+    transaction: str,
     deadline_ms: int,
     open_produce: _OpenProduce,
     index: int,
@@ -124,34 +129,92 @@ def _produce(
 
     try:
         partition = broker.partitions.require(tp, wanted.topic_id)
-        batches = cut_batches(body, wanted.batch_count)
+        if wanted.topic.startswith(INTERNAL_PREFIX):
+            refuse_internal(wanted.topic, "not written to")
+        batches = cut_batches(body, wanted.batch_count, transactional=bool(transaction))
+        broker.counters["produce.batches"] += len(batches)
+        if transaction:
+            _produce_in_transaction(
+                broker,
+                wanted,
+                batches,
+                partition=partition,
+                key=transaction,
+                acks=acks,
+                deadline_ms=deadline_ms,
+                answered=answered,
+            )
+            return
+        _check_outside_transaction(partition, batches)
     except BrokerError as error:
         answered(Answer(error.code, -1, -1, error.detail))
         return
-    broker.counters["produce.batches"] += len(batches)
     partition.produce(PendingProduce(batches, answered), acks=acks, deadline_ms=deadline_ms)
 
 
-def cut_batches(body: memoryview, batch_count: int) -> Batches:
-    """Split headers and bodies of one partition.
+def _produce_in_transaction(
+    broker: BrokerState,
+    wanted: ProducePartition,
+    batches: Batches,
+    *,
+    partition: Partition,
+    key: str,
+    acks: int,
+    deadline_ms: int,
+    answered: Callable[[Answer], None],
+) -> None:
+    """Append once the transaction's coordinator has vouched for the producer. Raises BrokerError when it is refused at
+    once."""
+    tp = partition.tp
+
+    def append() -> None:
+        try:
+            hosted = broker.partitions.require(tp, wanted.topic_id)
+        except BrokerError as error:  # it was dropped, or made anew, while the coordinator was asked
+            answered(Answer(error.code, -1, -1, error.detail))
+        else:
+            hosted.produce(PendingProduce(batches, answered), acks=acks, deadline_ms=deadline_ms)
+
+    broker.verifications.produce(
+        partition, batches, key=key, acks=acks, deadline_ms=deadline_ms, append=append, answered=answered
+    )
+
+
+def _check_outside_transaction(partition: Partition, batches: Batches) -> None:
+    """Raises BrokerError INVALID_TXN_STATE when a batch of no transaction comes from a producer that is in one."""
+    for header, _ in batches:
+        if header.producer_id >= 0 and partition.log.has_open_transaction(header.producer_id):
+            detail = f"{partition.tp}: producer {header.producer_id} has a transaction open, a batch outside it found"
+            raise BrokerError(ErrorCode.INVALID_TXN_STATE, detail)
+
+
+def _misplaced(number: int, flags: int, kind: int) -> BrokerError:
+    if flags & _TELLING & ~Flag.TRANSACTIONAL or flags & Flag.TRANSACTIONAL == kind:
+        return BrokerError(ErrorCode.INVALID_RECORD, f"batch {number}: flags {Flag(flags)!r} are not a producer's")
+    found, expected = ("no", "one") if kind else ("a", "none")
+    detail = f"batch {number}: {found} transactional batch found, {expected} expected: that is what the request says"
+    return BrokerError(ErrorCode.INVALID_RECORD, detail)
+
+
+def cut_batches(body: memoryview, batch_count: int, *, transactional: bool = False) -> Batches:
+    """Split headers and bodies of one partition. ``transactional``: what the request says of all of them.
 
     Raises:
         BrokerError: CORRUPT_MESSAGE for a bad header CRC or lengths that do not add up; INVALID_RECORD for what only
-            the log itself may write.
+            the log itself may write, and for a batch that is transactional where the request is not, or the other way.
     """
     if batch_count == 0:
         raise BrokerError(ErrorCode.INVALID_RECORD, "no batches found, at least one expected")
-    return list(_cut(body, batch_count))
+    return list(_cut(body, batch_count, Flag.TRANSACTIONAL if transactional else Flag(0)))
 
 
-def _cut(body: memoryview, batch_count: int) -> Iterator[tuple]:  # type: ignore[type-arg]
+def _cut(body: memoryview, batch_count: int, kind: int) -> Iterator[tuple]:  # type: ignore[type-arg]
+    kind = int(kind)
     at = batch_count * HEADER_BYTES
     for number in range(batch_count):
         header = unpack_header(body, number * HEADER_BYTES)
-        if header.flags & (Flag.CONTROL | Flag.OFFSET_ARRAY | Flag.FIRST_OF_SEGMENT) or header.offset_array_length:
-            raise BrokerError(
-                ErrorCode.INVALID_RECORD, f"batch {number}: flags {Flag(header.flags)!r} are not a producer's"
-            )
+        if header.flags & _TELLING != kind or header.offset_array_length:
+            raise _misplaced(number, header.flags, kind)
         end = at + header.length
         if end > len(body):
             raise BrokerError(

@@ -16,10 +16,14 @@ from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import NO_EPOCH
 
 if TYPE_CHECKING:
+    from sparklog.broker.coordinators import Coordinators
+    from sparklog.broker.deliveries import Deliveries
     from sparklog.broker.fetch import Fetches
+    from sparklog.broker.marker_writes import MarkerWrites
     from sparklog.broker.partition import Partition
     from sparklog.broker.partitions import Partitions
     from sparklog.broker.registry import Registry
+    from sparklog.broker.verifications import Verifications
 
 _log = logging.getLogger(__name__)
 
@@ -29,6 +33,10 @@ class BrokerState:
 
     partitions: Partitions
     fetches: Fetches
+    coordinators: Coordinators
+    deliveries: Deliveries
+    markers: MarkerWrites
+    verifications: Verifications
 
     def __init__(
         self,
@@ -59,6 +67,9 @@ class BrokerState:
         self.restart = restart
         #: Held while an update of the controller is carried out: they are taken one after the other.
         self.control_turn = asyncio.Lock()
+        #: Held while an internal topic is made.
+        self.internal_topics_turn = asyncio.Lock()
+        self._wall_ahead_ms = time.time_ns() // 1_000_000 - self.now_ms()
         self._registry: Registry | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         #: Called whenever the controller's word has been taken over.
@@ -104,6 +115,10 @@ class BrokerState:
     def now_ms(self) -> int:
         """The clock that replicas are stepped with: never goes back."""
         return time.monotonic_ns() // 1_000_000
+
+    def wall_ms(self) -> int:
+        """Milliseconds since the epoch, for what outlives the process; within it the time never goes back."""
+        return self.now_ms() + self._wall_ahead_ms
 
     def next_metadata(self) -> asyncio.Future[None]:
         """Done when the controller's next word has been taken over."""

@@ -47,6 +47,8 @@ class Wiring:
     def role_changed(self, partition: Partition) -> None:
         self._broker.counters[f"roles.{partition.replica.role}"] += 1
         self._broker.fetches.changed(partition)
+        self._broker.markers.role_changed(partition)
+        self._broker.coordinators.role_changed(partition)
         self._broker.roles_changed()
 
     def log_end_moved(self, partition: Partition) -> None:
@@ -55,6 +57,8 @@ class Wiring:
     def high_watermark_moved(self, partition: Partition) -> None:
         self._broker.fetches.high_watermark_moved(partition)
         self._upkeep.committed(partition)
+        self._broker.markers.committed(partition)
+        self._broker.coordinators.committed(partition)
 
     def bad_decision(self, partition: Partition, detail: str) -> None:
         self._broker.counters["control.contradictions"] += 1

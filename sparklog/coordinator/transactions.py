@@ -163,6 +163,11 @@ class Transactions:
     def __len__(self) -> int:
         return len(self._entries)
 
+    @property
+    def live_records(self) -> int:
+        """What a rewrite of the whole log would write."""
+        return sum(1 + len(entry.participants) for entry in self._entries.values())
+
     # --- requests --------------------------------------------------------------------------------------------------
 
     def _entry(self, key: str, now_ms: int) -> Entry:

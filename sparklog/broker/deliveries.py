@@ -1,0 +1,216 @@
+"""What decided transactions still have to send: markers to the partitions' leaders, offsets to groups' coordinators.
+
+Everything is sent until it has arrived, for a decision cannot be taken back; with pauses that double up to a second,
+and at once to another broker when the metadata say so. Markers for one broker wait while a request to it is under way
+and then go together, so that a thousand transactions do not mean a thousand requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from sparklog.broker.coordinator_host import CoordinatorHost
+from sparklog.broker.group_requests import commit_offsets
+from sparklog.broker.internal_topics import OFFSETS, coordinator_of, make_topic
+from sparklog.broker.peers import Peers
+from sparklog.broker.state import BrokerState
+from sparklog.coordinator.effects import SendMarkers, SendOffsets
+from sparklog.coordinator.events import MarkersWritten, OffsetsWritten
+from sparklog.errors import BrokerError, ClusterError, ErrorCode
+from sparklog.model import TopicPartition
+from sparklog.protocol.messages import (
+    CommitOffsets,
+    CommitOffsetsReply,
+    PartitionResult,
+    TransactionMarker,
+    WriteMarkers,
+    WriteMarkersReply,
+)
+
+_log = logging.getLogger(__name__)
+
+#: A leader answers within its own limit, which is shorter.
+_ANSWER_TIMEOUT_S = 10.0
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 1.0
+_MARKERS_AT_ONCE = 1000
+
+
+@dataclass(eq=False, slots=True)
+class _Due:
+    """One marker on its way."""
+
+    host: CoordinatorHost
+    key: str
+    decision: int
+    marker: TransactionMarker
+    attempts: int = 0
+
+    @property
+    def tp(self) -> TopicPartition:
+        return TopicPartition(self.marker.topic, self.marker.partition)
+
+
+class Deliveries:
+    """Owner: the broker's event loop."""
+
+    def __init__(self, broker: BrokerState) -> None:
+        self._broker = broker
+        self._peers = Peers(broker, "transactions")
+        #: Markers for brokers to which a request is under way.
+        self._queues: dict[int, list[_Due]] = {}
+
+    def close(self) -> None:
+        self._peers.close()
+
+    # --- markers ---------------------------------------------------------------------------------------------------
+
+    def send_markers(self, host: CoordinatorHost, effect: SendMarkers) -> None:
+        due = [_Due(host, effect.key, effect.decision, marker) for marker in effect.markers]
+        # Never in the middle of a partition's step: the marker's partition might be that one.
+        asyncio.get_running_loop().call_soon(self._dispatch, due)
+
+    def _dispatch(self, dues: Iterable[_Due]) -> None:
+        written: list[_Due] = []
+        for due in dues:
+            if due.host.ended:
+                continue
+            known = self._broker.cache.partition(due.tp)
+            if known is None:
+                _log.info("%s: %s is gone, its marker is not needed", due.key, due.tp)
+                written.append(due)
+            elif known.state.leader == self._broker.broker_id:
+                self._write_here(due)
+            elif known.state.leader in self._broker.cache.incarnations:
+                self._enqueue(known.state.leader, due)
+            else:
+                self._again(due)
+        self._arrived(written)
+
+    def _write_here(self, due: _Due) -> None:
+        def answered(result: PartitionResult) -> None:
+            self._settle(due, result)
+
+        self._broker.markers.write(due.marker, answered)
+
+    def _enqueue(self, leader: int, due: _Due) -> None:
+        queue = self._queues.get(leader)
+        if queue is None:
+            self._queues[leader] = [due]
+            self._broker.spawn(self._send_to(leader), f"markers for broker {leader}")
+        else:
+            queue.append(due)
+
+    async def _send_to(self, leader: int) -> None:
+        """One request after the other until nothing is left for this broker."""
+        queue = self._queues[leader]
+        await asyncio.sleep(0)  # what is ordered in this turn of the loop goes together
+        while queue:
+            batch = [due for due in queue[:_MARKERS_AT_ONCE] if not due.host.ended]
+            del queue[:_MARKERS_AT_ONCE]
+            if not batch:
+                continue
+            try:
+                await self._send_batch(leader, batch)
+            except BrokerError as error:
+                self._broker.counters["transactions.markers.failed"] += len(batch)
+                _log.info("%d markers for broker %d not written: %s", len(batch), leader, error)
+                for due in batch:
+                    self._again(due)
+        del self._queues[leader]
+
+    async def _send_batch(self, leader: int, batch: list[_Due]) -> None:
+        request = WriteMarkers(0, tuple(due.marker for due in batch))
+        reply = await self._peers.ask(
+            leader, request, timeout_s=_ANSWER_TIMEOUT_S, still=lambda: any(self._leads(leader, due) for due in batch)
+        )
+        assert isinstance(reply, WriteMarkersReply)
+        written = []
+        for due, result in zip(batch, reply.results, strict=True):
+            if result.code == ErrorCode.NONE:
+                written.append(due)
+            else:
+                self._settle(due, result)
+        self._arrived(written)
+
+    def _leads(self, broker_id: int, due: _Due) -> bool:
+        known = self._broker.cache.partition(due.tp)
+        return known is not None and known.state.leader == broker_id
+
+    def _settle(self, due: _Due, result: PartitionResult) -> None:
+        if result.code == ErrorCode.NONE:
+            self._arrived([due])
+            return
+        self._broker.counters["transactions.markers.failed"] += 1
+        _log.info("%s: marker not written: %s", due.key, result.detail)
+        self._again(due)
+
+    def _again(self, due: _Due) -> None:
+        pause_s = min(_FIRST_PAUSE_S * 2 ** min(due.attempts, 10), _LONGEST_PAUSE_S)
+        due.attempts += 1
+        asyncio.get_running_loop().call_later(pause_s, self._dispatch, [due])
+
+    def _arrived(self, written: Iterable[_Due]) -> None:
+        """Tell the coordinators, once for each decision."""
+        decisions: dict[tuple[CoordinatorHost, str, int], list[tuple[str, int]]] = {}
+        for due in written:
+            place = (due.marker.topic, due.marker.partition)
+            decisions.setdefault((due.host, due.key, due.decision), []).append(place)
+        for (host, key, decision), places in decisions.items():
+            self._broker.counters["transactions.markers"] += len(places)
+            host.step(MarkersWritten(key, decision, tuple(places)))
+
+    # --- offsets ---------------------------------------------------------------------------------------------------
+
+    def send_offsets(self, host: CoordinatorHost, effect: SendOffsets) -> None:
+        self._broker.spawn(self._hand_over(host, effect), f"offsets of {effect.key}")
+
+    async def _hand_over(self, host: CoordinatorHost, effect: SendOffsets) -> None:
+        request = CommitOffsets(0, effect.group, effect.offsets, (effect.key, effect.decision))
+        pause_s = _FIRST_PAUSE_S
+        while not host.ended and not await self._committed(request):
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+        host.step(OffsetsWritten(effect.key, effect.decision, effect.group))
+
+    async def _committed(self, request: CommitOffsets) -> bool:
+        try:
+            await self._commit(request)
+        except (BrokerError, ClusterError) as error:
+            self._broker.counters["transactions.offsets.failed"] += 1
+            _log.info("%s: offsets of group %s not handed over: %s", request.transaction, request.group, error)
+            return False
+        return True
+
+    async def _commit(self, request: CommitOffsets) -> None:
+        """Raises BrokerError, ClusterError."""
+        broker = self._broker
+        await make_topic(broker, OFFSETS)
+        wanted = coordinator_of(broker, OFFSETS, request.group)
+        if wanted is None:
+            raise BrokerError(ErrorCode.COORDINATOR_NOT_AVAILABLE, f"group {request.group}: no coordinator is there")
+        if wanted == broker.broker_id:
+            await commit_here(broker, request)
+            return
+        still: Callable[[], bool] = lambda: coordinator_of(broker, OFFSETS, request.group) == wanted  # noqa: E731
+        reply = await self._peers.ask(wanted, request, timeout_s=_ANSWER_TIMEOUT_S, still=still)
+        assert isinstance(reply, CommitOffsetsReply)
+        for result in reply.results:
+            if result.code != ErrorCode.NONE:
+                raise BrokerError(result.code, result.detail)
+
+
+async def commit_here(broker: BrokerState, request: CommitOffsets) -> None:
+    """Raises BrokerError."""
+    done: asyncio.Future[BrokerError | None] = asyncio.get_running_loop().create_future()
+
+    def answered(error: BrokerError | None) -> None:
+        if not done.done():
+            done.set_result(error)
+
+    commit_offsets(broker, request, request.offsets, answered)
+    error = await done
+    if error is not None:
+        raise error

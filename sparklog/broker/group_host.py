@@ -1,0 +1,67 @@
+"""A group coordinator in a broker: told by the cluster's metadata which topics are gone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sparklog.broker.coordinator_host import CoordinatorHost
+from sparklog.broker.partition import Partition
+from sparklog.broker.state import BrokerState
+from sparklog.config import BrokerConfig
+from sparklog.coordinator.group_offsets import Groups, GroupSettings, TopicsGone
+
+#: A topic this broker has not heard of may be a new one: its offsets are left alone for so long.
+_NEWS_MS = 60_000
+
+
+class GroupHost(CoordinatorHost):
+    """One led partition of the groups' topic."""
+
+    def __init__(self, broker: BrokerState, partition: Partition) -> None:
+        self.groups = Groups(_settings(broker.config))
+        #: The topic that had been deleted last when this was looked at last.
+        self._forgotten = ""
+        super().__init__(broker, partition, self.groups)
+
+    def perform(self, effect: Any) -> None:
+        raise AssertionError(f"not an order of a group coordinator: {effect!r}")
+
+    async def load(self) -> None:
+        await super().load()
+        if not self.unready:
+            self._drop_deleted()
+            self.broker.metadata_listeners.append(self._metadata_changed)
+
+    def end(self) -> None:
+        super().end()
+        if self._metadata_changed in self.broker.metadata_listeners:
+            self.broker.metadata_listeners.remove(self._metadata_changed)
+
+    def _metadata_changed(self) -> None:
+        newest = next(reversed(self.broker.cache.forgotten), "")
+        if newest != self._forgotten:
+            self._drop_deleted()
+
+    def _drop_deleted(self) -> None:
+        """Drop the offsets of topics that were deleted, or made anew under their name."""
+        forgotten = self.broker.cache.forgotten
+        self._forgotten = next(reversed(forgotten), "")
+        gone = []
+        for (topic, topic_id), commit_ms in self.groups.topics().items():
+            known = self.broker.cache.topic(topic)
+            if known is None:
+                if self.broker.wall_ms() >= commit_ms + _NEWS_MS or topic_id in forgotten:
+                    gone.append((topic, topic_id))
+            elif topic_id and known.change.topic_id != topic_id:
+                gone.append((topic, topic_id))
+        if gone:
+            self.step(TopicsGone(tuple(gone)))
+
+
+def _settings(config: BrokerConfig) -> GroupSettings:
+    """The memory of a transaction's decision ends well before the transaction's key is forgotten, after which its
+    decisions count from the beginning."""
+    return GroupSettings(
+        retention_ms=config.offsets_retention_ms,
+        handover_ms=min(86_400_000, config.transactional_id_expiration_ms // 2, config.sink_id_expiration_ms // 2),
+    )

@@ -1,0 +1,132 @@
+"""The topics that coordinators keep their state in: made on first use, closed to clients' writes.
+
+Each partition of such a topic is one coordinator, the broker that leads it. Names that begin with two underscores are
+the log's own: nobody creates, deletes or writes such a topic from outside, and lists leave them out.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+
+import pyarrow as pa
+
+from sparklog.broker.load import load
+from sparklog.broker.state import BrokerState
+from sparklog.broker.waiting import answer_later, until_told
+from sparklog.config import MIB
+from sparklog.controller.placement import place
+from sparklog.errors import BrokerError, ErrorCode
+from sparklog.model import INTERNAL_PREFIX, TopicPartition, TopicRecord, TopicSchema, is_internal
+from sparklog.net.server import ServerConnection
+from sparklog.protocol.messages import FindCoordinator, FindCoordinatorReply, Reply
+from sparklog.record.partitioner import partitions_for_keys
+from sparklog.record.schema import DEFAULT_EVENT_TIME, DEFAULT_KEY_COLUMNS, DEFAULT_SCHEMA, schema_message
+
+_log = logging.getLogger(__name__)
+
+TRANSACTIONS = INTERNAL_PREFIX + "transaction_state"
+OFFSETS = INTERNAL_PREFIX + "consumer_offsets"
+#: ``FindCoordinator.kind`` to the topic whose leaders coordinate it.
+TOPIC_OF_KIND = {"transaction": TRANSACTIONS, "group": OFFSETS}
+
+_REPLICAS = 3
+#: For the topic to be made and a leader to be there; the client asks again.
+_WAIT_MS = 5000
+_CONFIG = {
+    "cleanup.policy": "delete",
+    "retention.ms": "-1",
+    "retention.bytes": "-1",
+    "segment.bytes": str(16 * MIB),
+    "max.message.bytes": str(16 * MIB),
+    "message.timestamp.type": "CreateTime",
+    "unclean.leader.election.enable": "false",
+}
+
+
+def refuse_internal(name: str, what: str) -> None:
+    """Raises BrokerError INVALID_TOPIC_EXCEPTION for a name that is the log's own."""
+    if is_internal(name):
+        detail = f"topic {name[:249]!r}: names that begin with {INTERNAL_PREFIX!r} are internal, {what} by clients"
+        raise BrokerError(ErrorCode.INVALID_TOPIC_EXCEPTION, detail)
+
+
+def partition_of(broker: BrokerState, topic: str, key: str) -> TopicPartition | None:
+    """Which partition coordinates ``key``; None while the topic is not known here."""
+    known = broker.cache.topic(topic)
+    if known is None or not known.partitions:
+        return None
+    number = partitions_for_keys(pa.array([key.encode()], pa.binary()), len(known.partitions))[0]
+    return TopicPartition(topic, int(number))
+
+
+def coordinator_of(broker: BrokerState, topic: str, key: str) -> int | None:
+    """The broker that coordinates ``key``, as far as this one knows; None: nobody, or not known."""
+    tp = partition_of(broker, topic, key)
+    known = broker.cache.partition(tp) if tp is not None else None
+    if known is None or known.state.leader not in broker.cache.incarnations:
+        return None
+    return known.state.leader
+
+
+def handle_find_coordinator(
+    broker: BrokerState, connection: ServerConnection, request: FindCoordinator, body: memoryview
+) -> None:
+    topic = TOPIC_OF_KIND.get(request.kind)
+    if topic is None:
+        detail = f"coordinator of a {request.kind[:80]!r} asked for, expected one of {', '.join(TOPIC_OF_KIND)}"
+        raise BrokerError(ErrorCode.INVALID_REQUEST, detail)
+    if not request.key:
+        raise BrokerError(ErrorCode.INVALID_REQUEST, f"{request.kind}: an empty name found")
+    answer_later(broker, connection, request, _find(broker, request, topic))
+
+
+async def _find(broker: BrokerState, request: FindCoordinator, topic: str) -> Reply:
+    await make_topic(broker, topic)
+    await until_told(broker, lambda: coordinator_of(broker, topic, request.key) is not None, _WAIT_MS)
+    leader, tp = coordinator_of(broker, topic, request.key), partition_of(broker, topic, request.key)
+    endpoint = broker.cache.endpoint(leader) if leader is not None else None
+    if endpoint is None or tp is None:
+        detail = f"{request.kind} {request.key!r}: {tp or topic} has no leader now"
+        raise BrokerError(ErrorCode.COORDINATOR_NOT_AVAILABLE, detail)
+    return FindCoordinatorReply(request.cid, endpoint, tp.partition)
+
+
+async def make_topic(broker: BrokerState, name: str) -> None:
+    """Create the topic unless it is there; several brokers may try at the same time.
+
+    Raises:
+        BrokerError: it cannot be placed, or is not known here in time.
+        ClusterError: ZooKeeper is away.
+    """
+    async with broker.internal_topics_turn:
+        if broker.cache.topic(name) is not None:
+            return
+        try:
+            await broker.registry.create_topic(_record(broker, name))
+            _log.info("topic %s created", name)
+        except BrokerError as error:
+            if error.code is not ErrorCode.TOPIC_ALREADY_EXISTS:
+                raise
+        if not await until_told(broker, lambda: broker.cache.topic(name) is not None, _WAIT_MS):
+            raise BrokerError(ErrorCode.COORDINATOR_NOT_AVAILABLE, f"topic {name} was created, but is not there yet")
+
+
+def _record(broker: BrokerState, name: str) -> TopicRecord:
+    live = broker.cache.brokers
+    config = broker.config
+    placement = place(
+        live,
+        partitions=config.transaction_partitions if name == TRANSACTIONS else config.offsets_partitions,
+        replication_factor=max(1, min(_REPLICAS, len(live))),
+        load=load(broker),
+    )
+    return TopicRecord(
+        name=name,
+        topic_id=uuid.uuid4().hex,
+        assignment=placement.assignment,
+        schemas=(TopicSchema(0, schema_message(DEFAULT_SCHEMA)),),
+        key_columns=DEFAULT_KEY_COLUMNS,
+        event_time=DEFAULT_EVENT_TIME,
+        config=dict(_CONFIG),
+    )

@@ -1,0 +1,56 @@
+"""A transaction coordinator in a broker: what it orders beyond its own log goes to the deliveries."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from sparklog.broker.coordinator_host import CoordinatorHost
+from sparklog.broker.partition import Partition
+from sparklog.broker.state import BrokerState
+from sparklog.config import BrokerConfig
+from sparklog.coordinator.effects import SendMarkers, SendOffsets
+from sparklog.coordinator.transactions import Transactions, TransactionSettings
+from sparklog.protocol.messages import TransactionDescription
+
+
+class TransactionHost(CoordinatorHost):
+    """One led partition of the transactions' topic."""
+
+    def __init__(self, broker: BrokerState, partition: Partition) -> None:
+        self._transactions = Transactions(_settings(broker.config))
+        super().__init__(broker, partition, self._transactions)
+
+    def perform(self, effect: Any) -> None:
+        match effect:
+            case SendMarkers():
+                self.broker.deliveries.send_markers(self, effect)
+            case SendOffsets():
+                self.broker.deliveries.send_offsets(self, effect)
+            case _:
+                raise AssertionError(f"not an order of a transaction coordinator: {effect!r}")
+
+    def describe(self) -> Iterator[TransactionDescription]:
+        for key, now, participants, due_ms in self._transactions.entries():
+            yield TransactionDescription(
+                key,
+                now.state,
+                now.run_id,
+                now.run,
+                now.version,
+                now.last_version,
+                now.began_ms,
+                due_ms,
+                tuple(
+                    (producer_id, participant.epoch, tuple(sorted(participant.all_partitions())))
+                    for producer_id, participant in sorted(participants.items())
+                ),
+            )
+
+
+def _settings(config: BrokerConfig) -> TransactionSettings:
+    return TransactionSettings(
+        max_timeout_ms=config.transaction_max_timeout_ms,
+        producer_expiration_ms=config.transactional_id_expiration_ms,
+        sink_expiration_ms=config.sink_id_expiration_ms,
+    )

@@ -1,0 +1,156 @@
+"""Requests about transactions: handed to the key's coordinator, answered with what it says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from sparklog.broker.state import BrokerState
+from sparklog.broker.waiting import limit_s
+from sparklog.coordinator import events
+from sparklog.coordinator.effects import Begun, Done, Ended, Outcome, Refused
+from sparklog.errors import BrokerError, ClusterError, ErrorCode
+from sparklog.model import TopicPartition, is_internal
+from sparklog.net.server import ServerConnection
+from sparklog.protocol.messages import (
+    AbortTransaction,
+    Ack,
+    AddToTransaction,
+    BeginTransaction,
+    BeginTransactionReply,
+    EndTransaction,
+    EndTransactionReply,
+    ErrorReply,
+    ListTransactions,
+    ListTransactionsReply,
+    Reply,
+    TouchTransaction,
+    VerifyTransaction,
+)
+
+
+def handle_begin_transaction(
+    broker: BrokerState, connection: ServerConnection, request: BeginTransaction, body: memoryview
+) -> None:
+    if not request.run_id or request.version < -1 or request.timeout_ms <= 0:
+        detail = f"run {request.run_id!r}, version {request.version}, timeout {request.timeout_ms} ms found; expected "
+        raise BrokerError(ErrorCode.INVALID_REQUEST, detail + "a name, -1 or more, more than 0")
+    broker.coordinators.transactions.of(request.key)
+    broker.spawn(_begin(broker, connection, request), f"begin of {request.key}")
+
+
+async def _begin(broker: BrokerState, connection: ServerConnection, request: BeginTransaction) -> None:
+    """Every begin has a producer id at hand, whether it comes to be used or not: ids are many."""
+    try:
+        producer_id = await broker.registry.next_producer_id()
+        host = broker.coordinators.transactions.of(request.key)
+    except BrokerError as error:
+        connection.reply(ErrorReply(request.cid, error.code, error.detail))
+        return
+    except ClusterError as error:
+        connection.reply(ErrorReply(request.cid, ErrorCode.COORDINATOR_NOT_AVAILABLE, str(error)))
+        return
+    host.ask(
+        lambda ticket: events.BeginRequested(
+            ticket, request.key, request.run_id, request.version, request.timeout_ms, producer_id
+        ),
+        _answering(connection, request.cid),
+    )
+
+
+def handle_add_to_transaction(
+    broker: BrokerState, connection: ServerConnection, request: AddToTransaction, body: memoryview
+) -> None:
+    for topic, number in request.partitions:
+        # A decision whose partition is not known is taken for one whose topic was deleted: it must be known before.
+        tp = TopicPartition(topic, number)
+        if is_internal(topic):
+            raise BrokerError(ErrorCode.INVALID_TOPIC_EXCEPTION, f"{tp}: internal topics are not written to by clients")
+        if broker.cache.partition(tp) is None:
+            raise BrokerError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"no partition {tp} is known here")
+    if request.offsets and not request.group:
+        raise BrokerError(ErrorCode.INVALID_REQUEST, f"{len(request.offsets)} offsets of no group found")
+    broker.coordinators.transactions.of(request.key).ask(
+        lambda ticket: events.AddRequested(
+            ticket,
+            request.key,
+            request.run_id,
+            request.producer_id,
+            request.producer_epoch,
+            request.partitions,
+            request.group,
+            request.offsets,
+        ),
+        _answering(connection, request.cid),
+    )
+
+
+def handle_touch_transaction(
+    broker: BrokerState, connection: ServerConnection, request: TouchTransaction, body: memoryview
+) -> None:
+    broker.coordinators.transactions.of(request.key).ask(
+        lambda ticket: events.TouchRequested(ticket, request.key, request.run_id), _answering(connection, request.cid)
+    )
+
+
+def handle_end_transaction(
+    broker: BrokerState, connection: ServerConnection, request: EndTransaction, body: memoryview
+) -> None:
+    if not request.run_id or request.version < -1:
+        detail = f"run {request.run_id!r}, version {request.version} found; expected a name, -1 or more"
+        raise BrokerError(ErrorCode.INVALID_REQUEST, detail)
+    deadline_ms = broker.wall_ms() + int(limit_s(request.timeout_ms) * 1000)
+    broker.coordinators.transactions.of(request.key).ask(
+        lambda ticket: events.EndRequested(
+            ticket, request.key, request.run_id, request.version, request.commit, request.winners, deadline_ms
+        ),
+        _answering(connection, request.cid),
+    )
+
+
+def handle_verify_transaction(
+    broker: BrokerState, connection: ServerConnection, request: VerifyTransaction, body: memoryview
+) -> None:
+    verify(broker, request, _answering(connection, request.cid))
+
+
+def verify(broker: BrokerState, request: VerifyTransaction, answered: Callable[[Outcome], None]) -> None:
+    """Raises BrokerError when this broker does not coordinate the key now."""
+    broker.coordinators.transactions.of(request.key).ask(
+        lambda ticket: events.VerifyRequested(
+            ticket, request.key, request.producer_id, request.producer_epoch, request.topic, request.partition
+        ),
+        answered,
+    )
+
+
+def handle_abort_transaction(
+    broker: BrokerState, connection: ServerConnection, request: AbortTransaction, body: memoryview
+) -> None:
+    broker.coordinators.transactions.of(request.key).ask(
+        lambda ticket: events.AbortRequested(ticket, request.key), _answering(connection, request.cid)
+    )
+
+
+def handle_list_transactions(
+    broker: BrokerState, connection: ServerConnection, request: ListTransactions, body: memoryview
+) -> None:
+    found = [described for host in broker.coordinators.transactions.all_ready() for described in host.describe()]
+    connection.reply(ListTransactionsReply(request.cid, tuple(sorted(found, key=lambda one: one.key))))
+
+
+def _answering(connection: ServerConnection, cid: int) -> Callable[[Outcome], None]:
+    return lambda outcome: connection.reply(_reply(cid, outcome))
+
+
+def _reply(cid: int, outcome: Outcome) -> Reply:
+    match outcome:
+        case Begun():
+            return BeginTransactionReply(
+                cid, outcome.committed, outcome.last_version, outcome.producer_id, outcome.producer_epoch, outcome.run
+            )
+        case Ended():
+            return EndTransactionReply(cid, outcome.complete, outcome.replayed)
+        case Done():
+            return Ack(cid)
+        case Refused():
+            return ErrorReply(cid, outcome.code, outcome.detail)
