@@ -66,7 +66,9 @@ HandleRequest = Callable[[BrokerState, ServerConnection, Any, memoryview], None]
 
 
 def _handle_metadata(broker: BrokerState, connection: ServerConnection, request: Metadata, body: memoryview) -> None:
-    connection.reply(broker.cache.metadata(request.cid, request.topics, schemas=request.schemas))
+    connection.reply(
+        broker.cache.metadata(request.cid, request.topics, schemas=request.schemas, internal=request.internal)
+    )
 
 
 HANDLERS: dict[type, HandleRequest] = {

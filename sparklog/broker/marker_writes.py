@@ -141,7 +141,8 @@ class MarkerWrites:
             del self._fenced[next(iter(self._fenced))]
 
     def fenced(self, tp: TopicPartition, producer_id: int) -> bool:
-        """Whether the producer's transaction has ended in this partition, as far as is remembered."""
+        """Whether the end of the producer's transaction is decided, as far as is remembered: the marker may not be
+        written yet, but nothing may come before it any more."""
         return (tp, producer_id) in self._fenced
 
 

@@ -74,10 +74,14 @@ class MetadataCache:
     def endpoint(self, broker_id: int) -> BrokerEndpoint | None:
         return self._endpoints.get(broker_id)
 
-    def metadata(self, cid: int, names: tuple[str, ...] | None, *, schemas: bool) -> MetadataReply:
+    def metadata(
+        self, cid: int, names: tuple[str, ...] | None, *, schemas: bool, internal: bool = False
+    ) -> MetadataReply:
         """The reply to a Metadata request, each topic once; unknown and impossible names are errors of their own
-        entry. Internal topics are described to who names them."""
-        chosen = sorted(n for n in self._topics if not is_internal(n)) if names is None else dict.fromkeys(names)
+        entry. Internal topics are described to who names them, or asks for all with ``internal``."""
+        if names is None:
+            names = tuple(sorted(name for name in self._topics if internal or not is_internal(name)))
+        chosen = dict.fromkeys(names)
         topics = tuple(self._describe(name, schemas=schemas) for name in chosen)
         return MetadataReply(cid, self.cluster_id, self.controller_epoch, self.brokers, topics)
 

@@ -125,7 +125,7 @@ class BrokerState:
         return _waiter(self._metadata_waiters)
 
     def metadata_changed(self) -> None:
-        for listener in self.metadata_listeners:
+        for listener in list(self.metadata_listeners):
             listener()
         _wake(self._metadata_waiters)
 

@@ -79,12 +79,12 @@ class Verifications:
         producer_id, epoch = _producer(tp, batches, key=key, acks=acks)
         question = self._questions.get((tp, producer_id))
         if question is None:
-            if partition.log.has_open_transaction(producer_id):
-                append()
-                return
             if self._broker.markers.fenced(tp, producer_id):
                 detail = f"{tp}: the transaction of producer {producer_id} has ended"
                 raise BrokerError(ErrorCode.INVALID_TXN_STATE, detail)
+            if partition.log.has_open_transaction(producer_id):
+                append()
+                return
             partition.require_leader(-1)
         elif (question.request.key, question.request.producer_epoch) != (key, epoch):
             detail = f"{tp}: producer {producer_id} is of {question.request.key!r}, {key!r} found"

@@ -389,7 +389,7 @@ class Admin:
 
     def _replicas(self) -> tuple[tuple[BrokerEndpoint, ...], dict[TopicPartition, tuple[int, ...]]]:
         """The live brokers, and where every partition is or is going."""
-        reply = self._metadata(None, schemas=False)
+        reply = self._metadata(None, schemas=False, internal=True)
         return reply.brokers, moves.replicas_of(reply, moves.under_way(self._link))
 
     def _move(self, targets: Mapping[TopicPartition, tuple[int, ...]], throttle_bytes: int) -> Reassigned:
@@ -399,7 +399,7 @@ class Admin:
 
     def _wait(self, what: str, problems: Callable[[MetadataReply], list[str]], timeout_s: float | None) -> None:
         def attempt() -> None:
-            found = problems(self._metadata(None, schemas=False))
+            found = problems(self._metadata(None, schemas=False, internal=True))
             if found:
                 more = f" and {len(found) - 3} more" if len(found) > 3 else ""
                 raise BrokerError(ErrorCode.REPLICA_NOT_AVAILABLE, f"{'; '.join(found[:3])}{more}")
@@ -410,9 +410,11 @@ class Admin:
         """What a broker may take, so that its answer still comes within ours."""
         return max(1, int(min(timeout_s, self._link.request_timeout_s) * 800))
 
-    def _metadata(self, topics: tuple[str, ...] | None, *, schemas: bool = True) -> MetadataReply:
+    def _metadata(
+        self, topics: tuple[str, ...] | None, *, schemas: bool = True, internal: bool = False
+    ) -> MetadataReply:
         def attempt() -> MetadataReply:
-            reply = self._link.ask_any(Metadata(0, topics, schemas), MetadataReply)
+            reply = self._link.ask_any(Metadata(0, topics, schemas, internal), MetadataReply)
             if schemas:
                 self._link.metadata.update(reply)
             return reply

@@ -79,10 +79,12 @@ class ErrorReply(Message, frozen=True, tag="error_reply"):
 
 
 class Metadata(Message, frozen=True, tag="metadata"):
-    """``topics`` None asks for all. Without ``schemas`` the topics' schema bytes are left out."""
+    """``topics`` None asks for all, internal ones only with ``internal``. Without ``schemas`` the topics' schema bytes
+    are left out."""
 
     topics: _Entries[str] | None = None
     schemas: bool = True
+    internal: bool = False
 
 
 class PartitionMetadata(msgspec.Struct, frozen=True, array_like=True):
