@@ -97,6 +97,7 @@ class Verifications:
         if question is not None:
             question.held.append(held)
             return
+        self._broker.counters["verifications.asked"] += 1
         request = VerifyTransaction(0, key, producer_id, epoch, tp.topic, tp.partition)
         question = self._questions[tp, producer_id] = _Question(request, [held])
         self._broker.spawn(self._verify(tp, question), f"verification of {producer_id} in {tp}")

@@ -84,12 +84,21 @@ class Client:
         self.run_id = run_id
         self.version = version
         self.producer_id = -1
+        self._coordinator = -1
         self._sequences: dict[tuple[str, int], int] = {}
 
     def coordinator(self) -> int:
         return find_coordinator(self._cluster, "transaction", self.key)
 
     def ask(self, request: Request, kind: type[_R]) -> _R:
+        """Of the coordinator as known, and where that is not the one any more of whoever is."""
+        if self._coordinator in running(self._cluster):
+            found = _answer(self._cluster, lambda: self._coordinator, request, kind)
+            if not isinstance(found, BrokerError):
+                return found
+            if not found.retriable:
+                raise found
+        self._coordinator = self.coordinator()
         return retried(self._cluster, self.coordinator, request, kind)
 
     def begin(self, *, timeout_ms: int = 60_000) -> BeginTransactionReply:
@@ -202,3 +211,13 @@ def _take(seen: Seen, fetched: FetchedPartition, body: memoryview) -> int:
             batch: pa.RecordBatch = decode_batch(header, bytes_here, DEFAULT_SCHEMA)
             seen.values += batch.column("value").to_pylist()
     return int(headers[-1].next_offset)
+
+
+def last_stable_offset(cluster: ProcessCluster, topic: str, partition: int = 0) -> int:
+    """As the leader has it; -1 while there is none."""
+    at = leader(cluster, topic, partition)
+    with cluster.connect(at) as connection:
+        wanted = FetchPartition(topic, partition, "", -1, 0, 1)
+        reply, _ = connection.request(Fetch(0, CONSUMER, -1, 0, 1, 1, 1, 0, -1, (wanted,)))
+    assert isinstance(reply, FetchReply)
+    return reply.partitions[0].last_stable_offset

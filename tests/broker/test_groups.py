@@ -1,0 +1,115 @@
+"""Groups' offsets on three real brokers: committed, handed over by transactions, kept by whoever coordinates next."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from sparklog.errors import BrokerError, ErrorCode
+from sparklog.protocol.messages import (
+    Ack,
+    CommitOffsets,
+    CommitOffsetsReply,
+    DeleteTopic,
+    FetchOffsets,
+    FetchOffsetsReply,
+    FindCoordinator,
+    FindCoordinatorReply,
+    GroupOffset,
+    ListGroups,
+    ListGroupsReply,
+)
+from sparklog.testing.process_cluster import ProcessCluster, wait_until
+from tests.broker.topics import PATIENCE_S, create_topic, replica, running, wait_isr
+from tests.broker.transactions import Client, ask, find_coordinator, retried
+
+pytestmark = pytest.mark.integration
+
+
+class Group:
+    def __init__(self, cluster: ProcessCluster, name: str) -> None:
+        self._cluster = cluster
+        self.name = name
+
+    @property
+    def coordinator(self) -> Callable[[], int]:
+        return lambda: find_coordinator(self._cluster, "group", self.name)
+
+    def commit(self, *offsets: GroupOffset, transaction: tuple[str, int] | None = None) -> list[int]:
+        request = CommitOffsets(0, self.name, offsets, transaction)
+        return [result.code for result in retried(self._cluster, self.coordinator, request, CommitOffsetsReply).results]
+
+    def offsets(self, *partitions: tuple[str, int]) -> dict[tuple[str, int], int]:
+        request = FetchOffsets(0, self.name, partitions or None)
+        found = retried(self._cluster, self.coordinator, request, FetchOffsetsReply).offsets
+        return {(offset.topic, offset.partition): offset.offset for offset in found}
+
+
+def test_offsets_outlive_their_coordinator_but_not_their_topic(cluster: ProcessCluster) -> None:
+    topic_id = create_topic(cluster, "read", partitions=2)
+    create_topic(cluster, "stays")
+    group = Group(cluster, "readers")
+    unknown = GroupOffset("nowhere", 0, 1)
+    codes = group.commit(GroupOffset("read", 0, 5), GroupOffset("read", 1, 6, metadata="x"), unknown)
+    assert codes == [0, 0, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION]
+    assert group.commit(GroupOffset("stays", 0, 9, leader_epoch=3)) == [0]
+    everything = {("read", 0): 5, ("read", 1): 6, ("stays", 0): 9}
+    assert group.offsets() == everything
+    assert group.offsets(("read", 1), ("read", 7)) == {("read", 1): 6}
+    first = group.coordinator()
+    cluster.kill(first)
+    assert group.offsets() == everything
+    found = retried(cluster, group.coordinator, FetchOffsets(0, "readers"), FetchOffsetsReply).offsets[1]
+    assert found == GroupOffset("read", 1, 6, topic_id, -1, "x")
+    assert "readers" in ask(cluster, group.coordinator(), ListGroups(0), ListGroupsReply).groups
+    elsewhere = next(broker_id for broker_id in running(cluster) if broker_id != group.coordinator())
+    with pytest.raises(BrokerError) as refused:
+        ask(cluster, elsewhere, FetchOffsets(0, "readers"), FetchOffsetsReply)
+    assert refused.value.code is ErrorCode.NOT_COORDINATOR
+    cluster.start_broker(first)
+    wait_isr(cluster, "__consumer_offsets", {0, 1, 2})
+    ask(cluster, group.coordinator(), DeleteTopic(0, "read", 10_000), Ack)
+    wait_until(lambda: group.offsets() == {("stays", 0): 9}, PATIENCE_S, "the deleted topic's offsets to go")
+
+
+def test_a_transaction_takes_offsets_along_or_leaves_them(cluster: ProcessCluster) -> None:
+    create_topic(cluster, "in")
+    create_topic(cluster, "out")
+    group = Group(cluster, "processors")
+    client = Client(cluster, "processor")
+    for commit, offset, seen in ((False, 3, {}), (True, 4, {("in", 0): 4}), (False, 8, {("in", 0): 4})):
+        client.begin()
+        client.write("out", 0, 1, "v")
+        client.add(group="processors", offsets=(GroupOffset("in", 0, 1),))
+        client.add(group="processors", offsets=(GroupOffset("in", 0, offset),))
+        assert client.end(commit=commit).complete
+        assert group.offsets() == seen
+    assert group.commit(GroupOffset("in", 0, 2), transaction=("processor", 2)) == [0]
+    assert group.offsets() == {("in", 0): 4}, "the second decision was handed over already"
+
+
+def test_a_coordinators_log_is_bounded(cluster: ProcessCluster) -> None:
+    create_topic(cluster, "busy", partitions=100)
+    group = Group(cluster, "busy readers")
+    for offset in range(11):
+        assert not any(group.commit(*(GroupOffset("busy", number, offset) for number in range(100))))
+    request = retried(cluster, group.coordinator, FetchOffsets(0, group.name), FetchOffsetsReply)
+    assert {found.offset for found in request.offsets} == {10}
+    number = partition_of_group(cluster, group.name)
+    at = group.coordinator()
+
+    def log_starts() -> set[int]:
+        return {replica(cluster, broker_id, "__consumer_offsets", number).log_start_offset for broker_id in (0, 1, 2)}
+
+    wait_until(lambda: min(log_starts()) > 1000, PATIENCE_S, f"every log start to move, not {log_starts()}")
+    cluster.kill(at)
+    assert set(group.offsets().values()) == {10}
+    cluster.start_broker(at)
+    wait_isr(cluster, "__consumer_offsets", {0, 1, 2}, number)
+
+
+def partition_of_group(cluster: ProcessCluster, name: str) -> int:
+    return retried(
+        cluster, lambda: running(cluster)[0], FindCoordinator(0, "group", name), FindCoordinatorReply
+    ).partition
