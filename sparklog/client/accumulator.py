@@ -9,7 +9,8 @@ expires in the queue leaves no gap. What keeps records in order and without dupl
   waits, and goes out again behind that one.
 - The same for the first outstanding batch proves that it is not in the log, and that what it should follow is not
   either (an earlier batch expired, or the log lost its end). It gets a place at the head of the queue again, and the
-  partition takes a new producer id once nothing of the old one is outstanding.
+  partition takes a new producer id once nothing of the old one is outstanding. In a transaction, which is one
+  producer id's as a whole, the batch has failed for good instead.
 
 Source: KIP-98, KIP-360, and the five in flight of Kafka's producer.
 """
@@ -25,6 +26,7 @@ from sparklog.client.backoff import Backoff
 from sparklog.errors import TRAITS, ErrorCode
 from sparklog.model import TopicPartition
 from sparklog.record.codec import EncodedBatch
+from sparklog.record.header import Flag
 
 #: A broker remembers the last five batches of a producer; more in flight could not be told from duplicates.
 MAX_IN_FLIGHT = 5
@@ -89,11 +91,13 @@ class ProducerBatch:
     def size(self) -> int:
         return int(self.encoded.header.length)
 
-    def number(self, identity: ProducerIdentity | None, first_sequence: int) -> None:
+    def number(self, identity: ProducerIdentity | None, first_sequence: int, *, transactional: bool = False) -> None:
         """Give it its place among the producer's batches, or take it away again."""
         self.identity = identity
+        flags = self.encoded.header.flags
         self.encoded = self.encoded._replace(
             header=self.encoded.header._replace(
+                flags=flags | Flag.TRANSACTIONAL if transactional else flags,
                 producer_id=identity.producer_id if identity else -1,
                 producer_epoch=identity.epoch if identity else -1,
                 first_sequence=first_sequence,
@@ -135,11 +139,14 @@ class Accumulator:
         self,
         *,
         idempotent: bool,
+        transactional: bool = False,
         max_in_flight: int = MAX_IN_FLIGHT,
         backoff: Backoff = Backoff(),  # noqa: B008
     ) -> None:
         assert 1 <= max_in_flight <= MAX_IN_FLIGHT or not idempotent
+        assert idempotent or not transactional
         self._idempotent = idempotent
+        self._transactional = transactional
         self._max_in_flight = max_in_flight
         self._backoff = backoff
         self._partitions: dict[TopicPartition, _Partition] = {}
@@ -167,6 +174,12 @@ class Accumulator:
         """A new producer id is there."""
         self._identity = identity
         self._identity_wanted = False
+
+    def begin(self, identity: ProducerIdentity) -> None:
+        """A transaction: every partition begins at sequence 0 under its producer id."""
+        assert self.empty and self._transactional
+        self._partitions.clear()
+        self.set_identity(identity)
 
     @property
     def identity_wanted(self) -> bool:
@@ -243,7 +256,7 @@ class Accumulator:
         if partition.identity is None or partition.renumber:
             assert self._identity is not None
             partition.identity, partition.next_sequence, partition.renumber = self._identity, 0, False
-        batch.number(partition.identity, partition.next_sequence)
+        batch.number(partition.identity, partition.next_sequence, transactional=self._transactional)
         count = batch.encoded.header.record_count
         partition.next_sequence = (partition.next_sequence + count) & _SEQUENCE_MASK
 
@@ -267,7 +280,10 @@ class Accumulator:
         batch.last_error = f"{code.name}: {detail}" if detail else code.name
         partition = self._partitions[batch.tp]
         lost_sequence = batch.identity is not None and code in _SEQUENCE_ERRORS
-        if not lost_sequence and not TRAITS[code].retriable:
+        final = not lost_sequence and not TRAITS[code].retriable
+        if self._transactional and lost_sequence:
+            final = code != ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER or partition.outstanding[0] is batch
+        if final:
             self._remove(batch)
             return False
         if lost_sequence and partition.outstanding[0] is not batch:

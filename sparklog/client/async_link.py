@@ -15,6 +15,7 @@ from sparklog.client.backoff import Backoff
 from sparklog.client.bootstrap import Address, parse_bootstrap
 from sparklog.client.metadata import MetadataCache
 from sparklog.errors import BrokerError, ErrorCode
+from sparklog.model import BrokerEndpoint
 from sparklog.net.async_client import AsyncConnection
 from sparklog.protocol.messages import Metadata, MetadataReply, Reply, Request, TopicMetadata
 
@@ -111,6 +112,31 @@ class AsyncLink:
             ) from None
         self._unanswered = 0
         return reply
+
+    async def ask_endpoint(self, broker: BrokerEndpoint, request: Request, *, patience_s: float) -> Reply:
+        """Ask one broker once. Raises BrokerError, NETWORK_EXCEPTION when no answer comes for ``patience_s``."""
+        if self._closed:
+            raise BrokerError(ErrorCode.NETWORK_EXCEPTION, "the client is closed")
+        known = self._brokers.get(broker.broker_id)
+        connection = known.connection if known is not None else None
+        if connection is None or connection.closed:
+            connection = await self._open(Address(broker.host, broker.port))
+            answered = connection.hello.broker_id if connection.hello else -1
+            self._keep(answered, connection)
+            if answered != broker.broker_id:
+                detail = f"{connection.address} is broker {answered}, {broker.broker_id} expected"
+                raise BrokerError(ErrorCode.BROKER_NOT_AVAILABLE, detail)
+            connection = self._brokers[answered].connection or connection
+        try:
+            reply, _ = await asyncio.wait_for(connection.request(request), patience_s)
+        except asyncio.TimeoutError:
+            detail = f"{connection.address}: no answer within {patience_s:g} s"
+            raise BrokerError(ErrorCode.NETWORK_EXCEPTION, detail) from None
+        return reply
+
+    def roll(self) -> float:
+        """A number in [0, 1), for delays."""
+        return self._random.random()
 
     def _kept_silent(self, connection: AsyncConnection, *, for_good: bool) -> None:
         self._unanswered += 1

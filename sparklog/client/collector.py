@@ -118,6 +118,10 @@ class RecordChunk:
     def failed(self) -> bool:
         return self._failure is not None
 
+    @property
+    def error(self) -> BaseException | None:
+        return self._failure
+
     def take_failure(self) -> BaseException | None:
         if self._error_seen:
             return None

@@ -41,3 +41,45 @@ class LogTruncated(BrokerError):
 
     def __reduce__(self) -> tuple[type[LogTruncated], tuple[TopicPartition, int, tuple[int, int]]]:
         return LogTruncated, (self.tp, self.position, (self.epoch, self.offset))
+
+
+class ProducerFenced(BrokerError):
+    """This producer may not go on, and what it had open is aborted: make another. Its code is INVALID_PRODUCER_EPOCH.
+
+    Who may have done it: another producer that began a transaction under the same id, an operator who aborted it, or
+    the coordinator, because for the transaction's time-out no sign of life came.
+    """
+
+    def __init__(self, detail: str) -> None:
+        super().__init__(ErrorCode.INVALID_PRODUCER_EPOCH, detail)
+
+    def __reduce__(self) -> tuple[type[ProducerFenced], tuple[str]]:
+        return ProducerFenced, (self.detail,)
+
+
+class TransactionStateError(BrokerError):
+    """The transaction does not allow this now: none is open, or a part of it has failed and it can only be aborted.
+    Its code is INVALID_TXN_STATE."""
+
+    def __init__(self, detail: str) -> None:
+        super().__init__(ErrorCode.INVALID_TXN_STATE, detail)
+
+    def __reduce__(self) -> tuple[type[TransactionStateError], tuple[str]]:
+        return TransactionStateError, (self.detail,)
+
+
+class CommitOutcomeUnknown(ClientTimeout):
+    """Whether the transaction is committed or aborted is not known: the coordinator's answer was lost, and it could not
+    be asked again. It is one of the two, as a whole; asking again with the same call may tell which."""
+
+
+def transaction_error(error: BrokerError, who: str) -> BrokerError:
+    """The error as users of transactions know it; ``who`` names the transaction."""
+    if error.code == ErrorCode.INVALID_PRODUCER_EPOCH:
+        return ProducerFenced(
+            f"{who} is fenced: another run with this id has begun since, somebody aborted it, or it gave no sign of "
+            f"life in time ({error.detail})"
+        )
+    if error.code == ErrorCode.INVALID_TXN_STATE:
+        return TransactionStateError(f"{who} can only be aborted: {error.detail}")
+    return error

@@ -8,10 +8,11 @@ topic seen the first time and when the buffer is full.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import datetime as dt
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from types import TracebackType
@@ -19,7 +20,7 @@ from typing import Any
 
 from sparklog.client.bootstrap import parse_bootstrap
 from sparklog.client.collector import Collector, RecordChunk, header_list
-from sparklog.client.errors import ClientTimeout, ProducerClosed
+from sparklog.client.errors import ClientTimeout, CommitOutcomeUnknown, ProducerClosed
 from sparklog.client.partitioning import (
     ProducerTopic,
     check_partition,
@@ -31,7 +32,10 @@ from sparklog.client.partitioning import (
 )
 from sparklog.client.results import Completion, RecordMetadata, TableWrite, WriteResult
 from sparklog.client.sender import Sender, SenderSettings, Ticket
-from sparklog.errors import BrokerError, ConfigError, ErrorCode
+from sparklog.client.transaction import Joined
+from sparklog.client.transactional import ProducerTransactions, producer_run
+from sparklog.errors import BrokerError, ConfigError, ErrorCode, SparklogError
+from sparklog.model import TopicPartition
 from sparklog.protocol.messages import ACKS_ALL
 from sparklog.record.codec import COMPRESSIONS
 
@@ -62,6 +66,9 @@ class Producer:
         request_timeout_s: float = 30.0,
         delivery_timeout_s: float = 120.0,
         idempotent: bool = True,
+        transactional_id: str | None = None,
+        transaction_timeout_s: float = 60.0,
+        in_transaction: Joined | None = None,
         client_id: str = "sparklog-producer",
     ) -> None:
         """Starts the I/O thread; connects when there is something to ask.
@@ -76,6 +83,10 @@ class Producer:
             buffer_bytes: what may be handed over and not yet acknowledged; then ``send`` and ``write`` block.
             max_block_s: how long they block before BufferFull, or ClientTimeout for a topic's metadata.
             delivery_timeout_s: after that a record that is not acknowledged fails with ClientTimeout.
+            transactional_id: write in transactions, see ``begin``. It names the writer from one life to the next: a
+                producer that begins under an id fences the one before it, and aborts what that left open.
+            transaction_timeout_s: an open transaction is aborted when its producer gave no sign of life for so long.
+            in_transaction: write in a transaction that others began and will end (``sink_transaction.join``).
 
         Raises:
             ConfigError: names the argument, the value and what is expected.
@@ -96,6 +107,13 @@ class Producer:
                 raise ConfigError(f"{name}={value!r}: expected more than 0")
         if linger_ms < 0:
             raise ConfigError(f"linger_ms={linger_ms!r}: expected 0 or more")
+        run = in_transaction.run if in_transaction is not None else None
+        if transactional_id is not None:
+            if run is not None:
+                raise ConfigError("transactional_id and in_transaction: expected one of them")
+            run = producer_run(transactional_id, transaction_timeout_s)
+        if run is not None and (acks_code != ACKS_ALL or not idempotent):
+            raise ConfigError(f"acks={acks!r}, idempotent={idempotent!r}: transactions need acks='all' and True")
         self._compression = None if compression == "none" else compression
         self._batch_bytes = batch_bytes
         self._max_block_s = max_block_s
@@ -114,7 +132,9 @@ class Producer:
             delivery_timeout_s=delivery_timeout_s,
             max_request_bytes=max(8 * MIB, batch_bytes),
             metadata_max_age_s=300.0,
+            transaction=run.key if run is not None else "",
         )
+        self._transactions: ProducerTransactions | None = None
         self._sender = Sender(
             settings,
             lambda wake: Collector(
@@ -127,6 +147,12 @@ class Producer:
             ),
         )
         self._collector = self._sender.collector
+        if run is not None:
+            self._transactions = ProducerTransactions(
+                self._sender, run, settle=self._settle, forget=self._forget, timeout_s=max_block_s
+            )
+            if in_transaction is not None:
+                self._transactions.join(in_transaction.identity)
         # A producer nobody closed still gets its records out when the program ends; a with block needs none of it.
         atexit.register(self._exit)
 
@@ -154,7 +180,10 @@ class Producer:
             ClientTimeout: no metadata within ``max_block_s``.
             TypeError: a value, key or header of another type.
             ProducerClosed: after ``close``.
+            TransactionStateError: a transactional producer, and no transaction is open.
         """
+        if self._transactions is not None:
+            self._transactions.require_open()
         known = self._sender.topics.get(topic)
         if known is None:
             known = self._topic(topic)
@@ -194,6 +223,8 @@ class Producer:
             BufferFull, ClientTimeout, ProducerClosed: as ``send``.
             TypeError: ``data`` is no table.
         """
+        if self._transactions is not None:
+            self._transactions.require_open()
         known = self._topic(topic)
         table, destination = take_destinations(known, to_table(data), partition)
         table = fit_to_topic(known, table, time.time_ns() // 1000)
@@ -239,11 +270,14 @@ class Producer:
                 raise error
 
     def close(self, timeout_s: float | None = None) -> None:
-        """Flush, and end the I/O thread. Raises as ``flush``; what did not end in time fails with ProducerClosed."""
+        """Flush, and end the I/O thread. Raises as ``flush``; what did not end in time fails with ProducerClosed. An
+        open transaction is aborted."""
         if self._closed:
             return
         self._closed = True
         try:
+            if self._transactions is not None:
+                self._transactions.close()
             self.flush(timeout_s)
         finally:
             self._stop()
@@ -260,12 +294,72 @@ class Producer:
         # What led here matters more than what becomes of the rest, which is still given a moment.
         self._closed = True
         try:
+            if self._transactions is not None:
+                self._transactions.close()
             self.flush(timeout_s=5.0)
         except Exception as second:
             if hasattr(error, "add_note"):  # Python 3.11
                 error.add_note(f"sparklog producer while closing: {second}")
         finally:
             self._sender.stop(ProducerClosed("the producer was closed before this was acknowledged"))
+
+    # --- transactions ---
+
+    def begin(self) -> None:
+        """Begin a transaction: what is written from now on becomes visible to readers of committed records together
+        when it is committed, or never. A transaction is for one thread: none may write while it is begun or ended.
+
+        Raises:
+            ProducerFenced: a later producer has this ``transactional_id``.
+            TransactionStateError: one is open already.
+            ClientTimeout: the coordinator did not answer within ``max_block_s``.
+        """
+        self._transactional().begin()
+
+    def commit(self) -> None:
+        """Wait for all acknowledgements and commit. When it returns the decision is durable, and readers see it.
+
+        Raises:
+            TransactionStateError: something that was written failed: abort. Or no transaction is open.
+            ProducerFenced: it was aborted.
+            CommitOutcomeUnknown: it may be committed or not; ``commit`` may be called again to find out.
+        """
+        self._transactional().commit()
+
+    def abort(self) -> None:
+        """Take back what the transaction has written. What was not sent yet is not sent.
+
+        Raises:
+            TransactionStateError: no transaction is open.
+            ClientTimeout: the coordinator did not answer in time: the next ``begin`` aborts it, or its time-out.
+        """
+        self._transactional().abort()
+
+    def send_offsets(self, offsets: Mapping[TopicPartition, int], *, group: str) -> None:
+        """Let ``group`` stand at these offsets (of the next records to read) when the transaction commits.
+
+        Raises:
+            TransactionStateError, ProducerFenced, ClientTimeout: as ``begin``.
+        """
+        self._transactional().send_offsets(offsets, group)
+
+    @contextlib.contextmanager
+    def transaction(self) -> Iterator[Producer]:
+        """``with producer.transaction():`` begins, and commits at the end or aborts when the block raises. Raises as
+        ``begin`` and ``commit``; what cannot be committed is aborted."""
+        self.begin()
+        try:
+            yield self
+            self.commit()
+        except CommitOutcomeUnknown:
+            raise
+        except BaseException as error:
+            try:
+                self.abort()
+            except SparklogError as second:
+                if hasattr(error, "add_note"):  # Python 3.11
+                    error.add_note(f"sparklog producer while aborting: {second}")
+            raise
 
     def partitions(self, topic: str) -> int:
         """How many partitions a topic has. Raises as ``send``."""
@@ -283,6 +377,27 @@ class Producer:
             self._open.add(completion)
         completion.finished.add_done_callback(lambda _: self._ended(completion))
 
+    def _transactional(self) -> ProducerTransactions:
+        if self._closed:
+            raise ProducerClosed("the producer is closed")
+        if self._transactions is None:
+            raise ConfigError("transactions: make the producer with transactional_id='...'")
+        return self._transactions
+
+    def _settle(self) -> BaseException | None:
+        """Wait until everything handed over has ended, which it does in time; the first failure among it."""
+        self._collector.seal()
+        with self._lock:
+            waiting = list(self._open)
+        for completion in waiting:
+            completion.finished.result()
+        return next((completion.error for completion in waiting if completion.failed), None)
+
+    def _forget(self) -> None:
+        """Failures of a transaction that was aborted are nobody's news."""
+        with self._lock:
+            self._failed.clear()
+
     def _stop(self) -> None:
         atexit.unregister(self._exit)
         self._sender.stop(ProducerClosed("the producer was closed before this was acknowledged"))
@@ -295,6 +410,8 @@ class Producer:
             self._open.discard(completion)
             if completion.failed and len(self._failed) < _MAX_FAILURES_KEPT:
                 self._failed.append(completion)
+            if self._transactions is not None and completion.error is not None:
+                self._transactions.failed(completion.error)
 
 
 def _as_bytes(what: str, found: Any) -> bytes:

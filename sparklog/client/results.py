@@ -58,6 +58,10 @@ class Completion(Protocol):
     def failed(self) -> bool:
         """True when a part of it failed."""
 
+    @property
+    def error(self) -> BaseException | None:
+        """Of the first part that failed."""
+
     def batch_done(self, index: int, outcome: BatchOutcome) -> None:
         """Batch number ``index`` has come to its end; called once each, from the I/O thread."""
 
@@ -195,9 +199,15 @@ class TableWrite:
     def failed(self) -> bool:
         return self._error is not None
 
+    @property
+    def error(self) -> BaseException | None:
+        return self._error
+
     def take_failure(self) -> BaseException | None:
-        error, self._error = (None if self.future.error_seen else self._error), None
-        return error
+        if self.future.error_seen:
+            return None
+        self.future.error_seen = True
+        return self._error
 
     def _close_one(self, error: BaseException | None) -> None:
         with self._lock:

@@ -9,20 +9,22 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import math
 import random
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from sparklog.client.accumulator import Accumulator, BatchState, ProducerBatch, ProducerIdentity
 from sparklog.client.async_link import AsyncLink
 from sparklog.client.collector import Collector, RecordChunk
-from sparklog.client.errors import ClientTimeout, ProducerClosed
+from sparklog.client.errors import ClientTimeout, ProducerClosed, transaction_error
 from sparklog.client.partitioning import ProducerTopic, encode_parts, under_newest_schema
 from sparklog.client.results import BatchOutcome, Completion
+from sparklog.client.sender_transactions import SenderTransactions
 from sparklog.client.topic_board import UNKNOWN_TOPIC_GRACE_S, TopicBoard, TopicWish
 from sparklog.errors import TRAITS, BrokerError, ErrorCode, SparklogError
 from sparklog.model import TopicPartition
@@ -38,6 +40,8 @@ from sparklog.protocol.messages import (
     ProduceResult,
 )
 from sparklog.record.codec import EncodedBatch
+
+T = TypeVar("T")
 
 _MAX_REQUESTS_PER_BROKER = 5
 _STOP_TIMEOUT_S = 15.0
@@ -59,6 +63,8 @@ class SenderSettings(NamedTuple):
     delivery_timeout_s: float
     max_request_bytes: int
     metadata_max_age_s: float
+    #: Key of this producer's transactions; empty: it writes without.
+    transaction: str = ""
 
 
 class Ticket(NamedTuple):
@@ -106,7 +112,8 @@ class Sender:
             raise
         self.collector = collector(self.wake)
         self._board = TopicBoard(self._link)
-        self._accumulator = Accumulator(idempotent=settings.idempotent)
+        self._accumulator = Accumulator(idempotent=settings.idempotent, transactional=bool(settings.transaction))
+        self.transactions = self._transactions() if settings.transaction else None
         self._incoming: deque[ProducerBatch] = deque()
         self._in_flight: dict[AsyncConnection, int] = {}
         self._suspected: dict[_Sent, None] = {}
@@ -166,6 +173,40 @@ class Sender:
             raise ProducerClosed("the producer is closed") from None
         return wish.future.result()
 
+    def call(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Run a coroutine on the thread and wait for its end.
+
+        Raises:
+            ProducerClosed: the thread has ended, or ends meanwhile.
+        """
+        self.refuse_own_thread("a transaction")
+        done: Future[T] = Future()
+
+        async def run() -> None:
+            try:
+                done.set_result(await work())
+            except asyncio.CancelledError:
+                done.set_exception(self._closed_error)
+            except BaseException as error:
+                done.set_exception(error)
+
+        def start() -> None:
+            if self._broken is None:
+                self._link.start(run())
+            else:
+                done.set_exception(self._closed_error)
+
+        try:
+            self._loop.call_soon_threadsafe(start)
+        except RuntimeError:
+            raise ProducerClosed("the producer is closed") from None
+        return done.result()
+
+    def refuse_own_thread(self, what: str) -> None:
+        """Raises RuntimeError in a future's callback: waiting there would be waiting for itself."""
+        if threading.get_ident() == self._thread.ident:
+            raise RuntimeError(f"{what} cannot be waited for in a future's callback")
+
     def stop(self, reason: BaseException) -> None:
         """End the thread; what is not done yet fails with ``reason``."""
         if self._thread.is_alive():
@@ -210,6 +251,8 @@ class Sender:
             for batch in self._accumulator.expire(now):
                 self._expired(batch)
             self._end_deposed()
+            if self.transactions is not None:
+                self.transactions.look()
             self._send_all(now)
             self._want_what_is_missing(now)
             self._set_timer(now)
@@ -220,7 +263,7 @@ class Sender:
     def _send_all(self, now: float) -> None:
         while True:
             requests = self._accumulator.drain(
-                now, self._leader, can_take=self._can_take, max_request_bytes=self._settings.max_request_bytes
+                now, self._destination, can_take=self._can_take, max_request_bytes=self._settings.max_request_bytes
             )
             if not requests:
                 return
@@ -230,6 +273,10 @@ class Sender:
     def _leader(self, tp: TopicPartition) -> int | None:
         leader = self._link.metadata.leader(tp)
         return leader.broker_id if leader else None
+
+    def _destination(self, tp: TopicPartition) -> int | None:
+        """Where a batch may go: in a transaction nowhere before its partition is registered."""
+        return self._leader(tp) if self.transactions is None or self.transactions.may_send(tp) else None
 
     def _can_take(self, broker_id: int) -> bool:
         connection = self._link.connection(broker_id)
@@ -261,7 +308,9 @@ class Sender:
                 ProducePartition(batch.tp.topic, batch.tp.partition, batch.topic_id, 1, header.stored_bytes)
             )
             body += (header.pack(), memoryview(encoded))
-        request = Produce(0, self._settings.acks, int(timeout_s * 1000) or 1, tuple(partitions))
+        request = Produce(
+            0, self._settings.acks, int(timeout_s * 1000) or 1, tuple(partitions), self._settings.transaction
+        )
         if self._settings.acks == 0:
             self._send_unacknowledged(connection, request, body, batches)
             return
@@ -325,7 +374,7 @@ class Sender:
             self._take_results(sent.batches, future)
         else:
             known = error if isinstance(error, BrokerError) else None
-            for batch in sent.batches:
+            for batch in _not_given_up(sent.batches):
                 self._failed(
                     batch, known.code if known else ErrorCode.NETWORK_EXCEPTION, known.detail if known else str(error)
                 )
@@ -335,6 +384,8 @@ class Sender:
         reply, _ = future.result()
         results: Sequence[ProduceResult] = reply.results if isinstance(reply, ProduceReply) else ()
         for index, batch in enumerate(batches):
+            if batch.state is not BatchState.IN_FLIGHT:
+                continue  # its transaction was aborted meanwhile
             if index >= len(results):
                 self._failed(batch, ErrorCode.INVALID_REQUEST, f"no result in {type(reply).__name__}")
             elif results[index].code == ErrorCode.NONE:
@@ -359,7 +410,8 @@ class Sender:
         if TRAITS[code].refresh_metadata and not leader_known:
             self._link.want_metadata([batch.tp.topic])
         if not self._accumulator.failed(batch, code, now_ms=_now_ms(), roll=random.random(), detail=detail):
-            self._finish(batch, -1, BrokerError(code, detail or f"partition {batch.tp}"))
+            error = BrokerError(code, detail or f"partition {batch.tp}")
+            self._finish(batch, -1, transaction_error(error, str(self.transactions)) if self.transactions else error)
         else:  # the topic may have changed while it was in flight
             self._follow(batch)
 
@@ -396,6 +448,17 @@ class Sender:
             self._finish(batch, -1, closed)
         self._board.fail_all(closed)
         self._loop.stop()
+
+    def _discard(self, error: BaseException) -> None:
+        """All that is not acknowledged fails; what is in flight may still get into the log."""
+        for chunk in self.collector.take_due(math.inf, lambda _: False):
+            self.collector.release(chunk.size)
+            chunk.fail(error)
+        while self._incoming:
+            self._finish(self._incoming.popleft(), -1, error)
+        for batch in self._accumulator.batches():
+            self._accumulator.give_up(batch)
+            self._finish(batch, -1, error)
 
     def _fail_incoming(self) -> None:
         """Called by this thread when it ends, and by others afterwards."""
@@ -443,6 +506,16 @@ class Sender:
 
     # --- metadata and identity ---
 
+    def _transactions(self) -> SenderTransactions:
+        return SenderTransactions(
+            self._link,
+            self._accumulator,
+            self._settings.transaction,
+            request_timeout_s=self._settings.request_timeout_s,
+            discard=self._discard,
+            changed=self._pump,
+        )
+
     def _wish(self, wish: TopicWish) -> None:
         self._board.wish(wish)
         if self._broken is not None:
@@ -479,7 +552,7 @@ class Sender:
         elif self._board.topics and now - self._refreshed_ms > self._settings.metadata_max_age_s * 1000:
             self._refreshed_ms = now
             self._link.want_metadata(self._board.topics)
-        if self._accumulator.identity_wanted and not self._getting_identity:
+        if self._accumulator.identity_wanted and self.transactions is None and not self._getting_identity:
             self._getting_identity = True
             self._link.start(self._get_identity())
 
@@ -509,6 +582,11 @@ class Sender:
             self._timer = None
         if times:
             self._timer = self._loop.call_later(max(0.0, min(times) - now) / 1000, self._pump)
+
+
+def _not_given_up(batches: list[ProducerBatch]) -> list[ProducerBatch]:
+    """Without those of a transaction that was aborted meanwhile."""
+    return [batch for batch in batches if batch.state is BatchState.IN_FLIGHT]
 
 
 def _now_ms() -> float:

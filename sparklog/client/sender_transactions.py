@@ -1,0 +1,97 @@
+"""The transactions of a producer's sender, one after the other: begun, fed with what is sent, ended.
+
+Lives on the I/O thread. Between two transactions nothing may be sent: what is handed over then fails. What was handed
+over to a transaction that is aborted fails as well, sent or not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from sparklog.client.accumulator import Accumulator, ProducerIdentity
+from sparklog.client.async_link import AsyncLink
+from sparklog.client.coordination import TRANSACTION, AsyncCoordination
+from sparklog.client.errors import CommitOutcomeUnknown, TransactionStateError
+from sparklog.client.transaction import OpenTransaction, TransactionRun, begin, end
+from sparklog.model import TopicPartition
+from sparklog.protocol.messages import GroupOffset
+
+
+class SenderTransactions:
+    """Owned by the sender; every method is called on its thread."""
+
+    def __init__(
+        self,
+        link: AsyncLink,
+        accumulator: Accumulator,
+        key: str,
+        *,
+        request_timeout_s: float,
+        discard: Callable[[BaseException], None],
+        changed: Callable[[], None],
+    ) -> None:
+        """``discard`` fails all that is handed over and not acknowledged; ``changed`` has the sender look again."""
+        self.key = key
+        self._link = link
+        self._accumulator = accumulator
+        self._coordination = AsyncCoordination(link, TRANSACTION, key, request_timeout_s=request_timeout_s)
+        self._discard = discard
+        self._changed = changed
+        self._open: OpenTransaction | None = None
+
+    def __str__(self) -> str:
+        return f"transaction {self.key!r}"
+
+    # --- by the sender ---
+
+    def look(self) -> None:
+        """Before anything is sent: see that partitions come to be registered, and fail what can go nowhere."""
+        if self._open is None:
+            self._discard(TransactionStateError("no transaction is open"))
+        elif self._open.refused is not None:
+            self._discard(self._open.refused)
+        else:
+            self._open.register(self._accumulator.busy_partitions)
+
+    def may_send(self, tp: TopicPartition) -> bool:
+        """Whether the partition is registered."""
+        return self._open is not None and tp in self._open.registered
+
+    # --- by the producer ---
+
+    async def begin(self, run: TransactionRun, *, timeout_s: float) -> None:
+        """Raises as ``transaction.begin``."""
+        begun = await begin(self._coordination, run, timeout_s=timeout_s)
+        await self.take_part(run, ProducerIdentity(begun.producer_id, begun.producer_epoch))
+
+    async def take_part(self, run: TransactionRun, identity: ProducerIdentity) -> None:
+        """What is handed over from now on belongs to this transaction."""
+        self._discard(TransactionStateError("no transaction was open when this was handed over"))
+        self._accumulator.begin(identity)
+        self._open = OpenTransaction(self._link, self._coordination, run, identity, changed=self._changed)
+
+    async def add_offsets(self, group: str, offsets: Sequence[GroupOffset], *, timeout_s: float) -> None:
+        """Raises as ``OpenTransaction.add_offsets``."""
+        assert self._open is not None
+        await self._open.add_offsets(group, offsets, timeout_s=timeout_s)
+
+    async def end(self, *, commit: bool, timeout_s: float) -> None:
+        """Everything is acknowledged, or all of it is to go. Raises as ``transaction.end``; after
+        CommitOutcomeUnknown it may be called again."""
+        now = self._open
+        assert now is not None
+        if not commit:
+            self._discard(TransactionStateError(f"{now.run} was aborted"))
+        winners = (now.identity.producer_id,) if commit and now.used else ()
+        try:
+            await end(self._coordination, now.run, winners=winners, commit=commit, timeout_s=timeout_s)
+        except CommitOutcomeUnknown:
+            raise
+        except BaseException:
+            self._leave(now)
+            raise
+        self._leave(now)
+
+    def _leave(self, ended: OpenTransaction) -> None:
+        ended.close()
+        self._open = None
