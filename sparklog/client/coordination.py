@@ -43,9 +43,10 @@ class Coordinator:
             ClientTimeout: no coordinator answered in time.
         """
         what = f"coordinator of {self._kind} {self._key!r}"
-        return self._link.retrying(what, lambda: self._attempt(request, expected), timeout_s=timeout_s)
+        return self._link.retrying(what, lambda: self.ask_once(request, expected), timeout_s=timeout_s)
 
-    def _attempt(self, request: Request, expected: type[R]) -> R:
+    def ask_once(self, request: Request, expected: type[R]) -> R:
+        """One attempt. Raises BrokerError."""
         if self._broker_id is None or self._broker_id not in self._link.metadata.brokers:
             self._broker_id = self._find()
         try:
@@ -85,13 +86,22 @@ def group_offsets(link: ClusterLink, group: str) -> tuple[GroupOffset, ...]:
 
 
 def list_groups(link: ClusterLink) -> list[str]:
-    """The groups of all live brokers, in order. Raises BrokerError, ClientTimeout."""
-    link.retrying("metadata", link.refresh)
-    found: set[str] = set()
-    for broker_id in list(link.metadata.brokers):
-        reply = link.retrying(
-            f"groups of broker {broker_id}",
-            lambda broker_id=broker_id: link.ask_broker(broker_id, ListGroups(0), ListGroupsReply),  # type: ignore[misc]
-        )
-        found.update(reply.groups)
-    return sorted(found)
+    """The groups of all live brokers, in order. Raises as ``ask_all_brokers``."""
+    replies = ask_all_brokers(link, "groups", ListGroups(0), ListGroupsReply)
+    return sorted({group for reply in replies for group in reply.groups})
+
+
+def ask_all_brokers(link: ClusterLink, what: str, request: Request, expected: type[R]) -> list[R]:
+    """What every live broker answers. One that ends meanwhile is left out: others take over what it coordinated, so
+    all are asked again.
+
+    Raises:
+        BrokerError: one that is not retriable.
+        ClientTimeout: some live broker did not answer.
+    """
+
+    def attempt() -> list[R]:
+        link.refresh()
+        return [link.ask_broker(broker_id, request, expected) for broker_id in sorted(link.metadata.brokers)]
+
+    return link.retrying(what, attempt)

@@ -18,7 +18,7 @@ from sparklog.client.bootstrap import Address, parse_bootstrap
 from sparklog.client.errors import ClientTimeout
 from sparklog.client.metadata import Leader, MetadataCache, topic_error
 from sparklog.errors import BrokerError, ErrorCode
-from sparklog.model import BrokerEndpoint, TopicPartition
+from sparklog.model import TopicPartition
 from sparklog.net.blocking import BlockingConnection
 from sparklog.protocol.messages import Metadata, MetadataReply, Reply, Request, TopicMetadata
 
@@ -99,11 +99,6 @@ class ClusterLink:
     def ask_broker(self, broker_id: int, request: Request, expected: type[R]) -> R:
         """Ask one broker, once."""
         return self._ask(self.connection(broker_id), request, expected)
-
-    def ask_endpoint(self, broker: BrokerEndpoint, request: Request, expected: type[R]) -> R:
-        """Ask the broker that somebody named, once; its address need not be in the metadata."""
-        self.metadata.add_broker(broker)
-        return self._ask(self.connection(broker.broker_id), request, expected)
 
     def retrying(self, what: str, attempt: Callable[[], T], *, timeout_s: float | None = None) -> T:
         """Call ``attempt`` until it succeeds, fails for good, or the time is up.

@@ -54,12 +54,6 @@ class MetadataCache:
             else:
                 self._update_topic(topic, stale=stale)
 
-    def add_broker(self, broker: BrokerEndpoint) -> None:
-        """A broker that some other reply named."""
-        known = self.brokers.get(broker.broker_id)
-        if known is None or known.incarnation < broker.incarnation:
-            self.brokers = {**self.brokers, broker.broker_id: broker}
-
     def forget(self, name: str) -> None:
         """Drop a topic: it was deleted, or this client no longer cares."""
         topic = self._topics.pop(name, None)

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from sparklog.client.accumulator import Accumulator, ProducerIdentity
+from sparklog.client.async_coordination import AsyncCoordination
 from sparklog.client.async_link import AsyncLink
-from sparklog.client.coordination import TRANSACTION, AsyncCoordination
+from sparklog.client.coordination import TRANSACTION
 from sparklog.client.errors import CommitOutcomeUnknown, TransactionStateError
 from sparklog.client.transaction import OpenTransaction, TransactionRun, begin, end
 from sparklog.model import TopicPartition

@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from sparklog.client.accumulator import ProducerIdentity
+from sparklog.client.async_coordination import AsyncCoordination, Attempts
 from sparklog.client.async_link import AsyncLink
-from sparklog.client.coordination import AsyncCoordination, Attempts
 from sparklog.client.errors import ClientTimeout, CommitOutcomeUnknown, transaction_error
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import TopicPartition
