@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 from sparklog.client.async_coordination import may_have_acted
-from sparklog.client.coordination import TRANSACTION, Coordinator
+from sparklog.client.coordination import TRANSACTION, Coordination
 from sparklog.client.errors import ClientTimeout, transaction_error
 from sparklog.client.link import ClusterLink
 from sparklog.client.transaction import MARKERS_WAIT_S, SERVER_SHARE, Joined, TransactionRun, end_error
@@ -63,7 +63,7 @@ def join(
     request = BeginTransaction(0, key, run_id, version, max(1, int(timeout_s * 1000)))
     with _link(bootstrap, max_block_s) as link:
         try:
-            reply = Coordinator(link, TRANSACTION, key).ask(request, BeginTransactionReply, timeout_s=max_block_s)
+            reply = Coordination(link).ask(TRANSACTION, key, request, BeginTransactionReply, timeout_s=max_block_s)
         except BrokerError as error:
             raise transaction_error(error, str(run)) from error
     if reply.committed:
@@ -103,13 +103,13 @@ def decide(
         server_ms = max(1, int(min(link.request_timeout_s, left_s) * 1000 * SERVER_SHARE))
         request = EndTransaction(0, key, run_id, version, commit, chosen, server_ms)
         try:
-            return coordinator.ask_once(request, EndTransactionReply)
+            return coordination.ask_once(TRANSACTION, key, request, EndTransactionReply)
         except BrokerError as error:
             uncertain = uncertain or may_have_acted(error)
             raise
 
     with _link(bootstrap, timeout_s) as link:
-        coordinator = Coordinator(link, TRANSACTION, key)
+        coordination = Coordination(link)
         while decided is None or not decided.complete:
             left_s = timeout_s - (time.monotonic() - began)
             try:
