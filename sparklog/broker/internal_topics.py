@@ -100,6 +100,10 @@ async def make_topic(broker: BrokerState, name: str) -> None:
         ClusterError: ZooKeeper is away.
     """
     async with broker.internal_topics_turn:
+        # A broker that has just started knows neither topics nor brokers.
+        if not await until_told(broker, lambda: bool(broker.cache.brokers), _WAIT_MS):
+            detail = f"broker {broker.broker_id} has started and was not told of the cluster yet"
+            raise BrokerError(ErrorCode.COORDINATOR_NOT_AVAILABLE, detail)
         if broker.cache.topic(name) is not None:
             return
         try:

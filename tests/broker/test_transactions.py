@@ -18,6 +18,7 @@ from sparklog.protocol.messages import (
     CreatePartitions,
     CreateTopic,
     DeleteTopic,
+    DescribeBroker,
     EndTransaction,
     EndTransactionReply,
     ListTransactions,
@@ -109,20 +110,25 @@ def test_leader_and_coordinator_die_and_the_decision_is_carried_out(cluster: Pro
 
 
 def test_an_aborted_attempt_appends_nothing_any_more(cluster: ProcessCluster) -> None:
-    create_topic(cluster, "late", partitions=2)
-    dead = Client(cluster, "query:late", "first run", version=7)
+    create_topic(cluster, "late", assignment=((0, 1, 2), (0, 2, 1)))
+    key = key_at(cluster, 1, "query:late")
+    dead = Client(cluster, key, "first run", version=7)
     dead.begin()
     dead.write("late", 0, 2, "dead-")
     dead.add(("late", 1))
     late = dead.batch("late", 0, 1, "late-")
     never_seen = dead.batch("late", 1, 1, "late-")
-    alive = Client(cluster, "query:late", "second run", version=7)
+    alive = Client(cluster, key, "second run", version=7)
     began = alive.begin()
     assert (began.committed, began.run) == (False, 2)
     wait_until(lambda: last_stable_offset(cluster, "late") == 3, PATIENCE_S, "the first run's marker")
     for number, batch in ((0, late), (1, never_seen)):
         result = dead.send("late", number, batch)
         assert result.code == ErrorCode.INVALID_TXN_STATE, result
+    cluster.kill(0)
+    result = dead.send("late", 1, never_seen)
+    assert result.code == ErrorCode.INVALID_TXN_STATE, "a new leader has seen no marker and must ask"
+    cluster.start_broker(0)
     with pytest.raises(BrokerError) as refused:
         dead.end(commit=True)
     assert refused.value.code is ErrorCode.INVALID_PRODUCER_EPOCH
@@ -130,7 +136,7 @@ def test_an_aborted_attempt_appends_nothing_any_more(cluster: ProcessCluster) ->
     assert alive.end(commit=True).complete
     assert read(cluster, "late", isolation=1).values == [b"alive-0", b"alive-1"]
     assert read(cluster, "late", 1, isolation=0).values == []
-    replay = Client(cluster, "query:late", "third run", version=7).begin()
+    replay = Client(cluster, key, "third run", version=7).begin()
     assert (replay.committed, replay.last_version, replay.producer_id) == (True, 7, -1)
 
 
@@ -159,6 +165,28 @@ def test_a_marker_overtakes_the_question_whether_a_batch_is_expected(cluster: Pr
         assert reply.results[0].code == ErrorCode.INVALID_TXN_STATE, "the question was overtaken"
     assert client.send("guard", 0, batch).code == ErrorCode.INVALID_TXN_STATE, "the coordinator still says yes"
     assert read(cluster, "guard", isolation=0).values == []
+    client.end(commit=False)
+
+
+def test_a_repeated_marker_is_answered_when_the_first_is_committed(cluster: ProcessCluster) -> None:
+    create_topic(cluster, "marked", assignment=((0, 1),))
+    client = Client(cluster, key_at(cluster, 2, "marker"))
+    client.begin()
+    client.write("marked", 0, 1, "v")
+    request = WriteMarkers(0, (TransactionMarker("marked", 0, (), ((client.producer_id, 0),)),))
+    assert leader(cluster, "marked") == 0
+    with cluster.connect(0) as connection:
+        cluster.kill(1, signal.SIGSTOP)
+        try:
+            sent = [connection.send(request), connection.send(request), connection.send(DescribeBroker(0))]
+            first = [connection.receive()[0].cid]
+        finally:
+            cluster.kill(1, signal.SIGCONT)
+        assert first == sent[2:], "a marker is answered that is not committed"
+        replies = [connection.receive()[0] for _ in range(2)]
+    assert all(isinstance(reply, WriteMarkersReply) and reply.results[0].code == 0 for reply in replies)
+    seen = read(cluster, "marked", isolation=1)
+    assert (seen.values, len(seen.markers)) == ([], 1), "the second found nothing to write"
     client.end(commit=False)
 
 
