@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from sparklog.client import moves, rolling_restart
+from sparklog.client import groups, moves, rolling_restart
 from sparklog.client.ddl import parse_columns
 from sparklog.client.descriptions import (
     BrokerDescription,
@@ -23,6 +23,7 @@ from sparklog.client.descriptions import (
     describe_cluster,
     describe_topic,
 )
+from sparklog.client.isolation import Isolation, wire_isolation
 from sparklog.client.link import ClusterLink
 from sparklog.client.offsets import OffsetQuery, list_offsets
 from sparklog.errors import BrokerError, ErrorCode
@@ -35,6 +36,7 @@ from sparklog.protocol.messages import (
     DeleteTopic,
     DescribeBroker,
     DescribeBrokerReply,
+    GroupOffset,
     Metadata,
     MetadataReply,
 )
@@ -375,17 +377,38 @@ class Admin:
         queries: Mapping[TopicPartition, OffsetQuery] | Iterable[TopicPartition],
         *,
         at: OffsetQuery = "latest",
-        isolation: int = 0,
+        isolation: Isolation = "read_committed",
     ) -> dict[TopicPartition, int]:
         """Offsets of partitions: ``"earliest"``, ``"latest"`` (the next offset a consumer will see), or a time
         (datetime, or microseconds since the epoch): the first record at or after it lies at or after the offset;
         where there is none, the latest.
 
-        ``queries`` names a question for each partition, or only partitions, which are then all asked ``at``.
+        ``queries`` names a question for each partition, or only partitions, which are then all asked ``at``. Under
+        ``isolation="read_committed"`` a partition ends where its first open transaction begins.
         """
         asked = dict(queries) if isinstance(queries, Mapping) else dict.fromkeys(queries, at)
         by_partition = {TopicPartition(*tp): query for tp, query in asked.items()}
-        return list_offsets(self._link, by_partition, isolation=isolation)
+        return list_offsets(self._link, by_partition, isolation=wire_isolation(isolation))
+
+    # --- consumer groups ---
+
+    def commit_offsets(self, group: str, offsets: Mapping[TopicPartition, int]) -> None:
+        """Set the next offsets of a group in these partitions; its others stay. No records are looked at.
+
+        Raises:
+            BrokerError: of the first partition refused.
+        """
+        entries = [GroupOffset(*TopicPartition(*tp), offset) for tp, offset in offsets.items()]
+        groups.commit_offsets(self._link, group, entries, timeout_s=self._timeout_s)
+
+    def group_offsets(self, group: str) -> dict[TopicPartition, int]:
+        """The next offsets of a group; none for a group that nobody has written to."""
+        found = groups.group_offsets(self._link, group, timeout_s=self._timeout_s)
+        return {TopicPartition(entry.topic, entry.partition): entry.offset for entry in found}
+
+    def list_groups(self) -> list[str]:
+        """The names of all groups that have offsets, in order."""
+        return groups.list_groups(self._link)
 
     def _replicas(self) -> tuple[tuple[BrokerEndpoint, ...], dict[TopicPartition, tuple[int, ...]]]:
         """The live brokers, and where every partition is or is going."""

@@ -71,9 +71,15 @@ def split_partitions(answers: Sequence[FetchedPartition], body: memoryview) -> I
 
 
 def decode_partition(
-    fetched: PartitionBytes, schema_of: Callable[[int], pa.Schema], *, start: int, end: int | None = None
+    fetched: PartitionBytes,
+    schema_of: Callable[[int], pa.Schema],
+    *,
+    start: int,
+    end: int | None = None,
+    keep: Callable[[BatchHeader], bool] | None = None,
 ) -> Iterator[FetchedBatch]:
-    """The records with offsets in ``[start, end)``, batch by batch; empty batches are left out.
+    """The records with offsets in ``[start, end)``, batch by batch; empty batches are left out, and those that ``keep``
+    does not want by their header.
 
     Raises:
         BrokerError: CORRUPT_MESSAGE when a checksum fails or the bytes are no Arrow batch.
@@ -88,7 +94,7 @@ def decode_partition(
             continue
         if end is not None and header.base_offset >= end:
             return
-        if aborted and _is_aborted(header, aborted):
+        if (aborted and _is_aborted(header, aborted)) or (keep is not None and not keep(header)):
             continue
         try:
             batch = decode_batch(

@@ -42,6 +42,19 @@ def list_offsets(
     return {tp: answers[tp].offset for tp in queries}
 
 
+def listed_offsets(
+    link: ClusterLink,
+    queries: Mapping[TopicPartition, OffsetQuery],
+    *,
+    isolation: int = 0,
+    timeout_s: float | None = None,
+) -> dict[TopicPartition, ListedOffset]:
+    """The leaders' answers as they are: with their epochs, and offset -1 for a time after the last record. Raises as
+    ``list_offsets``."""
+    times = {tp: wire_time(query) for tp, query in queries.items()}
+    return _ask_all(link, times, isolation, timeout_s=timeout_s)
+
+
 def wire_time(query: OffsetQuery) -> int:
     """What ``ListOffsetsPartition.timestamp_us`` holds for a place. A datetime without a zone is local time."""
     if query == "earliest":

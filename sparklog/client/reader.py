@@ -7,13 +7,15 @@ caller does. A reader never ends early without saying so: a range that cannot be
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 
 import pyarrow as pa
 
 from sparklog.client.errors import ClientTimeout, LogTruncated
 from sparklog.client.fetched import FetchedBatch, PartitionBytes, decode_partition, split_partitions
+from sparklog.client.isolation import Isolation, wire_isolation
 from sparklog.client.link import UNKNOWN_TOPIC_GRACE_S, ClusterLink, Deadline
 from sparklog.client.schemas import SchemaLookup
 from sparklog.errors import BrokerError, ErrorCode
@@ -23,6 +25,16 @@ from sparklog.protocol.messages import CONSUMER, Fetch, FetchPartition, FetchRep
 from sparklog.record.header import BatchHeader
 
 _MAX_WAIT_MS = 500
+
+
+@dataclass(slots=True)
+class ReadCounters:
+    """What a reader has fetched, and what of it it decoded."""
+
+    fetches: int = 0
+    fetched_bytes: int = 0
+    fetched_batches: int = 0
+    decoded_batches: int = 0
 
 
 class PartitionReader:
@@ -40,8 +52,10 @@ class PartitionReader:
         end: int,
         *,
         columns: Sequence[str] | None = None,
+        keep: Callable[[BatchHeader], bool] | None = None,
         topic_id: str = "",
-        isolation: int = 0,
+        last_epoch: int = NO_EPOCH,
+        isolation: Isolation | int = "read_committed",
         max_bytes: int = 8 * 1024 * 1024,
         timeout_s: float = 60.0,
         client_id: str = "sparklog-reader",
@@ -50,8 +64,13 @@ class PartitionReader:
 
         Args:
             bootstrap: addresses, or a link to share (which the reader then does not close).
-            columns: only these, in this order.
+            columns: only these, in this order; one that a batch is too old to have is left out.
+            keep: batches whose header it says no to are passed over.
             topic_id: refuse to read a topic of the same name that was made anew.
+            last_epoch: a leader epoch in which the log was known to reach ``start``: raise if it has been cut below
+                since. NO_EPOCH: not checked.
+            isolation: ``"read_committed"`` leaves out records of aborted transactions, and waits below those of open
+                ones; ``"read_uncommitted"`` does neither.
             max_bytes: of one answer; a larger batch comes alone.
             timeout_s: the longest time without any progress.
         """
@@ -66,8 +85,10 @@ class PartitionReader:
         self._start = start
         self._end = end
         self._columns = list(columns) if columns is not None else None
+        self._keep = keep
+        self.counters = ReadCounters()
         self._topic_id = topic_id
-        self._isolation = isolation
+        self._isolation = wire_isolation(isolation)
         self._max_bytes = max_bytes
         self._timeout_s = timeout_s
         self._connection: BlockingConnection | None = None
@@ -75,7 +96,9 @@ class PartitionReader:
         self._asked = start
         self._stale = False
         #: Leader epoch of the last record read: what is read next has to follow it in the same history.
-        self._last_epoch = NO_EPOCH
+        self._last_epoch = last_epoch
+        #: Until the first batch the epoch is only a bound: a leader that appended nothing left no trace in the log.
+        self._epoch_is_bound = True
         self._schema_of = SchemaLookup(self._link, self._tp.topic)
 
     def close(self) -> None:
@@ -108,12 +131,19 @@ class PartitionReader:
                 answer = self._await(position)
                 done, position = position, answer.next_offset
                 self._last_epoch = answer.headers[-1].leader_epoch
+                self._epoch_is_bound = False
                 if position < self._end:
                     self._send_ahead(position)
-                for found in decode_partition(answer, self._schema_of, start=done, end=self._end):
-                    yield found if self._columns is None else found._replace(batch=found.batch.select(self._columns))
+                for found in decode_partition(answer, self._schema_of, start=done, end=self._end, keep=self._keep):
+                    self.counters.decoded_batches += 1
+                    yield found._replace(batch=self._chosen(found.batch))
         finally:
             self._disconnect()
+
+    def _chosen(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        if self._columns is None:
+            return batch
+        return batch.select([name for name in self._columns if batch.schema.get_field_index(name) >= 0])
 
     def _await(self, position: int) -> PartitionBytes:
         """The answer to the fetch at ``position``, which is sent again until it brings batches."""
@@ -128,7 +158,10 @@ class PartitionReader:
                 answer = self._receive()
                 if answer.headers:
                     return answer
-                reason = f"the high watermark is {answer.answer.high_watermark}"
+                reason = (
+                    f"the high watermark is {answer.answer.high_watermark}, the last stable offset "
+                    f"{answer.answer.last_stable_offset}"
+                )
             except BrokerError as error:
                 unknown = error.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
                 if not error.retriable or self._made_anew() or (unknown and not grace.left_s()):
@@ -206,7 +239,13 @@ class PartitionReader:
         if answer.answer.code != ErrorCode.NONE:
             raise BrokerError(answer.answer.code, answer.answer.detail or f"fetch of {self._tp}")
         if answer.answer.diverging is not None:
-            raise LogTruncated(self._tp, self._asked, answer.answer.diverging)
+            epoch, end_offset = answer.answer.diverging
+            if not self._epoch_is_bound or end_offset < self._asked:
+                raise LogTruncated(self._tp, self._asked, answer.answer.diverging)
+            self._last_epoch, self._epoch_is_bound = epoch, False
+        self.counters.fetches += 1
+        self.counters.fetched_batches += len(answer.headers)
+        self.counters.fetched_bytes += len(answer.bodies)
         return answer
 
     def _made_anew(self) -> bool:

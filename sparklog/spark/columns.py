@@ -43,7 +43,7 @@ class ColumnPlan:
 
     @property
     def stored_columns(self) -> tuple[str, ...]:
-        """The columns that have to be read from the log, each once."""
+        """The columns that have to be read from the log, each once. None at all: batch headers tell everything."""
         wanted = {name for name, made in zip(self.sources, self.made, strict=True) if not made}
         if self._needs_event_time:
             wanted.add(str(self.shape.event_time))
@@ -88,14 +88,18 @@ class ColumnPlan:
                 return self._timestamps(header, batch, rows=len(offsets))
 
     def _timestamps(self, header: BatchHeader, batch: pa.RecordBatch, *, rows: int) -> pa.Array:
-        """The event time where there is one, else the time the leader appended the batch."""
-        appended = pa.scalar(header.append_time, pa.int64()).cast(_UTC_US)
-        if not self._needs_event_time:
-            return pa.repeat(appended, rows)
-        index = batch.schema.get_field_index(self.shape.event_time)
+        """The event time; for a record without one the greatest of its batch, which is the time the leader appended
+        it where no record has one. So every time shown is one by which the batch is found."""
+        greatest = pa.scalar(header.max_timestamp, pa.int64()).cast(_UTC_US)
+        index = batch.schema.get_field_index(self.shape.event_time) if self._needs_event_time else -1
         if index < 0:
-            return pa.repeat(appended, rows)
-        return pc.fill_null(_to_utc(batch.column(index)), appended)
+            return pa.repeat(greatest, rows)
+        return pc.fill_null(_to_utc(batch.column(index)), greatest)
+
+
+def plan_timestamps(shape: TopicShape) -> ColumnPlan:
+    """The timestamp alone, whatever the topic's columns are called."""
+    return ColumnPlan(shape, pa.schema([pa.field("timestamp", _UTC_US)]), ("_timestamp",), made=(True,))
 
 
 def plan_columns(declared: StructType, shape: TopicShape) -> ColumnPlan:

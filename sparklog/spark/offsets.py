@@ -1,8 +1,9 @@
 """Which offsets a read covers: what the user asked for, settled against what the logs hold, cut into tasks.
 
-Pure: the log ends come in as values. The forms are those of Spark's Kafka source: ``earliest``, ``latest``, or JSON
-``{"topic": {"0": 23, "1": -1}}`` with -2 for earliest and -1 for latest. Specific offsets have to name every partition
-of the read, because one that was forgotten would silently be read from somewhere else.
+Pure: the log ends, and what lies at a time, come in as values. The forms are those of Spark's Kafka source:
+``earliest``, ``latest``, JSON ``{"topic": {"0": 23, "1": -1}}`` with -2 for earliest and -1 for latest, or times in
+milliseconds. What is given by partition has to name every partition of the read, because one that was forgotten would
+silently be read from somewhere else.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import msgspec
@@ -21,9 +23,35 @@ EARLIEST = -2
 LATEST = -1
 
 _NAMES = {"earliest": EARLIEST, "latest": LATEST}
+#: Milliseconds that still fit into 64 bits as microseconds.
+_MAX_MS = (2**63 - 1) // 1000
 
-#: EARLIEST or LATEST for every partition, or an offset (or one of the two) for each.
-OffsetSpec = int | dict[TopicPartition, int]
+
+@dataclass(frozen=True, slots=True)
+class ByOffset:
+    """EARLIEST or LATEST for every partition, or an offset (or one of the two) for each."""
+
+    option: str
+    offsets: int | Mapping[TopicPartition, int]
+
+
+@dataclass(frozen=True, slots=True)
+class ByTime:
+    """The first record at or after a time (us since the epoch), one for all partitions or one for each.
+
+    ``or_latest``: where there is none, the end of the log; else that is an error.
+    """
+
+    option: str
+    times: int | Mapping[TopicPartition, int]
+    or_latest: bool
+
+    def of(self, partition: TopicPartition) -> int:
+        return self.times if isinstance(self.times, int) else self.times[partition]
+
+
+#: Where a read begins or ends.
+Place = ByOffset | ByTime
 
 
 class PartitionRange(NamedTuple):
@@ -34,94 +62,150 @@ class PartitionRange(NamedTuple):
     end: int
 
 
-def parse_offset_spec(option: str, text: str | None, *, default: int) -> OffsetSpec:
-    """Parse startingOffsets or endingOffsets of a batch read.
+def parse_by_offset(option: str, text: str | None, *, default: int) -> ByOffset:
+    """Parse startingOffsets or endingOffsets.
 
     Raises:
-        ConfigError: neither a name nor JSON of the form above; a start of latest or an end of earliest, which a batch
-            read would turn into no rows.
+        ConfigError: neither a name nor JSON of the form above.
     """
     if text is None:
-        return default
-    spec = _parse(option, text.strip())
-    senseless = LATEST if option == "startingOffsets" else EARLIEST
-    for value in [spec] if isinstance(spec, int) else spec.values():
-        if value == senseless:
-            name = next(name for name, number in _NAMES.items() if number == senseless)
-            raise ConfigError(f"option {option}={text!r}: {name} ({senseless}) is not for a batch read")
-    return spec
+        return ByOffset(option, default)
+    if text.strip().lower() in _NAMES:
+        return ByOffset(option, _NAMES[text.strip().lower()])
+    offsets = _by_partition(option, text, 'earliest, latest or {"topic": {"0": 23}}')
+    for tp, offset in offsets.items():
+        if offset < EARLIEST:
+            raise ConfigError(f"option {option}: offset {offset} of {tp} is below -2")
+    return ByOffset(option, offsets)
 
 
-def _parse(option: str, text: str) -> OffsetSpec:
-    if text.lower() in _NAMES:
-        return _NAMES[text.lower()]
-    expected = 'earliest, latest or {"topic": {"0": 23}}'
+def parse_by_time(option: str, text: str, *, or_latest: bool) -> ByTime:
+    """Parse an option that gives milliseconds: one number, or JSON by partition where its name says so.
+
+    Raises:
+        ConfigError: neither, or a time before 1970 or beyond 64 bits of microseconds.
+    """
+    if "OffsetsByTimestamp" in option:
+        times = _by_partition(option, text, '{"topic": {"0": 1700000000000}}')
+        return ByTime(option, {tp: _to_us(option, str(ms)) for tp, ms in times.items()}, or_latest)
+    return ByTime(option, _to_us(option, text.strip()), or_latest)
+
+
+def _to_us(option: str, text: str) -> int:
+    if not (text.isascii() and text.isdecimal()) or int(text) > _MAX_MS:
+        raise ConfigError(f"option {option}: {text!r} found, milliseconds since 1970 expected")
+    return int(text) * 1000
+
+
+def _by_partition(option: str, text: str, expected: str) -> dict[TopicPartition, int]:
     try:
         decoded = msgspec.json.decode(text, type=dict[str, dict[str, int]])
     except msgspec.MsgspecError as error:
         raise ConfigError(f"option {option}={text!r}: expected {expected}, found: {error}") from None
-    spec = {}
-    for topic, offsets in decoded.items():
-        for number, offset in offsets.items():
-            if not number.isdecimal():
+    found = {}
+    for topic, numbers in decoded.items():
+        for number, value in numbers.items():
+            if not (number.isascii() and number.isdecimal()):
                 raise ConfigError(f"option {option}: partition {number!r} of topic {topic!r} is not a number")
-            if offset < EARLIEST:
-                raise ConfigError(f"option {option}: offset {offset} of {topic}-{number} is below -2")
-            spec[TopicPartition(topic, int(number))] = offset
-    if not spec:
+            found[TopicPartition(topic, int(number))] = value
+    if not found:
         raise ConfigError(f"option {option}={text!r} names no partition")
-    return spec
+    return found
 
 
-def check_partitions(option: str, spec: OffsetSpec, partitions: Collection[TopicPartition]) -> None:
-    """Raises ConfigError unless specific offsets name exactly the partitions of the read."""
-    if isinstance(spec, int):
+def times_to_ask(place: Place, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
+    """The time (us) to look up for each partition; nothing for a place by offset.
+
+    Raises:
+        ConfigError: as ``settle``.
+    """
+    _check_partitions(place, partitions)
+    return {tp: place.of(tp) for tp in partitions} if isinstance(place, ByTime) else {}
+
+
+def settle(
+    place: Place,
+    held: Mapping[TopicPartition, OffsetRange],
+    at_times: Mapping[TopicPartition, int | None],
+    *,
+    strict: bool = True,
+) -> dict[TopicPartition, int]:
+    """The offset of ``place`` in each partition of ``held``, which gives the earliest offset and the readable end.
+
+    ``at_times``: what was found for ``times_to_ask``, None where no record is that young. Without ``strict`` an offset
+    outside the log is moved to its nearer end.
+
+    Raises:
+        ConfigError: the specification names other partitions.
+        BrokerError: OFFSET_OUT_OF_RANGE when an asked offset is not within the log, or no record is young enough.
+    """
+    _check_partitions(place, held)
+    if isinstance(place, ByTime):
+        return {tp: _at_time(place, tp, held[tp], found=at_times[tp]) for tp in held}
+    return {tp: _at_offset(place, tp, held[tp], strict=strict) for tp in held}
+
+
+def _check_partitions(place: Place, partitions: Collection[TopicPartition]) -> None:
+    named = place.times if isinstance(place, ByTime) else place.offsets
+    if isinstance(named, int):
         return
-    missing, surplus = sorted(set(partitions) - set(spec)), sorted(set(spec) - set(partitions))
+    missing, surplus = sorted(set(partitions) - set(named)), sorted(set(named) - set(partitions))
     if missing or surplus:
+        kind = "a time" if isinstance(place, ByTime) else "an offset"
+        hint = "" if isinstance(place, ByTime) else " (-2 earliest, -1 latest)"
         raise ConfigError(
-            f"option {option} has to give an offset for each partition read (-2 earliest, -1 latest); "
+            f"option {place.option} has to give {kind} for each partition read{hint}; "
             f"missing: {_listed(missing)}; not read: {_listed(surplus)}"
         )
 
 
-def settle_ranges(
-    *, starting: OffsetSpec, ending: OffsetSpec, log_ends: Mapping[TopicPartition, OffsetRange]
-) -> list[PartitionRange]:
-    """The ranges to read, ordered by partition, empty ones left out.
-
-    ``log_ends`` gives for each partition the earliest offset and the end of what is committed.
-
-    Raises:
-        ConfigError: the specification names other partitions, or a start lies behind its end.
-        BrokerError: OFFSET_OUT_OF_RANGE when an asked offset is not within the log.
-    """
-    check_partitions("startingOffsets", starting, log_ends)
-    check_partitions("endingOffsets", ending, log_ends)
-    ranges = []
-    for partition in sorted(log_ends):
-        held = log_ends[partition]
-        start = _settle("startingOffsets", starting, partition, held=held)
-        end = _settle("endingOffsets", ending, partition, held=held)
-        if start > end:
-            raise ConfigError(f"{partition}: startingOffsets {start} lies behind endingOffsets {end}")
-        if start < end:
-            ranges.append(PartitionRange(partition, start, end))
-    return ranges
+def _at_time(place: ByTime, partition: TopicPartition, held: OffsetRange, *, found: int | None) -> int:
+    if found is not None:
+        return max(held.start, min(found, held.end))
+    if place.or_latest:
+        return held.end
+    raise BrokerError(
+        ErrorCode.OFFSET_OUT_OF_RANGE,
+        f"{place.option}: {partition} has no record at or after {place.of(partition) // 1000} ms; "
+        "startingOffsetsByTimestampStrategy=latest would begin at its end",
+    )
 
 
-def _settle(option: str, spec: OffsetSpec, partition: TopicPartition, *, held: OffsetRange) -> int:
-    offset = spec if isinstance(spec, int) else spec[partition]
+def _at_offset(place: ByOffset, partition: TopicPartition, held: OffsetRange, *, strict: bool) -> int:
+    offset = place.offsets if isinstance(place.offsets, int) else place.offsets[partition]
     if offset == EARLIEST:
         return held.start
     if offset == LATEST:
         return held.end
-    if not held.start <= offset <= held.end:
+    if strict and not held.start <= offset <= held.end:
         raise BrokerError(
             ErrorCode.OFFSET_OUT_OF_RANGE,
-            f"{option} {offset} of {partition} found, {held.start} to {held.end} expected",
+            f"{place.option} {offset} of {partition} found, {held.start} to {held.end} expected",
         )
-    return offset
+    return max(held.start, min(offset, held.end))
+
+
+def settle_ranges(starts: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]) -> list[PartitionRange]:
+    """The ranges to read, ordered by partition, empty ones left out.
+
+    Raises:
+        ConfigError: a start lies behind its end.
+    """
+    for partition, start in starts.items():
+        if start > ends[partition]:
+            raise ConfigError(f"{partition}: the read would begin at offset {start}, behind its end {ends[partition]}")
+    return [PartitionRange(tp, starts[tp], ends[tp]) for tp in sorted(starts) if starts[tp] < ends[tp]]
+
+
+def cut_ranges(
+    ranges: Sequence[PartitionRange], *, at_least: int = 0, max_records: int | None = None
+) -> list[PartitionRange]:
+    """``maxRecordsPerPartition`` first, ``minPartitions`` where that gave too few: as Spark's Kafka source does."""
+    if max_records is not None:
+        ranges = [
+            piece for found in ranges for piece in split_ranges([found], -((found.start - found.end) // max_records))
+        ]
+    return split_ranges(ranges, at_least)
 
 
 def split_ranges(ranges: Sequence[PartitionRange], at_least: int) -> list[PartitionRange]:

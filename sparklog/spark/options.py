@@ -1,4 +1,4 @@
-"""Options of the data source: one table of names, parsed once into frozen values.
+"""Options of the data source: one table of names, and how their texts are read; what a write takes of them.
 
 The names and meanings are those of Spark's Kafka source where that has the option. Spark hands option names over in
 lower case and adds some of its own, which are let through; any other unknown name is refused with the nearest known
@@ -14,12 +14,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import msgspec
-
 from sparklog.client.bootstrap import parse_bootstrap
 from sparklog.errors import ConfigError
-from sparklog.model import TopicPartition, check_topic_name
-from sparklog.spark.offsets import EARLIEST, LATEST, OffsetSpec, parse_offset_spec
+from sparklog.model import check_topic_name
 
 BOOTSTRAP_VARIABLE = "SPARKLOG_BOOTSTRAP_SERVERS"
 
@@ -28,20 +25,55 @@ READ_OPTIONS: dict[str, str] = {
     "subscribe": "topics to read, separated by commas",
     "subscribePattern": "regular expression that whole topic names have to match",
     "assign": 'partitions to read: {"topic": [0, 1]}',
-    "startingOffsets": 'earliest, or {"topic": {"0": 23, "1": -2}}; -2 is earliest',
-    "endingOffsets": 'latest, or {"topic": {"0": 42, "1": -1}}; -1 is latest',
+    "startingTimestamp": "ms since the epoch: begin with the first record at or after it; wins over the next two",
+    "startingOffsetsByTimestamp": 'ms for each partition: {"topic": {"0": 1700000000000}}; wins over startingOffsets',
+    "startingOffsets": 'earliest, latest (streams), or {"topic": {"0": 23, "1": -2}}; -2 earliest, -1 latest',
+    "startingOffsetsByTimestampStrategy": "error or latest: where no record is that young",
+    "endingTimestamp": "batch: ms; end before the first record at or after it; wins over the next two",
+    "endingOffsetsByTimestamp": "batch: ms for each partition; wins over endingOffsets",
+    "endingOffsets": 'batch: latest, or {"topic": {"0": 42, "1": -1}}; -1 is latest',
+    "failOnDataLoss": "true: fail when records are gone or may be; false: skip them with a warning",
+    "isolation.level": "read_committed or read_uncommitted",
     "includeHeaders": "add the column headers (default topics)",
     "minPartitions": "split the read into at least so many tasks",
+    "maxRecordsPerPartition": "split the read so that no task has more offsets",
+    "maxOffsetsPerTrigger": "streams: offsets in one batch at most, spread over partitions by what they have",
+    "minOffsetsPerTrigger": "streams: wait until there are so many",
+    "maxTriggerDelay": "streams: but no longer than this (15m)",
+    "groupId": "streams: store the end of the last finished batch in this consumer group",
+    "where": "batch: partitions, offsets and times to read: offset >= 5 and timestamp < '2024-05-01T00:00:00Z'",
 }
 WRITE_OPTIONS: dict[str, str] = {
     "topic": "topic to write to; wins over a topic column",
     "compression": "none, lz4 or zstd",
+    "exactlyOnce": "true: rows show together, once; false: each as it is acknowledged, and again when a task runs again",
+    "acks": "with exactlyOnce=false: all, 1 or 0",
+    "transactionTimeout": "an unfinished write that gives no sign of life for so long is aborted (2m)",
+    "txnAppId": "batch: name of a write that is run again until it succeeds; with txnVersion",
+    "txnVersion": "batch: number of the write within txnAppId, growing; what is committed already is not written again",
+    "createTopic": "true: make a topic that is not there, with the DataFrame's columns",
+    "partitions": "createTopic: how many",
+    "replicationFactor": "createTopic: how many replicas",
+    "keyColumns": "createTopic: columns that decide a row's partition, separated by commas",
+    "mergeSchema": "true: add columns that the topic does not have; its older rows read as null",
 }
 COMMON_OPTIONS: dict[str, str] = {
     "bootstrap.servers": "host:port,host:port of some brokers",
     "kafka.bootstrap.servers": "the same, under the Kafka source's name",
+    "kafka.isolation.level": "isolation.level, under the Kafka source's name",
+    "kafka.acks": "acks, under the Kafka source's name",
 }
 OPTIONS: dict[str, str] = {**COMMON_OPTIONS, **READ_OPTIONS, **WRITE_OPTIONS}
+
+#: Options of Spark's Kafka source that can mean nothing here, in lower case -> what to do instead.
+_KAFKA_ONLY: dict[str, str] = {
+    "kafka.group.id": "reading takes no part in group balancing; groupId stores progress in a group",
+    "groupidprefix": "reading takes no part in group balancing; groupId stores progress in a group",
+    "fetchoffset.numretries": "requests are repeated until they succeed or time is up",
+    "fetchoffset.retryintervalms": "requests are repeated until they succeed or time is up",
+    "kafkaconsumer.polltimeoutms": "requests are repeated until they succeed or time is up",
+    "kafka.compression.type": "compression is the option of a write",
+}
 
 #: What Spark itself puts among the options (table properties, the path of ``load(path)``, streaming's checkpoint).
 _SPARKS_OWN = frozenset(
@@ -49,42 +81,8 @@ _SPARKS_OWN = frozenset(
 )
 _CANONICAL = {name.lower(): name for name in OPTIONS}
 _COMPRESSIONS: dict[str, str | None] = {"none": None, "lz4": "lz4", "zstd": "zstd"}
-
-
-@dataclass(frozen=True, slots=True)
-class Subscribe:
-    """All partitions of the named topics."""
-
-    topics: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class SubscribePattern:
-    """All partitions of the topics whose whole name matches."""
-
-    pattern: str
-
-
-@dataclass(frozen=True, slots=True)
-class Assign:
-    """Exactly these partitions."""
-
-    partitions: tuple[TopicPartition, ...]
-
-
-TopicSelection = Subscribe | SubscribePattern | Assign
-
-
-@dataclass(frozen=True, slots=True)
-class ReadOptions:
-    """What a read was asked for; not yet compared with what the cluster has."""
-
-    bootstrap: str
-    selection: TopicSelection
-    starting: OffsetSpec
-    ending: OffsetSpec
-    include_headers: bool
-    min_partitions: int
+_DURATION = re.compile(r"\s*(\d+)\s*([a-z]*)\s*")
+_UNIT_MS = {"us": 0.001, "ms": 1, "": 1, "s": 1e3, "m": 6e4, "min": 6e4, "h": 3.6e6, "d": 8.64e7}
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,43 +94,28 @@ class WriteOptions:
     compression: str | None
 
 
-def parse_read_options(options: Mapping[str, str], defaults: Mapping[str, str]) -> ReadOptions:
+def parse_write_options(options: Mapping[str, str], defaults: Mapping[str, str]) -> WriteOptions:
     """Options as Spark delivers them, over ``defaults`` (canonical names) of a configured source.
 
     Raises:
-        ConfigError: an unknown option, a bad value, none or several of subscribe, subscribePattern and assign.
+        ConfigError: an unknown option or a bad value.
     """
-    given = _known(options)
-    starting = parse_offset_spec("startingOffsets", given.get("startingOffsets"), default=EARLIEST)
-    ending = parse_offset_spec("endingOffsets", given.get("endingOffsets"), default=LATEST)
-    return ReadOptions(
-        bootstrap=_bootstrap(given, defaults),
-        selection=_selection(given),
-        starting=starting,
-        ending=ending,
-        include_headers=_boolean(given, "includeHeaders"),
-        min_partitions=_positive(given, "minPartitions"),
-    )
-
-
-def parse_write_options(options: Mapping[str, str], defaults: Mapping[str, str]) -> WriteOptions:
-    """As ``parse_read_options``, for a write."""
-    given = _known(options)
+    given = known_options(options)
     topic = given.get("topic")
     if topic is not None:
-        _check_topic("topic", topic)
+        check_topic("topic", topic)
     compression = given.get("compression", "none").strip().lower()
     if compression not in _COMPRESSIONS:
         raise ConfigError(f"option compression={compression!r}: expected {', '.join(_COMPRESSIONS)}")
     return WriteOptions(
-        bootstrap=_bootstrap(given, defaults),
+        bootstrap=find_bootstrap(given, defaults),
         topic=topic,
         compression=_COMPRESSIONS[compression],
     )
 
 
-def _known(options: Mapping[str, str]) -> dict[str, str]:
-    """Canonical name -> text, without what Spark added."""
+def known_options(options: Mapping[str, str]) -> dict[str, str]:
+    """Canonical name -> text, without what Spark added. Raises ConfigError for a name that is not in the table."""
     given = {}
     for name, text in options.items():
         lower = name.lower()
@@ -144,17 +127,25 @@ def _known(options: Mapping[str, str]) -> dict[str, str]:
 
 
 def _unknown(name: str) -> str:
+    if hint := _KAFKA_ONLY.get(name.lower()):
+        return f"option {name!r} of Spark's Kafka source means nothing here: {hint}"
     near = difflib.get_close_matches(name.lower(), _CANONICAL, n=1, cutoff=0.5)
+    if name.lower().startswith("kafka."):
+        own = difflib.get_close_matches(name.lower().removeprefix("kafka."), _CANONICAL, n=1, cutoff=0.8)
+        hint = f"did you mean {_CANONICAL[own[0]]!r}?" if own else "there is no Kafka client to be set up by it"
+        return f"option {name!r} of Spark's Kafka source means nothing here; {hint}"
     hint = f"did you mean {_CANONICAL[near[0]]!r}?" if near else f"known options: {', '.join(sorted(OPTIONS))}"
     return f"unknown option {name!r}; {hint}"
 
 
-def _bootstrap(given: Mapping[str, str], defaults: Mapping[str, str]) -> str:
-    """The option, else its alias, else the configured default, else the environment of the planning process."""
-    own, alias = given.get("bootstrap.servers"), given.get("kafka.bootstrap.servers")
-    if own is not None and alias is not None and own != alias:
-        raise ConfigError(f"bootstrap.servers={own!r} and kafka.bootstrap.servers={alias!r} contradict each other")
-    text = own or alias or defaults.get("bootstrap.servers") or os.environ.get(BOOTSTRAP_VARIABLE)
+def find_bootstrap(given: Mapping[str, str], defaults: Mapping[str, str]) -> str:
+    """The option, else its alias, else the configured default, else the environment of the planning process.
+
+    Raises:
+        ConfigError: none of them, two that differ, or an address that cannot be read.
+    """
+    own = either(given, "bootstrap.servers")
+    text = own or defaults.get("bootstrap.servers") or os.environ.get(BOOTSTRAP_VARIABLE)
     if not text:
         raise ConfigError(
             f"no brokers to ask: set option bootstrap.servers, call sparklog.configure(spark, bootstrap=...), "
@@ -164,61 +155,40 @@ def _bootstrap(given: Mapping[str, str], defaults: Mapping[str, str]) -> str:
     return text
 
 
-def _selection(given: Mapping[str, str]) -> TopicSelection:
-    names = [name for name in ("subscribe", "subscribePattern", "assign") if name in given]
-    if len(names) != 1:
-        found = " and ".join(names) or "none of them"
-        hint = "; option topic is for writing" if "topic" in given and not names else ""
-        raise ConfigError(f"exactly one of subscribe, subscribePattern and assign is expected, found {found}{hint}")
-    text = given[names[0]]
-    match names[0]:
-        case "subscribe":
-            topics = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
-            if not topics:
-                raise ConfigError("option subscribe names no topic")
-            for topic in topics:
-                _check_topic("subscribe", topic)
-            return Subscribe(topics)
-        case "subscribePattern":
-            try:
-                re.compile(text)
-            except re.error as error:
-                raise ConfigError(f"option subscribePattern={text!r} is not a regular expression: {error}") from None
-            return SubscribePattern(text)
-        case _:
-            return _assign(text)
+def either(given: Mapping[str, str], name: str) -> str | None:
+    """The text of an option that the Kafka source knows under ``kafka.<name>``."""
+    own, alias = given.get(name), given.get(f"kafka.{name}")
+    if own is not None and alias is not None and own != alias:
+        raise ConfigError(f"{name}={own!r} and kafka.{name}={alias!r} contradict each other")
+    return alias if own is None else own
 
 
-def _assign(text: str) -> Assign:
-    try:
-        decoded = msgspec.json.decode(text, type=dict[str, list[int]])
-    except msgspec.MsgspecError as error:
-        raise ConfigError(f'option assign={text!r}: expected {{"topic": [0, 1]}}, found: {error}') from None
-    partitions = tuple(sorted({TopicPartition(topic, number) for topic in decoded for number in decoded[topic]}))
-    if not partitions:
-        raise ConfigError("option assign names no partition")
-    for topic in decoded:
-        _check_topic("assign", topic)
-    return Assign(partitions)
-
-
-def _check_topic(option: str, topic: str) -> None:
+def check_topic(option: str, topic: str) -> None:
     if complaint := check_topic_name(topic):
         raise ConfigError(f"option {option}: {complaint}")
 
 
-def _boolean(given: Mapping[str, str], name: str) -> bool:
-    text = given.get(name, "false").strip().lower()
+def parse_boolean(given: Mapping[str, str], name: str, *, default: bool) -> bool:
+    text = given.get(name, str(default)).strip().lower()
     if text not in {"true", "false"}:
         raise ConfigError(f"option {name}={text!r}: expected true or false")
     return text == "true"
 
 
-def _positive(given: Mapping[str, str], name: str) -> int:
-    """0 when not given."""
+def parse_positive(given: Mapping[str, str], name: str, *, at_most: int = 2**63 - 1) -> int | None:
+    """None when not given."""
     if name not in given:
-        return 0
+        return None
     text = given[name].strip()
-    if not text.isdecimal() or not 0 < int(text) <= 1_000_000:
-        raise ConfigError(f"option {name}={text!r}: expected a whole number from 1 to 1000000")
+    if not (text.isascii() and text.isdecimal()) or not 0 < int(text) <= at_most:
+        raise ConfigError(f"option {name}={text!r}: expected a whole number from 1 to {at_most}")
     return int(text)
+
+
+def parse_duration_ms(given: Mapping[str, str], name: str, *, default: str) -> int:
+    """Spark's texts for durations: a number of ms, or with a unit as in 500ms, 30s, 15m, 1h."""
+    text = given.get(name, default)
+    match = _DURATION.fullmatch(text.lower())
+    if match is None or match[2] not in _UNIT_MS:
+        raise ConfigError(f"option {name}={text!r}: expected a duration such as 500ms, 30s, 15m or 1h")
+    return int(int(match[1]) * _UNIT_MS[match[2]])

@@ -1,11 +1,8 @@
-"""The batch read: offset ranges fixed on the driver, one task each, read in full or not at all.
-
-A range is bound to the topic's id. If a topic is deleted and made anew, or records of the range are gone, the task
-fails: fewer rows than planned are never returned.
-"""
+"""The batch read: offset ranges fixed on the driver when the DataFrame is planned, cut into tasks."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -13,91 +10,125 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from sparklog.client.admin import Admin
-from sparklog.client.reader import PartitionReader
-from sparklog.model import OffsetRange, TopicPartition
-from sparklog.spark.columns import ColumnPlan, offset_run, plan_columns
-from sparklog.spark.offsets import settle_ranges, split_ranges
-from sparklog.spark.options import ReadOptions
-from sparklog.spark.schema import check_projection
-from sparklog.spark.topics import Selected, select_topics
+from sparklog.errors import BrokerError, ErrorCode
+from sparklog.model import TopicPartition
+from sparklog.spark.columns import ColumnPlan, plan_columns
+from sparklog.spark.offsets import PartitionRange, Place, cut_ranges, settle, settle_ranges, times_to_ask
+from sparklog.spark.read_options import ReadOptions
+from sparklog.spark.schema import TopicShape, check_projection, topic_columns
+from sparklog.spark.task import RangeRead, read_range
+from sparklog.spark.topics import LogEnds, Selected, TopicView
 
-
-@dataclass(frozen=True)
-class TopicRange(InputPartition):
-    """What one task reads: offsets ``[start, end)`` of one partition of the topic with this id."""
-
-    topic: str
-    topic_id: str
-    partition: int
-    start: int
-    end: int
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class ReadPlan:
-    """Everything the reader needs after planning; small, pickled to every task."""
+    """Everything the reader needs after planning; small, pickled."""
 
     options: ReadOptions
     selected: Selected
     columns: Mapping[str, ColumnPlan]
 
 
-def plan_read(admin: Admin, options: ReadOptions, *, schema: StructType) -> ReadPlan:
+def plan_read(view: TopicView, options: ReadOptions, *, schema: StructType) -> ReadPlan:
     """Look up the topics and settle where each column of ``schema`` comes from.
 
     Raises:
-        BrokerError: SCHEMA_MISMATCH naming columns that the topics do not have; as ``select_topics``.
+        BrokerError: SCHEMA_MISMATCH naming columns that the topics do not have; as ``TopicView.select``.
     """
-    selected = select_topics(admin, options.selection)
-    check_projection(schema, selected.columns(include_headers=True))
-    columns = {name: plan_columns(schema, topic.shape) for name, topic in selected.topics.items()}
+    selected = view.select(options.selection)
+    columns = {name: project(name, topic.shape, schema) for name, topic in selected.topics.items()}
     return ReadPlan(options, selected, columns)
 
 
+def project(topic: str, shape: TopicShape, schema: StructType) -> ColumnPlan:
+    """Where the columns of ``schema`` come from in one topic. Raises BrokerError SCHEMA_MISMATCH naming what it
+    does not have."""
+    try:
+        check_projection(schema, topic_columns(shape, include_headers=True))
+    except BrokerError as error:
+        raise BrokerError(ErrorCode.SCHEMA_MISMATCH, f"topic {topic}: {error.detail}") from None
+    return plan_columns(schema, shape)
+
+
 class BatchReader(DataSourceReader):
-    """Made on the driver, which calls ``partitions`` once per ``load()``; copies in tasks get ``read`` calls."""
+    """Made on the driver, which calls ``partitions`` once per ``load()``; copies in tasks get ``read`` calls.
+
+    There is no ``pushFilters``, on purpose: see ``source``.
+    """
 
     def __init__(self, plan: ReadPlan) -> None:
         self._plan = plan
 
     def partitions(self) -> list[InputPartition]:
-        """The ranges to read, as the logs are now: ``latest`` means the high watermark of this moment."""
+        """The ranges to read, as the logs are now: ``latest`` means the readable end of this moment."""
         options, selected = self._plan.options, self._plan.selected
-        with Admin(options.bootstrap, client_id="sparklog-spark") as admin:
-            earliest = admin.list_offsets(selected.partitions, at="earliest")
-            latest = admin.list_offsets(selected.partitions, at="latest")
-        log_ends = {partition: OffsetRange(earliest[partition], latest[partition]) for partition in selected.partitions}
-        ranges = settle_ranges(starting=options.starting, ending=options.ending, log_ends=log_ends)
+        with TopicView(options.bootstrap) as view:
+            ends = view.ends(selected.partitions, options.isolation)
+            ranges = self._ranges(view, ends)
+        pieces = cut_ranges(ranges, at_least=options.min_partitions, max_records=options.max_records_per_partition)
         return [
-            TopicRange(tp.topic, selected.topics[tp.topic].topic_id, tp.partition, start=start, end=end)
-            for tp, start, end in split_ranges(ranges, options.min_partitions)
+            RangeRead(
+                options.bootstrap,
+                tp,
+                selected.topics[tp.topic].topic_id,
+                start=start,
+                end=end,
+                columns=self._plan.columns[tp.topic],
+                isolation=options.isolation,
+                fail_on_data_loss=options.fail_on_data_loss,
+                times=options.where.timestamp if options.where.by_time else None,
+            )
+            for tp, start, end in pieces
         ]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The range as batches of the declared columns.
-
-        Raises:
-            BrokerError: the range cannot be read in full, or a value does not fit its column.
-        """
-        if not isinstance(partition, TopicRange):  # Spark's stand-in for an empty list of partitions
+        """The range as batches of the declared columns; raises as ``read_range``."""
+        if not isinstance(partition, RangeRead):  # Spark's stand-in for an empty list of partitions
             return iter(())
-        return self._batches(partition)
+        return read_range(partition)
 
-    def _batches(self, wanted: TopicRange) -> Iterator[pa.RecordBatch]:
-        tp = TopicPartition(wanted.topic, wanted.partition)
-        plan = self._plan.columns[wanted.topic]
-        with PartitionReader(
-            self._plan.options.bootstrap,
-            tp,
-            wanted.start,
-            wanted.end,
-            topic_id=wanted.topic_id,
-            client_id="sparklog-spark",
-        ) as reader:
-            for found in reader.fetched():
-                if found.offsets is None:
-                    offsets = offset_run(found.first_offset, found.batch.num_rows)
-                else:
-                    offsets = pa.array(found.offsets)
-                yield plan.assemble(found.header, found.batch, partition=tp, offsets=offsets)
+    def _ranges(self, view: TopicView, ends: Mapping[TopicPartition, LogEnds]) -> list[PartitionRange]:
+        options = self._plan.options
+        starts = settle_place(view, options.starting, ends, options=options, selected=self._plan.selected)
+        stops = settle_place(view, options.ending, ends, options=options, selected=self._plan.selected)
+        ranges = [found for found in settle_ranges(starts, stops) if options.where.takes(found.partition.partition)]
+        low, high = options.where.offset
+        ranges = [PartitionRange(tp, max(start, low), min(end, high)) for tp, start, end in ranges]
+        return self._from_first_time(view, [found for found in ranges if found.start < found.end])
+
+    def _from_first_time(self, view: TopicView, ranges: list[PartitionRange]) -> list[PartitionRange]:
+        """Ranges without the batches at their beginning that are too old. Their end stays: times are not ordered, so a
+        record of any time may follow."""
+        first_us = self._plan.options.where.timestamp.low
+        if first_us < 0:
+            return ranges
+        found = view.batches_at({part.partition: first_us for part in ranges}, self._plan.options.isolation)
+        narrowed = []
+        for tp, start, end in ranges:
+            first = found[tp]
+            if first is not None and max(start, first) < end:
+                narrowed.append(PartitionRange(tp, max(start, first), end))
+        return narrowed
+
+
+def settle_place(
+    view: TopicView,
+    place: Place,
+    ends: Mapping[TopicPartition, LogEnds],
+    *,
+    options: ReadOptions,
+    selected: Selected,
+) -> dict[TopicPartition, int]:
+    """The offset of ``place`` in every partition; raises as ``offsets.settle``."""
+    times = times_to_ask(place, ends)
+    at_times = view.records_at(times, selected, ends=ends, isolation=options.isolation) if times else {}
+    held = {tp: found.range for tp, found in ends.items()}
+    try:
+        return settle(place, held, at_times)
+    except BrokerError as error:
+        if options.fail_on_data_loss or times:
+            raise
+        _LOG.warning("%s: read from the nearest offset there is", error)
+        return settle(place, held, at_times, strict=False)

@@ -10,19 +10,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceWriter
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, DataSourceWriter
 from pyspark.sql.types import StructType
 
 from sparklog.client.admin import Admin
 from sparklog.errors import ConfigError
-from sparklog.spark.options import parse_read_options, parse_write_options
+from sparklog.spark.options import parse_write_options
+from sparklog.spark.read_options import parse_read_options, parse_schema_options
 from sparklog.spark.reader import BatchReader, plan_read
-from sparklog.spark.topics import select_topics
+from sparklog.spark.stream import StreamReader
+from sparklog.spark.topics import TopicView
 from sparklog.spark.writer import BatchWriter, plan_write
 
 
 class SparklogSource(DataSource):
-    """Batch reads and writes of topics. ``sparklog.configure`` makes subclasses with other ``defaults``."""
+    """Reads of topics, as batches and streams, and batch writes. ``sparklog.configure`` makes subclasses with other
+    ``defaults``."""
 
     #: Options by canonical name, for where a query gives none.
     defaults: ClassVar[Mapping[str, str]] = {}
@@ -33,16 +36,20 @@ class SparklogSource(DataSource):
 
     def schema(self) -> StructType:
         """The columns of the topics read; not asked for when the user gave a schema, or for a write."""
-        options = parse_read_options(self.options, self.defaults)
-        with Admin(options.bootstrap, client_id="sparklog-spark") as admin:
-            selected = select_topics(admin, options.selection)
+        options = parse_schema_options(self.options, self.defaults)
+        with TopicView(options.bootstrap) as view:
+            selected = view.select(options.selection)
         return selected.columns(include_headers=options.include_headers)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """A reader of the columns in ``schema``: all of them, or the user's choice."""
         options = parse_read_options(self.options, self.defaults)
-        with Admin(options.bootstrap, client_id="sparklog-spark") as admin:
-            return BatchReader(plan_read(admin, options, schema=schema))
+        with TopicView(options.bootstrap) as view:
+            return BatchReader(plan_read(view, options, schema=schema))
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - pyspark's name
+        """As ``reader``, for a stream; made for each planning run and again for tasks, so it asks nobody here."""
+        return StreamReader(parse_read_options(self.options, self.defaults, streaming=True), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """A writer that appends rows of ``schema``, which is checked against the topic here, before any task."""

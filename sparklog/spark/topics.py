@@ -1,22 +1,36 @@
-"""What the cluster has of what a read names: topics with their ids and columns, and the partitions to read.
+"""What the cluster has of what a read names: topics with their ids and columns, partitions, and where their logs end.
 
-Asked anew by every planning step, because Spark runs each of them in a process of its own.
+Asked anew by every planning step, because Spark runs each of them in a process of its own; only a stream keeps its
+view, and with it its connections, from one micro-batch to the next.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from types import TracebackType
+from typing import NamedTuple
 
+import numpy as np
+import pyarrow as pa
 from pyspark.sql.types import StructType
 
-from sparklog.client.admin import Admin
-from sparklog.client.descriptions import TopicDescription
+from sparklog.client.descriptions import TopicDescription, describe_topic
+from sparklog.client.link import ClusterLink
+from sparklog.client.offsets import listed_offsets
+from sparklog.client.reader import PartitionReader
 from sparklog.errors import BrokerError, ConfigError, ErrorCode
-from sparklog.model import TopicPartition
-from sparklog.spark.options import Assign, Subscribe, SubscribePattern, TopicSelection
+from sparklog.model import OffsetRange, TopicPartition
+from sparklog.protocol.messages import MetadataReply
+from sparklog.spark.columns import offset_run, plan_timestamps
+from sparklog.spark.read_options import Assign, Subscribe, SubscribePattern, TopicSelection
 from sparklog.spark.schema import TopicShape, one_shape, topic_columns
+
+#: Topics that the log keeps for itself begin so; no pattern matches them.
+_INTERNAL = "__"
+#: How long a planning step may wait for an election.
+_TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,32 +54,157 @@ class Selected:
         return topic_columns(shape, include_headers=include_headers)
 
 
-def select_topics(admin: Admin, selection: TopicSelection) -> Selected:
-    """Look up the topics of ``selection``.
+class LogEnds(NamedTuple):
+    """The earliest offset, the readable end, and the epoch of the leader that said so."""
 
-    Raises:
-        BrokerError: UNKNOWN_TOPIC_OR_PARTITION naming what is not there.
-        ConfigError: a pattern matches no topic, so that there are no columns to show.
-    """
-    match selection:
-        case Subscribe(topics):
-            described = admin.describe_topics(topics)
-        case SubscribePattern(pattern):
-            matches = re.compile(pattern).fullmatch
-            described = [topic for topic in admin.describe_topics() if matches(topic.name)]
-            if not described:
-                raise ConfigError(f"option subscribePattern={pattern!r} matches no topic")
-        case Assign(partitions):
-            described = admin.describe_topics(sorted({partition.topic for partition in partitions}))
-    existing = [partition for topic in described for partition in topic.topic_partitions()]
-    if isinstance(selection, Assign):
-        if unknown := [str(partition) for partition in selection.partitions if partition not in set(existing)]:
-            raise BrokerError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"option assign: {', '.join(unknown)}")
-        existing = list(selection.partitions)
-    return Selected(
-        {topic.name: SelectedTopic(topic.topic_id, topic_shape(topic)) for topic in described},
-        tuple(sorted(existing)),
-    )
+    start: int
+    end: int
+    epoch: int
+
+    @property
+    def range(self) -> OffsetRange:
+        return OffsetRange(self.start, self.end)
+
+
+class TopicView:
+    """Connections to a cluster, for planning. Use from one thread; close it, or use it in a ``with`` block."""
+
+    def __init__(self, bootstrap: str) -> None:
+        """Connects to nothing yet."""
+        self.link = ClusterLink(bootstrap, client_id="sparklog-spark", timeout_s=_TIMEOUT_S)
+
+    def close(self) -> None:
+        self.link.close()
+
+    def __enter__(self) -> TopicView:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def select(self, selection: TopicSelection, *, known: Collection[str] | None = None) -> Selected:
+        """Look up the topics of ``selection``.
+
+        ``known``: topics that were there before; then what is not there any more is left out. None: it is an error.
+
+        Raises:
+            BrokerError: UNKNOWN_TOPIC_OR_PARTITION naming what is not there.
+            ConfigError: a pattern matches no topic, so that there are no columns to show.
+        """
+        match selection:
+            case Subscribe(topics):
+                described = self._describe(topics, lenient=known is not None)
+            case SubscribePattern(pattern):
+                described = self._matching(pattern, known=known)
+            case Assign(partitions):
+                names = sorted({partition.topic for partition in partitions})
+                described = self._describe(names, lenient=known is not None)
+        existing = [partition for topic in described for partition in topic.topic_partitions()]
+        if isinstance(selection, Assign):
+            there = set(existing)
+            unknown = [str(partition) for partition in selection.partitions if partition not in there]
+            if unknown and known is None:
+                raise BrokerError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"option assign: {', '.join(unknown)}")
+            existing = [partition for partition in selection.partitions if partition in there]
+        return Selected(
+            {topic.name: SelectedTopic(topic.topic_id, topic_shape(topic)) for topic in described},
+            tuple(sorted(existing)),
+        )
+
+    def ends(self, partitions: Iterable[TopicPartition], isolation: int) -> dict[TopicPartition, LogEnds]:
+        """Raises BrokerError UNKNOWN_TOPIC_OR_PARTITION, ClientTimeout."""
+        wanted = list(partitions)
+        latest = listed_offsets(self.link, dict.fromkeys(wanted, "latest"), isolation=isolation)
+        earliest = listed_offsets(self.link, dict.fromkeys(wanted, "earliest"))
+        # Asked in this order a retention between the two could leave the end below the start.
+        return {
+            tp: LogEnds(earliest[tp].offset, max(earliest[tp].offset, latest[tp].offset), latest[tp].leader_epoch)
+            for tp in wanted
+        }
+
+    def batches_at(self, times: Mapping[TopicPartition, int], isolation: int) -> dict[TopicPartition, int | None]:
+        """An offset at or before the first record at each time (us), close to it; None where there is no such record.
+        No record before it is as young."""
+        found = listed_offsets(self.link, dict(times), isolation=isolation)
+        return {tp: None if answer.offset < 0 else answer.offset for tp, answer in found.items()}
+
+    def records_at(
+        self,
+        times: Mapping[TopicPartition, int],
+        selected: Selected,
+        *,
+        ends: Mapping[TopicPartition, LogEnds],
+        isolation: int,
+    ) -> dict[TopicPartition, int | None]:
+        """The offset of the first record at or after each time (us): brokers know batches, one of which is read."""
+        found = self.batches_at(times, isolation)
+        return {
+            tp: None
+            if offset is None
+            else self._first_record(tp, selected.topics[tp.topic], offset, end=ends[tp].end, time_us=times[tp])
+            for tp, offset in found.items()
+        }
+
+    def _first_record(
+        self, tp: TopicPartition, topic: SelectedTopic, offset: int, *, end: int, time_us: int
+    ) -> int | None:
+        plan = plan_timestamps(topic.shape)
+        if not plan.stored_columns:
+            return offset  # all records of a batch have one time
+        with PartitionReader(
+            self.link,
+            tp,
+            min(offset, end),
+            end,
+            columns=plan.stored_columns,
+            keep=lambda header: header.max_timestamp >= time_us,
+            topic_id=topic.topic_id,
+            max_bytes=1,
+        ) as reader:
+            for found in reader.fetched():
+                rows = found.batch.num_rows
+                offsets = offset_run(found.first_offset, rows) if found.offsets is None else pa.array(found.offsets)
+                made = plan.assemble(found.header, found.batch, partition=tp, offsets=offsets)
+                young = np.flatnonzero(made.column(0).cast(pa.int64()).to_numpy() >= time_us)
+                if len(young):
+                    return int(offsets[int(young[0])].as_py())
+        return None
+
+    def _describe(self, names: Iterable[str], *, lenient: bool) -> list[TopicDescription]:
+        """All at once; again one by one those that the broker asked does not know, since it may be behind."""
+        wanted = list(names)
+        reply = self.link.retrying("metadata", lambda: self.link.refresh(wanted))
+        listed = {topic.name: topic for topic in reply.topics if not topic.code}
+        found = []
+        for name in wanted:
+            try:
+                found.append(describe_topic(listed.get(name) or self.link.topic(name, refresh=True)))
+            except BrokerError as error:  # noqa: PERF203 - each topic has its own
+                if not lenient or error.code != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+                    raise
+        return found
+
+    def _matching(self, pattern: str, *, known: Collection[str] | None) -> list[TopicDescription]:
+        matches = re.compile(pattern).fullmatch
+        reply = self.link.retrying("metadata", self._all_topics)
+        found = [
+            describe_topic(topic)
+            for topic in reply.topics
+            if not topic.code and matches(topic.name) and not topic.name.startswith(_INTERNAL)
+        ]
+        if not found and known is None:
+            raise ConfigError(f"option subscribePattern={pattern!r} matches no topic")
+        # A list that lacks a topic is no proof that it is gone.
+        missing = set(known or ()) - {topic.name for topic in found}
+        return found + self._describe(sorted(name for name in missing if matches(name)), lenient=True)
+
+    def _all_topics(self) -> MetadataReply:
+        reply = self.link.refresh(None)
+        if self.link.metadata.is_stale(reply):
+            raise BrokerError(ErrorCode.BROKER_NOT_AVAILABLE, "the broker has not heard from the controller")
+        return reply
 
 
 def topic_shape(topic: TopicDescription) -> TopicShape:

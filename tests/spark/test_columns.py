@@ -19,7 +19,8 @@ from sparklog.spark.schema import TopicShape, topic_columns
 TP = TopicPartition("flights", 3)
 APPENDED = dt.datetime(2024, 5, 1, tzinfo=dt.timezone.utc)
 CREATED = dt.datetime(2024, 4, 30, tzinfo=dt.timezone.utc)
-HEADER = BatchHeader(*([0] * 17))._replace(append_time=int(APPENDED.timestamp() * 1e6))
+#: As the leader leaves it where no record has an event time: then that of the append counts.
+HEADER = BatchHeader(*([0] * 17))._replace(max_timestamp=int(APPENDED.timestamp() * 1e6))
 
 
 def assemble(shape: TopicShape, batch: pa.RecordBatch, declared: StructType | None = None) -> pa.RecordBatch:

@@ -10,43 +10,83 @@ from hypothesis import strategies as st
 
 from sparklog.errors import BrokerError, ConfigError, ErrorCode
 from sparklog.model import OffsetRange, TopicPartition
-from sparklog.spark.offsets import EARLIEST, LATEST, PartitionRange, settle_ranges, split_ranges
+from sparklog.spark.offsets import (
+    EARLIEST,
+    LATEST,
+    ByOffset,
+    ByTime,
+    PartitionRange,
+    cut_ranges,
+    settle,
+    settle_ranges,
+    split_ranges,
+    times_to_ask,
+)
 
 A0, A1, B0 = TopicPartition("a", 0), TopicPartition("a", 1), TopicPartition("b", 0)
 ENDS = {A1: OffsetRange(0, 50), A0: OffsetRange(10, 30), B0: OffsetRange(7, 7)}
 
 
-def test_all_of_it_leaves_empty_partitions_out() -> None:
-    assert settle_ranges(starting=EARLIEST, ending=LATEST, log_ends=ENDS) == [
-        PartitionRange(A0, 10, 30),
-        PartitionRange(A1, 0, 50),
-    ]
+def start(offsets: int | dict[TopicPartition, int]) -> ByOffset:
+    return ByOffset("startingOffsets", offsets)
+
+
+def test_the_ends_of_the_logs() -> None:
+    assert settle(start(EARLIEST), ENDS, {}) == {A0: 10, A1: 0, B0: 7}
+    assert settle(start(LATEST), ENDS, {}) == {A0: 30, A1: 50, B0: 7}
 
 
 def test_offsets_per_partition() -> None:
-    starting = {A0: 12, A1: EARLIEST, B0: 7}
-    ending = {A0: LATEST, A1: 20, B0: LATEST}
-    assert settle_ranges(starting=starting, ending=ending, log_ends=ENDS) == [
+    assert settle(start({A0: 12, A1: EARLIEST, B0: LATEST}), ENDS, {}) == {A0: 12, A1: 0, B0: 7}
+
+
+@pytest.mark.parametrize("place", [start({A0: 12}), ByTime("startingOffsetsByTimestamp", {A0: 5}, or_latest=True)])
+def test_every_partition_has_to_be_named(place: ByOffset | ByTime) -> None:
+    with pytest.raises(ConfigError, match=f"{place.option} has to give an? .*missing: a-1, b-0; not read: none"):
+        settle(place, ENDS, {})
+    with pytest.raises(ConfigError, match="missing: none; not read: a-0"):
+        times_to_ask(place, [])
+
+
+@pytest.mark.parametrize("offset", [9, 31])
+def test_an_offset_outside_the_log_raises(offset: int) -> None:
+    held = {A0: OffsetRange(10, 30)}
+    with pytest.raises(BrokerError, match=f"startingOffsets {offset} of a-0 found, 10 to 30 expected") as caught:
+        settle(start({A0: offset}), held, {})
+    assert caught.value.code is ErrorCode.OFFSET_OUT_OF_RANGE
+    assert settle(start({A0: offset}), held, {}, strict=False) == {A0: 10 if offset == 9 else 30}
+
+
+def test_times() -> None:
+    place = ByTime("startingTimestamp", 7_000_000, or_latest=True)
+    assert times_to_ask(place, [A0, B0]) == {A0: 7_000_000, B0: 7_000_000}
+    assert times_to_ask(start(EARLIEST), [A0, B0]) == {}
+    # Found at an offset that is gone meanwhile, in the log, nowhere.
+    assert settle(place, ENDS, {A0: 3, A1: 20, B0: None}) == {A0: 10, A1: 20, B0: 7}
+    strict = ByTime("startingOffsetsByTimestamp", {A0: 7_000_000}, or_latest=False)
+    with pytest.raises(BrokerError, match="a-0 has no record at or after 7000 ms; startingOffsetsByTimestampStrategy"):
+        settle(strict, {A0: ENDS[A0]}, {A0: None})
+
+
+def test_ranges_leave_empty_partitions_out() -> None:
+    assert settle_ranges({A1: 0, A0: 12, B0: 7}, {A1: 20, A0: 30, B0: 7}) == [
         PartitionRange(A0, 12, 30),
         PartitionRange(A1, 0, 20),
     ]
 
 
-def test_every_partition_has_to_be_named() -> None:
-    with pytest.raises(ConfigError, match="missing: a-1, b-0; not read: c-3"):
-        settle_ranges(starting={A0: 12, TopicPartition("c", 3): 1}, ending=LATEST, log_ends=ENDS)
-
-
-@pytest.mark.parametrize("offset", [9, 31])
-def test_an_offset_outside_the_log_raises(offset: int) -> None:
-    with pytest.raises(BrokerError, match=f"startingOffsets {offset} of a-0 found, 10 to 30 expected") as caught:
-        settle_ranges(starting={A0: offset}, ending=LATEST, log_ends={A0: OffsetRange(10, 30)})
-    assert caught.value.code is ErrorCode.OFFSET_OUT_OF_RANGE
-
-
 def test_a_start_behind_the_end_raises() -> None:
-    with pytest.raises(ConfigError, match="a-0: startingOffsets 20 lies behind endingOffsets 15"):
-        settle_ranges(starting={A0: 20}, ending={A0: 15}, log_ends={A0: OffsetRange(10, 30)})
+    with pytest.raises(ConfigError, match="a-0: the read would begin at offset 20, behind its end 15"):
+        settle_ranges({A0: 20}, {A0: 15})
+
+
+def test_pieces_of_at_most_so_many_records_and_at_least_so_many_pieces() -> None:
+    ranges = [PartitionRange(A0, 0, 10), PartitionRange(A1, 5, 6)]
+    assert cut_ranges(ranges) == ranges
+    thirds = [PartitionRange(A0, 0, 3), PartitionRange(A0, 3, 6), PartitionRange(A0, 6, 10), ranges[1]]
+    assert cut_ranges(ranges, max_records=4) == thirds
+    assert cut_ranges(ranges, max_records=4, at_least=4) == thirds
+    assert len(cut_ranges(ranges, max_records=4, at_least=7)) == 7
 
 
 @given(

@@ -6,47 +6,135 @@ import pytest
 
 from sparklog.errors import ConfigError
 from sparklog.model import TopicPartition
-from sparklog.spark.offsets import EARLIEST, LATEST
-from sparklog.spark.options import (
-    BOOTSTRAP_VARIABLE,
+from sparklog.spark.limits import TriggerLimits
+from sparklog.spark.offsets import EARLIEST, LATEST, ByOffset, ByTime
+from sparklog.spark.options import BOOTSTRAP_VARIABLE, parse_write_options
+from sparklog.spark.read_options import (
     Assign,
     ReadOptions,
     Subscribe,
     SubscribePattern,
     parse_read_options,
-    parse_write_options,
+    parse_schema_options,
 )
+from sparklog.spark.where import Bounds, Span
 
 BOOTSTRAP = {"bootstrap.servers": "one:9092"}
+A0, A1 = TopicPartition("a", 0), TopicPartition("a", 1)
+
+
+def given(options: dict[str, str]) -> dict[str, str]:
+    return {"subscribe": "a", **{name.lower().replace("__", "."): text for name, text in options.items()}}
 
 
 def read(**options: str) -> ReadOptions:
-    return parse_read_options({name.lower(): text for name, text in options.items()}, BOOTSTRAP)
+    return parse_read_options(given(options), BOOTSTRAP)
+
+
+def stream(**options: str) -> ReadOptions:
+    return parse_read_options(given(options), BOOTSTRAP, streaming=True)
 
 
 def test_defaults_of_a_read() -> None:
-    assert read(subscribe="flights") == ReadOptions(
+    expected = ReadOptions(
         bootstrap="one:9092",
-        selection=Subscribe(("flights",)),
-        starting=EARLIEST,
-        ending=LATEST,
+        selection=Subscribe(("a",)),
+        starting=ByOffset("startingOffsets", EARLIEST),
+        ending=ByOffset("endingOffsets", LATEST),
         include_headers=False,
+        fail_on_data_loss=True,
+        isolation=1,
         min_partitions=0,
+        max_records_per_partition=None,
+        where=Bounds(),
+        limits=TriggerLimits(None, None, 900_000),
+        group_id=None,
     )
+    assert read() == expected
+    assert stream().starting == ByOffset("startingOffsets", LATEST)
+
+
+def test_timestamps_win_over_offsets() -> None:
+    by_partition = '{"a":{"0":5,"1":6}}'
+    offsets = '{"a":{"0":23,"1":-2}}'
+    every = {"startingTimestamp": "7", "startingOffsetsByTimestamp": by_partition, "startingOffsets": offsets}
+    assert read(**every).starting == ByTime("startingTimestamp", 7000, or_latest=False)
+    del every["startingTimestamp"]
+    assert read(**every).starting == ByTime("startingOffsetsByTimestamp", {A0: 5000, A1: 6000}, or_latest=False)
+    every = {"endingTimestamp": "7", "endingOffsetsByTimestamp": by_partition, "endingOffsets": '{"a":{"0":1,"1":-1}}'}
+    assert read(**every).ending == ByTime("endingTimestamp", 7000, or_latest=True)
+    del every["endingTimestamp"]
+    assert read(**every).ending == ByTime("endingOffsetsByTimestamp", {A0: 5000, A1: 6000}, or_latest=True)
+    late = read(startingTimestamp="7", startingOffsetsByTimestampStrategy="Latest").starting
+    assert late == ByTime("startingTimestamp", 7000, or_latest=True)
+
+
+def test_of_streams() -> None:
+    found = stream(
+        startingOffsets="latest",
+        maxOffsetsPerTrigger="100",
+        minOffsetsPerTrigger="10",
+        maxTriggerDelay="30s",
+        groupId=" lag ",
+    )
+    assert found.limits == TriggerLimits(100, 10, 30_000)
+    assert found.group_id == "lag"
+    # A batch leaves aside what only a stream can heed, as the Kafka source does.
+    assert read(maxOffsetsPerTrigger="100").limits == TriggerLimits()
+
+
+@pytest.mark.parametrize("name", ["endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp", "where"])
+def test_a_stream_has_no_end(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"option {name} is for batch reads"):
+        stream(**{name: "latest"})
+
+
+def test_names_of_the_kafka_source() -> None:
+    assert read(kafka__isolation__level="read_uncommitted").isolation == 0
+    assert read(isolation__level="READ_COMMITTED").isolation == 1
+    assert read(failOnDataLoss="FALSE", maxRecordsPerPartition="5").max_records_per_partition == 5
+
+
+def test_a_schema_is_asked_for_before_the_kind_of_read_is_known() -> None:
+    options = {"subscribe": "a", "startingoffsets": "latest", "maxoffsetspertrigger": "5", "includeheaders": "true"}
+    found = parse_schema_options(options, BOOTSTRAP)
+    assert (found.selection, found.include_headers) == (Subscribe(("a",)), True)
+
+
+def test_where() -> None:
+    assert read(where="offset >= 5").where == Bounds(offset=Span(5))
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("kafka.group.id", "means nothing here: .*groupId"),
+        ("groupIdPrefix", "means nothing here: .*groupId"),
+        ("kafka.security.protocol", "means nothing here; there is no Kafka client"),
+        ("kafka.include.headers", "means nothing here"),
+        ("kafkaConsumer.pollTimeoutMs", "means nothing here: requests are repeated"),
+    ],
+)
+def test_options_of_the_kafka_source_that_mean_nothing_here(name: str, hint: str) -> None:
+    with pytest.raises(ConfigError, match=hint):
+        parse_read_options({"subscribe": "a", name: "x"}, BOOTSTRAP)
 
 
 def test_selections() -> None:
-    assert read(subscribe="b, a,b").selection == Subscribe(("b", "a"))
-    assert read(subscribePattern="flights-.*").selection == SubscribePattern("flights-.*")
-    assert read(assign='{"b":[1,0],"a":[2]}').selection == Assign(
+    def selection(**options: str) -> object:
+        return parse_read_options({name.lower(): text for name, text in options.items()}, BOOTSTRAP).selection
+
+    assert selection(subscribe="b, a,b") == Subscribe(("b", "a"))
+    assert selection(subscribePattern="flights-.*") == SubscribePattern("flights-.*")
+    assert selection(assign='{"b":[1,0],"a":[2]}') == Assign(
         (TopicPartition("a", 2), TopicPartition("b", 0), TopicPartition("b", 1))
     )
 
 
 def test_offsets_per_partition() -> None:
-    options = read(subscribe="a", startingOffsets='{"a":{"0":23,"1":-2}}', endingOffsets='{"a":{"0":42,"1":-1}}')
-    assert options.starting == {TopicPartition("a", 0): 23, TopicPartition("a", 1): EARLIEST}
-    assert options.ending == {TopicPartition("a", 0): 42, TopicPartition("a", 1): LATEST}
+    options = read(startingOffsets='{"a":{"0":23,"1":-2}}', endingOffsets='{"a":{"0":42,"1":-1}}')
+    assert options.starting == ByOffset("startingOffsets", {A0: 23, A1: EARLIEST})
+    assert options.ending == ByOffset("endingOffsets", {A0: 42, A1: LATEST})
 
 
 def test_sparks_own_options_are_let_through() -> None:
@@ -95,6 +183,15 @@ def test_an_unknown_option_like_no_other_lists_all() -> None:
         ({"subscribe": "a", "endingoffsets": "5"}, "expected earliest, latest or"),
         ({"subscribe": "a", "includeheaders": "yes"}, "expected true or false"),
         ({"subscribe": "a", "minpartitions": "0"}, "whole number from 1"),
+        ({"subscribe": "a", "maxrecordsperpartition": "-1"}, "whole number from 1"),
+        ({"subscribe": "a", "startingtimestamp": "yesterday"}, "milliseconds since 1970 expected"),
+        ({"subscribe": "a", "startingtimestamp": "9999999999999999999"}, "milliseconds since 1970 expected"),
+        ({"subscribe": "a", "startingoffsetsbytimestamp": '{"a":{"0":-1}}'}, "milliseconds since 1970 expected"),
+        ({"subscribe": "a", "startingoffsetsbytimestamp": "5"}, r'expected \{"topic": \{"0": 1700000000000'),
+        ({"subscribe": "a", "startingoffsetsbytimestampstrategy": "skip"}, "expected error or latest"),
+        ({"subscribe": "a", "isolation.level": "serializable"}, "expected read_committed or read_uncommitted"),
+        ({"subscribe": "a", "isolation.level": "read_committed", "kafka.isolation.level": "x"}, "contradict"),
+        ({"subscribe": "a", "where": "x > 1"}, "conditions on partition, offset and timestamp"),
         ({"subscribe": "a", "bootstrap.servers": "host:x"}, "'host:x' is no host:port"),
         ({"subscribe": "a", "bootstrap.servers": "host:70000"}, "is no host:port"),
         ({"subscribe": "a", "bootstrap.servers": "a:1", "kafka.bootstrap.servers": "b:1"}, "contradict each other"),
@@ -103,6 +200,21 @@ def test_an_unknown_option_like_no_other_lists_all() -> None:
 def test_bad_read_options(options: dict[str, str], complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):
         parse_read_options(options, BOOTSTRAP)
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"maxoffsetspertrigger": "0"}, "whole number from 1"),
+        ({"maxtriggerdelay": "soon"}, "expected a duration"),
+        ({"maxtriggerdelay": "5 weeks"}, "expected a duration"),
+        ({"maxoffsetspertrigger": "5", "minoffsetspertrigger": "6"}, "6 is more than maxOffsetsPerTrigger 5"),
+        ({"groupid": " "}, "expected 1 to 249 bytes"),
+    ],
+)
+def test_bad_options_of_a_stream(options: dict[str, str], complaint: str) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        parse_read_options({"subscribe": "a", **options}, BOOTSTRAP, streaming=True)
 
 
 def test_where_the_brokers_come_from(monkeypatch: pytest.MonkeyPatch) -> None:

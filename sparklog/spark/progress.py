@@ -1,0 +1,50 @@
+"""``groupId``: how far a query has come, stored where lag is looked for. It never decides where a query starts.
+
+Spark tells a source that a batch is done only when it builds the next one, and never for the last; but the start of a
+batch is the end of the last finished one, so that is what is stored.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+
+from sparklog.client.groups import commit_offsets
+from sparklog.client.link import ClusterLink
+from sparklog.errors import SparklogError
+from sparklog.model import TopicPartition
+from sparklog.protocol.messages import GroupOffset
+from sparklog.spark.stream_offset import Position
+
+_LOG = logging.getLogger(__name__)
+
+#: A query does not wait long for what only observers need, and not with every batch when nobody answers.
+_TIMEOUT_S = 5.0
+_PAUSE_S = 30.0
+
+
+class GroupProgress:
+    """Stores positions of one query in one group. Owner: the query's planning thread."""
+
+    def __init__(self, group: str) -> None:
+        self._group = group
+        self._stored: Mapping[TopicPartition, Position] = {}
+        self._silent_until = 0.0
+
+    def store(self, link: ClusterLink, positions: Mapping[TopicPartition, Position]) -> None:
+        """Set the group's offsets to ``positions``; an error is logged, and the query goes on."""
+        if positions == self._stored or time.monotonic() < self._silent_until:
+            return
+        offsets = [
+            GroupOffset(tp.topic, tp.partition, found.offset, found.topic_id, found.epoch)
+            for tp, found in positions.items()
+            if found != self._stored.get(tp)
+        ]
+        try:
+            commit_offsets(link, self._group, offsets, timeout_s=_TIMEOUT_S)
+        except SparklogError as error:
+            self._silent_until = time.monotonic() + _PAUSE_S
+            _LOG.warning("progress was not stored in group %s: %s", self._group, error)
+        else:
+            self._stored = dict(positions)

@@ -1,0 +1,212 @@
+"""What a read was asked for: topics, where it begins and ends, how it is cut, and what a stream waits for.
+
+One parser serves batches and streams. As with Spark's Kafka source, a stream refuses an end, and what only a stream
+can heed (limits of a trigger, groupId) is left aside by a batch. Pure.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import msgspec
+
+from sparklog.errors import ConfigError
+from sparklog.model import TopicPartition
+from sparklog.spark.limits import TriggerLimits
+from sparklog.spark.offsets import EARLIEST, LATEST, ByOffset, Place, parse_by_offset, parse_by_time
+from sparklog.spark.options import (
+    check_topic,
+    either,
+    find_bootstrap,
+    known_options,
+    parse_boolean,
+    parse_duration_ms,
+    parse_positive,
+)
+from sparklog.spark.where import Bounds, parse_where
+
+_ISOLATION = {"read_uncommitted": 0, "read_committed": 1}
+_BATCH_ONLY = ("endingTimestamp", "endingOffsetsByTimestamp", "endingOffsets", "where")
+_MAX_TASKS = 1_000_000
+_EVERYTHING = Bounds()
+_UNLIMITED = TriggerLimits()
+
+
+@dataclass(frozen=True, slots=True)
+class Subscribe:
+    """All partitions of the named topics."""
+
+    topics: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SubscribePattern:
+    """All partitions of the topics whose whole name matches."""
+
+    pattern: str
+
+
+@dataclass(frozen=True, slots=True)
+class Assign:
+    """Exactly these partitions."""
+
+    partitions: tuple[TopicPartition, ...]
+
+
+TopicSelection = Subscribe | SubscribePattern | Assign
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOptions:
+    """Not yet compared with what the cluster has."""
+
+    bootstrap: str
+    selection: TopicSelection
+    starting: Place
+    #: Of a batch.
+    ending: Place
+    include_headers: bool = False
+    fail_on_data_loss: bool = True
+    #: As in the protocol: 1 reads committed records only.
+    isolation: int = 1
+    min_partitions: int = 0
+    max_records_per_partition: int | None = None
+    where: Bounds = _EVERYTHING
+    #: Of a stream.
+    limits: TriggerLimits = _UNLIMITED
+    group_id: str | None = None
+
+
+def parse_read_options(
+    options: Mapping[str, str], defaults: Mapping[str, str], *, streaming: bool = False
+) -> ReadOptions:
+    """Options as Spark delivers them, over ``defaults`` (canonical names) of a configured source.
+
+    Raises:
+        ConfigError: an unknown option, a bad value, none or several of subscribe, subscribePattern and assign, an
+            option of batches for a stream.
+    """
+    given = known_options(options)
+    if streaming and (found := [name for name in _BATCH_ONLY if name in given]):
+        raise ConfigError(f"option {found[0]} is for batch reads: a stream has no end")
+    return ReadOptions(
+        bootstrap=find_bootstrap(given, defaults),
+        selection=_selection(given),
+        starting=_starting(given, streaming=streaming),
+        ending=_ending(given),
+        include_headers=parse_boolean(given, "includeHeaders", default=False),
+        fail_on_data_loss=parse_boolean(given, "failOnDataLoss", default=True),
+        isolation=_isolation(given),
+        min_partitions=parse_positive(given, "minPartitions", at_most=_MAX_TASKS) or 0,
+        max_records_per_partition=parse_positive(given, "maxRecordsPerPartition"),
+        where=parse_where(given["where"]) if "where" in given else _EVERYTHING,
+        limits=_limits(given) if streaming else _UNLIMITED,
+        group_id=_group(given),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaOptions:
+    """What decides the columns of a read, batch or stream."""
+
+    bootstrap: str
+    selection: TopicSelection
+    include_headers: bool
+
+
+def parse_schema_options(options: Mapping[str, str], defaults: Mapping[str, str]) -> SchemaOptions:
+    """As ``parse_read_options``, before it is known whether the read is a batch or a stream."""
+    given = known_options(options)
+    return SchemaOptions(
+        find_bootstrap(given, defaults), _selection(given), parse_boolean(given, "includeHeaders", default=False)
+    )
+
+
+def _starting(given: Mapping[str, str], *, streaming: bool) -> Place:
+    strategy = given.get("startingOffsetsByTimestampStrategy", "error").strip().lower()
+    if strategy not in {"error", "latest"}:
+        raise ConfigError(f"option startingOffsetsByTimestampStrategy={strategy!r}: expected error or latest")
+    for name in ("startingTimestamp", "startingOffsetsByTimestamp"):
+        if name in given:
+            return parse_by_time(name, given[name], or_latest=strategy == "latest")
+    place = parse_by_offset("startingOffsets", given.get("startingOffsets"), default=LATEST if streaming else EARLIEST)
+    return place if streaming else _sensible(place, LATEST)
+
+
+def _ending(given: Mapping[str, str]) -> Place:
+    for name in ("endingTimestamp", "endingOffsetsByTimestamp"):
+        if name in given:
+            return parse_by_time(name, given[name], or_latest=True)
+    return _sensible(parse_by_offset("endingOffsets", given.get("endingOffsets"), default=LATEST), EARLIEST)
+
+
+def _sensible(place: ByOffset, senseless: int) -> ByOffset:
+    """A batch from latest, or to earliest, would be no rows: Spark's Kafka source refuses it as well."""
+    offsets = [place.offsets] if isinstance(place.offsets, int) else place.offsets.values()
+    if senseless in offsets:
+        name = "latest" if senseless == LATEST else "earliest"
+        raise ConfigError(f"option {place.option}: {name} ({senseless}) is not for a batch read")
+    return place
+
+
+def _isolation(given: Mapping[str, str]) -> int:
+    text = (either(given, "isolation.level") or "read_committed").strip().lower()
+    if text not in _ISOLATION:
+        raise ConfigError(f"option isolation.level={text!r}: expected {' or '.join(sorted(_ISOLATION))}")
+    return _ISOLATION[text]
+
+
+def _limits(given: Mapping[str, str]) -> TriggerLimits:
+    most = parse_positive(given, "maxOffsetsPerTrigger")
+    least = parse_positive(given, "minOffsetsPerTrigger")
+    delay_ms = parse_duration_ms(given, "maxTriggerDelay", default="15m")
+    if least is not None and most is not None and least > most:
+        raise ConfigError(f"minOffsetsPerTrigger {least} is more than maxOffsetsPerTrigger {most}")
+    return TriggerLimits(most, least, delay_ms)
+
+
+def _group(given: Mapping[str, str]) -> str | None:
+    group = given.get("groupId")
+    if group is not None and not 0 < len(group.strip().encode()) <= 249:
+        raise ConfigError(f"option groupId={group!r}: expected 1 to 249 bytes")
+    return group.strip() if group is not None else None
+
+
+def _selection(given: Mapping[str, str]) -> TopicSelection:
+    names = [name for name in ("subscribe", "subscribePattern", "assign") if name in given]
+    if len(names) != 1:
+        found = " and ".join(names) or "none of them"
+        hint = "; option topic is for writing" if "topic" in given and not names else ""
+        raise ConfigError(f"exactly one of subscribe, subscribePattern and assign is expected, found {found}{hint}")
+    text = given[names[0]]
+    match names[0]:
+        case "subscribe":
+            topics = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+            if not topics:
+                raise ConfigError("option subscribe names no topic")
+            for topic in topics:
+                check_topic("subscribe", topic)
+            return Subscribe(topics)
+        case "subscribePattern":
+            try:
+                re.compile(text)
+            except re.error as error:
+                raise ConfigError(f"option subscribePattern={text!r} is not a regular expression: {error}") from None
+            return SubscribePattern(text)
+        case _:
+            return _assign(text)
+
+
+def _assign(text: str) -> Assign:
+    try:
+        decoded = msgspec.json.decode(text, type=dict[str, list[int]])
+    except msgspec.MsgspecError as error:
+        raise ConfigError(f'option assign={text!r}: expected {{"topic": [0, 1]}}, found: {error}') from None
+    partitions = tuple(sorted({TopicPartition(topic, number) for topic in decoded for number in decoded[topic]}))
+    if not partitions:
+        raise ConfigError("option assign names no partition")
+    for topic in decoded:
+        check_topic("assign", topic)
+    return Assign(partitions)

@@ -1,0 +1,250 @@
+"""The streaming read: what Spark asks for each micro-batch. What is decided is decided in ``stream_plan``.
+
+Spark keeps one reader for planning as long as a query runs, and makes another for ``read``. Nothing is asked of the
+cluster before the first offset is wanted.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+from pyspark.sql.types import StructType
+
+from sparklog.errors import BrokerError, ErrorCode
+from sparklog.model import TopicPartition
+from sparklog.spark.columns import ColumnPlan
+from sparklog.spark.limits import TriggerClock
+from sparklog.spark.offsets import PartitionRange, cut_ranges
+from sparklog.spark.progress import GroupProgress
+from sparklog.spark.read_options import Assign, ReadOptions
+from sparklog.spark.reader import project, settle_place
+from sparklog.spark.stream_offset import MARKER, Position, StreamOffset, is_marker, parse_stream_offset
+from sparklog.spark.stream_plan import (
+    BatchRange,
+    Held,
+    Standing,
+    batch_ranges,
+    end_of_batch,
+    first_standing,
+    held_back,
+    stand,
+    waiting,
+)
+from sparklog.spark.task import DataLoss, RangeRead, read_range
+from sparklog.spark.topics import LogEnds, Selected, TopicView
+
+_LOG = logging.getLogger(__name__)
+
+#: How often a topic may vanish between being listed and being asked for its offsets.
+_LOOKS = 5
+
+
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """One run of a query. Used by one thread of Spark's planning process; in tasks only ``read`` is."""
+
+    def __init__(self, options: ReadOptions, schema: StructType) -> None:
+        self._options = options
+        self._schema = schema
+        #: Only made where it is needed: the reader that serves tasks is pickled.
+        self._open_view: TopicView | None = None
+        self._clock = TriggerClock()
+        self._progress = GroupProgress(options.group_id) if options.group_id else None
+        self._selected = Selected({}, ())
+        #: Column plans by topic and its id.
+        self._columns: dict[tuple[str, str], ColumnPlan] = {}
+        #: Where the first batch begins, once that is decided in this run.
+        self._first: Standing | None = None
+        #: Under AvailableNow: what was there when the run began.
+        self._target: dict[TopicPartition, Held] | None = None
+        self._available_now = False
+        self._latest: dict[str, Any] | None = None
+        self._told: set[str] = set()
+
+    # --- offsets ---
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - pyspark's name
+        return dict(MARKER)
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        return self._options.limits.default_read_limit()
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        self._available_now = True
+        # A topic that is gone is for latestOffset to judge, which knows whether it was there before.
+        _, self._target = self._look(known=(), positions={})
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
+        """The end of the batch that begins at ``start``; ``start`` itself when there is nothing to read, or too little.
+
+        Raises:
+            DataLoss: records after ``start`` are gone, or may be, and the options do not allow that.
+            BrokerError: a topic whose columns do not fit; what retries could not heal.
+        """
+        last = None if is_marker(start) else parse_stream_offset(start)
+        if last is not None and self._progress is not None:
+            self._progress.store(self._view.link, last.positions)
+        standing, held = self._standing(last)
+        self._check_columns(standing)
+        self._tell(standing.losses)
+        if not isinstance(limit, ReadAllAvailable) and not self._available_now:
+            ready = sum(found.end - found.start for found in waiting(standing, held).values())
+            if self._clock.is_too_early(self._options.limits, ready, time.monotonic() * 1000):
+                # The first batch is never too early: it has to write down where the query began.
+                assert last is not None
+                return start
+        end = end_of_batch(standing, held, limit=limit.max_rows if isinstance(limit, ReadMaxRows) else None)
+        if last is not None and end.positions == last.positions:
+            return start
+        return end.to_json()
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
+        """The readable ends as they were when the last batch was planned: what is behind them is the query's lag."""
+        return self._latest
+
+    # --- batches ---
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        """The tasks of a batch.
+
+        Raises:
+            DataLoss: a replayed batch read a topic that is not there any more.
+        """
+        first = None if is_marker(start) else parse_stream_offset(start)
+        # The marker twice would be a batch of nothing.
+        last = first if is_marker(end) else parse_stream_offset(end)
+        found = batch_ranges(first, last) if last is not None else []
+        ranges = {part.partition: part for part in found if self._is_there(part)}
+        pieces = cut_ranges(
+            [PartitionRange(part.partition, part.begin.offset, part.end) for part in ranges.values()],
+            at_least=self._options.min_partitions,
+            max_records=self._options.max_records_per_partition,
+        )
+        return [self._task(ranges[tp], start=low, end=high) for tp, low, high in pieces]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Raises as ``read_range``."""
+        if not isinstance(partition, RangeRead):
+            return iter(())
+        return read_range(partition)
+
+    def stop(self) -> None:
+        if self._open_view is not None:
+            self._open_view.close()
+
+    # --- looking ---
+
+    @property
+    def _view(self) -> TopicView:
+        if self._open_view is None:
+            self._open_view = TopicView(self._options.bootstrap)
+        return self._open_view
+
+    def _standing(self, last: StreamOffset | None) -> tuple[Standing, dict[TopicPartition, Held]]:
+        positions = last.positions if last is not None else {}
+        known = {tp.topic for tp in positions} if last is not None else None
+        selected, held = self._look(known=known, positions=positions)
+        self._selected = selected
+        ends = {tp: Position(now.topic_id, now.readable) for tp, now in held.items()}
+        self._latest = StreamOffset(ends).to_json() if ends else None
+        if self._target is not None:
+            held = held_back(held, self._target)
+        if last is not None:
+            # Under AvailableNow partitions made since the run began are not held, and not known to the query either.
+            return stand(positions, held, unseen=self._unseen(positions, held)), held
+        if self._first is None:
+            ends_now = {tp: LogEnds(now.start, now.readable, now.epoch) for tp, now in held.items()}
+            offsets = settle_place(
+                self._view, self._options.starting, ends_now, options=self._options, selected=selected
+            )
+            self._first = first_standing(offsets, held)
+        return self._first, held
+
+    def _look(
+        self, *, known: set[str] | tuple[()] | None, positions: Mapping[TopicPartition, Position]
+    ) -> tuple[Selected, dict[TopicPartition, Held]]:
+        """Topics, and what their logs hold. ``known`` None: all that the options name has to be there."""
+        for look in range(_LOOKS):
+            selected = self._view.select(self._options.selection, known=known)
+            try:
+                ends = self._view.ends(selected.partitions, self._options.isolation)
+                # A query that used to read uncommitted records may stand behind what it can read now.
+                beyond = [tp for tp in ends if tp in positions and positions[tp].offset > ends[tp].end]
+                all_ends = self._view.ends(beyond, 0) if self._options.isolation and beyond else {}
+                break
+            except BrokerError as error:
+                # Deleted between the two: the next look will not list it.
+                if error.code != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION or look == _LOOKS - 1:
+                    raise
+        held = {}
+        for tp, found in ends.items():
+            end = max(found.end, all_ends.get(tp, found).end)
+            held[tp] = Held(selected.topics[tp.topic].topic_id, found.start, found.end, end, found.epoch)
+        return selected, held
+
+    def _unseen(
+        self, positions: Mapping[TopicPartition, Position], held: Mapping[TopicPartition, Held]
+    ) -> set[TopicPartition]:
+        """Partitions are never taken from a topic, so one that is missing is one the broker has not heard of yet."""
+        if isinstance(self._options.selection, Assign):
+            return set()
+        topics = self._selected.topics
+        return {
+            tp
+            for tp, found in positions.items()
+            if tp not in held and tp.topic in topics and topics[tp.topic].topic_id == found.topic_id
+        }
+
+    def _check_columns(self, standing: Standing) -> None:
+        for name in {tp.topic for tp in standing.begins}:
+            self._plan_of(name, self._selected.topics[name].topic_id)
+
+    def _plan_of(self, name: str, topic_id: str) -> ColumnPlan | None:
+        """None when the topic with this id is not there."""
+        plan = self._columns.get((name, topic_id))
+        if plan is None:
+            topic = self._selected.topics.get(name)
+            if topic is not None and topic.topic_id == topic_id:
+                plan = self._columns[name, topic_id] = project(name, topic.shape, self._schema)
+        return plan
+
+    def _is_there(self, part: BatchRange) -> bool:
+        tp, topic_id = part.partition, part.begin.topic_id
+        if self._plan_of(tp.topic, topic_id) is None:
+            # A replay, before anything has been looked up.
+            self._selected = self._view.select(self._options.selection, known={tp.topic})
+        if self._plan_of(tp.topic, topic_id) is not None:
+            return True
+        offsets = f"offsets {part.begin.offset} to {part.end}"
+        self._tell((f"{tp}: the topic with id {topic_id}, {offsets} of which belong to the batch, is not there",))
+        return False
+
+    def _task(self, part: BatchRange, *, start: int, end: int) -> RangeRead:
+        plan = self._plan_of(part.partition.topic, part.begin.topic_id)
+        assert plan is not None, "looked up before"
+        return RangeRead(
+            self._options.bootstrap,
+            part.partition,
+            part.begin.topic_id,
+            start=start,
+            end=end,
+            columns=plan,
+            isolation=self._options.isolation,
+            fail_on_data_loss=self._options.fail_on_data_loss,
+            last_epoch=part.begin.epoch if start == part.begin.offset else -1,
+        )
+
+    def _tell(self, losses: tuple[str, ...]) -> None:
+        """Raises DataLoss for the first, or warns of each once."""
+        if losses and self._options.fail_on_data_loss:
+            more = f" (and {len(losses) - 1} more)" if len(losses) > 1 else ""
+            raise DataLoss(losses[0] + more)
+        for loss in losses:
+            if loss not in self._told:
+                self._told.add(loss)
+                _LOG.warning("records may be missing: %s", loss)

@@ -1,0 +1,110 @@
+"""Where a streaming query stands, as the JSON that Spark keeps in the checkpoint. Pure.
+
+    {"from": {...}, "topics": {"flights": {"epochs": {"0": 3}, "id": "...", "offsets": {"0": 23}}}, "version": 1}
+
+``offsets`` are the next to be read. ``epochs``: leader epochs in which the partition was known to reach so far; a log
+that was cut since shows by them. ``from``, in the same form as ``topics``, is where a batch began in partitions that
+its predecessor did not know, or where it had to begin behind it because records were gone: written down, so that a
+replay of the batch begins at the same place.
+
+Spark compares offsets as text, so one place has one text: keys sorted, partitions by number. The first batch begins at
+a marker, not at an offset, because Spark asks for the initial offset again when it replays that batch, when "latest"
+has moved on; its end carries ``from``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import msgspec
+
+from sparklog.errors import ConfigError
+from sparklog.model import NO_EPOCH, TopicPartition
+
+VERSION = 1
+
+#: The initial offset of every query.
+MARKER: dict[str, Any] = {"start": "as the options say", "version": VERSION}
+
+
+class Position(NamedTuple):
+    """The next offset to read of the partition of the topic with this id; NO_EPOCH: its history is not compared."""
+
+    topic_id: str
+    offset: int
+    epoch: int = NO_EPOCH
+
+
+@dataclass(frozen=True, slots=True)
+class StreamOffset:
+    """``begun``: positions that the batch which ends here began at, where they are not its predecessor's end."""
+
+    positions: Mapping[TopicPartition, Position]
+    begun: Mapping[TopicPartition, Position] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """What Spark is given: ``json.dumps`` keeps the order of these dictionaries."""
+        begun = {"from": _grouped(self.begun)} if self.begun else {}
+        return {**begun, "topics": _grouped(self.positions), "version": VERSION}
+
+
+class _Topic(msgspec.Struct):
+    id: str
+    offsets: dict[str, int]
+    epochs: dict[str, int] = {}
+
+
+class _Stored(msgspec.Struct):
+    topics: dict[str, _Topic]
+    begun: dict[str, _Topic] = msgspec.field(name="from", default_factory=dict)
+
+
+def is_marker(offset: Mapping[str, Any]) -> bool:
+    _check_version(offset)
+    return "start" in offset
+
+
+def parse_stream_offset(offset: Mapping[str, Any]) -> StreamOffset:
+    """What Spark read from the checkpoint.
+
+    Raises:
+        ConfigError: written by a newer version, or by something else.
+    """
+    _check_version(offset)
+    try:
+        stored = msgspec.convert(offset, _Stored)
+        return StreamOffset(_flat(stored.topics), _flat(stored.begun))
+    except (msgspec.ValidationError, ValueError) as error:
+        raise ConfigError(f"checkpoint offset {str(offset)[:500]} is not one of this source: {error}") from None
+
+
+def _check_version(offset: Mapping[str, Any]) -> None:
+    version = offset.get("version")
+    if not isinstance(version, int) or version < 1:
+        raise ConfigError(f"checkpoint offset {str(offset)[:500]} is not one of this source: it has no version")
+    if version > VERSION:
+        raise ConfigError(
+            f"checkpoint offset has version {version}, this version of sparklog reads up to {VERSION}: "
+            "the query was run by a newer one"
+        )
+
+
+def _grouped(positions: Mapping[TopicPartition, Position]) -> dict[str, Any]:
+    grouped: dict[str, Any] = {}
+    for tp in sorted(positions):
+        found = positions[tp]
+        topic = grouped.setdefault(tp.topic, {"epochs": {}, "id": found.topic_id, "offsets": {}})
+        topic["offsets"][str(tp.partition)] = found.offset
+        if found.epoch != NO_EPOCH:
+            topic["epochs"][str(tp.partition)] = found.epoch
+    return grouped
+
+
+def _flat(topics: Mapping[str, _Topic]) -> dict[TopicPartition, Position]:
+    return {
+        TopicPartition(name, int(number)): Position(topic.id, offset, topic.epochs.get(number, NO_EPOCH))
+        for name, topic in topics.items()
+        for number, offset in topic.offsets.items()
+    }

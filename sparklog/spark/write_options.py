@@ -1,0 +1,148 @@
+"""What a write is asked for: where to, how durable, what may be made or changed on the way.
+
+Both kinds of writes, batches and streams, take the same options, but for the pair that names a batch write.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from sparklog.client.transactional import MAX_ID_BYTES
+from sparklog.errors import ConfigError
+from sparklog.spark.options import (
+    check_topic,
+    either,
+    find_bootstrap,
+    known_options,
+    parse_boolean,
+    parse_duration_ms,
+    parse_positive,
+)
+
+_COMPRESSIONS: dict[str, str | None] = {"none": None, "lz4": "lz4", "zstd": "zstd"}
+_ACKS = {"all": "all", "-1": "all", "1": "1", "0": "0"}
+_MAX_VERSION = 2**62
+#: As ``transaction.max.timeout.ms`` of brokers, by default.
+_MAX_TIMEOUT_S = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class NewTopic:
+    """How to make a topic that is not there; None: as the brokers do."""
+
+    partitions: int | None
+    replication_factor: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class NamedWrite:
+    """A batch write that is known when it is run again: ``txnAppId`` and ``txnVersion``. Source: Delta Lake."""
+
+    app_id: str
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class WriteOptions:
+    """What a write was asked for. ``topic`` None: the DataFrame has a column that names it."""
+
+    bootstrap: str
+    topic: str | None
+    compression: str | None
+    #: False: at least once, by a plain producer with ``acks``.
+    exactly_once: bool = True
+    acks: str = "all"
+    timeout_s: float = 120.0
+    named: NamedWrite | None = None
+    new_topic: NewTopic | None = None
+    #: None: not said, whatever the topic has.
+    key_columns: tuple[str, ...] | None = None
+    merge_schema: bool = False
+
+
+def parse_write_options(
+    options: Mapping[str, str], defaults: Mapping[str, str], *, streaming: bool = False
+) -> WriteOptions:
+    """Options as Spark delivers them, over ``defaults`` (canonical names) of a configured source.
+
+    Raises:
+        ConfigError: an unknown option, a bad value, or two that contradict each other.
+    """
+    given = known_options(options)
+    topic = given.get("topic")
+    if topic is not None:
+        check_topic("topic", topic)
+    compression = given.get("compression", "none").strip().lower()
+    if compression not in _COMPRESSIONS:
+        raise ConfigError(f"option compression={compression!r}: expected {', '.join(_COMPRESSIONS)}")
+    parse_boolean(given, "failOnDataLoss", default=True)  # of a view that both reads and inserts
+    exactly_once = parse_boolean(given, "exactlyOnce", default=True)
+    return WriteOptions(
+        bootstrap=find_bootstrap(given, defaults),
+        topic=topic,
+        compression=_COMPRESSIONS[compression],
+        exactly_once=exactly_once,
+        acks=_acks(given, exactly_once=exactly_once),
+        timeout_s=_timeout_s(given),
+        named=_named_write(given, exactly_once=exactly_once, streaming=streaming),
+        new_topic=_new_topic(given),
+        key_columns=_key_columns(given),
+        merge_schema=parse_boolean(given, "mergeSchema", default=False),
+    )
+
+
+def _acks(given: Mapping[str, str], *, exactly_once: bool) -> str:
+    text = (either(given, "acks") or "all").strip().lower()
+    if text not in _ACKS:
+        raise ConfigError(f"option acks={text!r}: expected all, 1 or 0")
+    if exactly_once and _ACKS[text] != "all":
+        raise ConfigError(
+            f"option acks={text!r}: writing exactly once needs all; with exactlyOnce=false rows may be lost "
+            "or written twice, and acks is yours to choose"
+        )
+    return _ACKS[text]
+
+
+def _timeout_s(given: Mapping[str, str]) -> float:
+    timeout_s = parse_duration_ms(given, "transactionTimeout", default="2m") / 1000
+    if not 1 <= timeout_s <= _MAX_TIMEOUT_S:
+        raise ConfigError(f"option transactionTimeout={given['transactionTimeout']!r}: expected 1s to 1h")
+    return timeout_s
+
+
+def _named_write(given: Mapping[str, str], *, exactly_once: bool, streaming: bool) -> NamedWrite | None:
+    app_id, text = given.get("txnAppId"), given.get("txnVersion")
+    if app_id is None and text is None:
+        return None
+    if streaming:
+        raise ConfigError("options txnAppId and txnVersion are for batch writes: a stream is known by its query's id")
+    if app_id is None or text is None:
+        raise ConfigError("options txnAppId and txnVersion: one of them found, expected both or none")
+    if not exactly_once:
+        raise ConfigError("options txnAppId and exactlyOnce=false contradict each other")
+    if not app_id or len(app_id.encode()) > MAX_ID_BYTES:
+        raise ConfigError(f"option txnAppId={app_id!r}: expected 1 to {MAX_ID_BYTES} bytes of text")
+    version = text.strip()
+    if not (version.isascii() and version.isdecimal()) or int(version) > _MAX_VERSION:
+        raise ConfigError(f"option txnVersion={text!r}: expected a whole number from 0")
+    return NamedWrite(app_id, int(version))
+
+
+def _new_topic(given: Mapping[str, str]) -> NewTopic | None:
+    partitions = parse_positive(given, "partitions", at_most=2**31 - 1)
+    factor = parse_positive(given, "replicationFactor", at_most=2**15 - 1)
+    if parse_boolean(given, "createTopic", default=False):
+        return NewTopic(partitions, factor)
+    if partitions is not None or factor is not None:
+        raise ConfigError("options partitions and replicationFactor are for createTopic=true")
+    return None
+
+
+def _key_columns(given: Mapping[str, str]) -> tuple[str, ...] | None:
+    if "keyColumns" not in given:
+        return None
+    names = tuple(name for text in given["keyColumns"].split(",") if (name := text.strip()))
+    if not names or len(set(names)) != len(names):
+        raise ConfigError(f"option keyColumns={given['keyColumns']!r}: expected different columns, as in carrier,flight")
+    return names
