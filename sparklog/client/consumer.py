@@ -20,6 +20,7 @@ import pyarrow as pa
 from sparklog.client.errors import ClientTimeout, LogTruncated
 from sparklog.client.fetched import FetchedBatch
 from sparklog.client.fetching import Feed, FeedBatch, Fetcher
+from sparklog.client.isolation import Isolation, wire_isolation
 from sparklog.client.link import ClusterLink, no_leader
 from sparklog.client.offsets import OffsetQuery, list_offsets, wire_time
 from sparklog.client.origin import Origin, with_origin
@@ -57,7 +58,7 @@ class Consumer:
         log_columns: bool = False,
         on_out_of_range: Literal["raise", "earliest", "latest"] = "raise",
         max_bytes: int = 16 * MIB,
-        isolation: int = 0,
+        isolation: Isolation = "read_committed",
         timeout_s: float = 30.0,
         client_id: str = "sparklog-consumer",
     ) -> None:
@@ -72,6 +73,8 @@ class Consumer:
             on_out_of_range: what to do when retention has passed the position, or an unclean election has cut the log
                 below it: raise, or go on from an end; after a cut, from where it was made.
             max_bytes: of one answer of one broker; a larger batch comes alone.
+            isolation: ``"read_committed"``: records of transactions once they are committed, up to the first that is
+                open, and never those of aborted ones; ``"read_uncommitted"``: everything that is replicated.
             timeout_s: a call, or a partition that cannot be read, fails after this.
 
         Raises:
@@ -86,9 +89,9 @@ class Consumer:
         self._columns = list(columns) if columns is not None else None
         self._log_columns = log_columns
         self._on_out_of_range = on_out_of_range
-        self._isolation = isolation
+        self._isolation = wire_isolation(isolation)
         self._link = ClusterLink(bootstrap, client_id=client_id, timeout_s=timeout_s)
-        self._fetcher = Fetcher(self._link, max_bytes=max_bytes, isolation=isolation)
+        self._fetcher = Fetcher(self._link, max_bytes=max_bytes, isolation=self._isolation)
         self._ready: deque[FeedBatch] = deque()
         #: Partitions that start at a time and have not come to it: leaders answer with the batch it lies in.
         self._not_before_us: dict[TopicPartition, int] = {}
@@ -155,10 +158,10 @@ class Consumer:
         taken: list[pa.RecordBatch] = []
         kept: deque[FeedBatch] = deque()
         progress_at = time.monotonic()
+        reached_before = -1
         before = self.positions()
         try:
             while True:
-                count = len(taken)
                 while self._ready:
                     self._take_until(self._ready.popleft(), ends, taken, kept)
                 behind = {tp for tp, end in ends.items() if self._position(tp, kept) < end}
@@ -166,13 +169,15 @@ class Consumer:
                     break
                 self._fetcher.active = behind  # the others' records would only pile up here
                 now = time.monotonic()
-                progress_at = now if len(taken) > count else progress_at
+                reached_now = sum(self._position(tp, kept) for tp in ends)
+                progress_at = now if reached_now > reached_before else progress_at
+                reached_before = reached_now
                 if now - progress_at > timeout_s:
                     reached = ", ".join(
                         f"{tp} at {self._position(tp, kept)} of {ends[tp]}" for tp in sorted(behind)[:5]
                     )
                     raise ClientTimeout(f"reading to the end: no progress for {timeout_s:g} s; {reached}")
-                self._wait(min(1.0, timeout_s))
+                self._wait(min(1.0, timeout_s), or_moved=True)
         except BaseException:
             for tp, position in before.items():  # what was taken goes nowhere: it will be read again
                 self.seek(tp, position)
@@ -223,13 +228,14 @@ class Consumer:
 
     # --- inside ---
 
-    def _wait(self, timeout_s: float) -> None:
-        """Fill ``_ready``, unless there is something in it."""
+    def _wait(self, timeout_s: float, *, or_moved: bool = False) -> None:
+        """Fill ``_ready``, unless there is something in it; ``or_moved``: or until positions have moved over what is
+        not handed out, as markers and aborted records."""
         if self._ready:
             return
         self._look_for_partitions()
         try:
-            found = self._fetcher.advance(timeout_s)
+            found = self._fetcher.advance(timeout_s, or_moved=or_moved)
         except BrokerError as error:
             if error.code != ErrorCode.OFFSET_OUT_OF_RANGE or self._on_out_of_range == "raise":
                 raise
@@ -243,11 +249,16 @@ class Consumer:
     def _ends_ahead(self) -> dict[TopicPartition, int]:
         """Where the partitions end. A position beyond that is out of range, and not a partition without news."""
         ends = self.end_offsets()
-        beyond = [tp for tp, position in self.positions().items() if position > ends[tp]]
+        beyond = {tp: position for tp, position in self.positions().items() if position > ends[tp]}
+        if beyond and self._isolation:
+            # Records of open transactions lie between: there is nothing to read there yet.
+            ends |= list_offsets(self._link, dict.fromkeys(beyond, "latest"))
+            ends |= {tp: position for tp, position in beyond.items() if position <= ends[tp]}
+        beyond = {tp: position for tp, position in beyond.items() if position > ends[tp]}
         if not beyond:
             return ends
         if self._on_out_of_range == "raise":
-            tp = beyond[0]
+            tp = next(iter(beyond))
             raise BrokerError(
                 ErrorCode.OFFSET_OUT_OF_RANGE, f"{tp}: position {self.position(tp)} found, the log ends at {ends[tp]}"
             )
@@ -277,8 +288,9 @@ class Consumer:
         feeds = self._fetcher.feeds
         starts = list_offsets(self._link, dict.fromkeys(feeds, "earliest"), isolation=self._isolation)
         ends = list_offsets(self._link, dict.fromkeys(feeds, "latest"), isolation=self._isolation)
+        log_ends = list_offsets(self._link, dict.fromkeys(feeds, "latest"))
         for tp, feed in feeds.items():
-            if not starts[tp] <= feed.position <= ends[tp]:
+            if not starts[tp] <= feed.position <= log_ends[tp]:
                 feed.move((starts if self._on_out_of_range == "earliest" else ends)[tp])
 
     def _hand_out(self, found: FeedBatch) -> pa.RecordBatch:

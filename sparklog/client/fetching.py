@@ -81,6 +81,7 @@ class Fetcher:
         self._refresh_at = 0.0
         self._refreshes = 0
         self._turn = 0
+        self._moved = False
         #: Only these are fetched; None: all.
         self.active: set[TopicPartition] | None = None
         #: Met after records had been taken from an answer: those are handed out first.
@@ -92,14 +93,16 @@ class Fetcher:
         self._connections.clear()
         self._under_way.clear()
 
-    def advance(self, timeout_s: float) -> list[FeedBatch]:
-        """Batches as soon as some arrive, at most ``timeout_s`` from now; positions move behind them.
+    def advance(self, timeout_s: float, *, or_moved: bool = False) -> list[FeedBatch]:
+        """Batches as soon as some arrive, at most ``timeout_s`` from now; positions move behind them, and over what
+        nobody is given (markers, aborted records): with ``or_moved`` that is enough to return.
 
         Raises:
             BrokerError: OFFSET_OUT_OF_RANGE and all that waiting does not help; positions are where they were.
             ClientTimeout: a partition could not be read for the link's time-out.
         """
         deadline = time.monotonic() + timeout_s
+        self._moved = False
         if self._error is not None:
             error, self._error = self._error, None
             raise error
@@ -109,7 +112,7 @@ class Fetcher:
             self._send_missing(now)
             left = max(0.0, deadline - now)
             batches = self._receive_ready(min(left, self._next_look_s(now)))
-            if batches or time.monotonic() >= deadline:
+            if batches or (or_moved and self._moved) or time.monotonic() >= deadline:
                 return batches
 
     # --- sending ---
@@ -232,6 +235,7 @@ class Fetcher:
         for feed, _, part in answers:
             feed.move(part.next_offset, part.headers[-1].leader_epoch)
         if answers:
+            self._moved = True
             self._send_ahead(broker_id)
         found: list[FeedBatch] = []
         decoded = 0
