@@ -182,7 +182,7 @@ def broken(kind: str) -> EncodedBatch:
         ("bit flip", ErrorCode.CORRUPT_MESSAGE, "CRC"),
         ("row count", ErrorCode.CORRUPT_MESSAGE, "4"),
         ("other columns", ErrorCode.SCHEMA_MISMATCH, "expected"),
-        ("unknown schema id", ErrorCode.SCHEMA_MISMATCH, "7"),
+        ("unknown schema id", ErrorCode.SCHEMA_OUTDATED, "7"),
         ("offsets out of range", ErrorCode.CORRUPT_MESSAGE, "1073741824"),
         ("truncated buffers", ErrorCode.CORRUPT_MESSAGE, "in 584 bytes"),
         ("too large", ErrorCode.MESSAGE_TOO_LARGE, "65536"),

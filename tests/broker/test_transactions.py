@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import signal
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +20,8 @@ from sparklog.protocol.messages import (
     CreateTopic,
     DeleteTopic,
     DescribeBroker,
+    ElectLeaders,
+    ElectLeadersReply,
     EndTransaction,
     EndTransactionReply,
     ListTransactions,
@@ -48,9 +51,18 @@ ALL = {0, 1, 2}
 
 
 def key_at(cluster: ProcessCluster, broker_id: int, name: str) -> str:
-    """A key that this broker coordinates."""
-    keys = (f"{name}-{number}" for number in range(1000))
-    return next(key for key in keys if find_coordinator(cluster, "transaction", key) == broker_id)
+    """A key that this broker coordinates; leaders that went elsewhere when brokers died come back for it."""
+    found: list[str] = []
+
+    def look() -> bool:
+        keys = (f"{name}-{number}" for number in range(50))
+        found.extend(itertools.islice((k for k in keys if find_coordinator(cluster, "transaction", k) == broker_id), 1))
+        if not found:
+            ask(cluster, running(cluster)[0], ElectLeaders(0, "preferred", 10_000), ElectLeadersReply)
+        return bool(found)
+
+    wait_until(look, PATIENCE_S, f"broker {broker_id} to coordinate anything")
+    return found[0]
 
 
 def described(cluster: ProcessCluster, key: str) -> TransactionDescription | None:
@@ -193,7 +205,7 @@ def test_a_repeated_marker_is_answered_when_the_first_is_committed(cluster: Proc
 def test_abandoned_transactions_time_out_and_operators_end_others(cluster: ProcessCluster) -> None:
     create_topic(cluster, "left")
     abandoned = Client(cluster, "left-key")
-    abandoned.begin(timeout_ms=1000)
+    abandoned.begin(timeout_ms=2500)
     abandoned.write("left", 0, 2, "lost-")
     patient = Client(cluster, "patient-key")
     patient.begin()
