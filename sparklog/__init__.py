@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from sparklog.model import OffsetRange as OffsetRange
     from sparklog.model import TopicPartition as TopicPartition
     from sparklog.spark.configure import configure as configure
+    from sparklog.spark.read import read as read
 
 __version__ = "0.1.0"
 
@@ -51,6 +52,7 @@ _HOME = {
     "WriteResult": "sparklog.client.results",
     "configure": "sparklog.spark.configure",
     "origin": "sparklog.client.origin",
+    "read": "sparklog.spark.read",
 }
 
 __all__ = [*_HOME, "__version__"]  # noqa: PLE0604 - the table above is the one list of names

@@ -1,0 +1,37 @@
+"""A driver to be killed: starts a query with each set of options given, and stays in their first batches.
+
+python -m tests.spark.killed_query <bootstrap> <JSON: [[checkpoint, {option: value}], ...]>
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+
+from pyspark.sql import DataFrame, SparkSession
+
+from sparklog.spark.configure import configure
+
+
+def main(bootstrap: str, queries: str) -> None:
+    spark = (
+        SparkSession.builder.master("local[1]")
+        .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+        .config("spark.ui.enabled", "false")
+        .getOrCreate()
+    )
+    configure(spark, bootstrap=bootstrap)
+    for checkpoint, options in json.loads(queries):
+        frame = spark.readStream.format("sparklog").options(**options).load()
+        frame.writeStream.foreachBatch(_stay).option("checkpointLocation", checkpoint).start()
+    time.sleep(300)
+
+
+def _stay(_: DataFrame, batch_id: int) -> None:
+    print("in batch", batch_id, flush=True)
+    time.sleep(300)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,161 @@
+"""Batch reads narrowed by offset, time, column and ``where``, through a real Spark and real brokers."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Callable
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import DataFrame, Row, SparkSession
+
+import sparklog
+from sparklog.client.admin import Admin
+from sparklog.client.producer import Producer
+from sparklog.errors import ConfigError
+from sparklog.spark import task
+from sparklog.spark.read_options import parse_read_options
+from sparklog.spark.reader import BatchReader, plan_read
+from sparklog.spark.topics import TopicView
+from sparklog.testing.process_cluster import ProcessCluster
+
+pytestmark = pytest.mark.integration
+
+UTC = dt.timezone.utc
+DAY = dt.datetime(2024, 5, 1, tzinfo=UTC)
+DAY_MS = int(DAY.timestamp() * 1000)
+
+
+def at(minute: int) -> dt.datetime:
+    return DAY + dt.timedelta(minutes=minute)
+
+
+@pytest.fixture(scope="module")
+def events(brokers: ProcessCluster, admin: Admin) -> str:
+    """Two partitions of a default topic; minutes 0 to 39 in order in each, ten records a batch, then a late one."""
+    admin.create_topic("read-events", partitions=2)
+    with Producer(brokers.bootstrap) as producer:
+        for partition in range(2):
+            for first in range(0, 40, 10):
+                for minute in range(first, first + 10):
+                    producer.send("read-events", b"%d" % minute, timestamp=at(minute), partition=partition)
+                producer.flush()
+            producer.send("read-events", b"late", timestamp=at(5), partition=partition).result(30)
+    return "read-events"
+
+
+def places(frame: DataFrame) -> list[tuple[int, int]]:
+    return sorted((row.partition, row.offset) for row in frame.select("partition", "offset").collect())
+
+
+def load(spark: SparkSession, topic: str, **options: str) -> DataFrame:
+    return spark.read.format("sparklog").options(subscribe=topic, **options).load()
+
+
+def test_by_time(spark: SparkSession, events: str, fails: Callable[[Callable[[], object]], str]) -> None:
+    minute = {number: str(DAY_MS + number * 60_000) for number in (0, 13, 27, 100)}
+    both = load(spark, events, startingTimestamp=minute[13], endingTimestamp=minute[27])
+    # The first records that are as young, to the record and not to the batch.
+    assert places(both) == [(p, offset) for p in (0, 1) for offset in range(13, 27)]
+    by_partition = f'{{"{events}": {{"0": {minute[27]}, "1": {minute[100]}}}}}'
+    late = load(spark, events, startingOffsetsByTimestamp=by_partition, startingOffsetsByTimestampStrategy="latest")
+    assert places(late) == [(0, offset) for offset in range(27, 41)]
+    missing = load(spark, events, startingOffsetsByTimestamp=by_partition)
+    assert f"{events}-1 has no record at or after {minute[100]} ms" in fails(missing.count)
+    split = load(spark, events, maxRecordsPerPartition="10", startingTimestamp=minute[13])
+    assert split.rdd.getNumPartitions() == 6
+    assert split.count() == 56
+
+
+def test_offsets_that_are_gone(spark: SparkSession, events: str, fails: Callable[[Callable[[], object]], str]) -> None:
+    beyond = {
+        "startingOffsets": f'{{"{events}": {{"0": 39, "1": 41}}}}',
+        "endingOffsets": f'{{"{events}": {{"0": 99, "1": -1}}}}',
+    }
+    assert "endingOffsets 99 of" in fails(load(spark, events, **beyond).count)
+    assert places(load(spark, events, failOnDataLoss="false", **beyond)) == [(0, 39), (0, 40)]
+
+
+def test_where(spark: SparkSession, events: str) -> None:
+    assert places(sparklog.read(spark, events, where="partition = 1 and offset between 38 and 99")) == [
+        (1, 38),
+        (1, 39),
+        (1, 40),
+    ]
+    text = f"timestamp >= '{at(4).isoformat()}' and timestamp < '{at(6).isoformat()}'"
+    found = sparklog.read(spark, events, columns=["offset", "value"], where=text)
+    assert found.columns == ["offset", "value"]
+    # The late one is there: an end in time does not cut the log.
+    assert sorted(found.collect()) == sorted(
+        [Row(offset=offset, value=value) for offset, value in ((4, b"4"), (5, b"5"), (40, b"late"))] * 2
+    )
+    spark.sql(f'create or replace temporary view w using sparklog options (subscribe "{events}", where "offset < 3")')
+    assert spark.sql("select count(*) n from w").first() == Row(n=6)
+
+
+def test_every_call_loads_afresh_and_nothing_is_pushed_down(
+    spark: SparkSession, admin: Admin, brokers: ProcessCluster, topic: str
+) -> None:
+    admin.create_topic(topic, partitions=2, schema="x bigint")
+
+    def add(first: int) -> None:
+        with Producer(brokers.bootstrap) as producer:
+            for partition in range(2):
+                table = pa.table({"x": pa.array(range(first + partition, first + 20, 2), pa.int64())})
+                producer.write(topic, table, partition=partition)
+
+    add(0)
+    frame = sparklog.read(spark, topic, where="partition in (0, 1)")
+    few = frame.filter("x < 4")
+    assert (few.count(), frame.count(), few.count()) == (4, 20, 4)
+    assert few.union(frame).count() == 24
+    assert frame.join(few, "x").count() == 4
+    frame.createOrReplaceTempView("pushed")
+    assert spark.sql("select count(*) n from pushed where x = 1").first() == Row(n=1)
+    assert spark.sql("select count(*) n from pushed").first() == Row(n=20)
+    add(20)
+    assert frame.count() == 20
+    assert sparklog.read(spark, topic).count() == 40
+
+
+def test_what_read_refuses(spark: SparkSession, events: str) -> None:
+    with pytest.raises(ConfigError, match="'ofset' is not a column of the topic; did you mean 'offset'"):
+        sparklog.read(spark, events, columns=["ofset"])
+    with pytest.raises(ConfigError, match="a list of names is expected"):
+        sparklog.read(spark, events, columns="offset")
+    with pytest.raises(ConfigError, match="value at 0 found"):
+        sparklog.read(spark, events, where="value = 1")
+
+
+def test_headers_decide_what_is_fetched_and_decoded(
+    brokers: ProcessCluster, spark: SparkSession, events: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Planned as Spark does it, read in this process, so that the readers' own counters can be seen."""
+    readers: list[task.PartitionReader] = []
+    schema = load(spark, events).schema
+
+    class Seen(task.PartitionReader):
+        def __init__(self, *arguments: object, **keywords: object) -> None:
+            super().__init__(*arguments, **keywords)  # type: ignore[arg-type]
+            readers.append(self)
+
+    monkeypatch.setattr(task, "PartitionReader", Seen)
+
+    def rows(where: str) -> int:
+        readers.clear()
+        given = {"subscribe": events, "where": where}
+        options = parse_read_options(given, {"bootstrap.servers": brokers.bootstrap})
+        with TopicView(brokers.bootstrap) as view:
+            reader = BatchReader(plan_read(view, options, schema=schema))
+        return sum(batch.num_rows for wanted in reader.partitions() for batch in reader.read(wanted))
+
+    assert rows("partition = 0") == 41
+    everything = readers[0].counters
+    assert everything.decoded_batches == everything.fetched_batches == 5
+    # Minute 33 is in the fourth batch: those before it are not fetched, the one behind it is not decoded.
+    assert rows(f"partition = 0 and timestamp between {DAY_MS + 33 * 60_000} and {DAY_MS + 33 * 60_000}") == 1
+    narrowed = readers[0].counters
+    assert (narrowed.fetched_batches, narrowed.decoded_batches) == (2, 1)
+    assert narrowed.fetched_bytes < everything.fetched_bytes / 2
+    assert rows("partition = 0 and timestamp >= '2024-05-02T00:00:00Z'") == 0
+    assert readers == []

@@ -1,0 +1,228 @@
+"""Streaming queries through a real Spark and real brokers."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as sf
+from pyspark.sql.streaming.query import StreamingQuery
+
+from sparklog.client.admin import Admin
+from sparklog.client.producer import Producer
+from sparklog.model import TopicPartition
+from sparklog.testing.process_cluster import ProcessCluster
+
+pytestmark = pytest.mark.integration
+
+UTC = dt.timezone.utc
+DAY = dt.datetime(2024, 5, 1, tzinfo=UTC)
+ROOT = Path(__file__).parent.parent.parent
+
+
+def at(minute: float) -> dt.datetime:
+    return DAY + dt.timedelta(minutes=minute)
+
+
+def produce(brokers: ProcessCluster, topic: str, *values: str, partition: int = 0, minute: float = 0) -> None:
+    with Producer(brokers.bootstrap) as producer:
+        for value in values:
+            producer.send(topic, value.encode(), key=value.encode(), partition=partition, timestamp=at(minute))
+
+
+def stream(spark: SparkSession, **options: str) -> DataFrame:
+    return spark.readStream.format("sparklog").options(**options).load()
+
+
+class Sink:
+    """Values of each micro-batch by its id, through foreachBatch."""
+
+    def __init__(self, checkpoint: Path) -> None:
+        self.batches: dict[int, list[str]] = {}
+        self._checkpoint = str(checkpoint)
+
+    def start(self, frame: DataFrame, *, available_now: bool = False) -> StreamingQuery:
+        def keep(batch: DataFrame, batch_id: int) -> None:
+            values = batch.select(sf.col("value").cast("string").alias("value")).collect()
+            self.batches[batch_id] = sorted(row.value for row in values)
+
+        writer = frame.writeStream.foreachBatch(keep).option("checkpointLocation", self._checkpoint)
+        return (writer.trigger(availableNow=True) if available_now else writer.trigger(processingTime="0s")).start()
+
+    def drain(self, frame: DataFrame) -> StreamingQuery:
+        query = self.start(frame, available_now=True)
+        assert query.awaitTermination(60)
+        return query
+
+    @property
+    def values(self) -> list[str]:
+        return sorted(value for values in self.batches.values() for value in values)
+
+
+def wait_for(what: Callable[[], bool], query: StreamingQuery, timeout_s: float = 60) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not what():
+        assert query.isActive, query.exception()
+        assert time.monotonic() < deadline, f"not within {timeout_s:g} s; {query.lastProgress}"
+        time.sleep(0.05)
+
+
+def test_available_now_rate_limits_groups_and_lag(
+    spark: SparkSession, admin: Admin, brokers: ProcessCluster, topic: str, *, tmp_path: Path
+) -> None:
+    admin.create_topic(topic, partitions=2)
+    produce(brokers, topic, *(f"a{number}" for number in range(9)))
+    produce(brokers, topic, *(f"b{number}" for number in range(3)), partition=1)
+    options = {"subscribe": topic, "startingOffsets": "earliest", "maxOffsetsPerTrigger": "4", "groupId": topic}
+    sink = Sink(tmp_path)
+    query = sink.drain(stream(spark, **options))
+    assert sink.batches == {
+        0: ["a0", "a1", "a2", "b0"],
+        1: ["a3", "a4", "a5", "b1"],
+        2: ["a6", "a7", "a8", "b2"],
+    }
+    assert admin.group_offsets(topic) == {TopicPartition(topic, 0): 9, TopicPartition(topic, 1): 3}
+    source = json.loads(query.recentProgress[0].json)["sources"][0]
+    assert json.loads(json.dumps(source["endOffset"]))["topics"][topic]["offsets"] == {"0": 3, "1": 1}
+    assert source["latestOffset"]["topics"][topic]["offsets"] == {"0": 9, "1": 3}
+    produce(brokers, topic, "a9")
+    sink.drain(stream(spark, **options))
+    assert sink.batches[3] == ["a9"]
+    assert sorted(sink.batches) == [0, 1, 2, 3]
+
+
+def test_new_partitions_and_topics_in_mid_query_and_a_restart(
+    spark: SparkSession, admin: Admin, brokers: ProcessCluster, topic: str, *, tmp_path: Path
+) -> None:
+    admin.create_topic(topic, partitions=1)
+    produce(brokers, topic, "old")
+    frame = stream(spark, subscribePattern=f"{topic}.*")
+    sink = Sink(tmp_path)
+    query = sink.start(frame)
+    try:
+        wait_for(lambda: 0 in sink.batches, query)
+        produce(brokers, topic, "new")
+        admin.create_partitions(topic, 2)
+        produce(brokers, topic, "partition", partition=1)
+        admin.create_topic(f"{topic}-more", partitions=1)
+        produce(brokers, f"{topic}-more", "topic")
+        wait_for(lambda: len(sink.values) == 3, query)
+    finally:
+        query.stop()
+    assert sink.values == ["new", "partition", "topic"]
+    produce(brokers, f"{topic}-more", "while it was down")
+    sink.drain(frame)
+    assert sink.values == ["new", "partition", "topic", "while it was down"]
+
+
+def test_data_loss(spark: SparkSession, admin: Admin, brokers: ProcessCluster, topic: str, *, tmp_path: Path) -> None:
+    admin.create_topic(topic, partitions=1)
+    admin.create_topic(f"{topic}-more", partitions=1)
+    produce(brokers, topic, "old")
+    options = {"subscribe": f"{topic},{topic}-more", "startingOffsets": "earliest"}
+    sink = Sink(tmp_path)
+    sink.drain(stream(spark, **options))
+    admin.delete_topic(topic)
+    admin.create_topic(topic, partitions=1)
+    produce(brokers, topic, "again")
+    with pytest.raises(StreamingQueryException, match=r"deleted and created again.*failOnDataLoss=false"):
+        sink.drain(stream(spark, **options))
+    sink.drain(stream(spark, **options, failOnDataLoss="false"))
+    assert sink.values == ["again", "old"]
+    frame = stream(spark, **options)  # its columns are looked up while both topics are there
+    admin.delete_topic(f"{topic}-more")
+    with pytest.raises(StreamingQueryException, match=f"{topic}-more-0 is not there any more"):
+        sink.drain(frame)
+
+
+def test_windows_and_a_join_of_two_topics(
+    spark: SparkSession, admin: Admin, brokers: ProcessCluster, topic: str, *, tmp_path: Path
+) -> None:
+    orders, payments = f"{topic}-orders", f"{topic}-payments"
+    for name in (orders, payments):
+        admin.create_topic(name, partitions=1)
+    for minute in (0, 4, 11):
+        produce(brokers, orders, f"o{minute}", minute=minute)
+    produce(brokers, payments, "o4", minute=6)
+    produce(brokers, payments, "o11", minute=40)
+    both = stream(spark, subscribe=f"{orders},{payments}", startingOffsets="earliest")
+    counts = both.withWatermark("timestamp", "1 minute").groupBy(sf.window("timestamp", "10 minutes"), "topic").count()
+    sinks = [counts.select("topic", sf.col("window.start").alias("start"), "count").writeStream.outputMode("complete")]
+
+    left, right = (
+        stream(spark, subscribe=name, startingOffsets="earliest")
+        .select(sf.col("key").cast("string").alias(f"{name[-6:]}_key"), sf.col("timestamp").alias(f"{name[-6:]}_at"))
+        .withWatermark(f"{name[-6:]}_at", "1 minute")
+        for name in (orders, payments)
+    )
+    joined = left.join(
+        right,
+        sf.expr("orders_key = yments_key and yments_at between orders_at and orders_at + interval 10 minutes"),
+    )
+    sinks.append(joined.writeStream.outputMode("append"))
+    queries = [
+        sink.format("memory")
+        .queryName(name)
+        .option("checkpointLocation", str(tmp_path / name))
+        .trigger(availableNow=True)
+        .start()
+        for sink, name in zip(sinks, ("counted", "joined"), strict=True)
+    ]
+    for query in queries:
+        assert query.awaitTermination(90)
+    found = spark.sql("select topic, unix_micros(start) start, count from counted").collect()
+    starts = {minute: int(at(minute).timestamp() * 1e6) for minute in (0, 10, 40)}
+    assert sorted(found) == [
+        Row(topic=orders, start=starts[0], count=2),
+        Row(topic=orders, start=starts[10], count=1),
+        Row(topic=payments, start=starts[0], count=1),
+        Row(topic=payments, start=starts[40], count=1),
+    ]
+    assert spark.sql("select orders_key from joined").collect() == [Row(orders_key="o4")]
+
+
+def test_a_driver_killed_in_its_first_batch(
+    spark: SparkSession, admin: Admin, brokers: ProcessCluster, topic: str, *, tmp_path: Path
+) -> None:
+    """Where a query starts is decided once. Decided again by the next run, "latest" would have moved behind records
+    that came in between, and so would a time that no record had reached."""
+    admin.create_topic(topic, partitions=2)
+    produce(brokers, topic, "before")
+    by_time = {
+        "startingTimestamp": str(int(at(30).timestamp() * 1000)),
+        "startingOffsetsByTimestampStrategy": "latest",
+    }
+    starts = {"latest": {"startingOffsets": "latest"}, "time": by_time}
+    queries = {name: {"subscribe": topic, **options} for name, options in starts.items()}
+    arguments = json.dumps([[str(tmp_path / name), options] for name, options in queries.items()])
+    driver = subprocess.Popen(
+        [sys.executable, "-m", "tests.spark.killed_query", brokers.bootstrap, arguments],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        assert driver.stdout is not None
+        assert [driver.stdout.readline() for _ in queries] == ["in batch 0\n"] * 2
+    finally:
+        os.killpg(driver.pid, signal.SIGKILL)
+        driver.wait(30)
+        driver.stdout.close()  # type: ignore[union-attr]
+    produce(brokers, topic, "while it was down", minute=5)
+    produce(brokers, topic, "young", minute=35, partition=1)
+    for name, options in queries.items():
+        sink = Sink(tmp_path / name)
+        sink.drain(stream(spark, **options))
+        assert sink.values == ["while it was down", "young"], name
