@@ -1,8 +1,8 @@
 """One coordinator in a broker: its partition's log read, its core stepped, what the core orders carried out.
 
-Lives for one leader epoch of one partition of an internal topic. It serves once the high watermark has reached the
-start of that epoch and all below has been read: until then what an earlier coordinator answered may still be on its
-way into this log. Whatever it cannot be sure about ends it, for the log is the only memory.
+Lives for one leader epoch of one partition of an internal topic. It serves once all that was in the log when the epoch
+began is committed, and read: until then what an earlier coordinator answered may still be on its way into this log.
+Whatever it cannot be sure about ends it, for the log is the only memory.
 """
 
 from __future__ import annotations
@@ -75,6 +75,10 @@ class CoordinatorHost(ABC):
         self.broker = broker
         self.partition = partition
         self.epoch = partition.replica.leader_epoch
+        #: What is to be committed, and read, before it serves.
+        self._read_to = partition.log.log_end_offset
+        #: Told when it has failed; the one who made it may make another.
+        self.on_failed: Callable[[], None] = lambda: None
         #: Why it does not serve: loading, failed, ended; or empty.
         self.unready = "loading"
         self._core = core
@@ -135,7 +139,7 @@ class CoordinatorHost(ABC):
 
     def committed(self) -> None:
         """The partition's high watermark moved."""
-        if self.unready == "loading" and self.partition.replica.hw_settled:
+        if self.unready == "loading" and self.partition.replica.high_watermark >= self._read_to:
             self._settled.set()
 
     def end(self) -> None:
@@ -178,10 +182,7 @@ class CoordinatorHost(ABC):
         self.step(Ticked())
 
     async def _read_log(self) -> None:
-        partition = self.partition
-        end = partition.replica.epoch_start
-        if end is None:
-            return
+        partition, end = self.partition, self._read_to
         offset = partition.log.log_start_offset
         while offset < end and not self.ended:
             try:
@@ -200,6 +201,7 @@ class CoordinatorHost(ABC):
         self.broker.counters["coordinators.failed"] += 1
         if not self.ended:
             self.unready = "failed"
+            self.on_failed()
         self._release(ErrorCode.COORDINATOR_NOT_AVAILABLE, "has failed; the broker's log says why")
 
     def _release(self, code: ErrorCode, detail: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Generic, TypeVar
 
 from sparklog.broker.coordinator_host import CoordinatorHost
@@ -15,6 +16,10 @@ from sparklog.broker.transaction_host import TransactionHost
 from sparklog.errors import BrokerError, ErrorCode
 
 _Host = TypeVar("_Host", bound=CoordinatorHost)
+
+
+#: A coordinator that failed is read from its log again.
+_AGAIN_S = 5.0
 
 
 class HostedCoordinators(Generic[_Host]):
@@ -62,12 +67,26 @@ class HostedCoordinators(Generic[_Host]):
             del self._hosts[number]
             known.end()
         if leads:
-            host = self._hosts[number] = self._kind(self._broker, partition)
-            # The partition is in the middle of a step; the log is looked at when that is over.
-            asyncio.get_running_loop().call_soon(self._load, host)
+            self._begin(partition)
+
+    def _begin(self, partition: Partition) -> None:
+        host = self._hosts[partition.tp.partition] = self._kind(self._broker, partition)
+        loop = asyncio.get_running_loop()
+        host.on_failed = partial(self._failed, host)
+        # The partition may be in the middle of a step; the log is looked at when that is over.
+        loop.call_soon(self._load, host)
 
     def _load(self, host: _Host) -> None:
         self._broker.spawn(host.load(), f"coordinator of {host.partition.tp}")
+
+    def _failed(self, host: _Host) -> None:
+        asyncio.get_running_loop().call_later(_AGAIN_S, self._begin_again, host)
+
+    def _begin_again(self, host: _Host) -> None:
+        """From the log, in which all that it appended stands by now."""
+        if self._hosts.get(host.partition.tp.partition) is host and not host.ended:
+            host.end()
+            self._begin(host.partition)
 
     def committed(self, partition: Partition) -> None:
         host = self._hosts.get(partition.tp.partition)

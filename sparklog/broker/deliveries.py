@@ -1,8 +1,9 @@
 """What decided transactions still have to send: markers to the partitions' leaders, offsets to groups' coordinators.
 
 Everything is sent until it has arrived, for a decision cannot be taken back; with pauses that double up to a second,
-and at once to another broker when the metadata say so. Markers for one broker wait while a request to it is under way
-and then go together, so that a thousand transactions do not mean a thousand requests.
+and at once to another broker when the metadata say so. Markers for one broker wait while some requests to it are under
+way and then go together, so that a thousand transactions do not mean a thousand requests; one whose answer takes long,
+because a partition cannot commit, does not hold up the others.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from sparklog.broker.coordinator_host import CoordinatorHost
 from sparklog.broker.group_requests import commit_offsets
@@ -35,7 +36,10 @@ _log = logging.getLogger(__name__)
 #: A leader answers within its own limit, which is shorter.
 _ANSWER_TIMEOUT_S = 10.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 1.0
-_MARKERS_AT_ONCE = 1000
+#: In one request: markers, and producer ids in them.
+_MARKERS_AT_ONCE, _IDS_AT_ONCE = 1000, 20_000
+#: Requests under way to one broker.
+_REQUESTS_AT_ONCE = 4
 
 
 @dataclass(eq=False, slots=True)
@@ -53,14 +57,22 @@ class _Due:
         return TopicPartition(self.marker.topic, self.marker.partition)
 
 
+@dataclass(slots=True)
+class _Line:
+    """Markers that wait for one broker. ``starting``: somebody will take what is in the queue."""
+
+    queue: list[_Due] = field(default_factory=list)
+    starting: bool = False
+    under_way: int = 0
+
+
 class Deliveries:
     """Owner: the broker's event loop."""
 
     def __init__(self, broker: BrokerState) -> None:
         self._broker = broker
         self._peers = Peers(broker, "transactions")
-        #: Markers for brokers to which a request is under way.
-        self._queues: dict[int, list[_Due]] = {}
+        self._lines: dict[int, _Line] = {}
 
     def close(self) -> None:
         self._peers.close()
@@ -96,32 +108,36 @@ class Deliveries:
         self._broker.markers.write(due.marker, answered)
 
     def _enqueue(self, leader: int, due: _Due) -> None:
-        queue = self._queues.get(leader)
-        if queue is None:
-            self._queues[leader] = [due]
-            self._broker.spawn(self._send_to(leader), f"markers for broker {leader}")
-        else:
-            queue.append(due)
+        line = self._lines.setdefault(leader, _Line())
+        line.queue.append(due)
+        if not line.starting and line.under_way < _REQUESTS_AT_ONCE:
+            line.starting = True
+            self._broker.spawn(self._send_to(leader, line), f"markers for broker {leader}")
 
-    async def _send_to(self, leader: int) -> None:
+    async def _send_to(self, leader: int, line: _Line) -> None:
         """One request after the other until nothing is left for this broker."""
-        queue = self._queues[leader]
         await asyncio.sleep(0)  # what is ordered in this turn of the loop goes together
-        while queue:
-            batch = [due for due in queue[:_MARKERS_AT_ONCE] if not due.host.ended]
-            del queue[:_MARKERS_AT_ONCE]
-            if not batch:
-                continue
-            try:
-                await self._send_batch(leader, batch)
-            except BrokerError as error:
-                self._broker.counters["transactions.markers.failed"] += len(batch)
-                _log.info("%d markers for broker %d not written: %s", len(batch), leader, error)
-                for due in batch:
-                    self._again(due)
-        del self._queues[leader]
+        line.starting = False
+        line.under_way += 1
+        try:
+            while line.queue:
+                await self._send_batch(leader, _taken(line.queue))
+        finally:
+            line.under_way -= 1
 
     async def _send_batch(self, leader: int, batch: list[_Due]) -> None:
+        try:
+            await self._ask_to_write(leader, batch)
+        except BrokerError as error:
+            self._broker.counters["transactions.markers.failed"] += len(batch)
+            _log.info("%d markers for broker %d not written: %s", len(batch), leader, error)
+            for due in batch:
+                self._again(due)
+
+    async def _ask_to_write(self, leader: int, batch: list[_Due]) -> None:
+        """Raises BrokerError when it was not reached, or has not answered."""
+        if not batch:
+            return
         request = WriteMarkers(0, tuple(due.marker for due in batch))
         reply = await self._peers.ask(
             leader, request, timeout_s=_ANSWER_TIMEOUT_S, still=lambda: any(self._leads(leader, due) for due in batch)
@@ -200,6 +216,19 @@ class Deliveries:
         for result in reply.results:
             if result.code != ErrorCode.NONE:
                 raise BrokerError(result.code, result.detail)
+
+
+def _taken(queue: list[_Due]) -> list[_Due]:
+    """The first ones, as many as go into one request."""
+    count = ids = 0
+    for due in queue[:_MARKERS_AT_ONCE]:
+        ids += len(due.marker.committed) + len(due.marker.aborted)
+        if count and ids > _IDS_AT_ONCE:
+            break
+        count += 1
+    taken = [due for due in queue[:count] if not due.host.ended]
+    del queue[:count]
+    return taken
 
 
 async def commit_here(broker: BrokerState, request: CommitOffsets) -> None:

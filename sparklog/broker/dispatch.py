@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sparklog.broker import (
+    add_columns,
     add_partitions,
     admin,
     control,
@@ -31,6 +32,7 @@ from sparklog.errors import BrokerError, ErrorCode
 from sparklog.net.server import ServerConnection
 from sparklog.protocol.messages import (
     AbortTransaction,
+    AddColumns,
     AddToTransaction,
     AlterReassignments,
     BeginTransaction,
@@ -92,6 +94,7 @@ HANDLERS: dict[type, HandleRequest] = {
     CreateTopic: admin.handle_create_topic,
     DeleteTopic: admin.handle_delete_topic,
     CreatePartitions: add_partitions.handle_create_partitions,
+    AddColumns: add_columns.handle_add_columns,
     AlterReassignments: reassignments.handle_alter_reassignments,
     ListReassignments: reassignments.handle_list_reassignments,
     ElectLeaders: elections.handle_elect_leaders,

@@ -27,7 +27,7 @@ from sparklog.protocol.messages import (
 from sparklog.record.marker import Marker, encode_marker
 
 #: For a marker to be committed; the coordinator tries again.
-_TIMEOUT_MS = 5000
+_TIMEOUT_MS = 2000
 #: Fenced producers remembered by a broker.
 _FENCED_KEPT = 100_000
 
