@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 from sparklog.client import groups, moves, rolling_restart
+from sparklog.client.coordination import TRANSACTION, Coordination, ask_all_brokers
 from sparklog.client.ddl import parse_columns
 from sparklog.client.descriptions import (
     BrokerDescription,
@@ -19,9 +20,11 @@ from sparklog.client.descriptions import (
     MoveDescription,
     Reassigned,
     TopicDescription,
+    TransactionDescription,
     describe_broker,
     describe_cluster,
     describe_topic,
+    describe_transaction,
 )
 from sparklog.client.isolation import Isolation, wire_isolation
 from sparklog.client.link import ClusterLink
@@ -29,7 +32,9 @@ from sparklog.client.offsets import OffsetQuery, list_offsets
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import NO_LEADER, BrokerEndpoint, TopicPartition, check_topic_name
 from sparklog.protocol.messages import (
+    AbortTransaction,
     Ack,
+    AddColumns,
     CreatePartitions,
     CreateTopic,
     CreateTopicReply,
@@ -37,10 +42,13 @@ from sparklog.protocol.messages import (
     DescribeBroker,
     DescribeBrokerReply,
     GroupOffset,
+    ListTransactions,
+    ListTransactionsReply,
     Metadata,
     MetadataReply,
+    TopicMetadata,
 )
-from sparklog.record.schema import schema_message
+from sparklog.record.schema import parse_schema, schema_message
 
 #: In CreateTopic: let the broker's settings decide.
 _BROKER_DEFAULT = -1
@@ -201,6 +209,44 @@ class Admin:
 
         warning = self._link.retrying(f"partitions for topic {name!r}", attempt, timeout_s=timeout_s)
         return describe_topic(self._link.topic(name, refresh=True), warning=warning)
+
+    def add_columns(
+        self, name: str, columns: pa.Schema | str | Any, *, timeout_s: float | None = None
+    ) -> TopicDescription:
+        """Give a typed topic more columns, behind its own; all of them have to be nullable, and older rows read as
+        null in them. Columns that it has already, with the same type, are left as they are.
+
+        Returns when every broker that answers knows of them.
+
+        Raises:
+            BrokerError: UNKNOWN_TOPIC_OR_PARTITION; SCHEMA_MISMATCH for another type or a column that is not nullable;
+                INVALID_REQUEST for a topic with Kafka's columns.
+            ClientTimeout: not done in time; they may have been added.
+        """
+        timeout_s = self._timeout_s if timeout_s is None else timeout_s
+        wanted = to_arrow_schema(columns)
+        request = AddColumns(0, name, schema_message(wanted), self._server_timeout_ms(timeout_s))
+        what = f"columns for topic {name!r}"
+        self._link.retrying(what, lambda: self._link.ask_any(request, Ack), timeout_s=timeout_s)
+        found = self._link.topic(name, refresh=True)
+        for broker_id in list(self._link.metadata.brokers):
+            found = self._described_by(broker_id, name, set(wanted.names), timeout_s) or found
+        return describe_topic(found)
+
+    def _described_by(self, broker_id: int, name: str, columns: set[str], timeout_s: float) -> TopicMetadata | None:
+        """The topic as one broker knows it, once it has heard of ``columns``. None: it cannot be asked."""
+
+        def attempt() -> TopicMetadata | None:
+            try:
+                reply = self._link.ask_broker(broker_id, Metadata(0, (name,)), MetadataReply)
+            except BrokerError:
+                return None
+            topic = reply.topics[0]
+            if topic.code or columns - set(parse_schema(topic.schemas[-1].message).names):
+                raise BrokerError(ErrorCode.SCHEMA_OUTDATED, f"broker {broker_id} has not heard of {sorted(columns)}")
+            return topic
+
+        return self._link.retrying(f"columns of topic {name!r}", attempt, timeout_s=timeout_s)
 
     def list_topics(self) -> list[str]:
         """The names of all topics, in order."""
@@ -409,6 +455,41 @@ class Admin:
     def list_groups(self) -> list[str]:
         """The names of all groups that have offsets, in order."""
         return groups.list_groups(self._link)
+
+    # --- transactions ---
+
+    def transactions(self) -> list[TransactionDescription]:
+        """What is open or being ended in the cluster, and the keys that coordinators remember, by key.
+
+        Raises:
+            ClientTimeout: a broker did not answer, or one is still reading its state.
+        """
+        replies = ask_all_brokers(self._link, "transactions", ListTransactions(0), ListTransactionsReply)
+        found = [describe_transaction(one) for reply in replies for one in reply.transactions]
+        return sorted(found, key=lambda one: one.key)
+
+    def abort_transaction(self, key: str) -> None:
+        """End an open transaction in place of who began it, which is fenced. Keys are as ``transactions`` gives them:
+        ``id:`` and the transactional id of a producer.
+
+        Raises:
+            BrokerError: INVALID_TXN_STATE when nothing is open, or it is decided already.
+            ClientTimeout: its coordinator did not answer; it may have been aborted.
+        """
+        coordination = Coordination(self._link)
+        uncertain = False
+
+        def attempt() -> None:
+            nonlocal uncertain
+            try:
+                coordination.ask_once(TRANSACTION, key, AbortTransaction(0, key), Ack)
+            except BrokerError as error:
+                if error.code == ErrorCode.INVALID_TXN_STATE and uncertain:
+                    return  # by the attempt whose answer was lost
+                uncertain = uncertain or error.retriable
+                raise
+
+        self._link.retrying(f"aborting transaction {key!r}", attempt)
 
     def _replicas(self) -> tuple[tuple[BrokerEndpoint, ...], dict[TopicPartition, tuple[int, ...]]]:
         """The live brokers, and where every partition is or is going."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import pyarrow as pa
 
 from sparklog.model import NO_LEADER, TopicPartition
+from sparklog.protocol import messages
 from sparklog.protocol.messages import DescribeBrokerReply, MetadataReply, ReplicaDescription, TopicMetadata
 from sparklog.record.schema import parse_schema
 
@@ -88,6 +90,32 @@ class MoveDescription:
             for broker_id, copied in self.copied_bytes.items()
         ]
         return min(shares, default=1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionDescription:
+    """The transactions of one key: a transactional producer's (``id:...``) or a sink's."""
+
+    key: str
+    #: ``empty``, ``open``, ``committing``, ``aborting``.
+    state: str
+    #: Number of the run that has it, in order of appearance, and the run's own name.
+    run: int
+    run_id: str
+    #: Of a sink's transaction that is open or being ended.
+    version: int | None
+    #: The last one that a sink has committed.
+    last_version: int | None
+    #: When it began, and when it is aborted unless there is a sign of life; None while nothing is open.
+    began: dt.datetime | None
+    deadline: dt.datetime | None
+    #: Producer ids taking part, and the partitions each may write to.
+    producers: Mapping[int, tuple[TopicPartition, ...]] = field(default_factory=dict)
+
+    @property
+    def partitions(self) -> tuple[TopicPartition, ...]:
+        """Those that some producer may have written to."""
+        return tuple(sorted({tp for partitions in self.producers.values() for tp in partitions}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,3 +201,25 @@ def describe_broker(address: BrokerAddress, reply: DescribeBrokerReply) -> Broke
         replicas=tuple(reply.replicas),
         counters=dict(reply.counters),
     )
+
+
+def describe_transaction(found: messages.TransactionDescription) -> TransactionDescription:
+    is_open = found.state == "open"
+    return TransactionDescription(
+        key=found.key,
+        state=found.state,
+        run=found.run,
+        run_id=found.run_id,
+        version=found.version if found.version >= 0 else None,
+        last_version=found.last_version if found.last_version >= 0 else None,
+        began=_moment(found.began_ms) if found.state != "empty" else None,
+        deadline=_moment(found.deadline_ms) if is_open else None,
+        producers={
+            producer_id: tuple(TopicPartition(*named) for named in partitions)
+            for producer_id, _, partitions in found.participants
+        },
+    )
+
+
+def _moment(at_ms: int) -> dt.datetime:
+    return dt.datetime.fromtimestamp(at_ms / 1000, dt.timezone.utc)

@@ -107,6 +107,9 @@ class ProducerTransactions:
             self._sender.refuse_own_thread("commit")
             if self.state is State.OPEN:
                 failure = self._settle() or self._failure
+                if isinstance(failure, ProducerFenced):
+                    self.state = State.FENCED
+                    raise ProducerFenced(failure.detail) from failure
                 if failure is not None:
                     raise TransactionStateError(
                         f"{self.run} can only be aborted: a part of what was written failed: {failure}"

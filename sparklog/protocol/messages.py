@@ -497,6 +497,15 @@ class CreatePartitions(Message, frozen=True, tag="create_partitions"):
     assignment: _Entries[tuple[Int31, ...]] = ()
 
 
+class AddColumns(Message, frozen=True, tag="add_columns"):
+    """``columns``: an Arrow IPC Schema message of nullable columns; what the topic has of them already is left as it
+    is. Answered when the broker asked knows of them."""
+
+    topic: str
+    columns: bytes
+    timeout_ms: int
+
+
 class ReplicaMove(msgspec.Struct, frozen=True, array_like=True):
     """``target``: the replicas wanted, preferred leader first; None takes a move under way back."""
 
@@ -680,6 +689,7 @@ Request = (
     | CreateTopic
     | DeleteTopic
     | CreatePartitions
+    | AddColumns
     | AlterReassignments
     | ListReassignments
     | ElectLeaders

@@ -1,4 +1,4 @@
-"""Options of the data source: one table of names, and how their texts are read; what a write takes of them.
+"""Options of the data source: one table of names, and how their texts are read.
 
 The names and meanings are those of Spark's Kafka source where that has the option. Spark hands option names over in
 lower case and adds some of its own, which are let through; any other unknown name is refused with the nearest known
@@ -12,7 +12,6 @@ import difflib
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from sparklog.client.bootstrap import parse_bootstrap
 from sparklog.errors import ConfigError
@@ -46,7 +45,7 @@ READ_OPTIONS: dict[str, str] = {
 WRITE_OPTIONS: dict[str, str] = {
     "topic": "topic to write to; wins over a topic column",
     "compression": "none, lz4 or zstd",
-    "exactlyOnce": "true: rows show together, once; false: each as it is acknowledged, and again when a task runs again",
+    "exactlyOnce": "true: all rows show together, once; false: each when acknowledged, twice when a task runs again",
     "acks": "with exactlyOnce=false: all, 1 or 0",
     "transactionTimeout": "an unfinished write that gives no sign of life for so long is aborted (2m)",
     "txnAppId": "batch: name of a write that is run again until it succeeds; with txnVersion",
@@ -80,38 +79,8 @@ _SPARKS_OWN = frozenset(
     {"provider", "owner", "path", "checkpointlocation", "location", "external", "comment", "is_managed_location"}
 )
 _CANONICAL = {name.lower(): name for name in OPTIONS}
-_COMPRESSIONS: dict[str, str | None] = {"none": None, "lz4": "lz4", "zstd": "zstd"}
 _DURATION = re.compile(r"\s*(\d+)\s*([a-z]*)\s*")
 _UNIT_MS = {"us": 0.001, "ms": 1, "": 1, "s": 1e3, "m": 6e4, "min": 6e4, "h": 3.6e6, "d": 8.64e7}
-
-
-@dataclass(frozen=True, slots=True)
-class WriteOptions:
-    """What a write was asked for. ``topic`` None: the DataFrame has a column that names it."""
-
-    bootstrap: str
-    topic: str | None
-    compression: str | None
-
-
-def parse_write_options(options: Mapping[str, str], defaults: Mapping[str, str]) -> WriteOptions:
-    """Options as Spark delivers them, over ``defaults`` (canonical names) of a configured source.
-
-    Raises:
-        ConfigError: an unknown option or a bad value.
-    """
-    given = known_options(options)
-    topic = given.get("topic")
-    if topic is not None:
-        check_topic("topic", topic)
-    compression = given.get("compression", "none").strip().lower()
-    if compression not in _COMPRESSIONS:
-        raise ConfigError(f"option compression={compression!r}: expected {', '.join(_COMPRESSIONS)}")
-    return WriteOptions(
-        bootstrap=find_bootstrap(given, defaults),
-        topic=topic,
-        compression=_COMPRESSIONS[compression],
-    )
 
 
 def known_options(options: Mapping[str, str]) -> dict[str, str]:

@@ -55,12 +55,12 @@ class TopicRoute:
             yield partition, part
 
 
-def plan_route(topic: str, shape: TopicShape, columns: StructType) -> TopicRoute:
-    """How a DataFrame of ``columns`` gets into ``topic``.
+def plan_route(topic: str, shape: TopicShape, columns: StructType, *, merge_schema: bool = False) -> TopicRoute:
+    """How a DataFrame of ``columns`` gets into ``topic``. ``merge_schema``: columns are added where that is possible.
 
     Raises:
         BrokerError: SCHEMA_MISMATCH naming every column that the topic does not have, that it needs and is not
-            there, or whose type does not fit.
+            there, or whose type does not fit, and what differs between the two.
     """
     own = set(shape.schema.names)
     names = columns.fieldNames()
@@ -69,21 +69,56 @@ def plan_route(topic: str, shape: TopicShape, columns: StructType) -> TopicRoute
         raise _mismatch(
             topic, [f"column {partition_column!r} is {columns[partition_column].dataType.simpleString()}, int expected"]
         )
-    payload = tuple(name for name in names if name in own or name not in _LEFT_BEHIND)
+    sent = data_columns(shape, columns)
+    payload = tuple(sent.fieldNames())
     complaints = []
     if not payload:
         complaints.append(f"none of its columns {shape.schema.names} is among {names}")
     elif shape.is_default and "value" not in names:
         complaints.append("column 'value' is missing")
     complaints += _zone_complaints(shape, columns, payload)
-    sent = StructType([column for column in columns.fields if column.name in payload])
+    arriving = arrow_columns(sent)
     try:
-        fit_table(arrow_columns(sent).empty_table(), shape.schema)
+        fit_table(arriving.empty_table(), shape.schema)
     except BrokerError as error:
         complaints.append(error.detail)
     if complaints:
-        raise _mismatch(topic, complaints)
+        if not merge_schema and not shape.is_default and set(payload) - own:
+            complaints.append("mergeSchema=true adds columns that the topic does not have")
+        raise _mismatch(topic, [*complaints, schema_diff(shape.schema, arriving)])
     return TopicRoute(topic, payload, partition_column)
+
+
+def data_columns(shape: TopicShape, columns: StructType) -> StructType:
+    """The columns of a DataFrame that are data, for a topic of this shape: what is left when the others go."""
+    own = set(shape.schema.names)
+    return StructType([column for column in columns.fields if column.name in own or column.name not in _LEFT_BEHIND])
+
+
+def schema_diff(topic: pa.Schema, written: pa.Schema) -> str:
+    """What differs, a column a line: ``-`` as the topic has it, ``+`` as it is written. A nullable column that is not
+    written, or one that is only narrower or cannot be null, is no difference to speak of."""
+    lines = []
+    for field in topic:
+        index = written.get_field_index(field.name)
+        if index < 0 and not field.nullable:
+            lines.append(f"- {_line(field)}")
+        elif index >= 0 and not _fits(written.field(index), field):
+            lines += [f"- {_line(field)}", f"+ {_line(written.field(index))}"]
+    lines += [f"+ {_line(field)}" for field in written if topic.get_field_index(field.name) < 0]
+    return "\n".join(["- the topic's columns, + those written:", *lines])
+
+
+def _fits(written: pa.Field, field: pa.Field) -> bool:
+    try:
+        fit_table(pa.schema([written]).empty_table(), pa.schema([field]))
+    except BrokerError:
+        return False
+    return True
+
+
+def _line(field: pa.Field) -> str:
+    return f"{field.name} {field.type}{'' if field.nullable else ' not null'}"
 
 
 def find_topic_column(columns: StructType) -> str:

@@ -10,21 +10,26 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, DataSourceWriter
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+)
 from pyspark.sql.types import StructType
 
-from sparklog.client.admin import Admin
 from sparklog.errors import ConfigError
-from sparklog.spark.options import parse_write_options
 from sparklog.spark.read_options import parse_read_options, parse_schema_options
 from sparklog.spark.reader import BatchReader, plan_read
 from sparklog.spark.stream import StreamReader
 from sparklog.spark.topics import TopicView
-from sparklog.spark.writer import BatchWriter, plan_write
+from sparklog.spark.write_options import parse_write_options
+from sparklog.spark.writer import BatchWriter, StreamWriter, plan_write
 
 
 class SparklogSource(DataSource):
-    """Reads of topics, as batches and streams, and batch writes. ``sparklog.configure`` makes subclasses with other
+    """Reads and writes of topics, as batches and streams. ``sparklog.configure`` makes subclasses with other
     ``defaults``."""
 
     #: Options by canonical name, for where a query gives none.
@@ -58,5 +63,10 @@ class SparklogSource(DataSource):
                 'a log only grows: write with .mode("append"); to start anew, delete the topic and create it again'
             )
         options = parse_write_options(self.options, self.defaults)
-        with Admin(options.bootstrap, client_id="sparklog-spark") as admin:
-            return BatchWriter(plan_write(admin, options, schema=schema))
+        return BatchWriter(plan_write(options, schema=schema, now=True))
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
+        """A writer of one micro-batch, made three times for each, so it asks nobody here. ``overwrite`` is what Spark
+        says for output mode complete: the whole result is appended each time, as the Kafka sink does."""
+        options = parse_write_options(self.options, self.defaults, streaming=True)
+        return StreamWriter(plan_write(options, schema=schema, now=False))

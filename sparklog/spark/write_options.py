@@ -144,5 +144,5 @@ def _key_columns(given: Mapping[str, str]) -> tuple[str, ...] | None:
         return None
     names = tuple(name for text in given["keyColumns"].split(",") if (name := text.strip()))
     if not names or len(set(names)) != len(names):
-        raise ConfigError(f"option keyColumns={given['keyColumns']!r}: expected different columns, as in carrier,flight")
+        raise ConfigError(f"option keyColumns={given['keyColumns']!r}: expected columns, as in carrier,flight")
     return names

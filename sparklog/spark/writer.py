@@ -1,44 +1,52 @@
-"""The batch write: every task appends its rows with acks=all, by an idempotent producer of its own.
+"""The writes: every task appends its rows with a producer of its own, the driver has them committed together.
 
-A producer's retries make no duplicates. A task that Spark runs again does: what its first run had acknowledged stays
-in the log, and ``abort`` cannot take it back. Only the transactional sink will change that.
+Exactly once unless the options say otherwise; see ``sink``. What is checked of a batch write is checked on the driver,
+before any task; a streaming writer is made three times for each micro-batch, in processes that keep nothing, so its
+tasks look the topics up themselves.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from sparklog.client.admin import Admin
 from sparklog.client.producer import Producer
 from sparklog.client.results import WriteResult
-from sparklog.errors import ClusterError, ConfigError
+from sparklog.client.transaction import Joined
+from sparklog.errors import ConfigError
 from sparklog.model import OffsetRange, TopicPartition
-from sparklog.spark.options import WriteOptions
-from sparklog.spark.routes import TopicRoute, find_topic_column, plan_route, rows_by_value
-from sparklog.spark.topics import topic_shape
+from sparklog.spark.destinations import settle_route
+from sparklog.spark.routes import TopicRoute, find_topic_column, rows_by_value
+from sparklog.spark.sink import (
+    SinkRun,
+    Written,
+    abort_run,
+    batch_run,
+    commit_run,
+    known_run,
+    new_run_id,
+    stream_run,
+    take_part,
+)
+from sparklog.spark.write_options import WriteOptions
 
 #: Spark cuts a task's rows into batches of at most 10,000; so many bytes of them are encoded together.
 _GATHER_BYTES = 4 * 1024 * 1024
 #: How long a batch may wait for its acknowledgement: several elections.
 _DELIVERY_TIMEOUT_S = 120.0
-
-
-@dataclass(frozen=True)
-class Written(WriterCommitMessage):
-    """What one task appended: rows, and the offset ranges that hold them, other producers' records between."""
-
-    rows: int
-    ranges: tuple[tuple[TopicPartition, OffsetRange], ...]
+_CLIENT_ID = "sparklog-spark"
 
 
 @dataclass(frozen=True, slots=True)
 class WritePlan:
-    """Everything a task needs; small, pickled. With ``topic_column`` routes are made as topics appear."""
+    """Everything a task needs; small, pickled. Routes that are not there are made as topics appear."""
 
     options: WriteOptions
     columns: StructType
@@ -46,8 +54,8 @@ class WritePlan:
     topic_column: str | None
 
 
-def plan_write(admin: Admin, options: WriteOptions, *, schema: StructType) -> WritePlan:
-    """Check the columns of a DataFrame against the topic it goes to, if that is known before the rows are.
+def plan_write(options: WriteOptions, *, schema: StructType, now: bool) -> WritePlan:
+    """Check the columns of a DataFrame, ``now`` also against the topic it goes to, if an option names that.
 
     Raises:
         ConfigError: neither an option nor a column names the topic; two columns have one name.
@@ -58,7 +66,8 @@ def plan_write(admin: Admin, options: WriteOptions, *, schema: StructType) -> Wr
         raise ConfigError(f"columns given twice: {', '.join(twice)}")
     if options.topic is None:
         return WritePlan(options, schema, {}, find_topic_column(schema))
-    return WritePlan(options, schema, {options.topic: _route(admin, options.topic, schema)}, None)
+    routes = {options.topic: _route(options.topic, schema, options)} if now else {}
+    return WritePlan(options, schema, routes, None)
 
 
 class BatchWriter(DataSourceArrowWriter):
@@ -66,67 +75,118 @@ class BatchWriter(DataSourceArrowWriter):
 
     def __init__(self, plan: WritePlan) -> None:
         self._plan = plan
+        self._run = batch_run(new_run_id(), plan.options.named) if plan.options.exactly_once else None
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """Append all rows; returns once every one of them is committed.
+        """Append all rows, to be committed; returns once every one of them is on all in-sync replicas.
 
         Raises:
-            BrokerError: the first error that retries could not heal; rows before it stay.
+            BrokerError: the first error that retries could not heal; ProducerFenced among them.
         """
-        routes = dict(self._plan.routes)
-        futures = []
-        with Producer(
-            self._plan.options.bootstrap,
-            acks="all",
-            compression=self._plan.options.compression,
-            delivery_timeout_s=_DELIVERY_TIMEOUT_S,
-            client_id="sparklog-spark",
-        ) as producer:
-            for rows in _gathered(iterator):
-                for topic, part in self._by_topic(rows):
-                    if topic not in routes:
-                        routes[topic] = self._late_route(topic)
-                    for partition, payload in routes[topic].split(part):
-                        futures.append(producer.write(topic, payload, partition=partition))
-            producer.flush()
-        return _written([future.result() for future in futures])
+        return write_rows(self._plan, self._run, iterator)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Nothing is left to do: the rows were committed as they were written.
-
-        Raises:
-            ClusterError: a task gave no message, which would mean that its rows may be missing.
-        """
-        if missing := sum(not isinstance(message, Written) for message in messages):
-            raise ClusterError(f"{missing} of {len(messages)} write tasks reported nothing")
+        """Raises as ``sink.commit_run``."""
+        commit_run(self._plan.options.bootstrap, messages)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Nothing can be taken back: what the tasks wrote stays in the log."""
-
-    def _by_topic(self, rows: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
-        column = self._plan.topic_column
-        if column is None:
-            yield str(self._plan.options.topic), rows
-            return
-        for topic, part in rows_by_value(rows, rows.column(rows.schema.get_field_index(column))):
-            if topic is None:
-                raise ConfigError(f"column {column} is null in {part.num_rows} rows: every row needs a topic")
-            yield topic, part
-
-    def _late_route(self, topic: str) -> TopicRoute:
-        with Admin(self._plan.options.bootstrap, client_id="sparklog-spark") as admin:
-            return _route(admin, topic, self._plan.columns)
+        """Take back what the tasks wrote. Not with ``exactlyOnce=false``, where it stays in the log."""
+        abort_run(self._plan.options.bootstrap, self._run)
 
 
-def _route(admin: Admin, topic: str, columns: StructType) -> TopicRoute:
-    return plan_route(topic, topic_shape(admin.describe_topic(topic)), columns)
+class StreamWriter(DataSourceStreamArrowWriter):
+    """Made anew for the tasks of a micro-batch, and for its end: no state but what Spark's messages carry."""
+
+    def __init__(self, plan: WritePlan) -> None:
+        self._plan = plan
+        #: Of the tasks that get this writer.
+        self._run_id = new_run_id()
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """As ``BatchWriter.write``; rows of a micro-batch that is committed already are only counted."""
+        run = stream_run(self._run_id) if self._plan.options.exactly_once else None
+        return write_rows(self._plan, run, iterator)
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        """Raises as ``sink.commit_run``."""
+        commit_run(self._plan.options.bootstrap, messages)
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        """The next run of the query aborts what this does not know of: a failed task leaves no message."""
+        abort_run(self._plan.options.bootstrap, known_run(messages))
 
 
-def _written(results: Sequence[WriteResult]) -> Written:
-    ranges = [
-        (TopicPartition(result.topic, found.partition), found.offsets) for result in results for found in result.ranges
-    ]
-    return Written(sum(result.record_count for result in results), tuple(sorted(ranges)))
+def write_rows(plan: WritePlan, run: SinkRun | None, batches: Iterator[pa.RecordBatch]) -> Written:
+    """One attempt of one task. Raises as ``BatchWriter.write``."""
+    if run is None:
+        rows, ranges = _append(plan, None, batches)
+        return Written(rows, ranges)
+    joined = take_part(plan.options.bootstrap, run, timeout_s=plan.options.timeout_s)
+    if joined is None:
+        return Written(sum(batch.num_rows for batch in batches), (), run)
+    rows, ranges = _append(plan, joined, batches)
+    return Written(rows, ranges, run, joined.producer_id)
+
+
+def _append(
+    plan: WritePlan, joined: Joined | None, batches: Iterator[pa.RecordBatch]
+) -> tuple[int, tuple[tuple[TopicPartition, OffsetRange], ...]]:
+    routes = dict(plan.routes)
+    acknowledged = _Acknowledged()
+    with Producer(
+        plan.options.bootstrap,
+        acks=plan.options.acks,
+        compression=plan.options.compression,
+        delivery_timeout_s=_DELIVERY_TIMEOUT_S,
+        in_transaction=joined,
+        client_id=_CLIENT_ID,
+    ) as producer:
+        for rows in _gathered(batches):
+            for topic, part in _by_topic(plan, rows):
+                if topic not in routes:
+                    routes[topic] = _route(topic, plan.columns, plan.options)
+                for partition, payload in routes[topic].split(part):
+                    acknowledged.expect(producer.write(topic, payload, partition=partition))
+        producer.flush()
+    return acknowledged.all()
+
+
+class _Acknowledged:
+    """What became of the tables handed to a producer, in their order; a failure is raised soon after it happens."""
+
+    def __init__(self) -> None:
+        self._open: deque[Future[WriteResult]] = deque()
+        self._rows = 0
+        self._ranges: set[tuple[TopicPartition, OffsetRange]] = set()
+
+    def expect(self, future: Future[WriteResult]) -> None:
+        self._open.append(future)
+        while self._open and self._open[0].done():
+            self._take(self._open.popleft().result())
+
+    def all(self) -> tuple[int, tuple[tuple[TopicPartition, OffsetRange], ...]]:
+        while self._open:
+            self._take(self._open.popleft().result())
+        return self._rows, tuple(sorted(self._ranges))
+
+    def _take(self, result: WriteResult) -> None:
+        self._rows += result.record_count
+        self._ranges.update((TopicPartition(result.topic, found.partition), found.offsets) for found in result.ranges)
+
+
+def _by_topic(plan: WritePlan, rows: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
+    if plan.topic_column is None:
+        yield str(plan.options.topic), rows
+        return
+    for topic, part in rows_by_value(rows, rows.column(rows.schema.get_field_index(plan.topic_column))):
+        if topic is None:
+            raise ConfigError(f"column {plan.topic_column} is null in {part.num_rows} rows: every row needs a topic")
+        yield topic, part
+
+
+def _route(topic: str, columns: StructType, options: WriteOptions) -> TopicRoute:
+    with Admin(options.bootstrap, client_id=_CLIENT_ID) as admin:
+        return settle_route(admin, topic, columns, options)
 
 
 def _gathered(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -21,22 +21,35 @@ from sparklog.net.server import Server, ServerConnection, serve
 from sparklog.protocol.messages import (
     EARLIEST,
     LATEST,
+    AbortedRange,
+    AbortTransaction,
     Ack,
+    AddToTransaction,
+    BeginTransaction,
     CreateTopic,
     CreateTopicReply,
     DeleteTopic,
     DescribeBroker,
     DescribeBrokerReply,
+    EndTransaction,
     ErrorReply,
     Fetch,
     FetchedPartition,
+    FetchOffsets,
+    FetchOffsetsReply,
     FetchReply,
+    FindCoordinator,
+    FindCoordinatorReply,
+    GroupOffset,
     HelloReply,
     InitProducerId,
     InitProducerIdReply,
     ListedOffset,
+    ListGroups,
+    ListGroupsReply,
     ListOffsets,
     ListOffsetsReply,
+    ListTransactions,
     Metadata,
     MetadataReply,
     PartitionMetadata,
@@ -45,11 +58,14 @@ from sparklog.protocol.messages import (
     ProduceResult,
     Request,
     TopicMetadata,
+    TouchTransaction,
 )
-from sparklog.record.header import HEADER_BYTES, BatchHeader, unpack_header
+from sparklog.record.header import HEADER_BYTES, BatchHeader, Flag, unpack_header
+from sparklog.record.marker import Marker
 from sparklog.record.schema import DEFAULT_SCHEMA, parse_schema, schema_message
 from sparklog.record.validate import validate_batch
 from sparklog.storage.producers import ProducerTable, check_sequence
+from tests.client.fake_coordinator import FakeCoordinator
 
 T = TypeVar("T")
 
@@ -82,6 +98,17 @@ class FakeLog:
         self.batches.append((stored, body))
         self.producers.record(stored)
         return stored.base_offset
+
+    def mark(self, header: BatchHeader, body: bytes, marker: Marker) -> None:
+        """The end of transactions; where none was open, nothing."""
+        if any(found in self.producers.transactions for found, _ in (*marker.committed, *marker.aborted)):
+            # Bodies are padded as they are stored.
+            stored = header._replace(base_offset=self.end, leader_epoch=self.epoch)
+            self.batches.append((stored, body.ljust(stored.stored_bytes, b"\0")))
+            self.producers.record(stored, marker)
+
+    def readable_end(self, isolation: int) -> int:
+        return self.producers.transactions.last_stable_offset(self.end) if isolation else self.end
 
 
 class FakeTopic:
@@ -119,6 +146,7 @@ class FakeCluster:
         self.topics: dict[str, FakeTopic] = {}
         self.next_producer_id = 100
         self.topic_ids = 0
+        self.coordinator = FakeCoordinator(self)
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def __enter__(self) -> FakeCluster:
@@ -253,10 +281,30 @@ class _Handler:
             case Fetch():
                 self._fetch(request, time.monotonic() + request.max_wait_ms / 1000)
             case ListOffsets():
-                self.connection.reply(ListOffsetsReply(cid, tuple(self._listed(p) for p in request.partitions)))
+                found = tuple(self._listed(part, request.isolation) for part in request.partitions)
+                self.connection.reply(ListOffsetsReply(cid, found))
             case InitProducerId():
                 self.cluster.next_producer_id += 1
                 self.connection.reply(InitProducerIdReply(cid, self.cluster.next_producer_id, 0))
+            case FindCoordinator():
+                coordinator = self.cluster.brokers[self.cluster.coordinator.broker_id]
+                self.connection.reply(FindCoordinatorReply(cid, coordinator.metadata_broker(), 0))
+            case (
+                BeginTransaction()
+                | AddToTransaction()
+                | TouchTransaction()
+                | EndTransaction()
+                | AbortTransaction()
+                | ListTransactions()
+            ):
+                self.cluster.coordinator.handle(self.broker.broker_id, request, self.connection.reply)
+            case ListGroups():
+                groups = {group for group, _, _ in self.cluster.coordinator.offsets}
+                self.connection.reply(ListGroupsReply(cid, tuple(groups)))
+            case FetchOffsets():
+                kept = self.cluster.coordinator.offsets.items()
+                offsets = tuple(GroupOffset(*key[1:], offset) for key, offset in kept if key[0] == request.group)
+                self.connection.reply(FetchOffsetsReply(cid, offsets))
             case CreateTopic():
                 self._create(request)
             case DeleteTopic():
@@ -326,6 +374,10 @@ class _Handler:
             try:
                 log = self._log(part.topic, part.partition, part.topic_id)
                 topic = self.cluster.topics[part.topic]
+                if header.flags & Flag.TRANSACTIONAL and header.producer_id not in log.producers.transactions:
+                    self.cluster.coordinator.verify(
+                        request.transaction, header, TopicPartition(part.topic, part.partition)
+                    )
                 latest = topic.schemas[-1]
                 validate_batch(
                     header,
@@ -341,13 +393,13 @@ class _Handler:
         assert at == len(body)
         return results
 
-    def _listed(self, part: Any) -> ListedOffset:
+    def _listed(self, part: Any, isolation: int) -> ListedOffset:
         try:
             log = self._log(part.topic, part.partition, "")
         except BrokerError as error:
             return ListedOffset(int(error.code), -1, -1, -1, error.detail)
         if part.timestamp_us == LATEST:
-            return ListedOffset(0, log.end, -1, log.epoch)
+            return ListedOffset(0, log.readable_end(isolation), -1, log.epoch)
         if part.timestamp_us == EARLIEST:
             return ListedOffset(0, log.start, -1, log.epoch)
         for header, _ in log.batches:
@@ -379,12 +431,27 @@ class _Handler:
         if not log.start <= part.fetch_offset <= log.end:
             return failed(ErrorCode.OFFSET_OUT_OF_RANGE, f"{part.fetch_offset} not in [{log.start}, {log.end}]")
         headers, bodies = b"", b""
+        end = log.readable_end(request.isolation)
         for header, content in log.batches:
-            if header.next_offset > part.fetch_offset and (not bodies or len(bodies) < part.max_bytes):
+            if (
+                header.base_offset < end
+                and header.next_offset > part.fetch_offset
+                and (not bodies or len(bodies) < part.max_bytes)
+            ):
                 headers += header.pack()
                 bodies += content
         count = len(headers) // HEADER_BYTES
+        aborted = log.producers.transactions.aborted_between(part.fetch_offset, end) if request.isolation else ()
         answer = FetchedPartition(
-            part.topic, part.partition, 0, log.end, log.end, log.start, log.end, count, len(bodies)
+            part.topic,
+            part.partition,
+            0,
+            log.end,
+            log.readable_end(1),
+            log.start,
+            log.end,
+            count,
+            len(bodies),
+            aborted=tuple(AbortedRange(*over) for over in aborted),
         )
         return answer, headers + bodies

@@ -14,7 +14,7 @@ from sparklog.client.backoff import Backoff
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import TopicPartition
 from sparklog.record.codec import EncodedBatch
-from sparklog.record.header import BatchHeader
+from sparklog.record.header import BatchHeader, Flag
 from sparklog.storage.producers import ProducerTable, check_sequence
 
 TP = TopicPartition("t", 0)
@@ -157,6 +157,29 @@ def test_a_new_producer_id_waits_until_nothing_of_the_old_one_is_outstanding() -
     assert drain(acc, 1000) == [], "second may still get in under the old id"
     acc.succeeded(second)
     assert drain(acc, 1000) == [first, third]
+
+
+def test_in_a_transaction_a_lost_sequence_is_the_end_and_each_transaction_begins_anew() -> None:
+    acc = Accumulator(idempotent=True, transactional=True, backoff=STEADY)
+    acc.begin(ProducerIdentity(7, 0))
+    first, second, third = (batch() for _ in range(3))
+    for one in (first, second, third):
+        acc.add(one)
+        assert drain(acc) == [one]
+        assert one.encoded.header.flags & Flag.TRANSACTIONAL
+        assert one.encoded.header.producer_id == 7
+    # Those behind wait for the first; the first has nothing to wait for.
+    assert acc.failed(second, ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, now_ms=0, roll=0.5)
+    assert not acc.failed(first, ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, now_ms=0, roll=0.5)
+    assert not acc.failed(third, ErrorCode.INVALID_PRODUCER_EPOCH, now_ms=0, roll=0.5)
+    acc.give_up(second)
+    acc.begin(ProducerIdentity(8, 0))
+    next_one = batch()
+    acc.add(next_one)
+    assert drain(acc) == [next_one]
+    assert next_one.encoded.header.producer_id == 8
+    assert next_one.encoded.header.first_sequence == 0
+    assert not acc.identity_wanted
 
 
 def test_other_partitions_keep_their_producer_id() -> None:

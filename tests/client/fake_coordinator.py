@@ -1,0 +1,184 @@
+"""The coordinator of the fake cluster: the production core, with a list for its log and markers written at once."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+from sparklog.coordinator import events
+from sparklog.coordinator.effects import Answer, Append, Begun, Done, Ended, Outcome, Refused, SendMarkers, SendOffsets
+from sparklog.coordinator.records import Record
+from sparklog.coordinator.transactions import Transactions
+from sparklog.errors import BrokerError, ErrorCode
+from sparklog.model import TopicPartition
+from sparklog.protocol.messages import (
+    AbortTransaction,
+    Ack,
+    AddToTransaction,
+    BeginTransaction,
+    BeginTransactionReply,
+    EndTransaction,
+    EndTransactionReply,
+    ErrorReply,
+    ListTransactions,
+    ListTransactionsReply,
+    Reply,
+    TouchTransaction,
+    TransactionDescription,
+)
+from sparklog.record.header import BatchHeader
+from sparklog.record.marker import Marker, encode_marker
+from sparklog.record.schema import parse_schema
+
+if TYPE_CHECKING:
+    from tests.client.fake_cluster import FakeCluster
+
+TransactionRequest = (
+    BeginTransaction | AddToTransaction | TouchTransaction | EndTransaction | AbortTransaction | ListTransactions
+)
+
+
+class FakeCoordinator:
+    """On the brokers' thread. One for all keys, at broker ``broker_id``."""
+
+    def __init__(self, cluster: FakeCluster) -> None:
+        self.cluster = cluster
+        self.broker_id = 0
+        self.records: list[Record] = []
+        #: Offsets that commits have handed over: (group, topic, partition) to offset.
+        self.offsets: dict[tuple[str, str, int], int] = {}
+        self._tickets = 0
+        self._waiting: dict[int, Callable[[Outcome], None]] = {}
+        self._load()
+
+    def move(self, broker_id: int) -> None:
+        """Another broker coordinates, from what is in the log."""
+        self.broker_id = broker_id
+        waiting, self._waiting = self._waiting, {}
+        for answered in waiting.values():
+            answered(Refused(ErrorCode.NOT_COORDINATOR, "moved"))
+        self._load()
+
+    def handle(self, broker_id: int, request: TransactionRequest, reply: Callable[[Reply], None]) -> None:
+        if isinstance(request, ListTransactions):
+            found = tuple(self._descriptions()) if broker_id == self.broker_id else ()
+            reply(ListTransactionsReply(request.cid, found))
+            return
+        if broker_id != self.broker_id:
+            reply(ErrorReply(request.cid, ErrorCode.NOT_COORDINATOR, f"broker {self.broker_id} coordinates"))
+            return
+        self._step(events.Ticked())
+        self._ask(lambda ticket: self._event(request, ticket), lambda outcome: reply(_reply(request.cid, outcome)))
+
+    def verify(self, key: str, header: BatchHeader, tp: TopicPartition) -> None:
+        """Raises BrokerError unless this producer may append there."""
+        found: list[Outcome] = []
+        self._ask(
+            lambda ticket: events.VerifyRequested(
+                ticket, key, header.producer_id, header.producer_epoch, tp.topic, tp.partition
+            ),
+            found.append,
+        )
+        if isinstance(found[0], Refused):
+            raise BrokerError(found[0].code, found[0].detail)
+
+    def _load(self) -> None:
+        self._core = Transactions()
+        self._core.load(self.records)
+        self._perform(self._core.start(_now_ms()))
+
+    def _descriptions(self) -> Iterable[TransactionDescription]:
+        for key, now, participants, due_ms in self._core.entries():
+            parts = tuple((i, p.epoch, tuple(sorted(p.all_partitions()))) for i, p in participants.items())
+            yield TransactionDescription(
+                key, now.state, now.run_id, now.run, now.version, now.last_version, now.began_ms, due_ms, parts
+            )
+
+    def _event(self, request: TransactionRequest, ticket: int) -> events.Request:
+        match request:
+            case BeginTransaction():
+                self.cluster.next_producer_id += 1
+                return events.BeginRequested(
+                    ticket,
+                    request.key,
+                    request.run_id,
+                    request.version,
+                    request.timeout_ms,
+                    self.cluster.next_producer_id,
+                )
+            case AddToTransaction():
+                return events.AddRequested(
+                    ticket,
+                    request.key,
+                    request.run_id,
+                    request.producer_id,
+                    request.producer_epoch,
+                    request.partitions,
+                    request.group,
+                    request.offsets,
+                )
+            case TouchTransaction():
+                return events.TouchRequested(ticket, request.key, request.run_id)
+            case EndTransaction():
+                until_ms = _now_ms() + request.timeout_ms
+                return events.EndRequested(
+                    ticket, request.key, request.run_id, request.version, request.commit, request.winners, until_ms
+                )
+            case AbortTransaction():
+                return events.AbortRequested(ticket, request.key)
+        raise AssertionError(request)
+
+    def _ask(self, event_of: Callable[[int], events.Request], answered: Callable[[Outcome], None]) -> None:
+        self._tickets += 1
+        self._waiting[self._tickets] = answered
+        self._step(event_of(self._tickets))
+
+    def _step(self, event: events.Event) -> None:
+        self._perform(self._core.step(event, _now_ms()))
+
+    def _perform(self, effects: Iterable[object]) -> None:
+        todo = deque(effects)
+        while todo:
+            match todo.popleft():
+                case Answer(ticket, outcome):
+                    answered = self._waiting.pop(ticket, None)
+                    if answered is not None:
+                        answered(outcome)
+                case Append(append, records):
+                    self.records += records
+                    todo += self._core.step(events.Appended(append), _now_ms())
+                case SendMarkers(key, decision, markers):
+                    for marker in markers:
+                        self._mark(marker.topic, marker.partition, Marker(marker.committed, marker.aborted))
+                    there = tuple((marker.topic, marker.partition) for marker in markers)
+                    todo += self._core.step(events.MarkersWritten(key, decision, there), _now_ms())
+                case SendOffsets(key, decision, group, offsets):
+                    for found in offsets:
+                        self.offsets[group, found.topic, found.partition] = found.offset
+                    todo += self._core.step(events.OffsetsWritten(key, decision, group), _now_ms())
+
+    def _mark(self, name: str, partition: int, marker: Marker) -> None:
+        topic = self.cluster.topics[name]
+        schema = topic.schemas[-1]
+        header, body = encode_marker(marker, parse_schema(schema.message), schema_id=schema.schema_id)
+        topic.logs[partition].mark(header, bytes(body), marker)
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def _reply(cid: int, outcome: Outcome) -> Reply:
+    match outcome:
+        case Begun():
+            return BeginTransactionReply(
+                cid, outcome.committed, outcome.last_version, outcome.producer_id, outcome.producer_epoch, outcome.run
+            )
+        case Ended():
+            return EndTransactionReply(cid, outcome.complete, outcome.replayed)
+        case Done():
+            return Ack(cid)
+        case Refused():
+            return ErrorReply(cid, outcome.code, outcome.detail)
