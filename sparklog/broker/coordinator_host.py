@@ -252,8 +252,11 @@ class CoordinatorHost(ABC):
             self.broker.counters["coordinators.appends.refused"] += 1
             _log.warning("%s: append refused: %s", self.partition.tp, answer.detail)
             self.step(AppendRefused(effect.append, answer.detail))
+        elif self.partition.replica.is_leader and self.partition.replica.leader_epoch == self.epoch:
+            # Nobody can tell what becomes of it; the one that is made from this log anew will see it there, or not.
+            _log.error("%s: append ended in %s: %s", self.partition.tp, answer.code.name, answer.detail)
+            self._fail()
         else:
-            # What was appended may come to be committed or not: the next coordinator will see it in the log.
             self.end()
 
     # --- bounding the log ---

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import uuid
+from functools import lru_cache
 
 import pyarrow as pa
 
@@ -56,8 +57,12 @@ def partition_of(broker: BrokerState, topic: str, key: str) -> TopicPartition | 
     known = broker.cache.topic(topic)
     if known is None or not known.partitions:
         return None
-    number = partitions_for_keys(pa.array([key.encode()], pa.binary()), len(known.partitions))[0]
-    return TopicPartition(topic, int(number))
+    return TopicPartition(topic, _number(key, len(known.partitions)))
+
+
+@lru_cache(maxsize=10_000)
+def _number(key: str, partitions: int) -> int:
+    return int(partitions_for_keys(pa.array([key.encode()], pa.binary()), partitions)[0])
 
 
 def coordinator_of(broker: BrokerState, topic: str, key: str) -> int | None:
@@ -99,6 +104,8 @@ async def make_topic(broker: BrokerState, name: str) -> None:
         BrokerError: it cannot be placed, or is not known here in time.
         ClusterError: ZooKeeper is away.
     """
+    if broker.cache.topic(name) is not None:
+        return
     async with broker.internal_topics_turn:
         # A broker that has just started knows neither topics nor brokers.
         if not await until_told(broker, lambda: bool(broker.cache.brokers), _WAIT_MS):

@@ -25,7 +25,7 @@ class Replica:
 
 @dataclass
 class Partition:
-    tp: TopicPartition = TopicPartition(TOPIC, 3)
+    tp: TopicPartition = field(default_factory=lambda: TopicPartition(TOPIC, 3))
     replica: Replica = field(default_factory=Replica)
     stopped: bool = False
     offline: str | None = None

@@ -164,3 +164,24 @@ def test_moves_of_topics_that_are_gone_are_forgotten(cache: MetadataCache) -> No
         assert list(cache.moving) == [TopicPartition("t", 0)]
         cache.apply(gone)
         assert cache.moving == {}
+
+
+def test_internal_topics_are_told_to_who_asks_for_them(cache: MetadataCache) -> None:
+    cache.apply(update(topics=(topic("__internal", "id-9"),)))
+
+    def names(asked: tuple[str, ...] | None, *, internal: bool = False) -> list[str]:
+        return [found.name for found in cache.metadata(0, asked, schemas=False, internal=internal).topics]
+
+    assert names(None) == ["t"]
+    assert names(None, internal=True) == ["__internal", "t"]
+    assert names(("__internal",)) == ["__internal"]
+
+
+def test_deleted_topics_are_remembered_by_id(cache: MetadataCache) -> None:
+    cache.apply(update(topics=(topic("u", "id-2"),)))
+    cache.apply(update(topics=(topic("t", "id-3"),)))
+    cache.apply(update(deleted=(("u", "of another"),)))
+    assert list(cache.forgotten) == ["id-1"], "made anew under its name"
+    cache.apply(update(deleted=(("u", "id-2"),)))
+    cache.apply(update(full=True))
+    assert list(cache.forgotten) == ["id-1", "id-2", "id-3"]
