@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from sparklog.client.consumer import Consumer as Consumer
     from sparklog.client.errors import BufferFull as BufferFull
     from sparklog.client.errors import ClientTimeout as ClientTimeout
+    from sparklog.client.errors import CommitOutcomeUnknown as CommitOutcomeUnknown
+    from sparklog.client.errors import ProducerFenced as ProducerFenced
+    from sparklog.client.errors import TransactionStateError as TransactionStateError
     from sparklog.client.origin import Origin as Origin
     from sparklog.client.origin import origin as origin
     from sparklog.client.producer import Producer as Producer
@@ -38,6 +41,7 @@ _HOME = {
     "BufferFull": "sparklog.client.errors",
     "ClientTimeout": "sparklog.client.errors",
     "ClusterError": "sparklog.errors",
+    "CommitOutcomeUnknown": "sparklog.client.errors",
     "ConfigError": "sparklog.errors",
     "Consumer": "sparklog.client.consumer",
     "ErrorCode": "sparklog.errors",
@@ -45,10 +49,12 @@ _HOME = {
     "OffsetRange": "sparklog.model",
     "Origin": "sparklog.client.origin",
     "Producer": "sparklog.client.producer",
+    "ProducerFenced": "sparklog.client.errors",
     "RecordMetadata": "sparklog.client.results",
     "SparklogError": "sparklog.errors",
     "StorageError": "sparklog.errors",
     "TopicPartition": "sparklog.model",
+    "TransactionStateError": "sparklog.client.errors",
     "WriteResult": "sparklog.client.results",
     "configure": "sparklog.spark.configure",
     "origin": "sparklog.client.origin",

@@ -15,8 +15,10 @@ import typer
 from sparklog.cli.brokers import brokers
 from sparklog.cli.consume import consume
 from sparklog.cli.controller import controller
+from sparklog.cli.groups import groups
 from sparklog.cli.produce import produce
 from sparklog.cli.topics import topics
+from sparklog.cli.transactions import transactions
 from sparklog.client.errors import ClientTimeout
 from sparklog.errors import BrokerError, ConfigError, ErrorCode, SparklogError
 
@@ -31,7 +33,7 @@ _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 
 app = typer.Typer(
     name="sparklog",
-    help="Topics, records and brokers of a sparklog cluster.",
+    help="Topics, records, groups, transactions and brokers of a sparklog cluster.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -39,6 +41,8 @@ app = typer.Typer(
 app.add_typer(topics, name="topics")
 app.command("produce")(produce)
 app.command("consume")(consume)
+app.add_typer(groups, name="groups")
+app.add_typer(transactions, name="transactions")
 app.add_typer(brokers, name="brokers")
 app.command("controller")(controller)
 

@@ -136,6 +136,52 @@ def test_brokers(cli: Cli) -> None:
     assert [broker["broker_id"] for broker in found["brokers"]] == [0, 1]
 
 
+# --- transactions and groups ---
+
+
+def test_transactions_are_listed_and_aborted(cli: Cli, fake: FakeCluster) -> None:
+    fake.create("t")
+    assert cli("transactions", "list").text == "no transaction is open\n"
+    with Producer(fake.bootstrap, transactional_id="orders") as producer:
+        with producer.transaction():
+            producer.send("t", b"seen")
+        assert json.loads(cli("transactions", "list", "--json").text) == []
+        assert "id:orders  empty" in cli("transactions", "list", "--all").text
+        producer.begin()
+        producer.send("t", b"never").result(5)
+        listed = cli("transactions", "list")
+        assert listed.text.splitlines()[1].split()[:2] == ["id:orders", "open"]
+        assert listed.text.rstrip().endswith("t-0")
+        (told,) = json.loads(cli("transactions", "list", "--json").text)
+        assert told["producers"][0]["partitions"] == [{"topic": "t", "partition": 0}]
+        assert told["version"] is None and told["deadline"] > told["began"]
+        asked = cli("transactions", "abort", "id:orders")
+        assert (asked.code, "give --yes" in asked.err) == (2, True)
+        assert cli("transactions", "abort", "id:orders", "--yes") == Result(0, b"id:orders: aborted\n", "")
+        again = cli("transactions", "abort", "id:orders", "--yes")
+        assert (again.code, "nothing is open" in again.err) == (1, True)
+    assert table_of(fake, "t")["value"].to_pylist() == [b"seen"]
+
+
+def test_groups_and_their_lag(cli: Cli, fake: FakeCluster) -> None:
+    fake.create("t", partitions=2)
+    with Producer(fake.bootstrap) as producer:
+        for number in range(5):
+            producer.send("t", b"v", partition=number % 2)
+    fake.do(lambda: fake.coordinator.offsets.update({("g", "t", 0): 1, ("g", "t", 1): 2, ("g", "gone", 0): 7}))
+    assert cli("groups", "list") == Result(0, b"g\n", "")
+    assert [line.split() for line in cli("groups", "describe", "g").text.splitlines()[1:]] == [
+        ["gone", "0", "7", "-", "-"],
+        ["t", "0", "1", "3", "2"],
+        ["t", "1", "2", "2", "0"],
+    ]
+    assert json.loads(cli("groups", "describe", "g", "--json").text)[1] == {
+        "topic": "t", "partition": 0, "offset": 1, "end_offset": 3, "lag": 2,
+    }  # fmt: skip
+    unknown = cli("groups", "describe", "nobody")
+    assert (unknown.code, "'nobody' has no offsets" in unknown.err) == (2, True)
+
+
 # --- produce ---
 
 
