@@ -180,6 +180,28 @@ def test_a_marker_overtakes_the_question_whether_a_batch_is_expected(cluster: Pr
     client.end(commit=False)
 
 
+def test_batches_wait_for_the_coordinator_in_order_and_not_for_ever(cluster: ProcessCluster) -> None:
+    create_topic(cluster, "held", assignment=((0, 1),))
+    client = Client(cluster, key_at(cluster, 2, "held"))
+    client.begin()
+    client.add(("held", 0))
+    batches = [client.batch("held", 0, 2, f"{number}-") for number in range(3)]
+    with cluster.connect(leader(cluster, "held")) as connection:
+        cluster.kill(2, signal.SIGSTOP)
+        try:
+            hasty = client.send("held", 0, batches[0], timeout_ms=200)
+            for batch in batches:
+                connection.send(*client.request("held", 0, batch))
+        finally:
+            cluster.kill(2, signal.SIGCONT)
+        replies = [connection.receive()[0] for _ in batches]
+    assert hasty.code == ErrorCode.REQUEST_TIMED_OUT
+    offsets = [reply.results[0].base_offset for reply in replies if isinstance(reply, ProduceReply)]
+    assert offsets == [0, 2, 4], replies
+    assert client.end(commit=True).complete
+    assert len(read(cluster, "held", isolation=1).values) == 6
+
+
 def test_a_repeated_marker_is_answered_when_the_first_is_committed(cluster: ProcessCluster) -> None:
     create_topic(cluster, "marked", assignment=((0, 1),))
     client = Client(cluster, key_at(cluster, 2, "marker"))
