@@ -8,7 +8,7 @@ from sparklog.errors import ConfigError
 from sparklog.model import TopicPartition
 from sparklog.spark.limits import TriggerLimits
 from sparklog.spark.offsets import EARLIEST, LATEST, ByOffset, ByTime
-from sparklog.spark.options import BOOTSTRAP_VARIABLE, parse_write_options
+from sparklog.spark.options import BOOTSTRAP_VARIABLE
 from sparklog.spark.read_options import (
     Assign,
     ReadOptions,
@@ -229,13 +229,3 @@ def test_where_the_brokers_come_from(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(BOOTSTRAP_VARIABLE)
     with pytest.raises(ConfigError, match=r"no brokers to ask: .*sparklog\.configure.*SPARKLOG_BOOTSTRAP_SERVERS"):
         parse_read_options(subscribe, {})
-
-
-def test_write_options() -> None:
-    assert parse_write_options({}, BOOTSTRAP).topic is None
-    options = parse_write_options({"topic": "a", "compression": "ZSTD"}, BOOTSTRAP)
-    assert (options.topic, options.compression) == ("a", "zstd")
-    with pytest.raises(ConfigError, match="compression='gzip': expected none, lz4, zstd"):
-        parse_write_options({"compression": "gzip"}, BOOTSTRAP)
-    with pytest.raises(ConfigError, match="topic name"):
-        parse_write_options({"topic": ".."}, BOOTSTRAP)

@@ -1,0 +1,170 @@
+"""Runs of a sink against each other, on real brokers: attempts that lose, drivers that linger, what comes late. No JVM:
+what Spark does with writers and messages is done here by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.types import StructType
+
+from sparklog.client.admin import Admin
+from sparklog.client.errors import ProducerFenced, TransactionStateError
+from sparklog.client.reader import PartitionReader
+from sparklog.errors import BrokerError, ClusterError
+from sparklog.model import TopicPartition
+from sparklog.spark.sink import SinkRun, Written, abort_run, batch_run, commit_run, known_run
+from sparklog.spark.write_options import NamedWrite, WriteOptions
+from sparklog.spark.writer import BatchWriter, WritePlan, plan_write, write_rows
+from sparklog.testing.process_cluster import ProcessCluster, wait_until
+
+pytestmark = pytest.mark.integration
+
+X = StructType().add("x", "long")
+
+
+def rows(*values: int) -> Iterator[pa.RecordBatch]:
+    yield pa.RecordBatch.from_pydict({"x": pa.array(values, pa.int64())})
+
+
+@pytest.fixture
+def plan(brokers: ProcessCluster, admin: Admin, topic: str) -> WritePlan:
+    admin.create_topic(topic, partitions=1, schema="x bigint")
+    return plan_write(WriteOptions(brokers.bootstrap, topic, None, timeout_s=60), schema=X, now=True)
+
+
+def seen(plan: WritePlan) -> list[int]:
+    """What a reader of committed records has, in order of offsets."""
+    tp = TopicPartition(str(plan.options.topic), 0)
+    with Admin(plan.options.bootstrap) as admin:
+        end = admin.list_offsets([tp])[tp]
+    with PartitionReader(plan.options.bootstrap, tp, 0, end) as reader:
+        return [value for _, batch in reader for value in batch.column("x").to_pylist()]
+
+
+def run(plan: WritePlan, version: int, run_id: str) -> SinkRun:
+    return SinkRun(f"query:{plan.options.topic}", version, run_id)
+
+
+def test_only_attempts_that_the_driver_names_are_committed(plan: WritePlan) -> None:
+    """Two attempts of one task, one that wrote and then died, and a task without rows."""
+    now = run(plan, 0, "a")
+
+    def dies() -> Iterator[pa.RecordBatch]:
+        yield from rows(100)
+        raise RuntimeError("the worker is gone")
+
+    first, second = write_rows(plan, now, rows(1, 2)), write_rows(plan, now, rows(1, 2))
+    with pytest.raises(RuntimeError, match="gone"):
+        write_rows(plan, now, dies())
+    empty = write_rows(plan, now, iter(()))
+    assert (first.rows, empty.rows, first.run) == (2, 0, now)
+    assert first.producer_id != second.producer_id
+    assert seen(plan) == []
+    commit_run(plan.options.bootstrap, [second, empty])
+    assert seen(plan) == [1, 2]
+
+
+def test_what_an_attempt_appends_after_the_decision_is_refused(plan: WritePlan) -> None:
+    now = run(plan, 0, "a")
+    winner: list[Written] = []
+
+    def slow() -> Iterator[pa.RecordBatch]:
+        yield from rows(*range(600_000))  # enough to be sent at once
+        winner.append(write_rows(plan, now, rows(7)))
+        commit_run(plan.options.bootstrap, winner)
+        yield from rows(*range(600_000))
+
+    with pytest.raises((ProducerFenced, TransactionStateError, BrokerError)):
+        write_rows(plan, now, slow())
+    assert seen(plan) == [7]
+
+
+def test_a_driver_that_lingers_cannot_commit_what_a_later_one_took_over(plan: WritePlan) -> None:
+    lingering = write_rows(plan, run(plan, 4, "old"), rows(1))
+    later = write_rows(plan, run(plan, 4, "new"), rows(1))
+    with pytest.raises(ProducerFenced):
+        commit_run(plan.options.bootstrap, [lingering])
+    with pytest.raises(ProducerFenced):
+        write_rows(plan, run(plan, 4, "old"), rows(2))
+    abort_run(plan.options.bootstrap, lingering.run)  # nor abort it
+    commit_run(plan.options.bootstrap, [later])
+    with pytest.raises(ProducerFenced):
+        commit_run(plan.options.bootstrap, [lingering])
+    assert seen(plan) == [1]
+
+
+def test_a_version_that_is_committed_is_counted_not_written(plan: WritePlan, caplog: pytest.LogCaptureFixture) -> None:
+    commit_run(plan.options.bootstrap, [write_rows(plan, run(plan, 3, "first"), rows(1, 2))])
+    replays = [write_rows(plan, run(plan, 3, "again"), rows(1)), write_rows(plan, run(plan, 2, "again"), rows(2))]
+    assert [(found.is_replay, found.rows, found.ranges) for found in replays] == [(True, 1, ())] * 2
+    commit_run(plan.options.bootstrap, replays[:1])
+    assert "was committed before: 1 rows left out" in caplog.text
+    assert seen(plan) == [1, 2]
+    commit_run(plan.options.bootstrap, [write_rows(plan, run(plan, 4, "again"), rows(3))])
+    assert seen(plan) == [1, 2, 3]
+
+
+def test_a_driver_may_ask_twice_and_abort_after_it_has_committed(plan: WritePlan) -> None:
+    """Spark aborts when a commit call failed, and that may have been no more than a lost answer."""
+    written = write_rows(plan, run(plan, 0, "a"), rows(1))
+    commit_run(plan.options.bootstrap, [written])
+    commit_run(plan.options.bootstrap, [written])
+    abort_run(plan.options.bootstrap, known_run([None, written]))
+    assert seen(plan) == [1]
+
+
+def test_a_version_without_rows_is_committed_too(plan: WritePlan) -> None:
+    commit_run(plan.options.bootstrap, [write_rows(plan, run(plan, 0, "a"), iter(()))])
+    assert write_rows(plan, run(plan, 0, "b"), rows(1)).is_replay
+
+
+def test_an_abandoned_run_lets_readers_go_on_after_its_time_out(plan: WritePlan) -> None:
+    options = WriteOptions(plan.options.bootstrap, plan.options.topic, None, timeout_s=1)
+    abandoned = write_rows(WritePlan(options, X, plan.routes, None), run(plan, 0, "a"), rows(1))
+    commit_run(plan.options.bootstrap, [write_rows(plan, batch_run("other", None), rows(2))])
+    wait_until(lambda: seen(plan) == [2], 30, "the abandoned transaction to be aborted")
+    with pytest.raises((ProducerFenced, TransactionStateError)):
+        commit_run(plan.options.bootstrap, [abandoned])
+
+
+def test_batch_writes_have_a_key_each_or_the_one_they_were_given(plan: WritePlan) -> None:
+    def write(options: WriteOptions) -> None:
+        writer = BatchWriter(WritePlan(options, X, plan.routes, None))
+        writer.commit([writer.write(rows(1))])
+
+    write(plan.options)
+    write(plan.options)
+    assert seen(plan) == [1, 1]
+    for version in (5, 5, 4, 6):
+        named = NamedWrite(str(plan.options.topic), version)
+        write(WriteOptions(plan.options.bootstrap, plan.options.topic, None, named=named))
+    assert seen(plan) == [1, 1, 1, 1]
+
+
+def test_an_aborted_batch_leaves_nothing_and_its_tasks_cannot_go_on(plan: WritePlan) -> None:
+    writer = BatchWriter(plan)
+    writer.write(rows(1))
+    writer.abort([None])
+    with pytest.raises(ProducerFenced):
+        writer.write(rows(1))
+    assert seen(plan) == []
+
+
+def test_at_least_once_on_request(plan: WritePlan) -> None:
+    options = WriteOptions(plan.options.bootstrap, plan.options.topic, None, exactly_once=False, acks="1")
+    writer = BatchWriter(WritePlan(options, X, plan.routes, None))
+    written = writer.write(rows(1, 2))
+    assert isinstance(written, Written) and (written.rows, written.run) == (2, None)
+    writer.abort([written])
+    assert seen(plan) == [1, 2]
+    writer.commit([written])
+
+
+def test_messages_that_cannot_be(plan: WritePlan) -> None:
+    with pytest.raises(ClusterError, match="1 of 2 write tasks reported nothing"):
+        commit_run(plan.options.bootstrap, [Written(1), None])
+    two = [Written(1, (), run(plan, 0, run_id), 1) for run_id in "ab"]
+    with pytest.raises(ClusterError, match="different runs"):
+        commit_run(plan.options.bootstrap, two)
