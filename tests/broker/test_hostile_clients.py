@@ -349,7 +349,7 @@ def test_a_batch_whose_header_lies_about_everything_but_its_checksum(connection:
         assert result.code in {
             ErrorCode.CORRUPT_MESSAGE,
             ErrorCode.INVALID_RECORD,
-            ErrorCode.SCHEMA_MISMATCH,
+            ErrorCode.SCHEMA_OUTDATED,
             ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
         }, (lie, result)
         assert result.base_offset == -1 and result.detail
