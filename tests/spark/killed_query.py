@@ -6,6 +6,7 @@ python -m tests.spark.killed_query <bootstrap> <JSON: [[checkpoint, {option: val
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 
@@ -25,7 +26,10 @@ def main(bootstrap: str, queries: str) -> None:
     for checkpoint, options in json.loads(queries):
         frame = spark.readStream.format("sparklog").options(**options).load()
         frame.writeStream.foreachBatch(_stay).option("checkpointLocation", checkpoint).start()
-    time.sleep(300)
+    parent = os.getppid()
+    while os.getppid() == parent:  # nobody may be left to kill it
+        time.sleep(1)
+    os._exit(1)
 
 
 def _stay(_: DataFrame, batch_id: int) -> None:

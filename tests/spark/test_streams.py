@@ -57,7 +57,7 @@ class Sink:
             self.batches[batch_id] = sorted(row.value for row in values)
 
         writer = frame.writeStream.foreachBatch(keep).option("checkpointLocation", self._checkpoint)
-        return (writer.trigger(availableNow=True) if available_now else writer.trigger(processingTime="0s")).start()
+        return (writer.trigger(availableNow=True) if available_now else writer.trigger(processingTime="0 seconds")).start()
 
     def drain(self, frame: DataFrame) -> StreamingQuery:
         query = self.start(frame, available_now=True)
@@ -161,15 +161,12 @@ def test_windows_and_a_join_of_two_topics(
 
     left, right = (
         stream(spark, subscribe=name, startingOffsets="earliest")
-        .select(sf.col("key").cast("string").alias(f"{name[-6:]}_key"), sf.col("timestamp").alias(f"{name[-6:]}_at"))
-        .withWatermark(f"{name[-6:]}_at", "1 minute")
-        for name in (orders, payments)
+        .select(sf.col("key").cast("string").alias(f"{kind}_key"), sf.col("timestamp").alias(f"{kind}_at"))
+        .withWatermark(f"{kind}_at", "1 minute")
+        for name, kind in ((orders, "order"), (payments, "payment"))
     )
-    joined = left.join(
-        right,
-        sf.expr("orders_key = yments_key and yments_at between orders_at and orders_at + interval 10 minutes"),
-    )
-    sinks.append(joined.writeStream.outputMode("append"))
+    within = sf.expr("order_key = payment_key and payment_at between order_at and order_at + interval 10 minutes")
+    sinks.append(left.join(right, within).writeStream.outputMode("append"))
     queries = [
         sink.format("memory")
         .queryName(name)
@@ -179,7 +176,7 @@ def test_windows_and_a_join_of_two_topics(
         for sink, name in zip(sinks, ("counted", "joined"), strict=True)
     ]
     for query in queries:
-        assert query.awaitTermination(90)
+        assert query.awaitTermination(90), query.lastProgress
     found = spark.sql("select topic, unix_micros(start) start, count from counted").collect()
     starts = {minute: int(at(minute).timestamp() * 1e6) for minute in (0, 10, 40)}
     assert sorted(found) == [
@@ -188,7 +185,7 @@ def test_windows_and_a_join_of_two_topics(
         Row(topic=payments, start=starts[0], count=1),
         Row(topic=payments, start=starts[40], count=1),
     ]
-    assert spark.sql("select orders_key from joined").collect() == [Row(orders_key="o4")]
+    assert spark.sql("select order_key from joined").collect() == [Row(order_key="o4")]
 
 
 def test_a_driver_killed_in_its_first_batch(
