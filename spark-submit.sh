@@ -14,6 +14,7 @@ after -- everything goes to the job. --pack sends this Python environment to the
   ./spark-submit.sh                                   three brokers on this machine, data under ./data
   ./spark-submit.sh cluster --help                    what the job takes
   ./spark-submit.sh demo                              real data in, kills, the same data out
+  ./spark-submit.sh pipeline                          several steps over topics, each exactly once
   ./spark-submit.sh --master spark://host:7077 --pack cluster --zookeeper zk1:2181/log --log-dirs /disk1/log
 
 PYTHON names the Python (3.10 to 3.13) that .venv is made from, JAVA_HOME a Java of 17 or newer.

@@ -79,11 +79,11 @@ class FaultThread(threading.Thread):
             self.failure = error
 
     def _await_rows(self, admin: Admin, threshold: int) -> bool:
-        return _await(lambda: committed_rows(admin, self._topic) >= threshold, self._over)
+        return _await(lambda: replicated_rows(admin, self._topic) >= threshold, self._over)
 
     def _kill_executor(self, admin: Admin) -> None:
         victim = max(executors(self._spark), key=lambda executor: executor.tasks)
-        rows = committed_rows(admin, self._topic)
+        rows = replicated_rows(admin, self._topic)
         self._broker_pids = _pids(admin)
         os.kill(victim.pid, signal.SIGKILL)
         self.kills += 1
@@ -95,7 +95,7 @@ class FaultThread(threading.Thread):
     def _kill_leader(self, admin: Admin) -> None:
         before = admin.describe_topic(self._topic).partitions[0]
         victim = next(broker for broker in admin.describe_brokers() if broker.address.broker_id == before.leader)
-        rows = committed_rows(admin, self._topic)
+        rows = replicated_rows(admin, self._topic)
         alive = sum(self._broker_pids.get(broker_id) == pid for broker_id, pid in _pids(admin).items())
         self._story.tell(
             "brokers", f"{alive} of {len(self._broker_pids)} are still the processes they were before the executor died"
@@ -121,10 +121,11 @@ class FaultThread(threading.Thread):
         )
 
 
-def committed_rows(admin: Admin, topic: str) -> int:
-    """Offsets below the high watermarks, summed over the topic's partitions."""
+def replicated_rows(admin: Admin, topic: str) -> int:
+    """Offsets below the high watermarks, summed over the topic's partitions: what a write that is not decided yet has
+    got to, and what was aborted, count as well."""
     partitions = [TopicPartition(topic, part.partition) for part in admin.describe_topic(topic).partitions]
-    return sum(admin.list_offsets(partitions, at="latest").values())
+    return sum(admin.list_offsets(partitions, at="latest", isolation="read_uncommitted").values())
 
 
 def executors(spark: SparkSession) -> list[Executor]:

