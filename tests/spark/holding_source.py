@@ -1,0 +1,72 @@
+"""A source whose streaming writers stop at chosen points until a test lets them go on, or kill their own process."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import ClassVar
+
+import pyarrow as pa
+from pyspark.sql import SparkSession
+from pyspark.sql.datasource import WriterCommitMessage
+from pyspark.sql.types import StructType
+
+from sparklog.spark.source import SparklogSource
+from sparklog.spark.writer import StreamWriter
+
+#: Longer than a test takes, shorter than a machine lives.
+_MOST_S = 300
+
+
+def register_holding_source(spark: SparkSession, bootstrap: str, points: Path) -> None:
+    """Register it in place of ``sparklog``. What is named ``<topic>.<point>`` in the directory ``points`` makes writers
+    of that topic do something at that point:
+
+    ``hold-commit``, ``hold-after``, ``hold-write``: before the decision, after it, after a task has written: make
+    ``<name>.reached`` and wait until ``<name>.go`` is there. ``kill-task``: once a task has written, it kills itself.
+    """
+
+    class HoldingWriter(StreamWriter):
+        def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+            message = super().write(iterator)
+            killing = self._point("kill-task")
+            if killing.exists():
+                killing.rename(killing.with_suffix(".done"))
+                os.kill(os.getpid(), signal.SIGKILL)
+            self._hold("hold-write")
+            return message
+
+        def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+            self._hold("hold-commit")
+            try:
+                super().commit(messages, batchId)
+            except BaseException as error:
+                self._point("outcome").write_text(type(error).__name__)
+                raise
+            self._point("outcome").write_text("committed")
+            self._hold("hold-after")
+
+        def _point(self, name: str) -> Path:
+            return points / f"{self._plan.options.topic}.{name}"
+
+        def _hold(self, name: str) -> None:
+            point = self._point(name)
+            if not point.exists():
+                return
+            point.rename(f"{point}.reached")
+            deadline = time.monotonic() + _MOST_S
+            while not Path(f"{point}.go").exists():
+                if time.monotonic() > deadline:
+                    os._exit(1)
+                time.sleep(0.05)
+
+    class HoldingSource(SparklogSource):
+        defaults: ClassVar[Mapping[str, str]] = {"bootstrap.servers": bootstrap}
+
+        def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:  # noqa: N802
+            return HoldingWriter(super().streamWriter(schema, overwrite)._plan)
+
+    spark.dataSource.register(HoldingSource)

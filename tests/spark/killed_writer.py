@@ -1,0 +1,40 @@
+"""A driver to be killed: copies one topic to others, with writers that stop where the test says.
+
+python -m tests.spark.killed_writer <bootstrap> <directory> <from> <to> ...
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+from tests.spark.holding_source import register_holding_source
+
+
+def main(bootstrap: str, directory: Path, source: str, targets: list[str]) -> None:
+    spark = (
+        SparkSession.builder.master("local[3,2]")  # a task may fail once
+        .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+        .config("spark.ui.enabled", "false")
+        .getOrCreate()
+    )
+    register_holding_source(spark, bootstrap, directory)
+    jvm = spark.sparkContext._jvm
+    assert jvm is not None
+    (directory / "jvm").write_text(str(jvm.java.lang.ProcessHandle.current().pid()))
+    for target in targets:
+        frame = spark.readStream.format("sparklog").option("subscribe", source).option("startingOffsets", "earliest")
+        writer = frame.load().select("x").writeStream.format("sparklog").option("topic", target)
+        writer.option("checkpointLocation", str(directory / f"checkpoint-{target}")).start()
+    parent = os.getppid()
+    while os.getppid() == parent:  # nobody may be left to kill it
+        time.sleep(1)
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]), sys.argv[3], sys.argv[4:])

@@ -1,0 +1,143 @@
+"""Writes through a real Spark: streams, foreachBatch, topics made and extended, tables and views."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as sf
+from pyspark.sql.streaming import StreamingQuery
+
+from sparklog.client.admin import Admin
+from tests.spark.test_round_trips import ALL_TYPES, read
+
+pytestmark = pytest.mark.integration
+
+
+def write(frame: DataFrame, topic: str, **options: str) -> None:
+    frame.write.format("sparklog").options(topic=topic, **options).mode("append").save()
+
+
+def start(frame: DataFrame, topic: str, checkpoint: Path, **options: str) -> StreamingQuery:
+    writer = frame.writeStream.format("sparklog").options(topic=topic, **options)
+    return writer.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start()
+
+
+def test_a_topic_is_made_and_extended_and_a_write_with_a_name_is_written_once(
+    spark: SparkSession, admin: Admin, topic: str, fails: Callable[[Callable[[], object]], str]
+) -> None:
+    named = {"txnAppId": topic, "txnVersion": "0", "createTopic": "true", "partitions": "2", "keyColumns": "id"}
+    first = spark.sql("select id, 'a' name from range(10)")
+    write(first, topic, **named)
+    write(first, topic, **named)
+    made = admin.describe_topic(topic)
+    assert (len(made.partitions), made.key, made.schema.names) == (2, ("id",), ["id", "name"])
+    more = spark.sql("select id, 'b' name, 2 * id twice from range(10, 20)")
+    message = fails(lambda: write(more, topic))
+    assert "mergeSchema=true adds columns" in message
+    assert "+ twice int64" in message
+    wrong = more.withColumn("name", sf.lit(1))
+    assert "- name string" in fails(lambda: write(wrong, topic, mergeSchema="true"))
+    assert admin.describe_topic(topic).schema.names == ["id", "name"]  # nothing was added for a write that cannot be
+    write(more, topic, mergeSchema="true")
+    write(first, topic)
+    totals = read(spark, topic).agg(
+        sf.count("*").alias("n"), sf.count("twice").alias("twice"), sf.sum("id").alias("ids")
+    )
+    assert totals.first() == Row(n=30, twice=10, ids=45 + 145 + 45)
+
+
+def test_kafka_like_columns_make_a_topic_of_kafkas_columns(spark: SparkSession, admin: Admin, topic: str) -> None:
+    write(spark.sql("select 'k' key, 'v' value, 'x' topic"), topic, createTopic="true")
+    assert read(spark, topic).select("key", "value").collect() == [Row(key=bytearray(b"k"), value=bytearray(b"v"))]
+
+
+def test_all_types_in_a_topic_made_by_a_stream(spark: SparkSession, admin: Admin, topic: str, tmp_path: Path) -> None:
+    """Times leave in UTC, whatever the session's zone: it is New York's here."""
+    at = dt.datetime(2024, 7, 1, 12, 30, tzinfo=dt.timezone.utc)
+    values = {"at": at, "pause": dt.timedelta(days=1, microseconds=1), "list": [1, None], "map": {"a": [0.5]}}
+    schema = ", ".join(line.strip() for line in ALL_TYPES.strip().splitlines())
+    source = spark.createDataFrame([values, {}], schema)
+    path = str(tmp_path / "rows")
+    source.coalesce(1).write.parquet(path)
+    stored = spark.read.parquet(path)
+    start(
+        spark.readStream.schema(stored.schema).parquet(path), topic, tmp_path / "checkpoint", createTopic="true"
+    ).awaitTermination(60)
+    assert read(spark, topic).select(*stored.columns).exceptAll(stored).count() == 0
+    assert str(admin.describe_topic(topic).schema.field("at").type) == "timestamp[us, tz=UTC]"
+    first = read(spark, topic).where("at is not null").select(sf.unix_micros("at").alias("us")).first()
+    assert first == Row(us=int(at.timestamp() * 1_000_000))
+
+
+def test_two_writes_in_one_foreach_batch_and_one_that_is_named(
+    spark: SparkSession, admin: Admin, topic: str, tmp_path: Path
+) -> None:
+    """The batch is run twice, as after a driver's death: unnamed writes are written again, the named one is not."""
+    names = [f"{topic}-{kind}" for kind in ("in", "plain", "named")]
+    for name in names:
+        admin.create_topic(name, partitions=1, schema="x bigint")
+    write(spark.range(3).withColumnRenamed("id", "x"), names[0])
+
+    def both(frame: DataFrame, batch: int) -> None:
+        for _ in range(2):
+            write(frame, names[1])
+            write(frame, names[2], txnAppId=topic, txnVersion=str(batch))
+
+    source = spark.readStream.format("sparklog").options(subscribe=names[0], startingOffsets="earliest").load()
+    writer = (
+        source.select("x").writeStream.foreachBatch(both).option("checkpointLocation", str(tmp_path / "checkpoint"))
+    )
+    writer.trigger(availableNow=True).start().awaitTermination(60)
+    assert [read(spark, name).count() for name in names] == [3, 6, 3]
+
+
+def test_complete_mode_appends_the_whole_result_each_time(
+    spark: SparkSession, admin: Admin, topic: str, tmp_path: Path
+) -> None:
+    target = f"{topic}-counts"
+    admin.create_topic(topic, partitions=1, schema="x bigint")
+    for _ in range(2):
+        write(spark.range(4).withColumnRenamed("id", "x"), topic)
+        stream = spark.readStream.format("sparklog").options(subscribe=topic, startingOffsets="earliest").load()
+        counted = stream.groupBy((sf.col("x") % 2).alias("odd")).count()
+        writer = counted.writeStream.format("sparklog").options(topic=target, createTopic="true").outputMode("complete")
+        writer = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True)
+        writer.start().awaitTermination(60)
+    found = sorted(tuple(row) for row in read(spark, target).select("odd", "count").collect())
+    assert found == [(0, 2), (0, 4), (1, 2), (1, 4)]
+
+
+def test_tables_read_insert_and_say_what_they_cannot(
+    spark: SparkSession, admin: Admin, topic: str, fails: Callable[[Callable[[], object]], str]
+) -> None:
+    admin.create_topic(topic, partitions=1, schema="x bigint, name string")
+    table = topic.replace("-", "_")
+    try:
+        spark.sql(f"create table {table} using sparklog options (subscribe '{topic}')")
+        spark.sql(f"insert into {table} with ('topic'='{topic}') (x, name) values (1, 'a'), (2, 'b')")
+        one = spark.sql("select 3L x, 'c' name, null _topic, null _partition, null _offset, null _timestamp")
+        one.writeTo(table).option("topic", topic).append()
+        assert spark.sql(f"select sum(x) s, max(_offset) o from {table} where name <> 'a'").first() == Row(s=5, o=3)
+        assert "INSERT INTO t WITH ('topic'='x')" in fails(
+            lambda: spark.sql(f"insert into {table} (x, name) values (1, 'a')")
+        )
+        overwrite = (
+            f"insert overwrite {table} with ('topic'='{topic}') select x, name, null, null, null, null from {table}"
+        )
+        assert "a log only grows" in fails(lambda: spark.sql(overwrite))
+        spark.sql(f"create table {table}_columns (x bigint) using sparklog options (subscribe '{topic}')")
+        assert "created without columns" in fails(spark.table(f"{table}_columns").collect)
+    finally:
+        for name in (table, f"{table}_columns"):
+            spark.sql(f"drop table if exists {name}")
+
+
+def test_options_that_are_refused(spark: SparkSession, fails: Callable[[Callable[[], object]], str]) -> None:
+    rows = spark.sql("select 1 x")
+    assert "with exactlyOnce=false rows may be lost" in fails(lambda: write(rows, "t", acks="1"))
+    assert "did you mean 'createTopic'" in fails(lambda: write(rows, "t", createTopics="true"))
+    assert "createTopic=true makes it" in fails(lambda: write(rows, "nobody-made-this"))
