@@ -66,6 +66,7 @@ from sparklog.controller.events import (
 from sparklog.controller.lost_tails import LostTails
 from sparklog.controller.outbox import Outbox
 from sparklog.controller.rebalance import MAX_MOVED, Rebalance
+from sparklog.controller.replacement import Replacement, plan
 from sparklog.controller.suspicions import Suspicions
 from sparklog.errors import ErrorCode
 from sparklog.model import (
@@ -81,12 +82,14 @@ from sparklog.model import (
 @dataclass(frozen=True, slots=True)
 class ControllerSettings:
     """``topic_defaults`` are the cluster's, below a topic's own settings. ``preferred_leader_rebalance_interval_ms`` 0:
-    leaderships go back to preferred leaders only on request."""
+    leaderships go back to preferred leaders only on request. ``broker_replace_after_ms`` negative: brokers that are
+    away are waited for."""
 
     session_timeout_ms: int = 6000
     unclean_recovery_timeout_ms: int = 30_000
     topic_defaults: dict[str, str] = field(default_factory=dict)
     preferred_leader_rebalance_interval_ms: int = 0
+    broker_replace_after_ms: int = -1
 
 
 class Controller:
@@ -103,6 +106,7 @@ class Controller:
         self._suspicions = Suspicions()
         self._requests = ElectionRequests()
         self._rebalance = Rebalance(settings.preferred_leader_rebalance_interval_ms)
+        self._replacement = Replacement(settings.broker_replace_after_ms)
         #: Partitions to be given back to their preferred leaders at the next look.
         self._wandered: set[Partition] = set()
         self._deletions: dict[str, str] = {}
@@ -123,6 +127,8 @@ class Controller:
         self._take(event, now_ms)
         if self._connected and not self.resigned:
             self._settle(now_ms)
+            if self._replacement.enabled:
+                self._replace_lost(now_ms)
             self._announce_topics()
             self._trust_settled()
             self._effects.extend(map(DropElection, self._requests.settled()))
@@ -141,6 +147,7 @@ class Controller:
             self.brokers.deadline_ms,
             self._lost_tails.deadline_ms,
             self._rebalance.deadline_ms,
+            self._replacement.deadline_ms,
             self._outbox.deadline_ms,
         )
         return min((time for time in times if time is not None), default=None)
@@ -223,6 +230,7 @@ class Controller:
     def _reconnected(self, now_ms: int) -> None:
         """Levels read anew follow. What was missed meanwhile says little about the brokers."""
         self._connected = True
+        self._replacement.start_over()
         self.brokers.be_wary(now_ms)
         self._reread([p for p in self.state.partitions() if p.rereading])
         self._effects.extend(ReadTopic(name) for name, topic in self.state.topics.items() if topic.rereading)
@@ -405,6 +413,24 @@ class Controller:
             self._effects.append(Report("controller.reassignments.finished", detail, len(order.ended)))
         self._outbox.partitions_changed(partitions)
         self._mark(topic.partitions)
+
+    def _replace_lost(self, now_ms: int) -> None:
+        """Begin to rebuild what brokers held that have been away for too long."""
+        self._replacement.observe(self.brokers.given_up(self.state.hosts()), now_ms)
+        lost = self._replacement.due(now_ms)
+        if not lost:
+            return
+        brokers = [found.endpoint for found in self.brokers.registrations.values()]
+        begun = plan(self.state, lost, brokers, self.brokers.standing)
+        for topic, targets in begun.targets.items():
+            record = reassignments.moving_record(topic.record, targets)
+            self._write_topic(topic, WriteTopic(record, topic.version))
+        if begun.targets:
+            detail = f"{begun.size} replicas of brokers {sorted(lost)} are rebuilt elsewhere"
+            self._effects.append(Report("controller.replicas.replaced", detail, begun.size, grave=True))
+        for broker_id in sorted(self._replacement.planned(begun, now_ms)):
+            detail = f"broker {broker_id} stays away, and there is no other broker for its replicas"
+            self._effects.append(Report("controller.replicas.irreplaceable", detail, grave=True))
 
     # --- elections that were asked for -------------------------------------------------------------------------------
 

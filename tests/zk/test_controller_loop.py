@@ -335,7 +335,10 @@ def test_another_cluster_and_no_zookeeper_are_clear_errors(connect: str) -> None
 def test_settings_reach_the_core() -> None:
     keys = {"unclean.recovery.timeout.ms": "1234", "zookeeper.session.timeout.ms": "900", "min.insync.replicas": "1"}
     loop = ControllerLoop("127.0.0.1:1", settings=keys)
-    assert loop.settings == ControllerSettings(900, 1234, {"min.insync.replicas": "1"})
+    assert loop.settings == ControllerSettings(900, 1234, {"min.insync.replicas": "1"}, 30_000, -1)
+    keys = {"preferred.leader.rebalance": "false", "broker.replace.after.ms": "60000"}
+    settings = ControllerLoop("127.0.0.1:1", settings=keys).settings
+    assert (settings.preferred_leader_rebalance_interval_ms, settings.broker_replace_after_ms) == (0, 60_000)
     assert ControllerLoop("127.0.0.1:1").settings.unclean_recovery_timeout_ms == 30_000
 
 
