@@ -334,6 +334,8 @@ def test_too_few_in_sync_replicas_is_told_in_the_end(cluster: ProcessCluster, ad
     victim = next(broker for broker in cluster.slots if broker != admin.describe_topic("few").partitions[0].leader)
     cluster.kill(victim)
     try:
+        # Before that a record is appended, and waits for the victim until the producer's own time is up.
+        wait_until(lambda: victim not in admin.describe_topic("few").partitions[0].isr, 20, "the ISR to shrink")
         producer = Producer(cluster.bootstrap, delivery_timeout_s=4)
         with producer, pytest.raises(ClientTimeout, match="last: NOT_ENOUGH_REPLICAS"):
             for _ in range(1000):
