@@ -311,8 +311,12 @@ class Controller:
             if known.rereading:
                 known.rereading = False
                 self._mark(known.partitions)
-            if snapshot.version < known.version or known.record == record:
-                return  # read before what is known, or nothing new
+            if snapshot.version < known.version:
+                return  # read before what is known
+            if known.record == record:
+                # Changed and changed back: nothing new, but a write that expects the old version is refused for ever.
+                self.state.put_record(known, record, snapshot.version)
+                return
         topic, changed = self.state.put_topic(snapshot)
         if known is None:
             topic.announced = any(p.stored is not None for p in topic.partitions)

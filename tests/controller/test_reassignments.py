@@ -347,6 +347,21 @@ def test_an_end_that_the_record_overtakes_is_decided_again() -> None:
     assert world.trace() == ["1/1[1, 4, 5]", "2/0[2, 3, 1]"]
 
 
+def test_a_move_ends_though_its_record_was_changed_and_changed_back_unseen() -> None:
+    """Found by the simulator: the same record in a newer version was taken for nothing new, and every write of the end
+    expected the old version, without end."""
+    world = world_of()
+    world.reassign(4, 5, 1)
+    copied(world, 1, 2, 3, 4, 5)
+    before = world.topics["t"]
+    world.reassign(4, 5, tell=False)
+    world.change(before)
+    copied(world, 1, 4, 5)
+    assert (moves(world), assignment(world)) == ({}, ((4, 5, 1),))
+    assert world.controller.settled()
+    assert not world.counters["controller.topics.refused"]
+
+
 def test_an_end_that_the_state_overtakes_is_decided_again() -> None:
     world = world_of()
     world.reassign(4, 5, 1)
