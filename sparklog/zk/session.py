@@ -140,7 +140,7 @@ class ZkSession:
             parts = [part for part in session._root.split("/") if part]
             for depth in range(1, len(parts) + 1):
                 await session._ensure("/" + "/".join(parts[:depth]))
-        except (ZkUnreachable, TimeoutError, asyncio.TimeoutError):
+        except ZkUnreachable:
             await session.close()
             raise ClusterError(f"no ZooKeeper answered at {connect} within {connect_timeout_ms} ms") from None
         except BaseException:
@@ -175,9 +175,12 @@ class ZkSession:
         return found
 
     async def connected(self, *, timeout_ms: int | None = None) -> None:
-        """Wait until requests can be sent. Raises ZkUnreachable once closed, TimeoutError after ``timeout_ms``."""
+        """Wait until requests can be sent. Raises ZkUnreachable once closed, and after ``timeout_ms``."""
         if timeout_ms is not None:
-            await asyncio.wait_for(self.connected(), timeout_ms / 1000)
+            try:
+                await asyncio.wait_for(self.connected(), timeout_ms / 1000)
+            except asyncio.TimeoutError:
+                raise ZkUnreachable(f"the ZooKeeper session was not connected within {timeout_ms} ms") from None
             return
         while self.state is not SessionState.CONNECTED:
             if self.state is SessionState.CLOSED:
