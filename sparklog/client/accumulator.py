@@ -190,9 +190,16 @@ class Accumulator:
         """
         requests: dict[int, list[ProducerBatch]] = {}
         sizes: dict[int, int] = {}
+        taking: dict[int, bool] = {}
         for tp, partition in self._busy.items():
+            if not partition.queued and partition.first_waiting() is None:
+                continue  # most, when thousands of partitions wait for their leaders
             broker_id = leader_of(tp)
-            if broker_id is None or not can_take(broker_id):
+            if broker_id is None:
+                continue
+            if broker_id not in taking:
+                taking[broker_id] = can_take(broker_id)
+            if not taking[broker_id]:
                 continue
             batch = self._next(partition, now_ms, broker_id)
             if batch is None:

@@ -114,6 +114,17 @@ def test_a_retry_keeps_its_sequence_and_goes_before_what_follows() -> None:
     assert acc.sequence_resets == 0
 
 
+def test_a_delay_is_for_the_broker_that_refused() -> None:
+    acc = accumulator()
+    one = batch()
+    acc.add(one)
+    drain(acc, leader=1)
+    fail(acc, one, ErrorCode.NOT_LEADER_OR_FOLLOWER)
+    assert drain(acc, 1, leader=1) == []
+    assert drain(acc, 1, leader=2) == [one]
+    assert sequences([one]) == [0]
+
+
 def test_delays_grow() -> None:
     acc = accumulator()
     one = batch()

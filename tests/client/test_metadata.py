@@ -34,6 +34,19 @@ def test_the_greatest_leader_epoch_wins() -> None:
     assert cache.leader(TP) == Leader(1, 6)
 
 
+def test_a_deposed_leader_names_its_successor() -> None:
+    cache = MetadataCache()
+    cache.update(reply(topic(0, 5)))
+    assert not cache.leader_told(TP, 1, 5), "no news"
+    assert not cache.leader_told(TP, 7, 6), "nobody knows where broker 7 is"
+    assert not cache.leader_told(TopicPartition("u", 0), 1, 6)
+    assert cache.leader(TP) == Leader(0, 5)
+    assert cache.leader_told(TP, 1, 6)
+    assert cache.leader(TP) == Leader(1, 6)
+    cache.update(reply(topic(0, 5)))
+    assert cache.leader(TP) == Leader(1, 6)
+
+
 def test_a_leader_without_an_address_is_none() -> None:
     cache = MetadataCache()
     cache.update(reply(topic(7, 1)))
