@@ -173,7 +173,8 @@ class CoreController(SimProcess):
         """Ask for the levels, and give the core the time."""
         core, session = self.core, self.session
         if core is not None and session is not None:
-            session.ask(self.zk.levels, lambda levels: self._show(core, session, levels), lambda: None)
+            if self._shown is None or self.zk.levels() != self._shown:  # no watch fires where nothing changed
+                session.ask(self.zk.levels, lambda levels: self._show(core, session, levels), lambda: None)
             if core.deadline_ms is not None and core.deadline_ms <= self.now_ms:
                 self._step(core, ev.Ticked())
         self.later(PERIOD_MS + self.world.random.randrange(PERIOD_MS), self._look)
