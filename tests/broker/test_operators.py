@@ -214,6 +214,7 @@ def test_copying_keeps_to_its_limit_and_others_do_not_wait(cluster: ProcessClust
     admin.wait_until_moved(targets, timeout_s=PATIENCE_S)
     took_s = copied[-1][0] - began
     under_way = [(at, there) for at, there in copied if 0 < there < size]
+    assert len(under_way) > 1, copied
     (first_s, first), (last_s, last) = under_way[0], under_way[-1]
     assert last - first > 0.6 * size, copied
     rate = (last - first) / (last_s - first_s)
