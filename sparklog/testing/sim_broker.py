@@ -162,20 +162,30 @@ class SimBroker(SimProcess):
         self._register(self.session)
 
     def _register(self, session: SimSession) -> None:
+        """Read the last incarnation, then register as the next one; from the start where an answer is lost, or where
+        somebody else's registration, perhaps an earlier process' late one, came between."""
         if session is not self.session:
             return
-
-        def registered(incarnation: int) -> None:
-            if session is self.session and incarnation != self.incarnation:
-                self.incarnation = incarnation
-                self.world.note(f"b{self.broker_id} is registered as {incarnation}")
-
         broker_id, lost = self.broker_id, self._lost_page_cache
-        session.ask(
-            lambda: self.zk.register(broker_id, session.session_id, lost_page_cache=lost),
-            registered,
-            lambda: self.later(REGISTER_MS, lambda: self._register(session)),
-        )
+
+        def again() -> None:
+            self.later(REGISTER_MS, lambda: self._register(session))
+
+        def registered(incarnation: int | None) -> None:
+            if incarnation is None:
+                again()
+            elif session is self.session and incarnation != self.incarnation:
+                self.incarnation = incarnation
+                self.world.note(f"b{broker_id} is registered as {incarnation}")
+
+        def read(last: int) -> None:
+            session.ask(
+                lambda: self.zk.register(broker_id, session.session_id, after=last, lost_page_cache=lost),
+                registered,
+                again,
+            )
+
+        session.ask(lambda: self.zk.incarnation(broker_id), read, again)
 
     def crash(self, *, lose_page_cache: bool, chance: Random | None = None) -> None:
         """The process ends, and with ``lose_page_cache`` the host. Closed connections tell the others."""
