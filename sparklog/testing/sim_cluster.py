@@ -79,7 +79,7 @@ class SimCluster:
         self.checkers: dict[TopicPartition, PartitionChecker] = {}
         self.producers: dict[TopicPartition, SimProducer] = {}
         self.faults_over = False
-        self._restless = self.world.random.choice((0.0, 0.03, 0.15)) if restless is None else restless
+        self.restless = self.world.random.choice((0.0, 0.03, 0.15)) if restless is None else restless
         self._accidents = accidents
         self._by_id: dict[tuple[str, int], PartitionChecker] = {}
         self._writers: list[SimWriter] = []
@@ -130,7 +130,7 @@ class SimCluster:
         """What befalls this cluster within that time, by its seed."""
         if not self._accidents:
             return ()
-        return draw_schedule(Random(f"schedule {self.seed}"), until_ms=fault_ms, restless=self._restless)
+        return draw_schedule(Random(f"schedule {self.seed}"), until_ms=fault_ms, restless=self.restless)
 
     def run(self, *, fault_ms: int = 6000, heal_ms: int = 4000) -> None:
         """Play the seed's schedule.

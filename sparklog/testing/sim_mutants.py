@@ -54,6 +54,8 @@ class Mutant:
     weather: Weather | None = None
     restless: float | None = None
     page_cache_loss: float = 0.3
+    #: weights of faults and operations that are likelier than usual
+    likely: tuple[tuple[str, float], ...] = ()
     partitions: int = 1
 
     @contextmanager
@@ -353,19 +355,11 @@ class _ObedientBroker(SimBroker):
         return None if refusal == ErrorCode.STALE_CONTROLLER_EPOCH else refusal
 
 
-class _AnyUpdateBroker(SimBroker):
-    """Does what a controller said to an earlier incarnation."""
-
-    def refusal(self, update: ControlUpdate) -> ErrorCode | None:
-        refusal = super().refusal(update)
-        return None if refusal == ErrorCode.STALE_BROKER_EPOCH else refusal
-
-
 class _ForgetfulLog(SimLog):
-    """Does not rebuild the table of producers when it is opened or cut."""
+    """Does not rebuild the table of producers when it is opened or cut: what is gone is still a duplicate."""
 
     def rebuild_producers(self) -> None:
-        self.producers.clear()
+        pass
 
 
 class _CredulousLog(SimLog):
@@ -375,7 +369,7 @@ class _CredulousLog(SimLog):
         torn = self.torn
         super().recover()
         if torn is not None:
-            self._add(torn)
+            self._add(torn._replace(body=f"half of {torn.body}"))
 
 
 class _VotingOut(Controller):
@@ -422,41 +416,126 @@ MUTANTS: tuple[Mutant, ...] = (
         replica_type=_CommittedOnlyReplica,
     ),
     Mutant("truncate to the high watermark", "follower", _ANY, replica_type=_ToMarkReplica),
-    Mutant("KIP-101 without KIP-279", "leader, follower", _ANY, replica_type=_Kip101Replica, restless=0.3),
+    Mutant(
+        "KIP-101 without KIP-279",
+        "leader, follower",
+        _ANY,
+        replica_type=_Kip101Replica,
+        restless=0.3,
+        likely=(("crash", 20), ("pause", 10)),
+    ),
     Mutant("histories not compared", "leader", _ANY, replica_type=_NoDivergenceReplica),
-    Mutant("no epoch fence on fetches", "leader, follower", _ANY, replica_type=_NoFenceReplica, weather=_DOUBLED),
-    Mutant("decisions followed in any order", "replica", _ANY, replica_type=_AnyOrderReplica),
-    Mutant("fetches of any incarnation", "leader", _ANY, replica_type=_AnyIncarnationReplica, page_cache_loss=0.9),
-    Mutant("updates for an earlier incarnation followed", "broker", _ANY, broker_type=_AnyUpdateBroker),
+    Mutant(
+        "no epoch fence on fetches",
+        "leader, follower",
+        _ANY,
+        replica_type=_NoFenceReplica,
+        weather=_DOUBLED,
+        restless=0.3,
+        likely=(("elect preferred", 20),),
+    ),
+    Mutant(
+        "decisions followed in any order",
+        "replica",
+        _ANY,
+        replica_type=_AnyOrderReplica,
+        weather=_DOUBLED,
+        restless=0.15,
+        likely=(("elect preferred", 20),),
+    ),
+    Mutant(
+        "fetches of any incarnation",
+        "leader",
+        _ANY,
+        replica_type=_AnyIncarnationReplica,
+        page_cache_loss=0.9,
+        likely=(("crash", 30),),
+    ),
     Mutant("ISR used before it is written", "leader", _ANY, replica_type=_HastyReplica),
     Mutant("high watermark moves below min ISR", "leader", _ANY, replica_type=_BelowMinIsrReplica),
     Mutant("high watermark raised before truncating", "follower", _ANY, replica_type=_EagerMarkReplica),
     Mutant("rejoin before the epoch's start", "leader", _ANY, replica_type=_EarlyRejoinReplica),
-    Mutant("an ISR addition not bound to the incarnation", "leader", _ANY, replica_type=_UnboundReplica),
+    Mutant(
+        "an ISR addition not bound to the incarnation",
+        "leader",
+        _ANY,
+        replica_type=_UnboundReplica,
+        likely=(("crash", 30),),
+        page_cache_loss=0.9,
+    ),
     Mutant("a lost answer taken for a refusal", "leader", _ANY, replica_type=_ImpatientReplica, weather=_UNANSWERED),
-    Mutant("a deposed controller obeyed", "broker", _ANY, broker_type=_ObedientBroker),
-    Mutant("a deposed controller writes states", "controller", _ANY, controller_type=_UnfencedController),
+    Mutant(
+        "a deposed controller obeyed",
+        "broker",
+        _ANY,
+        broker_type=_ObedientBroker,
+        likely=(("pause", 20), ("expire session", 20), ("cut zookeeper", 20)),
+    ),
+    Mutant(
+        "a deposed controller writes states",
+        "controller",
+        _ANY,
+        controller_type=_UnfencedController,
+        likely=(("pause", 20), ("expire session", 20), ("cut zookeeper", 20)),
+    ),
     Mutant("an epoch resumed by a new incarnation", "controller", _ANY, controller_type=_ResumingController),
-    Mutant("a lost page cache trusted", "controller", _ANY, controller_type=_TrustingController),
+    Mutant(
+        "a lost page cache trusted",
+        "controller",
+        _ANY,
+        controller_type=_TrustingController,
+        likely=(("crash", 30),),
+        page_cache_loss=0.9,
+    ),
     Mutant(
         "members voted out by an election",
         "controller",
         _ANY,
         controller_type=_VotingOutController,
         page_cache_loss=0.9,
+        likely=(("crash", 30), ("restart broker", 20)),
     ),
     Mutant("unclean elections where they are not allowed", "controller", _ANY, controller_type=_UncleanController),
-    Mutant("table of producers not rebuilt", "log", _ANY, log_type=_ForgetfulLog),
-    Mutant("an unverified tail trusted", "log", _ANY, log_type=_CredulousLog),
-    Mutant("replicas told to leave stay", "leader", _ANY, replica_type=_StayingReplica),
-    Mutant("a removed replica still counted", "leader", _ANY, replica_type=_ClingingReplica, restless=0.3),
-    Mutant("min.insync.replicas too small in a move", "replica", _ANY, replica_type=_SmallFactorReplica),
+    Mutant(
+        "table of producers not rebuilt",
+        "log",
+        _ANY,
+        log_type=_ForgetfulLog,
+        likely=(("crash", 20),),
+        page_cache_loss=0.9,
+    ),
+    Mutant("an unverified tail trusted", "log", _ANY, log_type=_CredulousLog, likely=(("torn write", 30),)),
+    Mutant(
+        "replicas told to leave stay",
+        "leader",
+        _ANY,
+        replica_type=_StayingReplica,
+        likely=(("reassign", 30), ("cancel reassignment", 0), ("delete topic", 0), ("create topic again", 0)),
+        restless=0.15,
+    ),
+    Mutant(
+        "a removed replica still counted",
+        "leader",
+        _ANY,
+        replica_type=_ClingingReplica,
+        restless=0.3,
+        likely=(("reassign", 30), ("cancel reassignment", 0), ("delete topic", 0), ("create topic again", 0)),
+    ),
+    Mutant(
+        "min.insync.replicas too small in a move",
+        "replica",
+        _ANY,
+        replica_type=_SmallFactorReplica,
+        likely=(("reassign", 30), ("cancel reassignment", 0), ("delete topic", 0), ("create topic again", 0)),
+        restless=0.15,
+    ),
     Mutant(
         "a move ends before its target is in sync",
         "controller",
         _ANY,
         patches=((reassignments, "may_leave", _done_too_early),),
         restless=0.3,
+        likely=(("reassign", 30), ("cancel reassignment", 0), ("delete topic", 0), ("create topic again", 0)),
     ),
     Mutant(
         "a move ends in the epoch it began in",
@@ -464,6 +543,7 @@ MUTANTS: tuple[Mutant, ...] = (
         _ANY,
         patches=((reassignments, "finish", _in_the_same_epoch),),
         restless=0.3,
+        likely=(("reassign", 30), ("cancel reassignment", 0), ("delete topic", 0), ("create topic again", 0)),
     ),
 )
 BY_NAME = {mutant.name: mutant for mutant in MUTANTS}
