@@ -576,6 +576,7 @@ class Controller:
             standing,
             suspects=partition.suspects,
             broken=partition.broken,
+            copying=[r for r in partition.replicas if partition.move and r not in partition.move.original],
             unclean=partition.topic.unclean or self._requests.wants(partition, UNCLEAN),
         )
 

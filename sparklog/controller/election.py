@@ -55,12 +55,13 @@ def decide(
     *,
     suspects: Collection[int] = (),
     broken: Collection[int] = (),
+    copying: Collection[int] = (),
     unclean: bool = False,
 ) -> Decision | None:
     """The next state of a partition, or None when the stored one is right.
 
     The replicas of live ``suspects`` may have lost their tails, those of ``broken`` brokers cannot be opened: neither
-    is elected.
+    is elected. Replicas that are ``copying`` for the first time are elected uncleanly only if nobody else is there.
     """
     live, held, stopping, _ = standing
     if stored is None:
@@ -86,7 +87,7 @@ def decide(
 
     if unclean and not any(m in held for m in state.isr):
         candidates = [r for r in replicas if r in live]
-        candidates.sort(key=lambda r: (r in unfit, r in stopping))  # stable: assignment order within
+        candidates.sort(key=lambda r: (r in unfit, r in copying, r in stopping))  # stable: assignment order within
         if candidates:
             return _next(stored, standing, candidates[0], (candidates[0],), UNCLEAN)
     if leader == NO_LEADER:

@@ -436,6 +436,14 @@ def test_an_election_during_a_move_prefers_the_target() -> None:
     assert world.trace() == ["5/1[1, 2, 3, 5]"]
 
 
+def test_an_unclean_election_during_a_move_prefers_who_has_had_it_all() -> None:
+    world = World(topic("t", (1, 2), unclean_leader_election_enable="true"), brokers=4)
+    world.reassign(3, 4)
+    copied(world, 1)
+    world.lose(1)
+    assert world.trace() == ["2/1[2]"], "not 3, which may have nothing yet"
+
+
 def test_a_stopping_target_member_is_not_led_by() -> None:
     world = world_of()
     world.ask_to_stop(4)
