@@ -24,7 +24,7 @@ from sparklog.broker.control_socket import ControlSocket
 from sparklog.broker.dispatch import ConnectionHandler
 from sparklog.broker.fetch import Fetches
 from sparklog.broker.fetcher import Fetchers
-from sparklog.broker.lease import Lease, LeaseName, OrphanStep
+from sparklog.broker.lease import Lease, LeaseName, OrphanStep, relief
 from sparklog.broker.partition import Partition
 from sparklog.broker.partitions import Partitions
 from sparklog.broker.process_config import EXIT_RESTART, ProcessConfig
@@ -278,12 +278,16 @@ class BrokerProcess:
         if await registry.supervisor_awaited():
             self._lease.expect_supervisor()
             return
-        if not await registry.controller_lives():
-            return
-        if not registry.announced:
+        step = relief(
+            controller_lives=await registry.controller_lives(),
+            announced=registry.announced,
+            movable=self._broker.partitions.movable,
+            held=self._lease.held,
+        )
+        if step is OrphanStep.ASK_RELIEF:
             _log.warning("no supervisor: asking to be relieved")
             await registry.announce_stopping()
-        elif not self._broker.partitions.movable and not self._lease.held:
+        elif step is OrphanStep.STOP:
             self._end(Ending.CONTROLLED)
 
     # --- steering, from the control socket ---

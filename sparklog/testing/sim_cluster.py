@@ -19,12 +19,14 @@ from collections.abc import Callable
 from functools import partial
 from random import Random
 
+from sparklog.broker.lease import Lease
 from sparklog.model import LeaderAndIsr, TopicPartition, TopicRecord, TopicSchema, VersionedState
 from sparklog.replica.replica import Replica, ReplicaSettings
 from sparklog.testing.sim_broker import SimBroker
 from sparklog.testing.sim_checks import PartitionChecker, Violation
 from sparklog.testing.sim_clients import SimProducer, SimWriter
 from sparklog.testing.sim_controller_core import CoreController
+from sparklog.testing.sim_driver import Driver
 from sparklog.testing.sim_faults import Faults
 from sparklog.testing.sim_log import SimLog
 from sparklog.testing.sim_operators import Operators
@@ -51,6 +53,7 @@ class SimCluster:
         controller_type: type[CoreController] = CoreController,
         broker_type: type[SimBroker] = SimBroker,
         log_type: type[SimLog] = SimLog,
+        lease_type: type[Lease] = Lease,
         check_cores: bool = True,
         weather: Weather | None = None,
         restless: float | None = None,
@@ -87,7 +90,12 @@ class SimCluster:
         self.controllers = [controller_type(name, self) for name in ("c1", "c2")]
         self.faults = Faults(self)
         self.operators = Operators(self)
-        self._kinds: dict[str, Callable[[Random], None]] = {**self.faults.kinds, **self.operators.kinds}
+        self.driver = Driver(self, lease_type=lease_type)
+        self._kinds: dict[str, Callable[[Random], None]] = {
+            **self.faults.kinds,
+            **self.operators.kinds,
+            **self.driver.kinds,
+        }
         ids = list(self.brokers)
         replicas = (tuple(ids[n % brokers :] + ids[: n % brokers]) for n in range(partitions))
         self.create_topic("t", tuple(replicas))
@@ -170,6 +178,7 @@ class SimCluster:
         self.world.cut.clear()
         self.append_failure = 0.0
         self.world.note("faults stop")
+        self.driver.come_back()
         self.faults.end()
 
     def _stop_clients(self) -> None:

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 from msgspec import structs
 
+from sparklog.broker.lease import Lease, OrphanStep
 from sparklog.controller import reassignments
 from sparklog.controller.cluster_state import Partition
 from sparklog.controller.controller import Controller
@@ -33,6 +34,7 @@ from sparklog.testing.sim_log import SimLog
 from sparklog.testing.sim_world import Weather
 
 #: module, name of a function in it, and what stands in its place
+NOTHING = "nothing"
 Patch = tuple[ModuleType, str, Callable[..., Any]]
 
 
@@ -49,6 +51,7 @@ class Mutant:
     controller_type: type[CoreController] = CoreController
     broker_type: type[SimBroker] = SimBroker
     log_type: type[SimLog] = SimLog
+    lease_type: type[Lease] = Lease
     patches: tuple[Patch, ...] = ()
     within: int = 40
     weather: Weather | None = None
@@ -57,6 +60,11 @@ class Mutant:
     #: weights of faults and operations that are likelier than usual
     likely: tuple[tuple[str, float], ...] = ()
     partitions: int = 1
+
+    @property
+    def sound(self) -> bool:
+        """Nothing is broken: it must not be caught."""
+        return self.broken == NOTHING
 
     @contextmanager
     def applied(self) -> Iterator[None]:
@@ -388,6 +396,14 @@ class _VotingOutController(CoreController):
     core_type = _VotingOut
 
 
+class _ImpatientLease(Lease):
+    """An orphan's time is up: it stops, whoever else might serve."""
+
+    def check(self, now_ms: int) -> OrphanStep:
+        step = super().check(now_ms)
+        return OrphanStep.STOP if step is OrphanStep.ASK_RELIEF else step
+
+
 def _done_too_early(move: Reassignment, isr: Collection[int], min_isr: int) -> bool:
     """A move lets replicas go though the target is not all in sync."""
     return bool(set(move.target).intersection(isr))
@@ -406,6 +422,7 @@ _finish = reassignments.finish
 
 _DOUBLED = Weather(loss=0.02, duplicate=0.5, slow=0.1, duplicate_ms=500)
 _UNANSWERED = Weather(loss=0.02, duplicate=0.0, slow=0.02, zk_answer_loss=0.9)
+_DRIVERLESS = (("driver away", 20),)
 _ANY: tuple[str, ...] = ()
 
 MUTANTS: tuple[Mutant, ...] = (
@@ -545,7 +562,11 @@ MUTANTS: tuple[Mutant, ...] = (
         restless=0.3,
         likely=(("reassign", 30), ("cancel reassignment", 0), ("delete topic", 0), ("create topic again", 0)),
     ),
+    Mutant("an orphaned cluster that stops itself", "lease", _ANY, lease_type=_ImpatientLease, likely=_DRIVERLESS),
 )
 BY_NAME = {mutant.name: mutant for mutant in MUTANTS}
 #: the code as it is
-SOUND = Mutant("sound", "nothing", (), partitions=6)
+SOUND = Mutant("sound", NOTHING, (), partitions=6)
+#: the same, and the driver goes away now and then
+DRIVERLESS = Mutant("sound, without its driver at times", NOTHING, (), partitions=6, likely=_DRIVERLESS)
+BY_NAME[DRIVERLESS.name] = DRIVERLESS

@@ -27,6 +27,7 @@ FAULTS = {
     "crash controller": 1,
     "restart zookeeper": 1,
     "resign": 1,
+    "driver away": 0,
 }
 #: what operators do: kind to weight
 OPERATIONS = {
