@@ -173,7 +173,9 @@ class CoreController(SimProcess):
         """Ask for the levels, and give the core the time."""
         core, session = self.core, self.session
         if core is not None and session is not None:
-            if self._shown is None or self.zk.levels() != self._shown:  # no watch fires where nothing changed
+            shown = self._shown
+            # No watch fires where nothing changed; notifications are read until they have been deleted.
+            if shown is None or shown.isr_changes or self.zk.levels() != shown:
                 session.ask(self.zk.levels, lambda levels: self._show(core, session, levels), lambda: None)
             if core.deadline_ms is not None and core.deadline_ms <= self.now_ms:
                 self._step(core, ev.Ticked())
