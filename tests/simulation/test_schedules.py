@@ -1,4 +1,4 @@
-"""The cluster under some dozens of seeds of faults: nothing is lost, everything settles, and every fault really occurs."""
+"""The cluster under dozens of seeds of faults: nothing is lost, everything settles, and every fault really occurs."""
 
 from __future__ import annotations
 
