@@ -81,7 +81,7 @@ def hurt(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hurt]:
         ProcessCluster(
             3, base_dir=directory / "cluster", settings=SETTINGS, network=True, controller_processes=True
         ) as cluster,
-        Workload(cluster, history, topics, pause_s=0.02) as workload,
+        Workload(cluster, history, topics, pause_s=0.06) as workload,
     ):
         workload.wait_progress(PATIENCE_S)
         yield Hurt(cluster, workload, history)
@@ -139,7 +139,7 @@ def test_nothing_that_was_promised_was_broken(hurt: Hurt) -> None:
     report = check(read_history(hurt.history.path))
     assert not report.violations, "\n".join(report.lines())
     assert report.counts["replicas compared"] == 15
-    assert report.counts["batches acknowledged"] > 100 and report.counts["records read"] > 1000
+    assert report.counts["batches acknowledged"] > 100 and report.counts["records read"] > 500
     assert not report.counts.get("batches unknown"), "a fault of one broker is no reason to give a write up"
     assert not report.counts.get("consumer failures")
-    assert sum(high_watermarks(hurt.cluster, TOPIC).values()) > 1000
+    assert sum(high_watermarks(hurt.cluster, TOPIC).values()) > 500
