@@ -279,10 +279,6 @@ class CoreController(SimProcess):
         if core is self.core:
             self._until_done(core, execute)
 
-    def _may_write(self, core: Controller) -> bool:
-        """What each multi of a controller checks in ZooKeeper."""
-        return core.controller_epoch == self.zk.controller_epoch
-
     def _write(self, core: Controller, write: fx.StateWrite) -> None:
         tp = write.tp
         checker = self.cluster.checkers.get(tp)
@@ -290,7 +286,7 @@ class CoreController(SimProcess):
             checker.proposed.add((write.expected_version, write.state.isr))
 
         def execute() -> _Outcome:
-            if not self._may_write(core):
+            if core.controller_epoch != self.zk.controller_epoch:
                 self.world.happened["write of a deposed controller refused"] += 1
                 return EpochLost()
             return self.zk.write_state(

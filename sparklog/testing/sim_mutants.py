@@ -8,18 +8,19 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Any, ClassVar
 
 from msgspec import structs
 
 from sparklog.broker.lease import Lease, OrphanStep
+from sparklog.broker.metadata_cache import MetadataCache
 from sparklog.controller import reassignments
 from sparklog.controller.cluster_state import Partition
 from sparklog.controller.controller import Controller
-from sparklog.controller.election import ELECTED, MOVED, Decision, Standing, decide
+from sparklog.controller.election import ELECTED, MOVED, Decision, Standing, decide, stands
+from sparklog.controller.election import move as elect
 from sparklog.errors import ErrorCode
-from sparklog.model import NO_LEADER, LeaderAndIsr, Reassignment
+from sparklog.model import NO_LEADER, LeaderAndIsr, Reassignment, VersionedState
 from sparklog.protocol.messages import ControlUpdate
 from sparklog.replica import effects as fx
 from sparklog.replica import events as ev
@@ -33,9 +34,9 @@ from sparklog.testing.sim_controller_core import CoreController
 from sparklog.testing.sim_log import SimLog
 from sparklog.testing.sim_world import Weather
 
-#: module, name of a function in it, and what stands in its place
+#: module or class, name of a function in it, and what stands in its place
 NOTHING = "nothing"
-Patch = tuple[ModuleType, str, Callable[..., Any]]
+Patch = tuple[object, str, Callable[..., Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,19 +223,13 @@ class _ImpatientReplica(Replica):
 
 
 class _AnyIncarnation(Leader):
-    """Takes a fetch of any incarnation for the one it knows: what an earlier one held counts for the next."""
+    """Takes a late fetch of an earlier incarnation for one of the present: what that one held counts for this."""
 
     def fetched(self, event: ev.FollowerFetched, now_ms: int) -> list[fx.Effect]:
         peer = self.progress.get(event.replica_id)
-        if peer is not None and peer.incarnation != -1:
+        if peer is not None and event.incarnation < peer.incarnation:
             event = structs.replace(event, incarnation=peer.incarnation)
         return super().fetched(event, now_ms)
-
-    def cluster_changed(self, now_ms: int) -> list[fx.Effect]:
-        """As ever, but that a new incarnation starts where the last one was."""
-        for broker, peer in self.progress.items():
-            peer.incarnation = max(peer.incarnation, self.view.incarnations.get(broker, -1))
-        return super().cluster_changed(now_ms)
 
 
 class _AnyIncarnationReplica(Replica):
@@ -272,28 +267,6 @@ class _Staying(Leader):
 
 class _StayingReplica(Replica):
     leader_type = _Staying
-
-
-class _Clinging(Leader):
-    """Goes on counting replicas that are none any more, and lets them in again."""
-
-    def follow_assignment(self, now_ms: int) -> None:
-        self.view.replicas = (*self.view.replicas, *(b for b in self._once() if b not in self.view.replicas))
-        super().follow_assignment(now_ms)
-
-    def _once(self) -> tuple[int, ...]:
-        return tuple(getattr(self, "progress", ()))
-
-    def _may_join(self, broker: int, peer: Progress, now_ms: int) -> bool:
-        leaving, self.view.leaving = self.view.leaving, frozenset()
-        try:
-            return super()._may_join(broker, peer, now_ms)
-        finally:
-            self.view.leaving = leaving
-
-
-class _ClingingReplica(Replica):
-    leader_type = _Clinging
 
 
 class _SmallFactorReplica(Replica):
@@ -346,13 +319,6 @@ class _Unclean(Controller):
 
 class _UncleanController(CoreController):
     core_type = _Unclean
-
-
-class _UnfencedController(CoreController):
-    """Writes states though a newer controller has been elected."""
-
-    def _may_write(self, core: Controller) -> bool:
-        return True
 
 
 class _ObedientBroker(SimBroker):
@@ -418,10 +384,32 @@ def _in_the_same_epoch(*arguments: Any, **named: Any) -> Decision | None:
     return decision._replace(state=structs.replace(state, leader_epoch=state.leader_epoch - 1))
 
 
+def _never(*_: Any) -> bool:
+    return False
+
+
+def _with_the_removed(
+    move: Reassignment, stored: VersionedState, standing: Standing, *, unfit: Collection[int], min_isr: int
+) -> Decision | None:
+    """A move ends while replicas that it removes are still in the ISR."""
+    ready = reassignments.may_leave(move, stored.state.isr, min_isr) and stands(stored, standing, unfit)
+    if stored.state.leader not in move.target or not ready:
+        return None
+    return elect(stored, standing, stored.state.leader)._replace(reason=reassignments.REASSIGNED)
+
+
 _finish = reassignments.finish
 
 _DOUBLED = Weather(loss=0.02, duplicate=0.5, slow=0.1, duplicate_ms=500)
 _UNANSWERED = Weather(loss=0.02, duplicate=0.0, slow=0.02, zk_answer_loss=0.9)
+_LATE_COPIES = Weather(loss=0.02, duplicate=0.5, slow=0.1, duplicate_ms=2500)
+_MOVING_LEADERS = (
+    ("withdrawn stop", 40),
+    ("elect preferred", 40),
+    ("restart broker", 10),
+    ("create topic", 0),
+    ("reassign", 0),
+)
 _DRIVERLESS = (("driver away", 20),)
 _ANY: tuple[str, ...] = ()
 
@@ -439,7 +427,7 @@ MUTANTS: tuple[Mutant, ...] = (
         _ANY,
         replica_type=_Kip101Replica,
         restless=0.3,
-        likely=(("crash", 20), ("pause", 10)),
+        likely=_MOVING_LEADERS,
     ),
     Mutant("histories not compared", "leader", _ANY, replica_type=_NoDivergenceReplica),
     Mutant(
@@ -448,25 +436,27 @@ MUTANTS: tuple[Mutant, ...] = (
         _ANY,
         replica_type=_NoFenceReplica,
         weather=_DOUBLED,
-        restless=0.3,
-        likely=(("elect preferred", 20),),
+        restless=0.5,
+        likely=(*_MOVING_LEADERS, ("cut link", 40)),
     ),
     Mutant(
         "decisions followed in any order",
-        "replica",
+        "replica, broker",
         _ANY,
         replica_type=_AnyOrderReplica,
+        patches=((MetadataCache, "overtaken", _never),),
         weather=_DOUBLED,
-        restless=0.15,
-        likely=(("elect preferred", 20),),
+        restless=0.3,
+        likely=_MOVING_LEADERS,
     ),
     Mutant(
-        "fetches of any incarnation",
+        "fetches of an earlier incarnation believed",
         "leader",
         _ANY,
         replica_type=_AnyIncarnationReplica,
+        weather=_LATE_COPIES,
+        likely=(("crash", 40),),
         page_cache_loss=0.9,
-        likely=(("crash", 30),),
     ),
     Mutant("ISR used before it is written", "leader", _ANY, replica_type=_HastyReplica),
     Mutant("high watermark moves below min ISR", "leader", _ANY, replica_type=_BelowMinIsrReplica),
@@ -480,20 +470,22 @@ MUTANTS: tuple[Mutant, ...] = (
         likely=(("crash", 30),),
         page_cache_loss=0.9,
     ),
-    Mutant("a lost answer taken for a refusal", "leader", _ANY, replica_type=_ImpatientReplica, weather=_UNANSWERED),
+    Mutant(
+        "a lost answer taken for a refusal",
+        "leader",
+        _ANY,
+        replica_type=_ImpatientReplica,
+        weather=_UNANSWERED,
+        likely=(("cut zookeeper", 30), ("cut link", 30)),
+    ),
     Mutant(
         "a deposed controller obeyed",
         "broker",
         _ANY,
         broker_type=_ObedientBroker,
-        likely=(("pause", 20), ("expire session", 20), ("cut zookeeper", 20)),
-    ),
-    Mutant(
-        "a deposed controller writes states",
-        "controller",
-        _ANY,
-        controller_type=_UnfencedController,
-        likely=(("pause", 20), ("expire session", 20), ("cut zookeeper", 20)),
+        patches=((MetadataCache, "overtaken", _never),),
+        weather=_LATE_COPIES,
+        likely=(("resign", 30), ("crash controller", 30)),
     ),
     Mutant("an epoch resumed by a new incarnation", "controller", _ANY, controller_type=_ResumingController),
     Mutant(
@@ -532,10 +524,10 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "a removed replica still counted",
-        "leader",
+        "controller",
         _ANY,
-        replica_type=_ClingingReplica,
-        restless=0.3,
+        patches=((reassignments, "finish", _with_the_removed),),
+        restless=0.03,
         likely=(("reassign", 30), ("cancel reassignment", 0), ("delete topic", 0), ("create topic again", 0)),
     ),
     Mutant(
@@ -551,7 +543,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "controller",
         _ANY,
         patches=((reassignments, "may_leave", _done_too_early),),
-        restless=0.3,
+        restless=0.03,
         likely=(("reassign", 30), ("cancel reassignment", 0), ("delete topic", 0), ("create topic again", 0)),
     ),
     Mutant(
@@ -559,7 +551,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "controller",
         _ANY,
         patches=((reassignments, "finish", _in_the_same_epoch),),
-        restless=0.3,
+        restless=0.03,
         likely=(("reassign", 30), ("cancel reassignment", 0), ("delete topic", 0), ("create topic again", 0)),
     ),
     Mutant("an orphaned cluster that stops itself", "lease", _ANY, lease_type=_ImpatientLease, likely=_DRIVERLESS),
