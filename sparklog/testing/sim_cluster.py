@@ -212,6 +212,9 @@ class SimCluster:
         if set(state.isr) != set(replicas) or state.leader not in replicas:
             fail("ISRs are full", f"after the faults the state is {state}, replicas are {replicas}")
         checker = self.checkers[tp]
+        hosting = [broker for broker in replicas if tp in self.brokers[broker].hosted]
+        if len(hosting) < len(replicas):
+            fail("replicas settle", f"only {hosting} of {replicas} host it")
         leader = self.brokers[state.leader].hosted[tp]
         checker.settled(leader.log)
         for broker_id in replicas:

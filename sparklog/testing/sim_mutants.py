@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from msgspec import structs
 
@@ -25,7 +25,7 @@ from sparklog.protocol.messages import ControlUpdate
 from sparklog.replica import effects as fx
 from sparklog.replica import events as ev
 from sparklog.replica.follower import Follower
-from sparklog.replica.isr import CommittedIsr, IsrState, PendingIsr
+from sparklog.replica.isr import IsrState, PendingIsr
 from sparklog.replica.leader import Leader
 from sparklog.replica.progress import Progress
 from sparklog.replica.replica import Replica
@@ -39,22 +39,29 @@ NOTHING = "nothing"
 Patch = tuple[object, str, Callable[..., Any]]
 
 
+class Caught(NamedTuple):
+    """The rule that is found broken, the seed that shows it now, and the bound: one of so many seeds must show it."""
+
+    rule: str
+    seed: int
+    within: int
+
+
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """``caught``: the rules of which one is found broken. ``within``: seeds from 0 on, one of which must fail.
+    """Broken on purpose. ``caught`` says by what.
     ``weather`` and ``restless`` seek the rare cases where the broken rule is the only one that holds; the others are
     found in any weather. So does ``page_cache_loss``."""
 
     name: str
     broken: str
-    caught: tuple[str, ...]
+    caught: Caught
     replica_type: type[Replica] = Replica
     controller_type: type[CoreController] = CoreController
     broker_type: type[SimBroker] = SimBroker
     log_type: type[SimLog] = SimLog
     lease_type: type[Lease] = Lease
     patches: tuple[Patch, ...] = ()
-    within: int = 40
     weather: Weather | None = None
     restless: float | None = None
     page_cache_loss: float = 0.3
@@ -207,19 +214,6 @@ class _BelowMinIsr(Leader):
 
 class _BelowMinIsrReplica(Replica):
     leader_type = _BelowMinIsr
-
-
-class _Impatient(Leader):
-    """Forgets an addition whose answer was lost, as if it had not been written."""
-
-    def isr_write_failed(self, event: ev.IsrWriteFailed) -> list[fx.Effect]:
-        if not isinstance(self.isr, CommittedIsr):
-            self._isr_became(self.isr.before)
-        return []
-
-
-class _ImpatientReplica(Replica):
-    leader_type = _Impatient
 
 
 class _AnyIncarnation(Leader):
@@ -401,7 +395,6 @@ def _with_the_removed(
 _finish = reassignments.finish
 
 _DOUBLED = Weather(loss=0.02, duplicate=0.5, slow=0.1, duplicate_ms=500)
-_UNANSWERED = Weather(loss=0.02, duplicate=0.0, slow=0.02, zk_answer_loss=0.9)
 _LATE_COPIES = Weather(loss=0.02, duplicate=0.5, slow=0.1, duplicate_ms=2500)
 _MOVING_LEADERS = (
     ("withdrawn stop", 40),
@@ -411,29 +404,28 @@ _MOVING_LEADERS = (
     ("reassign", 0),
 )
 _DRIVERLESS = (("driver away", 20),)
-_ANY: tuple[str, ...] = ()
 
 MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "high watermark from the committed instead of the maximal ISR",
         "leader",
-        _ANY,
+        Caught("StrongIsr", 0, 40),
         replica_type=_CommittedOnlyReplica,
     ),
-    Mutant("truncate to the high watermark", "follower", _ANY, replica_type=_ToMarkReplica),
+    Mutant("truncate to the high watermark", "follower", Caught("StrongIsr", 0, 40), replica_type=_ToMarkReplica),
     Mutant(
         "KIP-101 without KIP-279",
         "leader, follower",
-        _ANY,
+        Caught("log matching", 15, 100),
         replica_type=_Kip101Replica,
         restless=0.3,
         likely=_MOVING_LEADERS,
     ),
-    Mutant("histories not compared", "leader", _ANY, replica_type=_NoDivergenceReplica),
+    Mutant("histories not compared", "leader", Caught("core", 1, 40), replica_type=_NoDivergenceReplica),
     Mutant(
         "no epoch fence on fetches",
         "leader, follower",
-        _ANY,
+        Caught("core", 155, 200),
         replica_type=_NoFenceReplica,
         weather=_DOUBLED,
         restless=0.5,
@@ -442,7 +434,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "decisions followed in any order",
         "replica, broker",
-        _ANY,
+        Caught("core", 0, 40),
         replica_type=_AnyOrderReplica,
         patches=((MetadataCache, "overtaken", _never),),
         weather=_DOUBLED,
@@ -452,46 +444,53 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "fetches of an earlier incarnation believed",
         "leader",
-        _ANY,
+        Caught("StrongIsr", 0, 40),
         replica_type=_AnyIncarnationReplica,
         weather=_LATE_COPIES,
         likely=(("crash", 40),),
         page_cache_loss=0.9,
     ),
-    Mutant("ISR used before it is written", "leader", _ANY, replica_type=_HastyReplica),
-    Mutant("high watermark moves below min ISR", "leader", _ANY, replica_type=_BelowMinIsrReplica),
-    Mutant("high watermark raised before truncating", "follower", _ANY, replica_type=_EagerMarkReplica),
-    Mutant("rejoin before the epoch's start", "leader", _ANY, replica_type=_EarlyRejoinReplica),
+    Mutant("ISR used before it is written", "leader", Caught("StrongIsr", 0, 40), replica_type=_HastyReplica),
+    Mutant(
+        "high watermark moves below min ISR",
+        "leader",
+        Caught("min.insync.replicas", 0, 40),
+        replica_type=_BelowMinIsrReplica,
+    ),
+    Mutant(
+        "high watermark raised before truncating",
+        "follower",
+        Caught("consistent reads", 0, 40),
+        replica_type=_EagerMarkReplica,
+    ),
+    Mutant("rejoin before the epoch's start", "leader", Caught("StrongIsr", 1, 40), replica_type=_EarlyRejoinReplica),
     Mutant(
         "an ISR addition not bound to the incarnation",
         "leader",
-        _ANY,
+        Caught("StrongIsr", 78, 200),
         replica_type=_UnboundReplica,
         likely=(("crash", 30),),
         page_cache_loss=0.9,
     ),
     Mutant(
-        "a lost answer taken for a refusal",
-        "leader",
-        _ANY,
-        replica_type=_ImpatientReplica,
-        weather=_UNANSWERED,
-        likely=(("cut zookeeper", 30), ("cut link", 30)),
-    ),
-    Mutant(
         "a deposed controller obeyed",
         "broker",
-        _ANY,
+        Caught("control requests fenced", 0, 40),
         broker_type=_ObedientBroker,
         patches=((MetadataCache, "overtaken", _never),),
         weather=_LATE_COPIES,
         likely=(("resign", 30), ("crash controller", 30)),
     ),
-    Mutant("an epoch resumed by a new incarnation", "controller", _ANY, controller_type=_ResumingController),
+    Mutant(
+        "an epoch resumed by a new incarnation",
+        "controller",
+        Caught("one leader an epoch", 0, 40),
+        controller_type=_ResumingController,
+    ),
     Mutant(
         "a lost page cache trusted",
         "controller",
-        _ANY,
+        Caught("StrongIsr", 2, 40),
         controller_type=_TrustingController,
         likely=(("crash", 30),),
         page_cache_loss=0.9,
@@ -499,25 +498,36 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "members voted out by an election",
         "controller",
-        _ANY,
+        Caught("StrongIsr", 73, 200),
         controller_type=_VotingOutController,
         page_cache_loss=0.9,
         likely=(("crash", 30), ("restart broker", 20)),
     ),
-    Mutant("unclean elections where they are not allowed", "controller", _ANY, controller_type=_UncleanController),
+    Mutant(
+        "unclean elections where they are not allowed",
+        "controller",
+        Caught("StrongIsr", 4, 40),
+        controller_type=_UncleanController,
+    ),
     Mutant(
         "table of producers not rebuilt",
         "log",
-        _ANY,
+        Caught("acks=all", 4, 40),
         log_type=_ForgetfulLog,
         likely=(("crash", 20),),
         page_cache_loss=0.9,
     ),
-    Mutant("an unverified tail trusted", "log", _ANY, log_type=_CredulousLog, likely=(("torn write", 30),)),
+    Mutant(
+        "an unverified tail trusted",
+        "log",
+        Caught("consistent reads", 1, 40),
+        log_type=_CredulousLog,
+        likely=(("torn write", 30),),
+    ),
     Mutant(
         "replicas told to leave stay",
         "leader",
-        _ANY,
+        Caught("reassignments finish", 1, 40),
         replica_type=_StayingReplica,
         likely=(("reassign", 30), ("cancel reassignment", 0), ("delete topic", 0), ("create topic again", 0)),
         restless=0.15,
@@ -525,7 +535,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "a removed replica still counted",
         "controller",
-        _ANY,
+        Caught("moves end in sync", 1, 40),
         patches=((reassignments, "finish", _with_the_removed),),
         restless=0.03,
         likely=(("reassign", 30), ("cancel reassignment", 0), ("delete topic", 0), ("create topic again", 0)),
@@ -533,7 +543,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "min.insync.replicas too small in a move",
         "replica",
-        _ANY,
+        Caught("min.insync.replicas", 0, 40),
         replica_type=_SmallFactorReplica,
         likely=(("reassign", 30), ("cancel reassignment", 0), ("delete topic", 0), ("create topic again", 0)),
         restless=0.15,
@@ -541,7 +551,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "a move ends before its target is in sync",
         "controller",
-        _ANY,
+        Caught("moves end in sync", 8, 40),
         patches=((reassignments, "may_leave", _done_too_early),),
         restless=0.03,
         likely=(("reassign", 30), ("cancel reassignment", 0), ("delete topic", 0), ("create topic again", 0)),
@@ -549,16 +559,22 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "a move ends in the epoch it began in",
         "controller",
-        _ANY,
+        Caught("moves end in a new epoch", 1, 40),
         patches=((reassignments, "finish", _in_the_same_epoch),),
         restless=0.03,
         likely=(("reassign", 30), ("cancel reassignment", 0), ("delete topic", 0), ("create topic again", 0)),
     ),
-    Mutant("an orphaned cluster that stops itself", "lease", _ANY, lease_type=_ImpatientLease, likely=_DRIVERLESS),
+    Mutant(
+        "an orphaned cluster that stops itself",
+        "lease",
+        Caught("orphans serve on", 0, 40),
+        lease_type=_ImpatientLease,
+        likely=_DRIVERLESS,
+    ),
 )
 BY_NAME = {mutant.name: mutant for mutant in MUTANTS}
 #: the code as it is
-SOUND = Mutant("sound", NOTHING, (), partitions=6)
+SOUND = Mutant("sound", NOTHING, Caught("", 0, 0), partitions=6)
 #: the same, and the driver goes away now and then
-DRIVERLESS = Mutant("sound, without its driver at times", NOTHING, (), partitions=6, likely=_DRIVERLESS)
+DRIVERLESS = Mutant("sound, without its driver at times", NOTHING, Caught("", 0, 0), partitions=6, likely=_DRIVERLESS)
 BY_NAME[DRIVERLESS.name] = DRIVERLESS
