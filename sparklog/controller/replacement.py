@@ -17,7 +17,8 @@ from sparklog.controller.targets import Targets
 from sparklog.errors import BrokerError
 from sparklog.model import BrokerEndpoint, TopicPartition
 
-#: Partitions of the whole cluster being moved at a time, for whatever reason, beyond which none is begun here.
+#: Partitions of the whole cluster being moved at a time, for whatever reason, beyond which none is begun here. One that
+#: moves already is turned from a lost target however many there are: else they would all wait for it for ever.
 MAX_MOVING = 100
 _ROUND_MS = 1000
 #: After a round in which nothing could be begun.
@@ -88,8 +89,8 @@ def plan(
     stuck: set[int] = set()
     free = MAX_MOVING - len(state.moving)
     for partition in dict.fromkeys(p for broker_id in sorted(lost) for p in state.hosted(broker_id)):
-        if free <= 0:
-            break
+        if free <= 0 and partition.move is None:
+            continue
         gone = lost.intersection(wanted[partition.tp])
         if not gone or not _ready(partition, standing) or len(targets.get(partition.topic, ())) >= MAX_FINISHED:
             continue
@@ -99,7 +100,7 @@ def plan(
             stuck |= gone
             continue
         targets.setdefault(partition.topic, {})[partition.tp.partition] = target
-        free -= 1
+        free -= partition.move is None
     return Plan(targets, frozenset(stuck))
 
 

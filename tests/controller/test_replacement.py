@@ -6,6 +6,7 @@ import pytest
 
 from sparklog.controller.effects import WriteTopic
 from sparklog.controller.events import Disconnected, Reconnected, StatesRead
+from sparklog.controller.reassignments import moving_record
 from sparklog.controller.replacement import MAX_MOVING
 from sparklog.model import TopicPartition, TopicRecord
 
@@ -154,6 +155,17 @@ def test_a_lost_target_of_a_move_is_replaced_within_it() -> None:
     world.leader_writes_isr(TP, 1, 2, 3, 5)
     world.leader_writes_isr(TP, 1, 2, 5)
     assert assignment(world) == ((2, 5, 1),)
+
+
+def test_moves_to_a_lost_target_go_elsewhere_however_many_there_are() -> None:
+    count = MAX_MOVING + 1
+    world = world_of(topic("t", *[(1, 2)] * count), brokers=5)
+    wanted = moving_record(world.topics["t"], dict.fromkeys(range(count), (4, 2)))
+    world.change(wanted)
+    world.lose(4)
+    world.advance(AFTER_MS)
+    assert {first for first, *_ in assignment(world)} == {1, 3, 5}
+    assert set(targets(world).values()) == {(3, 2), (5, 2)}, "where 1 stays nothing has to move"
 
 
 def test_a_lost_broker_that_leaves_anyway_is_not_replaced() -> None:
