@@ -376,16 +376,19 @@ class Admin:
         *,
         at: OffsetQuery = "latest",
         isolation: int = 0,
+        known: Mapping[TopicPartition, int] | None = None,
     ) -> dict[TopicPartition, int]:
         """Offsets of partitions: ``"earliest"``, ``"latest"`` (the next offset a consumer will see), or a time
         (datetime, or microseconds since the epoch): the first record at or after it lies at or after the offset;
         where there is none, the latest.
 
         ``queries`` names a question for each partition, or only partitions, which are then all asked ``at``.
+        ``known``: ends that logs are believed to have reached, as from an earlier call. A leader that says less is
+        believed when the other brokers confirm that it leads.
         """
         asked = dict(queries) if isinstance(queries, Mapping) else dict.fromkeys(queries, at)
         by_partition = {TopicPartition(*tp): query for tp, query in asked.items()}
-        return list_offsets(self._link, by_partition, isolation=isolation)
+        return list_offsets(self._link, by_partition, isolation=isolation, known=known)
 
     def _replicas(self) -> tuple[tuple[BrokerEndpoint, ...], dict[TopicPartition, tuple[int, ...]]]:
         """The live brokers, and where every partition is or is going."""

@@ -209,7 +209,7 @@ class Consumer:
         """
         feed = self._feed(TopicPartition(*partition))
         if isinstance(to, str):
-            to = list_offsets(self._link, {feed.tp: to}, isolation=self._isolation)[feed.tp]
+            to = list_offsets(self._link, {feed.tp: to}, isolation=self._isolation, known=self.positions())[feed.tp]
         if to < 0:
             raise ValueError(f"offset {to}: expected 0 or more")
         self._ready = deque(found for found in self._ready if found.tp != feed.tp)
@@ -219,7 +219,7 @@ class Consumer:
 
     def end_offsets(self) -> dict[TopicPartition, int]:
         """Where the partitions end now: the offset of the next record that will become visible in each."""
-        return list_offsets(self._link, dict.fromkeys(self._fetcher.feeds, "latest"), isolation=self._isolation)
+        return self._latest()
 
     # --- inside ---
 
@@ -254,6 +254,10 @@ class Consumer:
         self._reset_out_of_range()
         return ends
 
+    def _latest(self) -> dict[TopicPartition, int]:
+        at: dict[TopicPartition, OffsetQuery] = dict.fromkeys(self._fetcher.feeds, "latest")
+        return list_offsets(self._link, at, isolation=self._isolation, known=self.positions())
+
     def _after_start(self, found: list[FeedBatch]) -> Iterator[FeedBatch]:
         """Without the records in front of the first that is not older than the time to start from."""
         for one in found:
@@ -276,7 +280,7 @@ class Consumer:
         """Positions outside their log go to the end that was chosen; the error names one, several may be."""
         feeds = self._fetcher.feeds
         starts = list_offsets(self._link, dict.fromkeys(feeds, "earliest"), isolation=self._isolation)
-        ends = list_offsets(self._link, dict.fromkeys(feeds, "latest"), isolation=self._isolation)
+        ends = self._latest()
         for tp, feed in feeds.items():
             if not starts[tp] <= feed.position <= ends[tp]:
                 feed.move((starts if self._on_out_of_range == "earliest" else ends)[tp])

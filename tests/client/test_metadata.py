@@ -90,6 +90,20 @@ def test_an_older_picture_does_not_take_a_topic_away() -> None:
     assert cache.topic("t") is None
 
 
+def test_a_topic_that_was_forgotten_keeps_its_newest_epochs() -> None:
+    """A broker that is behind calls it unknown, another that is behind knows an older leader."""
+    cache = MetadataCache()
+    cache.update(reply(topic(0, 5)))
+    assert cache.leader_told(TP, 1, 6)
+    cache.update(reply(TopicMetadata(int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION), "t")))
+    assert cache.leader(TP) is None
+    cache.update(reply(topic(0, 5)))
+    assert cache.leader(TP) == Leader(1, 6)
+    cache.forget("t")
+    cache.update(reply(topic(0, 0, topic_id="b")))
+    assert cache.leader(TP) == Leader(0, 0), "another topic of the name"
+
+
 def test_partitions_and_schemas_are_only_ever_added() -> None:
     cache = MetadataCache()
     cache.update(reply(topic(0, 1, partitions=3, schemas=2)))
