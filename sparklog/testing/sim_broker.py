@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from random import Random
 from typing import ClassVar, Protocol
 
@@ -418,7 +419,7 @@ class SimBroker(SimProcess):
     def _tell(self, produce: Produce, code: ErrorCode) -> None:
         told = produce.told
         if told is not None:
-            self.world.send(self.name, "client", lambda: told(code))
+            self.world.send(self.name, "client", partial(told, code))
 
     def handle(
         self,
@@ -589,10 +590,10 @@ class SimBroker(SimProcess):
                     self._fetch(tp, hosted, fetching)
 
         def reply(answer: ev.LeaderAnswered, batches: tuple[SimBatch, ...]) -> None:
-            self.world.send(leader.name, self.name, lambda: self.run(process, lambda: answered(answer, batches)))
+            self.world.send(leader.name, self.name, partial(self.run, process, partial(answered, answer, batches)))
 
         asked = Asked(event, replica.high_watermark, reply)
-        self.send(leader, lambda: leader.fetched(tp, hosted.topic_id, asked))
+        self.send(leader, partial(leader.fetched, tp, hosted.topic_id, asked))
 
     def fetched(self, tp: TopicPartition, topic_id: str, asked: Asked) -> None:
         hosted = self.hosted.get(tp)
