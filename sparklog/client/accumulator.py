@@ -59,6 +59,7 @@ class ProducerBatch:
         "handle",
         "identity",
         "last_error",
+        "last_refusal",
         "ordinal",
         "retry_at_ms",
         "state",
@@ -82,6 +83,8 @@ class ProducerBatch:
         self.attempts = 0
         self.retry_at_ms = 0.0
         self.last_error = ""
+        #: The last reason a broker gave: what went wrong on the way afterwards says less.
+        self.last_refusal = ""
         #: Its place among the batches of its partition that were sent.
         self.ordinal = -1
 
@@ -272,6 +275,8 @@ class Accumulator:
         """
         assert batch.state is BatchState.IN_FLIGHT, batch
         batch.last_error = f"{code.name}: {detail}" if detail else code.name
+        if code is not ErrorCode.NETWORK_EXCEPTION:
+            batch.last_refusal = batch.last_error
         partition = self._partitions[batch.tp]
         lost_sequence = batch.identity is not None and code in _SEQUENCE_ERRORS
         if not lost_sequence and not TRAITS[code].retriable:
