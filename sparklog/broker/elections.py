@@ -95,7 +95,7 @@ async def _carried_out(broker: BrokerState, request: ElectLeaders, wanting: Sequ
     try:
         await asyncio.wait_for(registry.request_done(path), limit_s(request.timeout_ms))
     except asyncio.TimeoutError:
-        await registry.withdraw_request(path)
+        registry.withdraw_request(path)
         raise BrokerError(
             ErrorCode.REQUEST_TIMED_OUT, f"no controller has taken the election of {len(named)} leaders up in time"
         ) from None

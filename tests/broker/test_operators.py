@@ -13,7 +13,10 @@ from sparklog.cli.main import run
 from sparklog.client.admin import Admin
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import TopicPartition
+from sparklog.protocol.messages import ElectLeaders
 from sparklog.testing.process_cluster import ProcessCluster, wait_until
+from sparklog.zk import paths
+from sparklog.zk.cluster_store import ClusterStore
 from tests.broker.support import encoded
 from tests.broker.topics import Writer, create_topic, hosted, leader, partition, segment_digests, wait_equal, wait_isr
 
@@ -143,6 +146,26 @@ def test_leaders_are_elected_when_asked_for(cluster: ProcessCluster, admin: Admi
     assert leader(cluster, "led") == 0
     missing = TopicPartition("led", 5)
     assert admin.elect_leaders([missing])[missing].code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+
+def test_an_election_that_nobody_took_up_in_time_is_not_held_later(cluster: ProcessCluster, admin: Admin) -> None:
+    create_topic(cluster, "late", assignment=((0, 1),))
+    admin.reassign({TopicPartition("late", 0): (1, 0)})
+    wait_until(lambda: partition(cluster, "late").replicas == (1, 0), PATIENCE_S, "another order")
+    led_by = leader(cluster, "late")
+    cluster.stop_controller()
+    try:
+        with cluster.connect(2) as connection, pytest.raises(BrokerError, match="no controller") as caught:
+            connection.request(ElectLeaders(0, "preferred", 500, (("late", 0),)))
+        assert caught.value.code == ErrorCode.REQUEST_TIMED_OUT
+
+        async def open_requests(store: ClusterStore) -> tuple[str, ...]:
+            return await store.session.children(paths.ELECTIONS)
+
+        wait_until(lambda: cluster.ask_zookeeper(open_requests) == (), PATIENCE_S, "the request to be taken back")
+    finally:
+        cluster.start_controller()
+    assert (led_by, leader(cluster, "late")) == (0, 0)
 
 
 def test_a_broker_that_nobody_would_start_again_refuses_to_restart(cluster: ProcessCluster, admin: Admin) -> None:

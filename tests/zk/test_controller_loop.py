@@ -231,7 +231,8 @@ def test_an_election_on_request_is_carried_out_and_its_node_goes(connect: str) -
         await begin_move(one.store, 0, 2, 1, 3)  # another order: 2 is to lead
         await until(lambda: two.decisions[tp].replicas == (2, 1, 3), "the new order")
         assert two.known[tp].leader == 1
-        path = await one.store.request_election(ElectionRequest("preferred", (("t", 0),)))
+        path = paths.election("asked")
+        await one.store.request_election(path, ElectionRequest("preferred", (("t", 0),)))
         gone = asyncio.Event()
         while await one.store.session.exists(path, on_change=gone.set):
             await asyncio.wait_for(gone.wait(), 10)

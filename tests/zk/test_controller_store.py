@@ -118,14 +118,24 @@ def test_requests_for_elections_are_read_and_dropped(connect: str) -> None:
     async def scenario() -> None:
         async with opened(connect) as cluster:
             store = await elected(cluster.session)
-            path = await cluster.request_election(codecs.ElectionRequest("preferred", (("orders", 0),)))
-            await cluster.request_election(codecs.ElectionRequest("unclean"))
-            found = await store.read_elections()
-            name = path.rsplit("/", 1)[1]
-            assert found[name] == codecs.ElectionRequest("preferred", (("orders", 0),))
-            await store.drop_election(name)
-            await store.drop_election(name)
-            assert [request.kind for request in (await store.read_elections()).values()] == ["unclean"]
+            asked = codecs.ElectionRequest("preferred", (("orders", 0),))
+            await cluster.request_election(paths.election("one"), asked)
+            await cluster.request_election(paths.election("other"), codecs.ElectionRequest("unclean"))
+            assert (await store.read_elections())["one"] == asked
+            await store.drop_election("one")
+            await store.drop_election("one")
+            assert await store.read_elections() == {"other": codecs.ElectionRequest("unclean")}
+
+    asyncio.run(scenario())
+
+
+def test_a_request_for_an_election_ends_with_who_asked(connect: str) -> None:
+    async def scenario() -> None:
+        async with opened(connect) as one:
+            async with opened(connect) as other:
+                await other.request_election(paths.election("one"), codecs.ElectionRequest("unclean"))
+                assert set(await ControllerStore(one.session).read_elections()) == {"one"}
+            assert await ControllerStore(one.session).read_elections() == {}
 
     asyncio.run(scenario())
 
