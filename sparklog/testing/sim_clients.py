@@ -6,6 +6,7 @@ delivery time-out: then, as its fate is unknown, it goes on in a new epoch of it
 
 from __future__ import annotations
 
+from functools import partial
 from random import Random
 from typing import Protocol
 
