@@ -3,7 +3,8 @@
 ``TokenBucket`` is the rate, pure. ``CopyThrottle`` holds partitions back while there are no tokens: they are left out
 of the fetch sessions and brought back one by one, so that other partitions of the same sessions wait for nothing.
 Limited are only replicas that a move adds and that are not in sync yet: a member of the ISR held back would hold
-producers back.
+producers back. A replica that has reached the high watermark may be one, for its leader adds it and only the controller
+tells it: it is not held any more either (``fetcher.py``).
 """
 
 from __future__ import annotations
