@@ -224,8 +224,8 @@ class Admin:
         replication_factor: int | None = None,
         throttle_bytes: int = 0,
     ) -> Reassigned:
-        """Let partitions move to other brokers; returns when the moves have begun. See ``reassignments`` and
-        ``wait_until_moved``.
+        """Let partitions move to other brokers; returns when the moves are taken and the broker asked has heard of them
+        from the controller, if there is one. See ``reassignments`` and ``wait_until_moved``.
 
         Args:
             what: the brokers wanted for each partition, preferred leader first; or a topic's name, with
@@ -307,6 +307,9 @@ class Admin:
         self, partitions: Iterable[TopicPartition] | None = None, *, unclean: bool = False
     ) -> dict[TopicPartition, BrokerError]:
         """Let partitions (left out: all) be led by their preferred leaders, the first of their replicas.
+
+        What is preferred goes by what the broker asked has been told: after a ``reassign`` of this client the new order
+        counts, after one of another client, or without a controller, perhaps a moment later.
 
         ``unclean``: where no member of the in-sync set is alive, by any replica that is. That loses records.
 

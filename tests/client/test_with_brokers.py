@@ -306,6 +306,17 @@ def test_tables_survive_a_killed_leader(cluster: ProcessCluster, admin: Admin) -
     cluster.start_broker(victim)
 
 
+def test_leaders_can_be_elected_by_the_order_just_asked_for(cluster: ProcessCluster, admin: Admin) -> None:
+    tp = TopicPartition("reordered", 0)
+    admin.create_topic("reordered", partitions=1, replication_factor=2)
+    admin.wait_until_in_sync(["reordered"], timeout_s=30)
+    first, second = admin.describe_topic("reordered").partitions[0].replicas
+    for order in ((second, first), (first, second)) * 3:
+        admin.reassign({tp: order})
+        assert admin.elect_leaders([tp]) == {}
+        assert admin.describe_topic("reordered").partitions[0].leader == order[0]
+
+
 def test_a_planned_stop_fails_no_request(cluster: ProcessCluster, admin: Admin) -> None:
     admin.create_topic("planned", partitions=3)
     with Producer(cluster.bootstrap) as producer, Consumer(cluster.bootstrap, "planned") as consumer:
