@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from sparklog.client.consumer import Consumer as Consumer
     from sparklog.client.errors import BufferFull as BufferFull
     from sparklog.client.errors import ClientTimeout as ClientTimeout
+    from sparklog.client.errors import LogTruncated as LogTruncated
+    from sparklog.client.errors import ProducerClosed as ProducerClosed
     from sparklog.client.origin import Origin as Origin
     from sparklog.client.origin import origin as origin
     from sparklog.client.producer import Producer as Producer
@@ -41,9 +43,11 @@ _HOME = {
     "Consumer": "sparklog.client.consumer",
     "ErrorCode": "sparklog.errors",
     "LocalCluster": "sparklog.cluster.local",
+    "LogTruncated": "sparklog.client.errors",
     "OffsetRange": "sparklog.model",
     "Origin": "sparklog.client.origin",
     "Producer": "sparklog.client.producer",
+    "ProducerClosed": "sparklog.client.errors",
     "RecordMetadata": "sparklog.client.results",
     "SparklogError": "sparklog.errors",
     "StorageError": "sparklog.errors",
