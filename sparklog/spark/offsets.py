@@ -85,6 +85,15 @@ def check_partitions(option: str, spec: OffsetSpec, partitions: Collection[Topic
         )
 
 
+def asked_offsets(*specs: OffsetSpec) -> dict[TopicPartition, int]:
+    """The highest offset that is asked for in each partition: the log is believed to reach it."""
+    highest: dict[TopicPartition, int] = {}
+    for spec in specs:
+        for partition, offset in spec.items() if isinstance(spec, dict) else ():
+            highest[partition] = max(offset, highest.get(partition, 0))
+    return highest
+
+
 def settle_ranges(
     *, starting: OffsetSpec, ending: OffsetSpec, log_ends: Mapping[TopicPartition, OffsetRange]
 ) -> list[PartitionRange]:

@@ -17,7 +17,7 @@ from sparklog.client.admin import Admin
 from sparklog.client.reader import PartitionReader
 from sparklog.model import OffsetRange, TopicPartition
 from sparklog.spark.columns import ColumnPlan, offset_run, plan_columns
-from sparklog.spark.offsets import settle_ranges, split_ranges
+from sparklog.spark.offsets import asked_offsets, settle_ranges, split_ranges
 from sparklog.spark.options import ReadOptions
 from sparklog.spark.schema import check_projection
 from sparklog.spark.topics import Selected, select_topics
@@ -66,7 +66,8 @@ class BatchReader(DataSourceReader):
         options, selected = self._plan.options, self._plan.selected
         with Admin(options.bootstrap, client_id="sparklog-spark") as admin:
             earliest = admin.list_offsets(selected.partitions, at="earliest")
-            latest = admin.list_offsets(selected.partitions, at="latest")
+            known = asked_offsets(options.starting, options.ending)
+            latest = admin.list_offsets(selected.partitions, at="latest", known=known)
         log_ends = {partition: OffsetRange(earliest[partition], latest[partition]) for partition in selected.partitions}
         ranges = settle_ranges(starting=options.starting, ending=options.ending, log_ends=log_ends)
         return [

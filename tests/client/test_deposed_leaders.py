@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 import pytest
+from pyspark.sql.types import LongType, StructField, StructType
 
 from sparklog.client.admin import Admin
 from sparklog.client.consumer import Consumer
@@ -29,6 +30,8 @@ from sparklog.protocol.messages import (
     Request,
     TopicMetadata,
 )
+from sparklog.spark.options import parse_read_options
+from sparklog.spark.reader import BatchReader, TopicRange, plan_read
 from tests.client.fake_cluster import FakeBroker, FakeCluster
 
 TP = TopicPartition("t", 0)
@@ -99,6 +102,15 @@ def test_ends_do_not_go_backwards(deposed: FakeCluster) -> None:
     with Admin(at_broker_0(deposed)) as admin:
         assert admin.list_offsets([TP], known={TP: 60}) == {TP: END}
         assert admin.list_offsets([TP], known={TP: END + 1}) == {TP: END}, "what nobody has is not waited for"
+
+
+def test_a_spark_read_of_offsets_beyond_its_end_is_planned(deposed: FakeCluster) -> None:
+    defaults = {"bootstrap.servers": at_broker_0(deposed)}
+    options = parse_read_options({"subscribe": "t", "startingoffsets": '{"t": {"0": 60}}'}, defaults)
+    with Admin(options.bootstrap) as admin:
+        plan = plan_read(admin, options, schema=StructType([StructField("n", LongType())]))
+    (found,) = BatchReader(plan).partitions()
+    assert isinstance(found, TopicRange) and (found.start, found.end) == (60, END)
 
 
 def test_its_word_alone_is_not_enough(deposed: FakeCluster) -> None:
