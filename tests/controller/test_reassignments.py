@@ -445,6 +445,15 @@ def test_an_unclean_election_during_a_move_prefers_who_has_had_it_all() -> None:
     assert world.trace() == ["2/1[2]"], "not 3, which may have nothing yet"
 
 
+def test_an_unclean_election_during_a_move_prefers_a_lost_tail_to_a_lost_log() -> None:
+    world = World(topic("t", (1, 2), unclean_leader_election_enable="true"), brokers=4)
+    world.reassign(3, 4)
+    world.lose(1)
+    world.register(1, 2, trusted=False)
+    world.lose(2)
+    assert world.trace() == ["1/2[1]"], "not 3, which may have nothing yet"
+
+
 def test_a_stopping_target_member_is_not_led_by() -> None:
     world = world_of()
     world.ask_to_stop(4)
