@@ -187,7 +187,7 @@ class ClusterStore:
             ops.append(Check(paths.topic_id(topic_id), -1))
         ops.append(SetData(path, codecs.encode_state(state, leader_incarnation), expected_version))
         try:
-            return Written((await self.session.multi(ops))[-1])
+            return Written((await self.session.multi_in_company(ops))[-1])
         except ZkUnreachable as error:
             return FateUnknown(error.sent)
         except ZkMultiFailed as error:
