@@ -361,7 +361,10 @@ class SimBroker(SimProcess):
         if own:
             self._host(tp, decision.topic_id)
         hosted = self.hosted.get(tp)
-        if hosted is None or hosted.topic_id != decision.topic_id or hosted.replica is None:
+        if hosted is not None and hosted.replica is None:
+            self._let_go(tp)
+            return
+        if hosted is None or hosted.topic_id != decision.topic_id:
             return
         decided = ev.Decided(
             state=decision.state,
@@ -374,6 +377,12 @@ class SimBroker(SimProcess):
         )
         self.handle(tp, decided)
         if not own and hosted.replica is not None and hosted.replica.dismissed:
+            self.drop(tp)
+
+    def _let_go(self, tp: TopicPartition) -> None:
+        """Data found at start that was kept for the ISR goes when this broker is in neither it nor the replicas."""
+        known = self.cache.partition(tp)
+        if known is not None and self.broker_id not in (*known.replicas, *known.state.isr):
             self.drop(tp)
 
     def _host(self, tp: TopicPartition, topic_id: str) -> None:
