@@ -480,9 +480,8 @@ class Sender:
                 self._finish(batch, -1, error)
 
     def _want_what_is_missing(self, now: float) -> None:
-        leaderless = {tp.topic for tp in self._accumulator.busy_partitions() if self._link.metadata.leader(tp) is None}
-        if leaderless:
-            self._link.want_metadata(leaderless)
+        if self._accumulator.leaderless:
+            self._link.want_metadata(self._accumulator.leaderless)
         elif self._board.topics and now - self._refreshed_ms > self._settings.metadata_max_age_s * 1000:
             self._refreshed_ms = now
             self._link.want_metadata(self._board.topics)
