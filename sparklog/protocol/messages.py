@@ -191,8 +191,8 @@ class AbortedRange(msgspec.Struct, frozen=True, array_like=True):
 
 
 class FetchedPartition(msgspec.Struct, frozen=True, array_like=True):
-    """``diverging`` (epoch, end offset) tells a follower to truncate to the smaller of that and its own epoch end, and a
-    consumer that what it has read from there on is not in the log any more."""
+    """``diverging`` (epoch, end offset) tells a follower to truncate to the smaller of that and its own epoch end, and
+    a consumer that what it has read from there on is not in the log any more."""
 
     topic: str
     partition: int
