@@ -228,7 +228,7 @@ class Fetcher:
                 continue
             if part.answer.code != ErrorCode.NONE:
                 refusal = BrokerError(part.answer.code, part.answer.detail or f"fetch of {tp}")
-                self._failed(feed, self._doubt(tp, poll.leaders[tp], refusal) or refusal)
+                self._failed(feed, self._doubt(feed, poll.leaders[tp], refusal) or refusal)
                 continue
             feed.failures = 0
             self._refreshes = 0
@@ -285,11 +285,12 @@ class Fetcher:
 
     # --- failures ---
 
-    def _doubt(self, tp: TopicPartition, leader: Leader, error: BrokerError) -> BrokerError | None:
-        """Why an error that is final is not to be believed yet, or None."""
-        if error.code == ErrorCode.OFFSET_OUT_OF_RANGE:
+    def _doubt(self, feed: Feed, leader: Leader, error: BrokerError) -> BrokerError | None:
+        """Why the leader's word on its log is not to be believed, or None: it may have been deposed without knowing."""
+        lags = feed.failures > 0 and time.monotonic() - feed.failing_since > _SUSPECT_AFTER_S
+        if error.code == ErrorCode.OFFSET_OUT_OF_RANGE or (error.code == ErrorCode.OFFSET_NOT_AVAILABLE and lags):
             try:
-                self._link.confirm(tp, leader)
+                self._link.confirm(feed.tp, leader)
             except BrokerError as doubt:
                 return doubt
         return None

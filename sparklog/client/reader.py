@@ -6,6 +6,7 @@ caller does. A reader never ends early without saying so: a range that cannot be
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
@@ -24,6 +25,8 @@ from sparklog.protocol.messages import CONSUMER, Fetch, FetchPartition, FetchRep
 from sparklog.record.header import BatchHeader
 
 _MAX_WAIT_MS = 500
+#: A leader that has not what is wanted for so long may have been deposed without knowing.
+_SUSPECT_AFTER_S = 1.5
 
 
 class PartitionReader:
@@ -121,6 +124,7 @@ class PartitionReader:
         """The answer to the fetch at ``position``, which is sent again until it brings batches."""
         deadline = Deadline(self._timeout_s)
         grace = Deadline(min(UNKNOWN_TOPIC_GRACE_S, self._timeout_s))
+        suspect = Deadline(_SUSPECT_AFTER_S)
         failures = 0
         while True:
             delay_ms = 0.0
@@ -148,6 +152,10 @@ class PartitionReader:
                     f" {self._timeout_s:g} s, last: {reason}"
                 )
             time.sleep(delay_ms / 1000)
+            if not suspect.left_s():
+                with contextlib.suppress(BrokerError):  # whatever it is, the next fetch goes to whom the cache names
+                    self._link.confirm(self._tp, self._asked_leader)
+                suspect = Deadline(_SUSPECT_AFTER_S)
 
     def _doubt(self, error: BrokerError) -> BrokerError | None:
         """Why an error that is final is not to be believed yet, or None."""

@@ -9,6 +9,8 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.types import LongType, StructField, StructType
 
+from sparklog.client import fetching
+from sparklog.client import reader as reader_module
 from sparklog.client.admin import Admin
 from sparklog.client.consumer import Consumer
 from sparklog.client.errors import ClientTimeout
@@ -20,6 +22,7 @@ from sparklog.net.server import ServerConnection
 from sparklog.protocol.messages import (
     Fetch,
     FetchedPartition,
+    FetchPartition,
     FetchReply,
     ListedOffset,
     ListOffsets,
@@ -35,8 +38,8 @@ from sparklog.spark.reader import BatchReader, TopicRange, plan_read
 from tests.client.fake_cluster import FakeBroker, FakeCluster
 
 TP = TopicPartition("t", 0)
-#: Where broker 0's log ends, and the real one.
-CUT_OFF_AT, END = 50, 100
+#: Up to where broker 0 knows its log to be committed, where it ends, and where the real one does.
+HIGH_WATERMARK, CUT_OFF_AT, END = 40, 50, 100
 
 
 def picture(fake: FakeCluster) -> tuple[tuple[BrokerEndpoint, ...], tuple[TopicMetadata, ...]]:
@@ -52,17 +55,29 @@ def old_words(broker: FakeBroker, connection: ServerConnection, request: Request
         brokers, topics = picture(broker.cluster)
         connection.reply(MetadataReply(request.cid, "fake", 1, brokers, topics))
         return True
-    if not isinstance(request, Fetch | ListOffsets):
-        return False
-    (part,) = request.partitions
-    code = ErrorCode.UNKNOWN_LEADER_EPOCH if part.leader_epoch > 0 else ErrorCode.NONE
     if isinstance(request, ListOffsets):
-        connection.reply(ListOffsetsReply(request.cid, (ListedOffset(int(code), 0 if code else CUT_OFF_AT, -1, 0),)))
-    else:
-        code = code or ErrorCode.OFFSET_OUT_OF_RANGE
-        answer = FetchedPartition("t", 0, int(code), CUT_OFF_AT, CUT_OFF_AT, 0, CUT_OFF_AT, detail="by broker 0")
-        connection.reply(FetchReply(request.cid, 0, 0, (answer,)))
-    return True
+        (asked,) = request.partitions
+        listed = ListedOffset(0, CUT_OFF_AT, -1, 0)
+        if asked.leader_epoch:
+            listed = ListedOffset(int(ErrorCode.UNKNOWN_LEADER_EPOCH), -1, -1, -1)
+        connection.reply(ListOffsetsReply(request.cid, (listed,)))
+        return True
+    if isinstance(request, Fetch):
+        (wanted,) = request.partitions
+        answer = FetchedPartition(
+            "t", 0, int(verdict(wanted)), HIGH_WATERMARK, HIGH_WATERMARK, 0, CUT_OFF_AT, detail="by broker 0"
+        )
+        broker.cluster.loop.call_later(0.05, connection.reply, FetchReply(request.cid, 0, 0, (answer,)))
+        return True
+    return False
+
+
+def verdict(wanted: FetchPartition) -> ErrorCode:
+    if wanted.leader_epoch:
+        return ErrorCode.UNKNOWN_LEADER_EPOCH
+    if wanted.fetch_offset > CUT_OFF_AT:
+        return ErrorCode.OFFSET_OUT_OF_RANGE
+    return ErrorCode.OFFSET_NOT_AVAILABLE if wanted.fetch_offset > HIGH_WATERMARK else ErrorCode.NONE
 
 
 @pytest.fixture
@@ -94,6 +109,21 @@ def test_nor_to_begin_again(deposed: FakeCluster) -> None:
 def test_a_range_beyond_its_end_is_read(deposed: FakeCluster) -> None:
     with PartitionReader(at_broker_0(deposed), TP, 60, END) as reader:
         assert sum(batch.num_rows for _, batch in reader) == END - 60
+
+
+@pytest.mark.parametrize("start", [HIGH_WATERMARK, CUT_OFF_AT])
+def test_a_range_is_not_waited_for_where_it_will_not_come(
+    deposed: FakeCluster, start: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reader_module, "_SUSPECT_AFTER_S", 0.2)
+    with PartitionReader(at_broker_0(deposed), TP, start, END, timeout_s=5.0) as reader:
+        assert sum(batch.num_rows for _, batch in reader) == END - start
+
+
+def test_nor_are_records_it_never_saw_committed(deposed: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetching, "_SUSPECT_AFTER_S", 0.2)
+    with Consumer(at_broker_0(deposed), "t", start={TP: CUT_OFF_AT}, timeout_s=5.0) as consumer:
+        assert sum(batch.num_rows for batch in consumer.poll(10.0)) == END - CUT_OFF_AT
 
 
 def test_ends_do_not_go_backwards(deposed: FakeCluster) -> None:
