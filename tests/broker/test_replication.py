@@ -226,6 +226,22 @@ def test_a_controlled_stop_moves_leaderships_first(cluster: ProcessCluster, writ
     wait_equal(cluster, "controlled", sent)
 
 
+def test_a_cluster_stop_does_not_wait_for_successors_of_a_broker_that_was_stopping(cluster: ProcessCluster) -> None:
+    create_topic(cluster, "overtaken", assignment=((0, 1, 2),))
+    slot = cluster.slots[0]
+    cluster.stop_controller()  # nobody is there to move its leaderships
+    try:
+        slot.command("stop")
+        assert slot.command("status")["leading"] > 0
+        slot.command("finish")
+        assert slot.process is not None
+        assert slot.process.wait(4) == 0, "raises when it waits for successors"
+    finally:
+        cluster.start_controller()
+    cluster.start_broker(0)
+    wait_equal(cluster, "overtaken", 0)
+
+
 def test_sealed_segments_are_equal_arrow_files_on_all_replicas(cluster: ProcessCluster, writers: Writers) -> None:
     create_topic(cluster, "sealed", config={"segment.bytes": "8192"})
     writer = writers("sealed")
