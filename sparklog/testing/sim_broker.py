@@ -343,12 +343,12 @@ class SimBroker(SimProcess):
                 self._decide(decision)
         gone = set(update.deleted)
         own = {
-            TopicPartition(decision.topic, decision.partition)
+            (TopicPartition(decision.topic, decision.partition), decision.topic_id)
             for decision in update.partitions
             if self.broker_id in decision.replicas or self.broker_id in decision.state.isr
         }
         for tp, hosted in list(self.hosted.items()):
-            if (tp.topic, hosted.topic_id) in gone or (update.full and tp not in own):
+            if (tp.topic, hosted.topic_id) in gone or (update.full and (tp, hosted.topic_id) not in own):
                 self.drop(tp)
 
     def _decide(self, decision: PartitionDecision) -> None:
