@@ -55,7 +55,7 @@ class Options(NamedTuple):
 
     session_s: float
     zk_outage_s: float
-    #: Before and after the fault: long enough for every partition to be acknowledged twice.
+    #: Before the fault: long enough for every partition to be acknowledged twice.
     settle_s: float
 
 
@@ -94,7 +94,7 @@ def controlled_stop(scene: Scene, options: Options) -> tuple[Report, float]:
     code = scene.cluster.stop_broker(scene.victim)
     took_s = time.monotonic() - begun
     assert code == 0, f"the broker ended with {code}: {scene.cluster.slots[scene.victim].last_words()}"
-    time.sleep(options.settle_s)
+    scene.stream.wait_all_acked(_HEAL_TIMEOUT_S)
     return scene.stream.report(), took_s
 
 
@@ -104,7 +104,7 @@ def crash(scene: Scene, options: Options) -> tuple[Report, float]:
     begun = time.monotonic()
     scene.cluster.kill(scene.victim)
     took_s = time.monotonic() - begun
-    time.sleep(options.settle_s)
+    scene.stream.wait_all_acked(_HEAL_TIMEOUT_S)
     return scene.stream.report(), took_s
 
 
@@ -112,7 +112,7 @@ def lost_host(scene: Scene, options: Options) -> tuple[Report, float]:
     """SIGSTOP: its connections stay open and silent, and nobody says that it is gone."""
     scene.stream.mark()
     scene.cluster.kill(scene.victim, signal.SIGSTOP)
-    time.sleep(options.session_s + 2 + options.settle_s)
+    scene.stream.wait_all_acked(_HEAL_TIMEOUT_S)
     report = scene.stream.report()
     scene.cluster.kill(scene.victim, signal.SIGKILL)
     return report, options.session_s
@@ -124,7 +124,7 @@ def no_controller(scene: Scene, options: Options) -> tuple[Report, float]:
     scene.cluster.stop_controller()
     scene.stream.mark()
     scene.cluster.kill(scene.victim, retire=False)
-    time.sleep(options.settle_s)
+    scene.stream.wait_all_acked(_HEAL_TIMEOUT_S, but=scene.led)
     report = scene.stream.report()
     scene.cluster.start_controller()
     followed = [number for number in range(scene.partitions) if number not in scene.led]
@@ -161,7 +161,7 @@ def zookeeper_paused(scene: Scene, options: Options) -> tuple[Report, float]:
 
 def _after_outage(scene: Scene, options: Options) -> tuple[Report, float]:
     wait_until(lambda: len(scene.live()) == 3, _HEAL_TIMEOUT_S, "all brokers to be registered")
-    time.sleep(options.settle_s)
+    scene.stream.wait_all_acked(_HEAL_TIMEOUT_S)
     wait_until(scene.fully_in_sync, _HEAL_TIMEOUT_S, "full in-sync sets")
     return scene.stream.report(), options.zk_outage_s
 

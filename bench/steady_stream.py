@@ -1,7 +1,8 @@
 """A steady stream of small records to every partition of a topic, and how long each partition's stream stood still.
 
 A program of its own, so that what it costs is no broker's and no controller's, steered by lines on its standard input:
-``mark`` begins a measurement, ``report`` prints it as JSON, the end of input ends it. At most one record of a partition
+``mark`` begins a measurement, ``report`` prints it as JSON, ``watch`` and then ``silent`` tell which partitions had no
+acknowledgement since ``watch``, the end of input ends it. At most one record of a partition
 is under way. After a wait the next record follows at once, then one an interval again.
 """
 
@@ -16,6 +17,7 @@ import sys
 import threading
 import time
 from collections import deque
+from collections.abc import Collection
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
@@ -62,6 +64,7 @@ class SteadyStream:
         self.fetch_failures = 0
         self.first_failure = ""
         self._fetched_at = 0.0
+        self._watched_from = 0.0
         self._mark()
         self._threads = [threading.Thread(target=self._send_all, daemon=True)]
 
@@ -102,6 +105,14 @@ class SteadyStream:
                 self._longest_fetch_gap * 1000,
                 now - self._marked_at,
             )
+
+    def watch(self) -> None:
+        self._watched_from = time.monotonic()
+
+    def silent(self) -> list[int]:
+        """Partitions without an acknowledgement since ``watch``."""
+        with self._lock:
+            return [number for number, at in enumerate(self._acked_at) if at < self._watched_from]
 
     def close(self) -> None:
         self._ended.set()
@@ -200,6 +211,14 @@ class StreamProcess:
     def report(self) -> Report:
         return Report(**json.loads(self._ask("report")))
 
+    def wait_all_acked(self, timeout_s: float, *, but: Collection[int] = ()) -> None:
+        """Until every partition, ``but`` for these, is acknowledged once more from now on, or time is up: then the
+        report's gaps tell."""
+        self._ask("watch")
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline and set(json.loads(self._ask("silent"))) - set(but):
+            time.sleep(0.02)
+
     def close(self) -> None:
         if self._process.poll() is None:
             assert self._process.stdin is not None and self._process.stdout is not None
@@ -234,6 +253,11 @@ def main(bootstrap: str, topic: str, partitions: str, interval_s: str, consume: 
             _say("marked")
         elif line.strip() == "report":
             _say(json.dumps(stream.report()._asdict()))
+        elif line.strip() == "watch":
+            stream.watch()
+            _say("watching")
+        elif line.strip() == "silent":
+            _say(json.dumps(stream.silent()))
     stream.close()
 
 

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from sparklog.client.errors import BufferFull as BufferFull
     from sparklog.client.errors import ClientTimeout as ClientTimeout
     from sparklog.client.errors import CommitOutcomeUnknown as CommitOutcomeUnknown
+    from sparklog.client.errors import LogTruncated as LogTruncated
+    from sparklog.client.errors import ProducerClosed as ProducerClosed
     from sparklog.client.errors import ProducerFenced as ProducerFenced
     from sparklog.client.errors import TransactionStateError as TransactionStateError
     from sparklog.client.origin import Origin as Origin
@@ -46,9 +48,11 @@ _HOME = {
     "Consumer": "sparklog.client.consumer",
     "ErrorCode": "sparklog.errors",
     "LocalCluster": "sparklog.cluster.local",
+    "LogTruncated": "sparklog.client.errors",
     "OffsetRange": "sparklog.model",
     "Origin": "sparklog.client.origin",
     "Producer": "sparklog.client.producer",
+    "ProducerClosed": "sparklog.client.errors",
     "ProducerFenced": "sparklog.client.errors",
     "RecordMetadata": "sparklog.client.results",
     "SparklogError": "sparklog.errors",

@@ -170,13 +170,29 @@ def _decided(broker: BrokerState, decision: PartitionDecision, topic: CachedTopi
 def _dismiss(broker: BrokerState, decision: PartitionDecision) -> None:
     """The partition goes on without this broker, whose data is deleted, if it has any and the decision is not older
     than what it knows. A member of the ISR keeps what it has, whatever it is told."""
+    tp = TopicPartition(decision.topic, decision.partition)
     topic = broker.cache.topic(decision.topic)
-    partition = broker.partitions.get(TopicPartition(decision.topic, decision.partition))
-    if topic is None or partition is None or not topic.change.topic_id == decision.topic_id == partition.topic_id:
+    partition = broker.partitions.get(tp)
+    if topic is None or topic.change.topic_id != decision.topic_id:
+        return
+    if partition is None:
+        _let_go(broker, tp)
+        return
+    if partition.topic_id != decision.topic_id:
         return
     partition.step(_decided(broker, decision, topic))
     if partition.replica.dismissed:
         broker.partitions.drop(partition)
+
+
+def _let_go(broker: BrokerState, tp: TopicPartition) -> None:
+    """Delete data that a full update left alone because this broker, no replica any more, was still in the ISR: once it
+    is in neither, by the newest state there is, nobody counts on it."""
+    known = broker.cache.partition(tp)
+    if known is None or broker.broker_id in (*known.replicas, *known.state.isr):
+        return
+    if broker.partitions.unclaimed_log(tp) is not None:
+        broker.partitions.drop_log(tp)
 
 
 def _retune(broker: BrokerState, update: ControlUpdate) -> None:
@@ -212,13 +228,13 @@ def _delete(broker: BrokerState, update: ControlUpdate) -> None:
 def _drop_stale(broker: BrokerState, update: ControlUpdate) -> None:
     """A full update names every replica of this broker: what it does not name is not its own any more."""
     own = {
-        (decision.topic, decision.partition)
+        (TopicPartition(decision.topic, decision.partition), decision.topic_id)
         for decision in update.partitions
         if broker.broker_id in decision.replicas or broker.broker_id in decision.state.isr
     }
     for partition in broker.partitions:
-        if partition.tp not in own:
+        if (partition.tp, partition.topic_id) not in own:
             broker.partitions.drop(partition)
     for log in broker.partitions.unclaimed_logs():
-        if log.tp not in own:
+        if (log.tp, log.topic_id) not in own:
             broker.partitions.drop_log(log.tp)

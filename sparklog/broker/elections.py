@@ -95,7 +95,7 @@ async def _carried_out(broker: BrokerState, request: ElectLeaders, wanting: Sequ
     try:
         await asyncio.wait_for(registry.request_done(path), limit_s(request.timeout_ms))
     except asyncio.TimeoutError:
-        await registry.withdraw_request(path)
+        registry.withdraw_request(path)
         raise BrokerError(
             ErrorCode.REQUEST_TIMED_OUT, f"no controller has taken the election of {len(named)} leaders up in time"
         ) from None
@@ -135,7 +135,10 @@ def _outcome(broker: BrokerState, kind: str, known: PartitionDecision, found: Ve
         return _result(tp, ErrorCode.NONE)
     live = broker.cache.incarnations
     if kind == UNCLEAN:
-        reason = f"no replica of {list(known.replicas)} is alive; live are {sorted(live)}"
+        alive = [replica for replica in known.replicas if replica in live]
+        reason = f"{tp}: no replica of {list(known.replicas)} is alive; live are {sorted(live)}"
+        if alive:
+            reason = f"{tp}: {alive} are alive; brokers of the in-sync set {list(state.isr)} are not given up yet"
         return _result(tp, ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE, reason)
     preferred = known.replicas[0]
     lack = "alive" if preferred not in live else "in sync" if preferred not in state.isr else "chosen"

@@ -38,6 +38,9 @@ def look_for_consumer(
         code = replica.check_epoch(wanted.leader_epoch)
         if code is not None:
             raise BrokerError(code, partition.standing(wanted.leader_epoch))
+        if wanted.last_epoch > replica.leader_epoch:
+            # It has read what a later leader wrote: this one is behind or deposed, and its log proves nothing.
+            raise BrokerError(ErrorCode.UNKNOWN_LEADER_EPOCH, partition.standing(wanted.last_epoch))
         parted = _parted_from_consumer(partition, wanted)
         if parted is not None:
             return _diverging(partition, wanted, parted.epoch, parted.end_offset)

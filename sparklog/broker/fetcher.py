@@ -285,8 +285,9 @@ class LeaderFetcher:
         elif moved or answer.batch_count or answer.diverging is not None:
             if self._throttle.limit(partition.tp):
                 self._throttle.received(len(headers) + len(bodies))
-                # One that has reached the leader's end is about to be in sync, and not to be missed any more.
-                if partition.log.log_end_offset < answer.log_end_offset and self._throttle.exhausted:
+                # Whoever has all that is committed may be in the ISR by now, with no controller there to say so. Held
+                # back it would hold producers back.
+                if partition.log.log_end_offset < answer.high_watermark and self._throttle.exhausted:
                     self._hold(key, followed)
                     return
             self._want(key)

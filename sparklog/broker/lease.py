@@ -75,3 +75,13 @@ class Lease:
         if 0 <= self._orphan_max_ms <= alone_ms:
             return OrphanStep.STOP
         return OrphanStep.ASK_RELIEF if alone_ms >= self._orphan_timeout_ms else OrphanStep.NOTHING
+
+
+def relief(*, controller_lives: bool, announced: bool, movable: int, held: bool) -> OrphanStep:
+    """What an orphan that asks for relief does next: without a controller it serves on, and it stops only when it
+    leads nothing that another could lead (``movable``). ``announced``: the controller knows that it wants to go."""
+    if not controller_lives:
+        return OrphanStep.NOTHING
+    if not announced:
+        return OrphanStep.ASK_RELIEF
+    return OrphanStep.STOP if not movable and not held else OrphanStep.NOTHING

@@ -202,6 +202,10 @@ class Partitions:
         """Logs that were found on disk and belong to no hosted replica."""
         return [log for log in self._directory.logs() if log.tp not in self._hosted]
 
+    def unclaimed_log(self, tp: TopicPartition) -> Log | None:
+        """The one of ``tp``, if there is one."""
+        return None if tp in self._hosted else self._directory.get(tp)
+
     # --- time ---
 
     def deadline_moved(self, partition: Partition) -> None:

@@ -26,7 +26,7 @@ from sparklog.broker.deliveries import Deliveries
 from sparklog.broker.dispatch import ConnectionHandler
 from sparklog.broker.fetch import Fetches
 from sparklog.broker.fetcher import Fetchers
-from sparklog.broker.lease import Lease, LeaseName, OrphanStep
+from sparklog.broker.lease import Lease, LeaseName, OrphanStep, relief
 from sparklog.broker.marker_writes import MarkerWrites
 from sparklog.broker.partition import Partition
 from sparklog.broker.partitions import Partitions
@@ -227,7 +227,9 @@ class BrokerProcess:
         self._end(Ending.AT_ONCE if self._ending is not None else Ending.CONTROLLED)
 
     def _end(self, ending: Ending) -> None:
-        if self._ending is None or ending is Ending.AT_ONCE:
+        """The quicker way to end counts: when the whole cluster stops there are no successors to wait for."""
+        overtakes = ending is Ending.AT_ONCE or (ending is Ending.FINISH and self._ending is Ending.CONTROLLED)
+        if self._ending is None or overtakes:
             self._ending = ending
             self._start_again = False
         self._ending_asked.set()
@@ -286,12 +288,16 @@ class BrokerProcess:
         if await registry.supervisor_awaited():
             self._lease.expect_supervisor()
             return
-        if not await registry.controller_lives():
-            return
-        if not registry.announced:
+        step = relief(
+            controller_lives=await registry.controller_lives(),
+            announced=registry.announced,
+            movable=self._broker.partitions.movable,
+            held=self._lease.held,
+        )
+        if step is OrphanStep.ASK_RELIEF:
             _log.warning("no supervisor: asking to be relieved")
             await registry.announce_stopping()
-        elif not self._broker.partitions.movable and not self._lease.held:
+        elif step is OrphanStep.STOP:
             self._end(Ending.CONTROLLED)
 
     # --- steering, from the control socket ---
@@ -348,13 +354,14 @@ class BrokerProcess:
         _log.info("broker %d has stopped", broker.broker_id)
 
     async def _hand_over(self) -> None:
-        """Wait until no partition needs this broker, as far as others can take over, or time is up, or at once is
-        asked for. Leaders first; then the in-sync sets: whoever ends while leaders count on it stops their writes."""
+        """Wait until no partition needs this broker, as far as others can take over, or time is up, or it is to end in
+        a quicker way. Leaders first; then the in-sync sets: whoever ends while leaders count on it stops their
+        writes."""
         broker = self._broker
 
         async def relieved() -> None:
             await broker.registry.announce_stopping()
-            while (broker.partitions.movable or broker.partitions.counted_on) and self._ending is not Ending.AT_ONCE:
+            while (broker.partitions.movable or broker.partitions.counted_on) and self._ending is Ending.CONTROLLED:
                 news = {broker.next_role_change(), broker.next_metadata()}
                 await asyncio.wait(news, return_when=asyncio.FIRST_COMPLETED)
 

@@ -42,10 +42,14 @@ class _OpenProduce:
             self.finish()
 
     def finish(self) -> None:
-        if self._acks == 0:
-            self._connection.done(self._cid)
-        else:
-            self._connection.reply(ProduceReply(self._cid, tuple(result for result in self._results if result)))
+        results = tuple(result for result in self._results if result)
+        if self._acks != 0:
+            self._connection.reply(ProduceReply(self._cid, results))
+            return
+        self._connection.done(self._cid)
+        # Nothing else can tell a producer without answers that it writes to the wrong broker. Source: Kafka's acks=0.
+        if any(BrokerError(result.code).refresh_metadata for result in results):
+            self._connection.close()
 
 
 def handle_produce(broker: BrokerState, connection: ServerConnection, request: Produce, body: memoryview) -> None:

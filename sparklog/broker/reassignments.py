@@ -14,10 +14,10 @@ from collections.abc import Iterable
 import msgspec
 
 from sparklog.broker.state import BrokerState
-from sparklog.broker.waiting import answer_later
+from sparklog.broker.waiting import answer_later, until_told
 from sparklog.controller.placement import shared_hosts
 from sparklog.errors import BrokerError, ErrorCode
-from sparklog.model import Reassignment, TopicRecord
+from sparklog.model import Reassignment, TopicPartition, TopicRecord
 from sparklog.net.server import ServerConnection
 from sparklog.protocol.messages import (
     AlterReassignments,
@@ -31,6 +31,10 @@ from sparklog.protocol.messages import (
 )
 
 _log = logging.getLogger(__name__)
+
+#: For the controller to tell this broker of the moves, so that whoever asks next, as for an election by the new order,
+#: is not answered by the old one. The moves are taken whether it does or not.
+_ECHO_TIMEOUT_MS = 1000
 
 
 def handle_alter_reassignments(
@@ -75,6 +79,8 @@ async def _alter(broker: BrokerState, request: AlterReassignments) -> Reply:
                 wanted.append(move)
         if wanted:
             refused.update(await _alter_topic(broker, topic, wanted, throttle_bytes=request.throttle_bytes))
+    begun = [move for move in request.moves if (move.topic, move.partition) not in refused]
+    await until_told(broker, lambda: all(_arrived(broker, move) for move in begun), _ECHO_TIMEOUT_MS)
     results = [_result(move, refused.get((move.topic, move.partition))) for move in request.moves]
     return AlterReassignmentsReply(request.cid, tuple(results), _warning(broker, request.moves))
 
@@ -104,6 +110,16 @@ async def _alter_topic(
         return {(name, move.partition): unknown for move in moves}
     _log.info("topic %s: moves of %d partitions taken, %d refused", name, len(moves) - len(refused), len(refused))
     return refused
+
+
+def _arrived(broker: BrokerState, move: ReplicaMove) -> bool:
+    """Whether the move is under way by this broker's picture, or done; one taken back leads to where it began."""
+    known = broker.cache.partition(TopicPartition(move.topic, move.partition))
+    if known is None:
+        return False
+    if move.target is None:
+        return known.target in {(), known.original}
+    return (known.target or known.replicas) == move.target
 
 
 class Draft:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import uuid
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 
@@ -21,7 +22,7 @@ from sparklog.zk import paths
 from sparklog.zk.broker_registry import BrokerRegistry
 from sparklog.zk.cluster_store import ClusterStore, FateUnknown, NodeGone, Refused, Written
 from sparklog.zk.codecs import ElectionRequest
-from sparklog.zk.errors import ZkError, ZkUnreachable
+from sparklog.zk.errors import ZkError, ZkNoNode, ZkUnreachable
 from sparklog.zk.session import ZkSession
 
 _log = logging.getLogger(__name__)
@@ -188,7 +189,13 @@ class Registry:
 
     async def request_election(self, request: ElectionRequest) -> str:
         """Ask the controller to elect leaders anew; the path of the request's node, which lives until that is done."""
-        return await self._store.request_election(request)
+        path = paths.election(uuid.uuid4().hex)
+        try:
+            await self._store.request_election(path, request)
+        except ZkUnreachable:  # it may be there all the same
+            self.withdraw_request(path)
+            raise
+        return path
 
     async def request_done(self, path: str) -> None:
         """Wait, as long as it takes, until the node of a request is gone."""
@@ -200,10 +207,17 @@ class Registry:
                     return
                 await changed.wait()
 
-    async def withdraw_request(self, path: str) -> None:
-        """Nobody waits for this any more."""
-        with suppress(ZkError):
-            await self._session.delete(path)
+    def withdraw_request(self, path: str) -> None:
+        """Nobody waits for this any more: it must not be carried out later, however long ZooKeeper is away."""
+        self._broker.spawn(self._withdraw(path), "withdraw a request")
+
+    async def _withdraw(self, path: str) -> None:
+        while True:
+            await self._session.connected()
+            with suppress(ZkUnreachable):
+                with suppress(ZkNoNode):
+                    await self._session.delete(path)
+                return
 
     async def read_states(self, partitions: Iterable[TopicPartition]) -> list[VersionedState | None]:
         """What ZooKeeper has on these partitions now; None where a topic is gone. Raises ZkUnreachable."""

@@ -3,7 +3,8 @@
 ``TokenBucket`` is the rate, pure. ``CopyThrottle`` holds partitions back while there are no tokens: they are left out
 of the fetch sessions and brought back one by one, so that other partitions of the same sessions wait for nothing.
 Limited are only replicas that a move adds and that are not in sync yet: a member of the ISR held back would hold
-producers back.
+producers back. A replica that has reached the high watermark may be one, for its leader adds it and only the controller
+tells it: it is not held any more either (``fetcher.py``).
 """
 
 from __future__ import annotations
@@ -58,6 +59,11 @@ class TokenBucket:
         self._settle(now_s)
         return max(0.0, -self._balance / self.rate)
 
+    def spare(self, now_s: float) -> float:
+        """Bytes that may be asked for at once."""
+        self._settle(now_s)
+        return max(0.0, self._balance)
+
     def _settle(self, now_s: float) -> None:
         earned = max(0.0, now_s - self._at_s) * self.rate
         self._balance = min(self._balance + earned, self.rate * self._burst_s)
@@ -76,6 +82,8 @@ class CopyThrottle:
         self._limits: dict[TopicPartition, int] = {}
         self._moves_seen = -1
         self._held: deque[tuple[TopicPartition, Callable[[], None]]] = deque()
+        #: Let go, and nothing has come of it yet.
+        self._awaited = 0
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
 
@@ -99,6 +107,7 @@ class CopyThrottle:
         """Bytes of a limited partition have come."""
         if self._bucket is not None:
             self._bucket.take(count, self._now_s())
+        self._awaited = max(self._awaited - 1, 0)
         if self._held and not self._closed:
             # It is known now what the last one brought; it may be less than was allowed for.
             self._disarm()
@@ -129,9 +138,13 @@ class CopyThrottle:
         self._release()
         bucket, least_s = self._bucket, 0.0
         if bucket is not None and self._held and bucket.wait_s(self._now_s()) <= 0:
-            self._held.popleft()[1]()
-            # What it brings is not known before it has come: the next one waits for as long as that should last.
-            least_s = self.max_bytes(bucket.rate, bucket.rate) / bucket.rate
+            share = self.max_bytes(bucket.rate, bucket.rate)
+            # More than one where time has been lost; less those whose bytes have not come yet.
+            for _ in range(min(len(self._held), max(1, int(bucket.spare(self._now_s()) / share) - self._awaited))):
+                self._awaited += 1
+                self._held.popleft()[1]()
+            # What they bring is not known before it has come: the next one waits for as long as that should last.
+            least_s = share / bucket.rate
         if self._held:
             self._arm(least_s)
 

@@ -17,6 +17,8 @@ Source: KIP-98, KIP-360, and the five in flight of Kafka's producer.
 
 from __future__ import annotations
 
+import heapq
+import math
 from collections import Counter, deque
 from collections.abc import Callable
 from enum import Enum, auto
@@ -61,6 +63,7 @@ class ProducerBatch:
         "handle",
         "identity",
         "last_error",
+        "last_refusal",
         "ordinal",
         "retry_at_ms",
         "state",
@@ -84,6 +87,8 @@ class ProducerBatch:
         self.attempts = 0
         self.retry_at_ms = 0.0
         self.last_error = ""
+        #: The last reason a broker gave: what went wrong on the way afterwards says less.
+        self.last_refusal = ""
         #: Its place among the batches of its partition that were sent.
         self.ordinal = -1
 
@@ -128,6 +133,10 @@ class _Partition:
         done count, for the broker remembers them instead of the oldest."""
         return self.next_ordinal - self.outstanding[0].ordinal if self.outstanding else 0
 
+    def sendable(self) -> bool:
+        """Whether there is a batch that is not in flight."""
+        return bool(self.queued) or self.first_waiting() is not None
+
     def first_waiting(self) -> ProducerBatch | None:
         return next((batch for batch in self.outstanding if batch.state is BatchState.WAITING), None)
 
@@ -150,8 +159,17 @@ class Accumulator:
         self._max_in_flight = max_in_flight
         self._backoff = backoff
         self._partitions: dict[TopicPartition, _Partition] = {}
-        #: Partitions with batches; all work goes over these only.
+        #: Partitions with batches.
         self._busy: dict[TopicPartition, _Partition] = {}
+        #: Those of them with a batch that is not in flight, in the order in which they have their turns. What is done
+        #: again and again goes over these only: thousands may wait for answers.
+        self._sendable: dict[TopicPartition, _Partition] = {}
+        #: No batch that is not in flight has an earlier deadline.
+        self._deadline_ms = math.inf
+        #: When delays end, of batches that may have been sent or given up since.
+        self._retries_ms: list[float] = []
+        #: Topics of which a partition had something to send and no leader, when last looked at.
+        self.leaderless: set[str] = set()
         self._busy_topics: Counter[str] = Counter()
         self._identity: ProducerIdentity | None = None
         self._identity_wanted = False
@@ -169,6 +187,8 @@ class Accumulator:
         if batch.tp not in self._busy:
             self._busy[batch.tp] = partition
             self._busy_topics[batch.tp.topic] += 1
+        self._sendable.setdefault(batch.tp, partition)
+        self._deadline_ms = min(self._deadline_ms, batch.deadline_ms)
 
     def set_identity(self, identity: ProducerIdentity) -> None:
         """A new producer id is there."""
@@ -203,9 +223,16 @@ class Accumulator:
         """
         requests: dict[int, list[ProducerBatch]] = {}
         sizes: dict[int, int] = {}
-        for tp, partition in self._busy.items():
+        taking: dict[int, bool] = {}
+        self.leaderless.clear()
+        for tp, partition in self._sendable.items():
             broker_id = leader_of(tp)
-            if broker_id is None or not can_take(broker_id):
+            if broker_id is None:
+                self.leaderless.add(tp.topic)
+                continue
+            if broker_id not in taking:
+                taking[broker_id] = can_take(broker_id)
+            if not taking[broker_id]:
                 continue
             batch = self._next(partition, now_ms, broker_id)
             if batch is None:
@@ -263,7 +290,9 @@ class Accumulator:
     def _move_to_the_end(self, batches: list[ProducerBatch]) -> None:
         """Whoever was served stands behind the others when a request is full before all had a turn."""
         for batch in batches:
-            self._busy[batch.tp] = self._busy.pop(batch.tp)
+            partition = self._sendable.pop(batch.tp)
+            if partition.sendable():
+                self._sendable[batch.tp] = partition
 
     # --- outcomes ---
 
@@ -278,7 +307,11 @@ class Accumulator:
         """
         assert batch.state is BatchState.IN_FLIGHT, batch
         batch.last_error = f"{code.name}: {detail}" if detail else code.name
+        if code is not ErrorCode.NETWORK_EXCEPTION:
+            batch.last_refusal = batch.last_error
         partition = self._partitions[batch.tp]
+        self._sendable.setdefault(batch.tp, partition)
+        self._deadline_ms = min(self._deadline_ms, batch.deadline_ms)
         lost_sequence = batch.identity is not None and code in _SEQUENCE_ERRORS
         final = not lost_sequence and not TRAITS[code].retriable
         if self._transactional and lost_sequence:
@@ -291,6 +324,7 @@ class Accumulator:
             batch.retry_at_ms = now_ms  # it follows the earlier batch, which has a delay of its own
             return True
         batch.retry_at_ms = now_ms + self._backoff.delay_ms(batch.attempts, roll)
+        heapq.heappush(self._retries_ms, batch.retry_at_ms)
         batch.attempts += 1
         if lost_sequence:
             self._requeue(partition, batch)
@@ -311,12 +345,18 @@ class Accumulator:
 
     def expire(self, now_ms: float) -> list[ProducerBatch]:
         """Take out the batches whose time is up; those in flight stay until they are answered or given up."""
-        expired = [
+        if now_ms < self._deadline_ms:
+            return []
+        waiting = [
             batch
-            for partition in self._busy.values()
+            for partition in self._sendable.values()
             for batch in (*partition.outstanding, *partition.queued)
-            if batch.deadline_ms <= now_ms and batch.state is not BatchState.IN_FLIGHT
+            if batch.state is not BatchState.IN_FLIGHT
         ]
+        expired = [batch for batch in waiting if batch.deadline_ms <= now_ms]
+        self._deadline_ms = min(
+            (batch.deadline_ms for batch in waiting if batch.deadline_ms > now_ms), default=math.inf
+        )
         for batch in expired:
             self._remove(batch)
         return expired
@@ -328,6 +368,8 @@ class Accumulator:
         else:
             partition.outstanding.remove(batch)
         batch.state = BatchState.DONE
+        if not partition.sendable():
+            self._sendable.pop(batch.tp, None)
         if not partition.outstanding and not partition.queued:
             del self._busy[batch.tp]
             self._busy_topics[batch.tp.topic] -= 1
@@ -336,12 +378,13 @@ class Accumulator:
 
     # --- questions ---
 
+    def busy_partitions(self) -> list[TopicPartition]:
+        """Partitions that have batches waiting or in flight."""
+        return list(self._busy)
+
     @property
     def empty(self) -> bool:
         return not self._busy
-
-    def busy_partitions(self) -> list[TopicPartition]:
-        return list(self._busy)
 
     def topic_busy(self, topic: str) -> bool:
         """True while a batch of this topic is queued or outstanding."""
@@ -362,11 +405,9 @@ class Accumulator:
 
     def next_time_ms(self, now_ms: float) -> float | None:
         """When to look again although nothing has happened: a delay or a deadline ends."""
-        times = []
-        for partition in self._busy.values():
-            for batch in (partition.first_waiting(), partition.queued[0] if partition.queued else None):
-                if batch is not None:
-                    times.append(batch.deadline_ms)
-                    if batch.retry_at_ms > now_ms:
-                        times.append(batch.retry_at_ms)
-        return min(times, default=None)
+        while self._retries_ms and self._retries_ms[0] <= now_ms:
+            heapq.heappop(self._retries_ms)
+        if not self._sendable:
+            return None
+        earliest_ms = min(self._deadline_ms, self._retries_ms[0] if self._retries_ms else math.inf)
+        return earliest_ms if earliest_ms < math.inf else None

@@ -272,8 +272,8 @@ class Admin:
         replication_factor: int | None = None,
         throttle_bytes: int = 0,
     ) -> Reassigned:
-        """Let partitions move to other brokers; returns when the moves have begun. See ``reassignments`` and
-        ``wait_until_moved``.
+        """Let partitions move to other brokers; returns when the moves are taken and the broker asked has heard of them
+        from the controller, if there is one. See ``reassignments`` and ``wait_until_moved``.
 
         Args:
             what: the brokers wanted for each partition, preferred leader first; or a topic's name, with
@@ -356,6 +356,9 @@ class Admin:
     ) -> dict[TopicPartition, BrokerError]:
         """Let partitions (left out: all) be led by their preferred leaders, the first of their replicas.
 
+        What is preferred goes by what the broker asked has been told: after a ``reassign`` of this client the new order
+        counts, after one of another client, or without a controller, perhaps a moment later.
+
         ``unclean``: where no member of the in-sync set is alive, by any replica that is. That loses records.
 
         Returns the partitions that have not got the leader they should have, with the reason.
@@ -424,17 +427,20 @@ class Admin:
         *,
         at: OffsetQuery = "latest",
         isolation: Isolation = "read_committed",
+        known: Mapping[TopicPartition, int] | None = None,
     ) -> dict[TopicPartition, int]:
         """Offsets of partitions: ``"earliest"``, ``"latest"`` (the next offset a consumer will see), or a time
         (datetime, or microseconds since the epoch): the first record at or after it lies at or after the offset;
         where there is none, the latest.
 
         ``queries`` names a question for each partition, or only partitions, which are then all asked ``at``. Under
-        ``isolation="read_committed"`` a partition ends where its first open transaction begins.
+        ``isolation="read_committed"`` a partition ends where its first open transaction begins. ``known``: ends that
+        logs are believed to have reached, as from an earlier call. A leader that says less is believed when the other
+        brokers confirm that it leads.
         """
         asked = dict(queries) if isinstance(queries, Mapping) else dict.fromkeys(queries, at)
         by_partition = {TopicPartition(*tp): query for tp, query in asked.items()}
-        return list_offsets(self._link, by_partition, isolation=wire_isolation(isolation))
+        return list_offsets(self._link, by_partition, isolation=wire_isolation(isolation), known=known)
 
     # --- consumer groups ---
 

@@ -217,7 +217,12 @@ class AsyncLink:
         broker.connection = connection
         broker.failures = 0
         broker.silent = False
-        connection.on_lost = self._tell
+        connection.on_lost = self._connection_lost
+
+    def _connection_lost(self) -> None:
+        """Perhaps the broker has gone; or it closed what a producer without acks sent to the wrong one."""
+        self.want_metadata(self.metadata.topic_names())
+        self._tell()
 
     async def _open(self, address: Address) -> AsyncConnection:
         return await AsyncConnection.open(

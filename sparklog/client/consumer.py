@@ -214,7 +214,7 @@ class Consumer:
         """
         feed = self._feed(TopicPartition(*partition))
         if isinstance(to, str):
-            to = list_offsets(self._link, {feed.tp: to}, isolation=self._isolation)[feed.tp]
+            to = list_offsets(self._link, {feed.tp: to}, isolation=self._isolation, known=self.positions())[feed.tp]
         if to < 0:
             raise ValueError(f"offset {to}: expected 0 or more")
         self._ready = deque(found for found in self._ready if found.tp != feed.tp)
@@ -224,7 +224,7 @@ class Consumer:
 
     def end_offsets(self) -> dict[TopicPartition, int]:
         """Where the partitions end now: the offset of the next record that will become visible in each."""
-        return list_offsets(self._link, dict.fromkeys(self._fetcher.feeds, "latest"), isolation=self._isolation)
+        return self._latest()
 
     # --- inside ---
 
@@ -265,6 +265,10 @@ class Consumer:
         self._reset_out_of_range()
         return ends
 
+    def _latest(self) -> dict[TopicPartition, int]:
+        at: dict[TopicPartition, OffsetQuery] = dict.fromkeys(self._fetcher.feeds, "latest")
+        return list_offsets(self._link, at, isolation=self._isolation, known=self.positions())
+
     def _after_start(self, found: list[FeedBatch]) -> Iterator[FeedBatch]:
         """Without the records in front of the first that is not older than the time to start from."""
         for one in found:
@@ -287,8 +291,8 @@ class Consumer:
         """Positions outside their log go to the end that was chosen; the error names one, several may be."""
         feeds = self._fetcher.feeds
         starts = list_offsets(self._link, dict.fromkeys(feeds, "earliest"), isolation=self._isolation)
-        ends = list_offsets(self._link, dict.fromkeys(feeds, "latest"), isolation=self._isolation)
-        log_ends = list_offsets(self._link, dict.fromkeys(feeds, "latest"))
+        ends = self._latest()
+        log_ends = list_offsets(self._link, dict.fromkeys(feeds, "latest"), known=self.positions())
         for tp, feed in feeds.items():
             if not starts[tp] <= feed.position <= log_ends[tp]:
                 feed.move((starts if self._on_out_of_range == "earliest" else ends)[tp])

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from sparklog.client.errors import ClientTimeout, LogTruncated
 from sparklog.client.fetched import FetchedBatch, PartitionBytes, decode_partition, split_partitions
 from sparklog.client.link import ClusterLink
+from sparklog.client.metadata import Leader
 from sparklog.client.schemas import SchemaLookup
 from sparklog.errors import BrokerError, ErrorCode, SparklogError
 from sparklog.model import NO_EPOCH, TopicPartition
@@ -58,12 +59,16 @@ class FeedBatch(NamedTuple):
 class _Poll:
     """A fetch under way at one broker: what was asked for, at which offset."""
 
-    __slots__ = ("asked", "connection", "sent_at")
+    __slots__ = ("asked", "connection", "leaders", "sent_at")
 
-    def __init__(self, connection: BlockingConnection, asked: dict[TopicPartition, int], sent_at: float) -> None:
+    def __init__(
+        self, connection: BlockingConnection, asked: dict[TopicPartition, int], leaders: dict[TopicPartition, Leader]
+    ) -> None:
         self.connection = connection
         self.asked = asked
-        self.sent_at = sent_at
+        #: As whom the broker was asked.
+        self.leaders = leaders
+        self.sent_at = time.monotonic()
 
 
 class Fetcher:
@@ -133,14 +138,22 @@ class Fetcher:
 
     def _send(self, broker_id: int, group: list[TopicPartition]) -> None:
         asked = {tp: self.feeds[tp].position for tp in self._in_turn(group)}
+        leaders: dict[TopicPartition, Leader] = {}
         wanted = []
         for tp, position in asked.items():
             leader = self._link.metadata.leader(tp)
-            epoch = leader.epoch if leader else -1
+            assert leader is not None, "partitions were grouped by it"
+            leaders[tp] = leader
             feed = self.feeds[tp]
             wanted.append(
                 FetchPartition(
-                    tp.topic, tp.partition, feed.topic_id, epoch, position, self._max_bytes, last_epoch=feed.last_epoch
+                    tp.topic,
+                    tp.partition,
+                    feed.topic_id,
+                    leader.epoch,
+                    position,
+                    self._max_bytes,
+                    last_epoch=feed.last_epoch,
                 )
             )
         request = Fetch(
@@ -161,7 +174,7 @@ class Fetcher:
         except BrokerError as error:
             self._all_failed(asked, error)
             return
-        self._under_way[broker_id] = _Poll(connection, asked, time.monotonic())
+        self._under_way[broker_id] = _Poll(connection, asked, leaders)
 
     def _in_turn(self, group: list[TopicPartition]) -> list[TopicPartition]:
         """Another partition first each time: an answer that is full leaves out those at the end."""
@@ -217,7 +230,8 @@ class Fetcher:
             if feed is None or poll.asked.get(tp) != feed.position:
                 continue
             if part.answer.code != ErrorCode.NONE:
-                self._failed(feed, BrokerError(part.answer.code, part.answer.detail or f"fetch of {tp}"))
+                refusal = BrokerError(part.answer.code, part.answer.detail or f"fetch of {tp}")
+                self._failed(feed, self._doubt(feed, poll.leaders[tp], refusal) or refusal)
                 continue
             feed.failures = 0
             self._refreshes = 0
@@ -274,6 +288,16 @@ class Fetcher:
             schema_of(header.schema_id)
 
     # --- failures ---
+
+    def _doubt(self, feed: Feed, leader: Leader, error: BrokerError) -> BrokerError | None:
+        """Why the leader's word on its log is not to be believed, or None: it may have been deposed without knowing."""
+        lags = feed.failures > 0 and time.monotonic() - feed.failing_since > _SUSPECT_AFTER_S
+        if error.code == ErrorCode.OFFSET_OUT_OF_RANGE or (error.code == ErrorCode.OFFSET_NOT_AVAILABLE and lags):
+            try:
+                self._link.confirm(feed.tp, leader)
+            except BrokerError as doubt:
+                return doubt
+        return None
 
     def _all_failed(self, asked: Mapping[TopicPartition, int], error: BrokerError) -> None:
         for tp in asked:

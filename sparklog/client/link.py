@@ -25,6 +25,8 @@ from sparklog.protocol.messages import Metadata, MetadataReply, Reply, Request, 
 T = TypeVar("T")
 R = TypeVar("R", bound=Reply)
 
+#: How long each broker has to say who leads, when a leader's word is doubted.
+_DOUBT_TIMEOUT_S = 2.0
 #: How long "unknown topic" may mean "not told yet": brokers learn of a new topic one after the other.
 UNKNOWN_TOPIC_GRACE_S = 1.5
 
@@ -159,6 +161,37 @@ class ClusterLink:
             raise no_leader(self.metadata, tp)
         return leader
 
+    def confirm(self, tp: TopicPartition, leader: Leader) -> None:
+        """Make sure that ``leader`` still leads, before what it says about the end of its log is taken for the truth:
+        one that was cut off may have been deposed without knowing, and a client that has heard of no later epoch cannot
+        tell. Every other broker is asked, its successor among them.
+
+        Raises:
+            BrokerError: retriable. FENCED_LEADER_EPOCH when ``leader`` leads no more; BROKER_NOT_AVAILABLE when not
+                more than half of the brokers, ``leader`` included, say that it does.
+        """
+        others = [broker_id for broker_id in self.metadata.brokers if broker_id != leader.broker_id]
+        confirmed = 1
+        for broker_id in others:
+            try:
+                with self.open_connection(broker_id, at_most_s=_DOUBT_TIMEOUT_S) as connection:
+                    reply = self._ask(connection, Metadata(0, (tp.topic,)), MetadataReply)
+            except BrokerError:
+                continue
+            self.metadata.update(reply)
+            if self.metadata.leader(tp) != leader:
+                raise BrokerError(
+                    ErrorCode.FENCED_LEADER_EPOCH,
+                    f"{tp}: broker {leader.broker_id} does not lead in epoch {leader.epoch} any more,"
+                    f" as broker {broker_id} says",
+                )
+            confirmed += not self.metadata.is_stale(reply)
+        if confirmed * 2 <= len(others) + 1:
+            raise BrokerError(
+                ErrorCode.BROKER_NOT_AVAILABLE,
+                f"{tp}: only {confirmed} of {len(others) + 1} brokers say that broker {leader.broker_id} leads",
+            )
+
     # --- connections ---
 
     def connection(self, broker_id: int) -> BlockingConnection:
@@ -173,8 +206,9 @@ class ClusterLink:
         connection = self._connections[broker_id] = self.open_connection(broker_id)
         return connection
 
-    def open_connection(self, broker_id: int) -> BlockingConnection:
-        """A connection of the caller's own, for requests that stay under way while others are asked.
+    def open_connection(self, broker_id: int, *, at_most_s: float | None = None) -> BlockingConnection:
+        """A connection of the caller's own, for requests that stay under way while others are asked. ``at_most_s``: a
+        bound on each wait for the broker, where the link's own are too long.
 
         Raises:
             BrokerError: as ``connection``.
@@ -182,7 +216,7 @@ class ClusterLink:
         endpoint = self.metadata.brokers.get(broker_id)
         if endpoint is None:
             raise BrokerError(ErrorCode.BROKER_NOT_AVAILABLE, f"broker {broker_id} is not registered")
-        connection = self._open(Address(endpoint.host, endpoint.port))
+        connection = self._open(Address(endpoint.host, endpoint.port), at_most_s=at_most_s)
         if connection.hello.broker_id != broker_id:
             connection.close()
             raise BrokerError(
@@ -225,14 +259,15 @@ class ClusterLink:
         """A broker has answered, now or earlier."""
         return bool(self.metadata.brokers or self._connections)
 
-    def _open(self, address: Address) -> BlockingConnection:
+    def _open(self, address: Address, *, at_most_s: float | None = None) -> BlockingConnection:
+        limit_s = self.timeout_s if at_most_s is None else min(at_most_s, self.timeout_s)
         return BlockingConnection(
             address.host,
             address.port,
             client_id=self._client_id,
             cluster_id=self.metadata.cluster_id,
-            connect_timeout_s=min(self._connect_timeout_s, self.timeout_s),
-            timeout_s=self.request_timeout_s,
+            connect_timeout_s=min(self._connect_timeout_s, limit_s),
+            timeout_s=min(self.request_timeout_s, limit_s),
         )
 
     def _ask(self, connection: BlockingConnection, request: Request, expected: type[R]) -> R:

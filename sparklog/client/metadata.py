@@ -33,6 +33,8 @@ class MetadataCache:
         self.controller_epoch = -1
         self.brokers: dict[int, BrokerEndpoint] = {}
         self._topics: dict[str, TopicMetadata] = {}
+        #: Topics that were forgotten, as they were known: should one turn up again, its leader epochs do not go back.
+        self._forgotten: dict[str, TopicMetadata] = {}
         self._partitions: dict[TopicPartition, PartitionMetadata] = {}
 
     def is_stale(self, reply: MetadataReply) -> bool:
@@ -57,8 +59,10 @@ class MetadataCache:
     def forget(self, name: str) -> None:
         """Drop a topic: it was deleted, or this client no longer cares."""
         topic = self._topics.pop(name, None)
-        for partition in topic.partitions if topic else ():
-            self._partitions.pop(TopicPartition(name, partition.partition), None)
+        if topic is None:
+            return
+        known = [self._partitions.pop(TopicPartition(name, part.partition), part) for part in topic.partitions]
+        self._forgotten[name] = msgspec.structs.replace(topic, partitions=tuple(known))
 
     def topic(self, name: str) -> TopicMetadata | None:
         return self._topics.get(name)
@@ -117,10 +121,12 @@ class MetadataCache:
                 return
             self.forget(topic.name)
             known = None
+        left = self._forgotten.pop(topic.name, None)
+        earlier = {part.partition: part for part in left.partitions} if left and left.topic_id == topic.topic_id else {}
         merged = []
         for partition in topic.partitions:
             tp = TopicPartition(topic.name, partition.partition)
-            before = self._partitions.get(tp)
+            before = self._partitions.get(tp) or earlier.get(partition.partition)
             if before is not None and before.leader_epoch > partition.leader_epoch:
                 partition = before
             self._partitions[tp] = partition

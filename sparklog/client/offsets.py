@@ -27,18 +27,25 @@ def list_offsets(
     queries: Mapping[TopicPartition, OffsetQuery],
     *,
     isolation: int = 0,
+    known: Mapping[TopicPartition, int] | None = None,
     timeout_s: float | None = None,
 ) -> dict[TopicPartition, int]:
     """The offset of each place; for a time after the last record, the latest offset.
+
+    ``known``: ends that logs are believed to have reached. A leader that says less has its word confirmed by the other
+    brokers: it may have been deposed without knowing.
 
     Raises:
         BrokerError: UNKNOWN_TOPIC_OR_PARTITION.
         ClientTimeout: some leader did not answer in time.
     """
-    answers = _ask_all(link, {tp: wire_time(query) for tp, query in queries.items()}, isolation, timeout_s=timeout_s)
+    known = known or {}
+    times = {tp: wire_time(query) for tp, query in queries.items()}
+    answers = _ask_all(link, times, isolation, known=known, timeout_s=timeout_s)
     after_the_end = [tp for tp, answer in answers.items() if answer.offset < 0]
     if after_the_end:
-        answers |= _ask_all(link, dict.fromkeys(after_the_end, LATEST), isolation, timeout_s=timeout_s)
+        times = dict.fromkeys(after_the_end, LATEST)
+        answers |= _ask_all(link, times, isolation, known=known, timeout_s=timeout_s)
     return {tp: answers[tp].offset for tp in queries}
 
 
@@ -47,12 +54,13 @@ def listed_offsets(
     queries: Mapping[TopicPartition, OffsetQuery],
     *,
     isolation: int = 0,
+    known: Mapping[TopicPartition, int] | None = None,
     timeout_s: float | None = None,
 ) -> dict[TopicPartition, ListedOffset]:
-    """The leaders' answers as they are: with their epochs, and offset -1 for a time after the last record. Raises as
-    ``list_offsets``."""
+    """The leaders' answers as they are: with their epochs, and offset -1 for a time after the last record. ``known``
+    and what is raised are as for ``list_offsets``."""
     times = {tp: wire_time(query) for tp, query in queries.items()}
-    return _ask_all(link, times, isolation, timeout_s=timeout_s)
+    return _ask_all(link, times, isolation, known=known or {}, timeout_s=timeout_s)
 
 
 def wire_time(query: OffsetQuery) -> int:
@@ -69,7 +77,12 @@ def wire_time(query: OffsetQuery) -> int:
 
 
 def _ask_all(
-    link: ClusterLink, times: Mapping[TopicPartition, int], isolation: int, *, timeout_s: float | None
+    link: ClusterLink,
+    times: Mapping[TopicPartition, int],
+    isolation: int,
+    *,
+    known: Mapping[TopicPartition, int],
+    timeout_s: float | None,
 ) -> dict[TopicPartition, ListedOffset]:
     answers: dict[TopicPartition, ListedOffset] = {}
     stale = False
@@ -86,7 +99,7 @@ def _ask_all(
             try:
                 if broker_id is None:
                     raise no_leader(link.metadata, group[0])
-                _ask_one(link, broker_id, group, times=times, isolation=isolation, answers=answers)
+                _ask_one(link, broker_id, group, times=times, isolation=isolation, known=known, answers=answers)
             except BrokerError as error:  # noqa: PERF203 - the other leaders are asked all the same
                 stale = stale or error.refresh_metadata
                 if not error.retriable:
@@ -106,20 +119,23 @@ def _ask_one(
     *,
     times: Mapping[TopicPartition, int],
     isolation: int,
+    known: Mapping[TopicPartition, int],
     answers: dict[TopicPartition, ListedOffset],
 ) -> None:
     """Ask one leader about its partitions; keeps what was answered, raises the last error among the rest."""
-    wanted = []
-    for tp in group:
-        leader = link.metadata.leader(tp)
-        wanted.append(ListOffsetsPartition(tp.topic, tp.partition, times[tp], leader.epoch if leader else -1))
+    leaders = {tp: leader for tp in group if (leader := link.metadata.leader(tp))}
+    wanted = [ListOffsetsPartition(tp.topic, tp.partition, times[tp], leader.epoch) for tp, leader in leaders.items()]
     reply = link.ask_broker(broker_id, ListOffsets(0, isolation, tuple(wanted)), ListOffsetsReply)
     problem: BrokerError | None = None
-    for tp, result in zip(group, reply.results, strict=True):
-        if result.code == ErrorCode.NONE:
+    for (tp, leader), result in zip(leaders.items(), reply.results, strict=True):
+        try:
+            if result.code != ErrorCode.NONE:
+                raise BrokerError(result.code, result.detail or f"partition {tp}")
+            if times[tp] == LATEST and result.offset < known.get(tp, 0):
+                link.confirm(tp, leader)
             answers[tp] = result
-        else:
-            problem = BrokerError(result.code, result.detail or f"partition {tp}")
+        except BrokerError as error:  # noqa: PERF203 - the other answers are kept
+            problem = error
             if not problem.retriable:
                 break
     if problem is not None:

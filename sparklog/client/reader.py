@@ -6,6 +6,7 @@ caller does. A reader never ends early without saying so: a range that cannot be
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,14 +18,17 @@ from sparklog.client.errors import ClientTimeout, LogTruncated
 from sparklog.client.fetched import FetchedBatch, PartitionBytes, decode_partition, split_partitions
 from sparklog.client.isolation import Isolation, wire_isolation
 from sparklog.client.link import UNKNOWN_TOPIC_GRACE_S, ClusterLink, Deadline
+from sparklog.client.metadata import Leader
 from sparklog.client.schemas import SchemaLookup
 from sparklog.errors import BrokerError, ErrorCode
-from sparklog.model import NO_EPOCH, TopicPartition
+from sparklog.model import NO_EPOCH, NO_LEADER, TopicPartition
 from sparklog.net.blocking import BlockingConnection
 from sparklog.protocol.messages import CONSUMER, Fetch, FetchPartition, FetchReply
 from sparklog.record.header import BatchHeader
 
 _MAX_WAIT_MS = 500
+#: A leader that has not what is wanted for so long may have been deposed without knowing.
+_SUSPECT_AFTER_S = 1.5
 
 
 @dataclass(slots=True)
@@ -94,6 +98,7 @@ class PartitionReader:
         self._connection: BlockingConnection | None = None
         self._under_way = False
         self._asked = start
+        self._asked_leader = Leader(NO_LEADER, NO_EPOCH)
         self._stale = False
         #: Leader epoch of the last record read: what is read next has to follow it in the same history.
         self._last_epoch = last_epoch
@@ -149,6 +154,7 @@ class PartitionReader:
         """The answer to the fetch at ``position``, which is sent again until it brings batches."""
         deadline = Deadline(self._timeout_s)
         grace = Deadline(min(UNKNOWN_TOPIC_GRACE_S, self._timeout_s))
+        suspect = Deadline(_SUSPECT_AFTER_S)
         failures = 0
         while True:
             delay_ms = 0.0
@@ -163,12 +169,14 @@ class PartitionReader:
                     f"{answer.answer.last_stable_offset}"
                 )
             except BrokerError as error:
+                doubt = self._doubt(error)
                 unknown = error.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-                if not error.retriable or self._made_anew() or (unknown and not grace.left_s()):
+                lasting = not error.retriable or self._made_anew() or (unknown and not grace.left_s())
+                if lasting and doubt is None:
                     raise
-                if error.refresh_metadata:
+                if (doubt or error).refresh_metadata:
                     self._stale = True
-                reason = str(error)
+                reason = str(doubt or error)
                 delay_ms = self._link.pause_ms(failures)
                 failures += 1
             if delay_ms / 1000 >= deadline.left_s():
@@ -177,6 +185,19 @@ class PartitionReader:
                     f" {self._timeout_s:g} s, last: {reason}"
                 )
             time.sleep(delay_ms / 1000)
+            if not suspect.left_s():
+                with contextlib.suppress(BrokerError):  # whatever it is, the next fetch goes to whom the cache names
+                    self._link.confirm(self._tp, self._asked_leader)
+                suspect = Deadline(_SUSPECT_AFTER_S)
+
+    def _doubt(self, error: BrokerError) -> BrokerError | None:
+        """Why an error that is final is not to be believed yet, or None."""
+        if error.code == ErrorCode.OFFSET_OUT_OF_RANGE and not isinstance(error, LogTruncated):
+            try:
+                self._link.confirm(self._tp, self._asked_leader)
+            except BrokerError as doubt:
+                return doubt
+        return None
 
     def _send_ahead(self, position: int) -> None:
         """Ask for what comes next; when that fails, ``_await`` asks again and sees the error."""
@@ -223,7 +244,7 @@ class PartitionReader:
             )
         )
         self._under_way = True
-        self._asked = position
+        self._asked, self._asked_leader = position, leader
 
     def _receive(self) -> PartitionBytes:
         connection = self._connection

@@ -45,6 +45,8 @@ T = TypeVar("T")
 
 _MAX_REQUESTS_PER_BROKER = 5
 _STOP_TIMEOUT_S = 15.0
+#: What a broker may use of a request's time: it says why it could not do it, which its silence would not.
+_BROKERS_SHARE = 0.9
 #: A request open for so long makes the thread ask who leads now: a leader that hangs does not say so itself.
 _SUSPECT_AFTER_S = 1.0
 _LOOK_AGAIN_S = 0.2
@@ -308,9 +310,8 @@ class Sender:
                 ProducePartition(batch.tp.topic, batch.tp.partition, batch.topic_id, 1, header.stored_bytes)
             )
             body += (header.pack(), memoryview(encoded))
-        request = Produce(
-            0, self._settings.acks, int(timeout_s * 1000) or 1, tuple(partitions), self._settings.transaction
-        )
+        broker_timeout_ms = int(timeout_s * 1000 * _BROKERS_SHARE) or 1
+        request = Produce(0, self._settings.acks, broker_timeout_ms, tuple(partitions), self._settings.transaction)
         if self._settings.acks == 0:
             self._send_unacknowledged(connection, request, body, batches)
             return
@@ -367,9 +368,11 @@ class Sender:
         self._in_flight[sent.connection] -= 1
         if not self._in_flight[sent.connection]:
             del self._in_flight[sent.connection]
-        if future.cancelled() or self._broken is not None:
+        if future.cancelled():
             return
-        error = future.exception()
+        error = future.exception()  # looked at in any case: asyncio complains of errors that nobody has seen
+        if self._broken is not None:
+            return
         if error is None:
             self._take_results(sent.batches, future)
         else:
@@ -417,6 +420,8 @@ class Sender:
 
     def _expired(self, batch: ProducerBatch) -> None:
         last = batch.last_error or self._link.last_problem or "it was never sent: no leader is known"
+        if batch.last_refusal not in {"", batch.last_error}:
+            last += f"; before that: {batch.last_refusal}"
         self._finish(
             batch,
             -1,
@@ -546,9 +551,8 @@ class Sender:
                 self._finish(batch, -1, error)
 
     def _want_what_is_missing(self, now: float) -> None:
-        leaderless = {tp.topic for tp in self._accumulator.busy_partitions() if self._link.metadata.leader(tp) is None}
-        if leaderless:
-            self._link.want_metadata(leaderless)
+        if self._accumulator.leaderless:
+            self._link.want_metadata(self._accumulator.leaderless)
         elif self._board.topics and now - self._refreshed_ms > self._settings.metadata_max_age_s * 1000:
             self._refreshed_ms = now
             self._link.want_metadata(self._board.topics)

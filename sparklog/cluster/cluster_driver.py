@@ -26,7 +26,8 @@ from sparklog.errors import ClusterError
 log = logging.getLogger(__name__)
 
 LOOPBACK = "127.0.0.1"
-SLOTS_TIMEOUT_S = 60.0
+#: Executors of a busy machine have been seen to take over a minute.
+SLOTS_TIMEOUT_S = 120.0
 READY_TIMEOUT_S = 120.0
 
 

@@ -73,6 +73,10 @@ class ControllerLoop:
             session_timeout_ms=self._session_timeout_ms,
             unclean_recovery_timeout_ms=config.unclean_recovery_timeout_ms,
             topic_defaults=dict(config.topic_defaults),
+            preferred_leader_rebalance_interval_ms=(
+                config.preferred_leader_rebalance_interval_ms if config.preferred_leader_rebalance else 0
+            ),
+            broker_replace_after_ms=config.broker_replace_after_ms,
         )
         self._on_change = on_change
         self.controller_id = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"

@@ -159,10 +159,7 @@ class DriverSeat:
             await asyncio.sleep(0.2)
 
     async def _direct(self, directive: Directive) -> None:
-        try:
-            await self._zk.connected(timeout_ms=self._session_timeout_ms)
-        except asyncio.TimeoutError:
-            raise ZkUnreachable(f"no ZooKeeper at {self._zookeeper} for {self._session_timeout_ms} ms") from None
+        await self._zk.connected(timeout_ms=self._session_timeout_ms)
         encoded = codecs.encode(directive)
         with contextlib.suppress(ZkNodeExists):
             await self._zk.create(DIRECTIVE, encoded)

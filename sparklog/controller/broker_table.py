@@ -54,6 +54,12 @@ class BrokerTable:
             return None
         return min((deadline for _, deadline in self._held.values()), default=None)
 
+    def given_up(self, brokers: Iterable[int]) -> list[int]:
+        """Which of these are neither live nor held."""
+        if self._awaits_first:
+            return []
+        return [i for i in brokers if i not in self.registrations and i not in self._held]
+
     def present(self) -> list[BrokerRegistration]:
         """Registrations of live brokers and of held ones, by id: where clients may try."""
         held = [found for found, _ in self._held.values() if found is not None]

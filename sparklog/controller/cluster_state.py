@@ -132,6 +132,10 @@ class ClusterState:
     def hosted(self, broker_id: int) -> Iterable[Partition]:
         return self._hosted.get(broker_id, ())
 
+    def hosts(self) -> Iterable[int]:
+        """Brokers that hold replicas, or should."""
+        return [broker_id for broker_id, partitions in self._hosted.items() if partitions]
+
     def leads(self, broker_id: int) -> bool:
         """Whether any partition's node names this broker as its leader."""
         return self._led[broker_id] > 0

@@ -19,7 +19,6 @@ from sparklog.controller import election, reassignments
 from sparklog.controller.broker_table import BrokerChanges, BrokerTable
 from sparklog.controller.cluster_state import ClusterState, Partition, Topic
 from sparklog.controller.effects import (
-    CREATE,
     AskLogEnds,
     DeleteTopic,
     DropDeletionRequest,
@@ -29,19 +28,14 @@ from sparklog.controller.effects import (
     ReadTopic,
     Report,
     Resign,
-    StateWrite,
     TrustBroker,
     WriteStates,
     WriteTopic,
 )
-from sparklog.controller.election_requests import ElectionRequests
 from sparklog.controller.events import (
-    PREFERRED,
-    UNCLEAN,
     BrokersRead,
     DeletionsRead,
     Disconnected,
-    ElectionAsked,
     ElectionsRead,
     Event,
     Fenced,
@@ -63,9 +57,11 @@ from sparklog.controller.events import (
     UpdateAnswered,
     UpdateLost,
 )
+from sparklog.controller.leaderships import Leaderships
 from sparklog.controller.lost_tails import LostTails
+from sparklog.controller.move_ends import MoveEnds, state_write
 from sparklog.controller.outbox import Outbox
-from sparklog.controller.rebalance import MAX_MOVED, Rebalance
+from sparklog.controller.replacement import Replacement, plan
 from sparklog.controller.suspicions import Suspicions
 from sparklog.errors import ErrorCode
 from sparklog.model import (
@@ -81,12 +77,14 @@ from sparklog.model import (
 @dataclass(frozen=True, slots=True)
 class ControllerSettings:
     """``topic_defaults`` are the cluster's, below a topic's own settings. ``preferred_leader_rebalance_interval_ms`` 0:
-    leaderships go back to preferred leaders only on request."""
+    leaderships go back to preferred leaders only on request. ``broker_replace_after_ms`` negative: brokers that are
+    away are waited for."""
 
     session_timeout_ms: int = 6000
     unclean_recovery_timeout_ms: int = 30_000
     topic_defaults: dict[str, str] = field(default_factory=dict)
     preferred_leader_rebalance_interval_ms: int = 0
+    broker_replace_after_ms: int = -1
 
 
 class Controller:
@@ -101,10 +99,8 @@ class Controller:
         self._outbox = Outbox(controller_id=controller_id, controller_epoch=controller_epoch)
         self._lost_tails = LostTails(settings.unclean_recovery_timeout_ms)
         self._suspicions = Suspicions()
-        self._requests = ElectionRequests()
-        self._rebalance = Rebalance(settings.preferred_leader_rebalance_interval_ms)
-        #: Partitions to be given back to their preferred leaders at the next look.
-        self._wandered: set[Partition] = set()
+        self._leaderships = Leaderships(rebalance_interval_ms=settings.preferred_leader_rebalance_interval_ms)
+        self._replacement = Replacement(settings.broker_replace_after_ms)
         self._deletions: dict[str, str] = {}
         self._unannounced: dict[str, None] = {}
         self._dirty: dict[Partition, None] = {}
@@ -123,9 +119,11 @@ class Controller:
         self._take(event, now_ms)
         if self._connected and not self.resigned:
             self._settle(now_ms)
+            if self._replacement.enabled:
+                self._replace_lost(now_ms)
             self._announce_topics()
             self._trust_settled()
-            self._effects.extend(map(DropElection, self._requests.settled()))
+            self._effects.extend(map(DropElection, self._leaderships.settled()))
             self._ask_log_ends(now_ms)
             self._outbox.set_brokers(self._visible_brokers())
             self._effects.extend(self._outbox.due(self.state, now_ms, more_coming=self._writing > 0))
@@ -140,7 +138,8 @@ class Controller:
         times = (
             self.brokers.deadline_ms,
             self._lost_tails.deadline_ms,
-            self._rebalance.deadline_ms,
+            self._leaderships.deadline_ms,
+            self._replacement.deadline_ms,
             self._outbox.deadline_ms,
         )
         return min((time for time in times if time is not None), default=None)
@@ -178,7 +177,7 @@ class Controller:
                 for name in event.deletions:
                     self._delete_if_asked(name)
             case ElectionsRead():
-                self._mark(self._requests.read(event.requests, self._concerned))
+                self._mark(self._leaderships.asked(event, self.state))
             case TopicDeleted():
                 self._topic_deleted(event)
             case LogEndsRead():
@@ -196,8 +195,7 @@ class Controller:
                 if self._connected:
                     self._brokers_changed(BrokerChanges(failed=self.brokers.give_up(now_ms)))
                     self._mark(self._lost_tails.overdue(now_ms))
-                    if self._rebalance.due(now_ms):
-                        self._look_for_wandered(now_ms)
+                    self._mark(self._leaderships.wandered(self.state.partitions(), self.brokers.standing, now_ms))
             case _:
                 assert_never(event)
 
@@ -216,13 +214,14 @@ class Controller:
         self._deletions = dict(event.deletions)
         for name in event.deletions:
             self._delete_if_asked(name)
-        self._mark(self._requests.read(event.elections, self._concerned))
-        self._rebalance.start(now_ms)
+        self._mark(self._leaderships.asked(event, self.state))
+        self._leaderships.start(now_ms)
         self._mark(self.state.partitions())
 
     def _reconnected(self, now_ms: int) -> None:
         """Levels read anew follow. What was missed meanwhile says little about the brokers."""
         self._connected = True
+        self._replacement.start_over()
         self.brokers.be_wary(now_ms)
         self._reread([p for p in self.state.partitions() if p.rereading])
         self._effects.extend(ReadTopic(name) for name, topic in self.state.topics.items() if topic.rereading)
@@ -278,18 +277,8 @@ class Controller:
         nothing any more, and a suspect, until its void claims are gone. Claims that no leader at work could take away
         do not keep a suspect out, or it could help nowhere."""
         hidden = {broker_id for broker_id in self.brokers.stopping if not self.state.leads(broker_id)}
-        for broker_id, partitions in self._suspicions.open():
-            if any(self._led_by_another(partition, broker_id) for partition in partitions):
-                hidden.add(broker_id)
+        hidden |= self._suspicions.open(self.brokers.registrations)
         return tuple(found.endpoint for found in self.brokers.present() if found.broker_id not in hidden)
-
-    def _led_by_another(self, partition: Partition, broker_id: int) -> bool:
-        """Whether a leader at work may change the ISR, as far as is known."""
-        stored = partition.stored
-        if stored is None or partition.pending is not None or partition.rereading:
-            return True
-        leader = self.brokers.registrations.get(stored.state.leader)
-        return leader is not None and leader.broker_id != broker_id and leader.incarnation == stored.leader_incarnation
 
     # --- topics --------------------------------------------------------------------------------------------------
 
@@ -303,8 +292,12 @@ class Controller:
             if known.rereading:
                 known.rereading = False
                 self._mark(known.partitions)
-            if snapshot.version < known.version or known.record == record:
-                return  # read before what is known, or nothing new
+            if snapshot.version < known.version:
+                return  # read before what is known
+            if known.record == record:
+                # Changed and changed back: nothing new, but a write that expects the old version is refused for ever.
+                self.state.put_record(known, record, snapshot.version)
+                return
         topic, changed = self.state.put_topic(snapshot)
         if known is None:
             topic.announced = any(p.stored is not None for p in topic.partitions)
@@ -356,28 +349,16 @@ class Controller:
             self._dirty.pop(partition, None)
             self._lost_tails.give_up(partition)
             self._suspicions.drop(partition)
-            self._requests.satisfied(partition)
-            self._wandered.discard(partition)
+            self._leaderships.forget(partition)
 
     # --- topics' records -------------------------------------------------------------------------------------------
 
-    def _finish_moves(self, finished: dict[Topic, dict[Partition, StateWrite | None]]) -> None:
-        """End what has moved, topic by topic in one write each. Others are looked at again after the one under way."""
-        for topic, moved in finished.items():
-            if topic.pending is not None or topic.rereading:
-                continue
-            ended = dict(list(moved.items())[: reassignments.MAX_FINISHED])
-            numbers = tuple(partition.tp.partition for partition in ended)
-            record = reassignments.finished_record(topic.record, numbers)
-            for partition, write in ended.items():
-                if write is not None:
-                    partition.pending = write
-                    self._writing += 1
-            writes = tuple(write for write in ended.values() if write is not None)
-            self._write_topic(topic, WriteTopic(record, topic.version, writes, numbers))
-
     def _write_topic(self, topic: Topic, order: WriteTopic) -> None:
         topic.pending = order
+        for write in order.writes:
+            partition = topic.partitions[write.tp.partition]
+            partition.pending = write
+            self._writing += 1
         self._effects.append(order)
 
     def _topic_answered(self, event: TopicWritten | TopicNotWritten) -> None:
@@ -406,25 +387,23 @@ class Controller:
         self._outbox.partitions_changed(partitions)
         self._mark(topic.partitions)
 
-    # --- elections that were asked for -------------------------------------------------------------------------------
-
-    def _concerned(self, request: ElectionAsked) -> Iterable[Partition]:
-        if request.partitions is None:
-            return self.state.partitions()
-        return (p for p in map(self.state.partition, request.partitions) if p is not None)
-
-    def _look_for_wandered(self, now_ms: int) -> None:
-        """Leaderships to be given back to the preferred leaders, as many as a round may move."""
-        standing = self.brokers.standing
-        for partition in self.state.partitions():
-            if partition.busy or partition.stored is None:
-                continue
-            if election.prefer(partition.replicas, partition.stored, standing, partition.unfit) is not None:
-                self._wandered.add(partition)
-                if len(self._wandered) >= MAX_MOVED:
-                    break
-        self._rebalance.looked(now_ms, moved=len(self._wandered))
-        self._mark(self._wandered)
+    def _replace_lost(self, now_ms: int) -> None:
+        """Begin to rebuild what brokers held that have been away for too long."""
+        self._replacement.observe(self.brokers.given_up(self.state.hosts()), now_ms)
+        lost = self._replacement.due(now_ms)
+        if not lost:
+            return
+        brokers = [found.endpoint for found in self.brokers.registrations.values()]
+        begun = plan(self.state, lost, brokers, self.brokers.standing)
+        for topic, targets in begun.targets.items():
+            record = reassignments.moving_record(topic.record, targets)
+            self._write_topic(topic, WriteTopic(record, topic.version))
+        if begun.targets:
+            detail = f"{begun.size} replicas of brokers {sorted(lost)} are rebuilt elsewhere"
+            self._effects.append(Report("controller.replicas.replaced", detail, begun.size, grave=True))
+        for broker_id in sorted(self._replacement.planned(begun, now_ms)):
+            detail = f"broker {broker_id} stays away, and there is no other broker for its replicas"
+            self._effects.append(Report("controller.replicas.irreplaceable", detail, grave=True))
 
     # --- partition states ------------------------------------------------------------------------------------------
 
@@ -440,7 +419,7 @@ class Controller:
             reasons[write.reason] += 1
             if write.reason in {election.UNCLEAN, election.RECOVERED}:
                 self._suspicions.drop(partition)
-                self._requests.satisfied(partition, UNCLEAN)
+                self._leaderships.elected_uncleanly(partition)
             self._adopt(partition, VersionedState(write.state, version, write.leader_incarnation))
             changed.append(partition)
         self._outbox.partitions_changed(changed)
@@ -512,24 +491,23 @@ class Controller:
         dirty, self._dirty = self._dirty, {}
         standing = self.brokers.standing
         writes = []
-        finished: dict[Topic, dict[Partition, StateWrite | None]] = {}
+        ends = MoveEnds()
         for partition in dirty:
             if partition.busy:
                 continue
-            decision = self._decide(partition, standing, now_ms) or self._improve(partition, standing)
-            if decision is not None:
-                partition.pending = _write_of(partition, decision)
-                writes.append(partition.pending)
-                self._writing += 1
+            decision = self._decide(partition, standing, now_ms) or self._leaderships.better(partition, standing)
+            if decision is None:
+                ends.look(partition, standing)
                 continue
-            self._requests.satisfied(partition)
-            if partition.move is not None and not partition.topic.rereading:
-                self._look_for_end(partition, standing, finished)
+            partition.pending = state_write(partition, decision)
+            writes.append(partition.pending)
+            self._writing += 1
         if writes:
             # Partitions that wait for a leader first, those that only lose a follower last.
             writes.sort(key=lambda write: write.reason == election.STRIPPED)
             self._effects.append(WriteStates(tuple(writes)))
-        self._finish_moves(finished)
+        for topic, order in ends.orders():
+            self._write_topic(topic, order)
 
     def _decide(self, partition: Partition, standing: election.Standing, now_ms: int) -> election.Decision | None:
         stored = partition.stored
@@ -546,46 +524,9 @@ class Controller:
             standing,
             suspects=partition.suspects,
             broken=partition.broken,
-            unclean=partition.topic.unclean or self._requests.wants(partition, UNCLEAN),
+            copying=[r for r in partition.replicas if partition.move and r not in partition.move.original],
+            unclean=self._leaderships.may_be_unclean(partition),
         )
-
-    def _improve(self, partition: Partition, standing: election.Standing) -> election.Decision | None:
-        """Another leader for a partition whose leader stands: because it moves, or because that was asked for."""
-        stored, move = partition.stored, partition.move
-        wandered = partition in self._wandered
-        self._wandered.discard(partition)
-        if stored is None:
-            return None
-        if move is not None:
-            decision = reassignments.next_leader(
-                move, stored, standing, unfit=partition.unfit, min_isr=partition.topic.min_isr
-            )
-            if decision is not None:
-                return decision
-        if wandered or self._requests.wants(partition, PREFERRED):
-            return election.prefer(partition.replicas, stored, standing, partition.unfit)
-        return None
-
-    def _look_for_end(
-        self,
-        partition: Partition,
-        standing: election.Standing,
-        finished: dict[Topic, dict[Partition, StateWrite | None]],
-    ) -> None:
-        """Whether the partition has moved, and what state that leaves it in; None: the one it is in."""
-        assert partition.move is not None
-        if reassignments.only_reorders(partition.replicas, partition.move):
-            finished.setdefault(partition.topic, {})[partition] = None
-        elif partition.stored is not None:
-            end = reassignments.finish(
-                partition.move,
-                partition.stored,
-                standing,
-                unfit=partition.unfit,
-                min_isr=partition.topic.min_isr,
-            )
-            if end is not None:
-                finished.setdefault(partition.topic, {})[partition] = _write_of(partition, end)
 
     # --- lost tails ------------------------------------------------------------------------------------------------
 
@@ -656,16 +597,4 @@ class Controller:
         """Nothing is under way or waiting to be told."""
         writing = any(p.pending is not None or p.rereading for p in self.state.partitions())
         writing = writing or any(t.pending is not None or t.rereading for t in self.state.topics.values())
-        return not (writing or self._dirty or self._unannounced) and self._requests.idle and self._outbox.idle
-
-
-def _write_of(partition: Partition, decision: election.Decision) -> StateWrite:
-    stored = partition.stored
-    return StateWrite(
-        partition.tp,
-        partition.topic.record.topic_id,
-        decision.state,
-        decision.leader_incarnation,
-        CREATE if stored is None else stored.version,
-        decision.reason,
-    )
+        return not (writing or self._dirty or self._unannounced) and self._leaderships.idle and self._outbox.idle

@@ -55,12 +55,14 @@ def decide(
     *,
     suspects: Collection[int] = (),
     broken: Collection[int] = (),
+    copying: Collection[int] = (),
     unclean: bool = False,
 ) -> Decision | None:
     """The next state of a partition, or None when the stored one is right.
 
     The replicas of live ``suspects`` may have lost their tails, those of ``broken`` brokers cannot be opened: neither
-    is elected.
+    is elected cleanly. Uncleanly, replicas that are ``copying`` for the first time are elected only if nobody else is
+    there, but for broken ones.
     """
     live, held, stopping, _ = standing
     if stored is None:
@@ -86,7 +88,8 @@ def decide(
 
     if unclean and not any(m in held for m in state.isr):
         candidates = [r for r in replicas if r in live]
-        candidates.sort(key=lambda r: (r in unfit, r in stopping))  # stable: assignment order within
+        # A lost tail is less than most of a log. Stable: assignment order within.
+        candidates.sort(key=lambda r: (r in broken, r in copying, r in suspects, r in stopping))
         if candidates:
             return _next(stored, standing, candidates[0], (candidates[0],), UNCLEAN)
     if leader == NO_LEADER:

@@ -8,9 +8,10 @@ partition is left the broker is trusted like any other.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from sparklog.controller.cluster_state import Partition
+from sparklog.model import BrokerRegistration
 
 
 class Suspicions:
@@ -44,9 +45,13 @@ class Suspicions:
         if partition.suspects:
             self._acquit(partition, list(partition.suspects))
 
-    def open(self) -> Iterable[tuple[int, Iterable[Partition]]]:
-        """Suspected brokers and where they are suspected."""
-        return self._by_broker.items()
+    def open(self, live: Mapping[int, BrokerRegistration]) -> set[int]:
+        """Brokers with void claims that a leader at work can take away."""
+        return {
+            broker_id
+            for broker_id, partitions in self._by_broker.items()
+            if any(_led_by_another(partition, broker_id, live) for partition in partitions)
+        }
 
     def settled(self) -> list[int]:
         """Brokers suspected nowhere any more; each is returned once."""
@@ -61,3 +66,12 @@ class Suspicions:
             suspected = self._by_broker.get(broker_id)
             if suspected is not None:
                 suspected.discard(partition)
+
+
+def _led_by_another(partition: Partition, broker_id: int, live: Mapping[int, BrokerRegistration]) -> bool:
+    """Whether a leader at work may change the ISR, as far as is known."""
+    stored = partition.stored
+    if stored is None or partition.pending is not None or partition.rereading:
+        return True
+    leader = live.get(stored.state.leader)
+    return leader is not None and leader.broker_id != broker_id and leader.incarnation == stored.leader_incarnation

@@ -325,8 +325,8 @@ class SessionBuilder:
 
     @property
     def established(self) -> bool:
-        """The server has told the session's id."""
-        return self._session_id != NO_SESSION
+        """The server has told the session's id, and the session is not lost since."""
+        return self._epoch != FULL
 
     @property
     def session_id(self) -> int:

@@ -244,12 +244,16 @@ class Replica:
         if isinstance(role, Leader):
             state = view.state
             assert state is not None and state.leader == view.broker_id and state.leader_epoch == role.epoch
-            assert view.broker_id in role.isr.committed
-            assert set(role.isr.committed) <= set(role.isr.maximal)
-            assert role.isr.committed == state.isr, f"ISR {role.isr.committed} acted on, {state.isr} written"
+            isr = role.isr
+            assert view.broker_id in isr.committed
+            if type(isr) is not CommittedIsr:
+                assert set(isr.committed) <= set(isr.maximal)
+            assert isr.committed == state.isr, f"ISR {isr.committed} acted on, {state.isr} written"
             assert role.epoch_start <= log.log_end_offset
             assert role.purgatory.first_end > view.high_watermark, "a committed produce was not answered"
-            assert all(peer.log_end <= log.log_end_offset for peer in role.progress.values())
+            end = log.log_end_offset
+            for peer in role.progress.values():
+                assert peer.log_end <= end, f"a follower fetched from {peer.log_end}, the log ends at {end}"
 
     # --- decisions ----------------------------------------------------------------------------------------------
 

@@ -161,6 +161,7 @@ class TopicView:
             columns=plan.stored_columns,
             keep=lambda header: header.max_timestamp >= time_us,
             topic_id=topic.topic_id,
+            isolation=0,  # time alone decides, as for the broker, which looks at no transactions either
             max_bytes=1,
         ) as reader:
             for found in reader.fetched():

@@ -243,7 +243,9 @@ class _Checker:
             names = [(sent.producer, number) for number in range(sent.first, sent.first + sent.count)]
             missing = [name for name in names if name not in found]
             if not self._must_last(sent.topic):
-                self.counts["records lost where acks allow it"] += len(missing)
+                remade = self._rules(sent.topic) == "remade"
+                reason = "records gone with their topic" if remade else "records lost where acks allow it"
+                self.counts[reason] += len(missing)
                 continue
             place = f"{sent.topic}-{sent.partition}"
             if missing:

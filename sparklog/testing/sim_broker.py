@@ -7,11 +7,11 @@ or what was flushed.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from random import Random
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from sparklog.broker.metadata_cache import MetadataCache
 from sparklog.errors import BrokerError, ErrorCode
@@ -163,20 +163,30 @@ class SimBroker(SimProcess):
         self._register(self.session)
 
     def _register(self, session: SimSession) -> None:
+        """Read the last incarnation, then register as the next one; from the start where an answer is lost, or where
+        somebody else's registration, perhaps an earlier process' late one, came between."""
         if session is not self.session:
             return
-
-        def registered(incarnation: int) -> None:
-            if session is self.session and incarnation != self.incarnation:
-                self.incarnation = incarnation
-                self.world.note(f"b{self.broker_id} is registered as {incarnation}")
-
         broker_id, lost = self.broker_id, self._lost_page_cache
-        session.ask(
-            lambda: self.zk.register(broker_id, session.session_id, lost_page_cache=lost),
-            registered,
-            lambda: self.later(REGISTER_MS, lambda: self._register(session)),
-        )
+
+        def again() -> None:
+            self.later(REGISTER_MS, lambda: self._register(session))
+
+        def registered(incarnation: int | None) -> None:
+            if incarnation is None:
+                again()
+            elif session is self.session and incarnation != self.incarnation:
+                self.incarnation = incarnation
+                self.world.note(f"b{broker_id} is registered as {incarnation}")
+
+        def read(last: int) -> None:
+            session.ask(
+                lambda: self.zk.register(broker_id, session.session_id, after=last, lost_page_cache=lost),
+                registered,
+                again,
+            )
+
+        session.ask(lambda: self.zk.incarnation(broker_id), read, again)
 
     def crash(self, *, lose_page_cache: bool, chance: Random | None = None) -> None:
         """The process ends, and with ``lose_page_cache`` the host. Closed connections tell the others."""
@@ -333,12 +343,12 @@ class SimBroker(SimProcess):
                 self._decide(decision)
         gone = set(update.deleted)
         own = {
-            TopicPartition(decision.topic, decision.partition)
+            (TopicPartition(decision.topic, decision.partition), decision.topic_id)
             for decision in update.partitions
             if self.broker_id in decision.replicas or self.broker_id in decision.state.isr
         }
         for tp, hosted in list(self.hosted.items()):
-            if (tp.topic, hosted.topic_id) in gone or (update.full and tp not in own):
+            if (tp.topic, hosted.topic_id) in gone or (update.full and (tp, hosted.topic_id) not in own):
                 self.drop(tp)
 
     def _decide(self, decision: PartitionDecision) -> None:
@@ -351,7 +361,10 @@ class SimBroker(SimProcess):
         if own:
             self._host(tp, decision.topic_id)
         hosted = self.hosted.get(tp)
-        if hosted is None or hosted.topic_id != decision.topic_id or hosted.replica is None:
+        if hosted is not None and hosted.replica is None:
+            self._let_go(tp)
+            return
+        if hosted is None or hosted.topic_id != decision.topic_id:
             return
         decided = ev.Decided(
             state=decision.state,
@@ -364,6 +377,12 @@ class SimBroker(SimProcess):
         )
         self.handle(tp, decided)
         if not own and hosted.replica is not None and hosted.replica.dismissed:
+            self.drop(tp)
+
+    def _let_go(self, tp: TopicPartition) -> None:
+        """Data found at start that was kept for the ISR goes when this broker is in neither it nor the replicas."""
+        known = self.cache.partition(tp)
+        if known is not None and self.broker_id not in (*known.replicas, *known.state.isr):
             self.drop(tp)
 
     def _host(self, tp: TopicPartition, topic_id: str) -> None:
@@ -409,7 +428,7 @@ class SimBroker(SimProcess):
     def _tell(self, produce: Produce, code: ErrorCode) -> None:
         told = produce.told
         if told is not None:
-            self.world.send(self.name, "client", lambda: told(code))
+            self.world.send(self.name, "client", partial(told, code))
 
     def handle(
         self,
@@ -424,62 +443,54 @@ class SimBroker(SimProcess):
         replica = hosted.replica
         if replica is None:
             return
-        queue: deque[ev.Event] = deque([event])
-        while queue:
-            for effect in replica.step(queue.popleft(), self.now_ms):
-                result = self._perform(tp, hosted, effect, batches, asked)
-                if result is not None:
-                    queue.append(result)
+        perform, now_ms = self._PERFORM, self.now_ms
+        facts: list[ev.Event] = [event]
+        for fact in facts:  # grows meanwhile
+            for effect in replica.step(fact, now_ms):
+                led_to = perform[type(effect)](self, tp, hosted, effect, batches, asked)
+                if led_to is not None:
+                    facts.append(led_to)
         if self.cluster.check_cores:
             replica.check_invariants()
 
-    def _perform(
-        self, tp: TopicPartition, hosted: Hosted, effect: fx.Effect, batches: tuple[SimBatch, ...], asked: Asked | None
-    ) -> ev.Event | None:
-        match effect:
-            case fx.AppendAsLeader(ticket, leader_epoch):
-                return self._append_as_leader(hosted, ticket, leader_epoch)
-            case fx.AnswerProduce(ticket, code, base_offset):
-                produce = hosted.produces.pop(ticket)
-                if code == ErrorCode.NONE:
-                    hosted.checker.answered(produce.body, produce.acks, base_offset)
-                self._tell(produce, code)
-            case fx.AppendAsFollower():
-                return self._append_as_follower(hosted, batches)
-            case fx.HighWatermarkMoved(mark):
-                assert hosted.replica is not None
-                hosted.checker.high_watermark_moved(self.broker_id, mark, epoch=hosted.replica.leader_epoch)
-                self._wake(hosted)
-            case fx.LogEndMoved():
-                self._wake(hosted)
-            case fx.ServeFetch() | fx.RefuseFetch() | fx.AnswerDiverging():
-                assert asked is not None
-                self._answer_fetch(hosted, effect, asked)
-            case fx.TruncateLog(offset):
-                self.world.note(f"b{self.broker_id} truncates {tp} from {hosted.log.log_end_offset} to {offset}")
-                end_offset = hosted.log.truncate(offset)
-                hosted.checker.cut(self.broker_id)
-                return ev.Truncated(end_offset)
-            case fx.RestartLog(offset):
-                hosted.log.restart_at(offset)
-                hosted.checker.cut(self.broker_id)
-                return ev.Truncated(offset)
-            case fx.WriteIsr():
-                self._write_isr(tp, hosted, effect)
-            case fx.IsrChanged():
-                self._isr_changed(tp)
-            case fx.StartFetching(leader, leader_epoch):
-                hosted.fetching = Fetching(leader, leader_epoch)
-                self._fetch(tp, hosted, hosted.fetching)
-            case fx.StopFetching():
-                hosted.fetching = None
-            case fx.RoleChanged(role, epoch):
-                self._role_changed(tp, hosted, role, epoch)
-            case fx.ReportBadDecision(detail):
-                raise Violation(f"{tp}: {detail}", rule="TypeOk", partition=str(tp))
-        return None
+    def _truncate(self, tp: TopicPartition, hosted: Hosted, effect: fx.TruncateLog, *_: object) -> ev.Event:
+        self.world.note(f"b{self.broker_id} truncates {tp} from {hosted.log.log_end_offset} to {effect.offset}")
+        end_offset = hosted.log.truncate(effect.offset)
+        hosted.checker.cut(self.broker_id)
+        return ev.Truncated(end_offset)
 
-    def _role_changed(self, tp: TopicPartition, hosted: Hosted, role: str, epoch: int) -> None:
+    def _restart_log(self, tp: TopicPartition, hosted: Hosted, effect: fx.RestartLog, *_: object) -> ev.Event:
+        hosted.log.restart_at(effect.offset)
+        hosted.checker.cut(self.broker_id)
+        return ev.Truncated(effect.offset)
+
+    def _answer_produce(self, tp: TopicPartition, hosted: Hosted, effect: fx.AnswerProduce, *_: object) -> None:
+        produce = hosted.produces.pop(effect.ticket)
+        if effect.code == ErrorCode.NONE:
+            hosted.checker.answered(produce.body, produce.acks, effect.base_offset)
+        self._tell(produce, effect.code)
+
+    def _mark_moved(self, tp: TopicPartition, hosted: Hosted, effect: fx.HighWatermarkMoved, *_: object) -> None:
+        assert hosted.replica is not None
+        epoch = hosted.replica.leader_epoch
+        hosted.checker.high_watermark_moved(self.broker_id, effect.high_watermark, epoch=epoch)
+        self._wake(hosted)
+
+    def _end_moved(self, tp: TopicPartition, hosted: Hosted, *_: object) -> None:
+        self._wake(hosted)
+
+    def _start_fetching(self, tp: TopicPartition, hosted: Hosted, effect: fx.StartFetching, *_: object) -> None:
+        hosted.fetching = Fetching(effect.leader, effect.leader_epoch)
+        self._fetch(tp, hosted, hosted.fetching)
+
+    def _stop_fetching(self, tp: TopicPartition, hosted: Hosted, *_: object) -> None:
+        hosted.fetching = None
+
+    def _bad_decision(self, tp: TopicPartition, hosted: Hosted, effect: fx.ReportBadDecision, *_: object) -> None:
+        raise Violation(f"{tp}: {effect.detail}", rule="TypeOk", partition=str(tp))
+
+    def _role_changed(self, tp: TopicPartition, hosted: Hosted, effect: fx.RoleChanged, *_: object) -> None:
+        role, epoch = effect.role, effect.leader_epoch
         self.world.note(f"b{self.broker_id} is {role} of {tp} in epoch {epoch}")
         if role == "leader":
             hosted.checker.became_leader(self.broker_id, self.process, epoch)
@@ -489,7 +500,8 @@ class SimBroker(SimProcess):
 
     # --- appending ----------------------------------------------------------------------------------------------
 
-    def _append_as_leader(self, hosted: Hosted, ticket: int, leader_epoch: int) -> ev.Event:
+    def _append_as_leader(self, tp: TopicPartition, hosted: Hosted, effect: fx.AppendAsLeader, *_: object) -> ev.Event:
+        ticket, leader_epoch = effect.ticket, effect.leader_epoch
         produce, log = hosted.produces[ticket], hosted.log
         if produce.sequence is not NOT_IDEMPOTENT:
             try:
@@ -515,7 +527,9 @@ class SimBroker(SimProcess):
         self._tell(hosted.produces.pop(ticket), code)
         return ev.LeaderAppendFailed(ticket)
 
-    def _append_as_follower(self, hosted: Hosted, batches: tuple[SimBatch, ...]) -> ev.Event:
+    def _append_as_follower(
+        self, tp: TopicPartition, hosted: Hosted, effect: fx.Effect, batches: tuple[SimBatch, ...], *_: object
+    ) -> ev.Event:
         """All of them or none."""
         if self._has_no_room() or not batches:
             return ev.FollowerAppended(hosted.log.log_end_offset)
@@ -585,15 +599,26 @@ class SimBroker(SimProcess):
                     self._fetch(tp, hosted, fetching)
 
         def reply(answer: ev.LeaderAnswered, batches: tuple[SimBatch, ...]) -> None:
-            self.world.send(leader.name, self.name, lambda: self.run(process, lambda: answered(answer, batches)))
+            self.world.send(leader.name, self.name, partial(self.run, process, partial(answered, answer, batches)))
 
         asked = Asked(event, replica.high_watermark, reply)
-        self.send(leader, lambda: leader.fetched(tp, hosted.topic_id, asked))
+        self.send(leader, partial(leader.fetched, tp, hosted.topic_id, asked))
 
     def fetched(self, tp: TopicPartition, topic_id: str, asked: Asked) -> None:
         hosted = self.hosted.get(tp)
         if hosted is not None and hosted.replica is not None and hosted.topic_id == topic_id:
             self.handle(tp, asked.event, asked=asked)
+
+    def _verdict(
+        self,
+        tp: TopicPartition,
+        hosted: Hosted,
+        effect: FetchVerdict,
+        batches: tuple[SimBatch, ...],
+        asked: Asked | None,
+    ) -> None:
+        assert asked is not None
+        self._answer_fetch(hosted, effect, asked)
 
     def _answer_fetch(self, hosted: Hosted, verdict: FetchVerdict, asked: Asked) -> None:
         log, replica, event = hosted.log, hosted.replica, asked.event
@@ -634,7 +659,7 @@ class SimBroker(SimProcess):
 
     # --- ZooKeeper ----------------------------------------------------------------------------------------------
 
-    def _write_isr(self, tp: TopicPartition, hosted: Hosted, order: fx.WriteIsr) -> None:
+    def _write_isr(self, tp: TopicPartition, hosted: Hosted, order: fx.WriteIsr, *_: object) -> None:
         """Compare-and-set. When no answer comes in time its fate is unknown: report that and read until it is known;
         an answer that comes later still is not believed, as a lost connection would not bring it."""
         expected, incarnation, session = order.expected_version, self.incarnation, self.session
@@ -685,7 +710,7 @@ class SimBroker(SimProcess):
 
         session.ask(execute, answered, lost)
 
-    def _isr_changed(self, tp: TopicPartition) -> None:
+    def _isr_changed(self, tp: TopicPartition, *_: object) -> None:
         """Tell the controller, together with whatever else changes in the next moment."""
         if not self._changed:
             self.later(NOTIFY_MS, self._notify)
@@ -702,3 +727,23 @@ class SimBroker(SimProcess):
             lambda _: None,
             lambda: self.later(20, lambda: self._send_notice(changed)),
         )
+
+    #: by type: half of the simulator's time passes here
+    _PERFORM: ClassVar[dict[type, Callable[..., ev.Event | None]]] = {
+        fx.AppendAsLeader: _append_as_leader,
+        fx.AnswerProduce: _answer_produce,
+        fx.AppendAsFollower: _append_as_follower,
+        fx.HighWatermarkMoved: _mark_moved,
+        fx.LogEndMoved: _end_moved,
+        fx.ServeFetch: _verdict,
+        fx.RefuseFetch: _verdict,
+        fx.AnswerDiverging: _verdict,
+        fx.TruncateLog: _truncate,
+        fx.RestartLog: _restart_log,
+        fx.WriteIsr: _write_isr,
+        fx.IsrChanged: _isr_changed,
+        fx.StartFetching: _start_fetching,
+        fx.StopFetching: _stop_fetching,
+        fx.RoleChanged: _role_changed,
+        fx.ReportBadDecision: _bad_decision,
+    }

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from random import Random
 from typing import NamedTuple
 
 from sparklog.replica.replica import Replica
 from sparklog.testing.sim_checks import Violation
 from sparklog.testing.sim_cluster import SimCluster
 from sparklog.testing.sim_mutants import BY_NAME, SOUND, Mutant
-from sparklog.testing.sim_schedule import Action
+from sparklog.testing.sim_schedule import Action, draw_schedule
 from sparklog.testing.sim_trace import about, traced
 from sparklog.testing.sim_world import FINE
 
@@ -45,9 +46,13 @@ class _CaseCluster(SimCluster):
 
     def schedule(self, fault_ms: int) -> tuple[Action, ...]:
         if self.case.only is None:
-            return super().schedule(fault_ms)
-        known = {action.number: action for action in super().schedule(SCHEDULE_MS)}
+            return self._drawn(fault_ms)
+        known = {action.number: action for action in self._drawn(SCHEDULE_MS)}
         return tuple(known[number]._replace(at_ms=at_ms) for number, at_ms in self.case.only if number in known)
+
+    def _drawn(self, until_ms: int) -> tuple[Action, ...]:
+        likely = dict(self.case.variant.likely)
+        return draw_schedule(Random(f"schedule {self.seed}"), until_ms=until_ms, restless=self.restless, likely=likely)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +102,11 @@ class Case:
         return Play(found, tuple(lines))
 
     @property
-    def _variant(self) -> Mutant:
+    def variant(self) -> Mutant:
         return SOUND if self.mutant is None else BY_NAME[self.mutant]
 
     def _cluster(self) -> SimCluster:
-        variant = self._variant
+        variant = self.variant
         loss = variant.page_cache_loss if self.page_cache_loss is None else self.page_cache_loss
         cluster = _CaseCluster(
             self.seed,
@@ -111,7 +116,8 @@ class Case:
             controller_type=variant.controller_type,
             broker_type=variant.broker_type,
             log_type=variant.log_type,
-            check_cores=variant is SOUND,
+            lease_type=variant.lease_type,
+            check_cores=variant.sound,
             weather=variant.weather,
             restless=variant.restless,
             page_cache_loss=loss,
@@ -124,7 +130,7 @@ class Case:
         return cluster
 
     def _run(self, cluster: SimCluster) -> Found | None:
-        with self._variant.applied():
+        with self.variant.applied():
             try:
                 cluster.run(fault_ms=self.fault_ms, heal_ms=self.heal_ms)
             except Violation as broken:

@@ -47,7 +47,9 @@ class PartitionChecker:
         self.acked: dict[str, int] = {}
         self.leaders: dict[int, tuple[int, int]] = {}
         self.isr: tuple[int, ...] = ()
-        self._last: VersionedState | None = None
+        #: the last write of its state: before and after
+        self._last: tuple[VersionedState | None, VersionedState] | None = None
+        self._move: Reassignment | None = None
         #: ISR writes that may still arrive: expected version and set
         self.proposed: set[tuple[int, tuple[int, ...]]] = set()
         #: brokers whose page cache was lost, with the incarnation that lost it; no promise counts on them until a
@@ -62,9 +64,23 @@ class PartitionChecker:
 
     def assigned(self, replicas: tuple[int, ...], move: Reassignment | None) -> None:
         """The topic's record has these replicas for the partition, and this move under way."""
+        ended, self._move = self._move, move
+        if ended is not None and move is None and set(self.replicas) != set(replicas):
+            self._move_ended(ended)
         self.replicas = replicas
         factor = min(len(move.target), len(move.original)) if move else len(replicas)
         self._fewest = min(self._fewest, factor)
+
+    def _move_ended(self, move: Reassignment) -> None:
+        """With the target in sync, and in a leader epoch in which nobody else can fetch. The state was written first,
+        in the same multi."""
+        assert self._last is not None
+        before, after = self._last
+        target, isr = set(move.target), set(after.state.isr)
+        if not isr <= target or (isr != target and target != set(move.original)):
+            self.fail("moves end in sync", f"to {move.target} with ISR {after.state.isr}")
+        if before is None or after.state.leader_epoch <= before.state.leader_epoch:
+            self.fail("moves end in a new epoch", f"to {move.target} in epoch {after.state.leader_epoch}")
 
     def fail(self, rule: str, what: str) -> NoReturn:
         raise Violation(f"{self.name}: {rule}: {what}", rule=rule, partition=self.name)
@@ -234,6 +250,7 @@ class PartitionChecker:
         """A state was written to ZooKeeper. ``controller_epoch`` is the newest there; ``incarnation`` gives the last
         registered one of a broker."""
         new = after.state
+        self._last = before, after
         self._type_ok(before, after)
         if new.leader != NO_LEADER and new.leader not in new.isr:
             self.fail("leader in ISR", f"leader {new.leader} written outside its ISR {new.isr}")

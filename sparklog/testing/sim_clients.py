@@ -6,6 +6,7 @@ delivery time-out: then, as its fate is unknown, it goes on in a new epoch of it
 
 from __future__ import annotations
 
+from functools import partial
 from random import Random
 from typing import Protocol
 
@@ -53,7 +54,7 @@ def find_leader(cluster: ServedCluster, tp: TopicPartition, chance: Random) -> S
 def send(cluster: ServedCluster, tp: TopicPartition, produce: Produce) -> None:
     broker = find_leader(cluster, tp, cluster.world.random)
     process = broker.process
-    cluster.world.send("client", broker.name, lambda: broker.run(process, lambda: broker.produce(tp, produce)))
+    cluster.world.send("client", broker.name, partial(broker.run, process, partial(broker.produce, tp, produce)))
 
 
 class SimProducer:

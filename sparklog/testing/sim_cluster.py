@@ -19,12 +19,14 @@ from collections.abc import Callable
 from functools import partial
 from random import Random
 
+from sparklog.broker.lease import Lease
 from sparklog.model import LeaderAndIsr, TopicPartition, TopicRecord, TopicSchema, VersionedState
 from sparklog.replica.replica import Replica, ReplicaSettings
 from sparklog.testing.sim_broker import SimBroker
 from sparklog.testing.sim_checks import PartitionChecker, Violation
 from sparklog.testing.sim_clients import SimProducer, SimWriter
 from sparklog.testing.sim_controller_core import CoreController
+from sparklog.testing.sim_driver import Driver
 from sparklog.testing.sim_faults import Faults
 from sparklog.testing.sim_log import SimLog
 from sparklog.testing.sim_operators import Operators
@@ -51,6 +53,7 @@ class SimCluster:
         controller_type: type[CoreController] = CoreController,
         broker_type: type[SimBroker] = SimBroker,
         log_type: type[SimLog] = SimLog,
+        lease_type: type[Lease] = Lease,
         check_cores: bool = True,
         weather: Weather | None = None,
         restless: float | None = None,
@@ -79,7 +82,7 @@ class SimCluster:
         self.checkers: dict[TopicPartition, PartitionChecker] = {}
         self.producers: dict[TopicPartition, SimProducer] = {}
         self.faults_over = False
-        self._restless = self.world.random.choice((0.0, 0.03, 0.15)) if restless is None else restless
+        self.restless = self.world.random.choice((0.0, 0.03, 0.15)) if restless is None else restless
         self._accidents = accidents
         self._by_id: dict[tuple[str, int], PartitionChecker] = {}
         self._writers: list[SimWriter] = []
@@ -87,7 +90,12 @@ class SimCluster:
         self.controllers = [controller_type(name, self) for name in ("c1", "c2")]
         self.faults = Faults(self)
         self.operators = Operators(self)
-        self._kinds: dict[str, Callable[[Random], None]] = {**self.faults.kinds, **self.operators.kinds}
+        self.driver = Driver(self, lease_type=lease_type)
+        self._kinds: dict[str, Callable[[Random], None]] = {
+            **self.faults.kinds,
+            **self.operators.kinds,
+            **self.driver.kinds,
+        }
         ids = list(self.brokers)
         replicas = (tuple(ids[n % brokers :] + ids[: n % brokers]) for n in range(partitions))
         self.create_topic("t", tuple(replicas))
@@ -130,7 +138,7 @@ class SimCluster:
         """What befalls this cluster within that time, by its seed."""
         if not self._accidents:
             return ()
-        return draw_schedule(Random(f"schedule {self.seed}"), until_ms=fault_ms, restless=self._restless)
+        return draw_schedule(Random(f"schedule {self.seed}"), until_ms=fault_ms, restless=self.restless)
 
     def run(self, *, fault_ms: int = 6000, heal_ms: int = 4000) -> None:
         """Play the seed's schedule.
@@ -170,6 +178,7 @@ class SimCluster:
         self.world.cut.clear()
         self.append_failure = 0.0
         self.world.note("faults stop")
+        self.driver.come_back()
         self.faults.end()
 
     def _stop_clients(self) -> None:
@@ -203,6 +212,9 @@ class SimCluster:
         if set(state.isr) != set(replicas) or state.leader not in replicas:
             fail("ISRs are full", f"after the faults the state is {state}, replicas are {replicas}")
         checker = self.checkers[tp]
+        hosting = [broker for broker in replicas if tp in self.brokers[broker].hosted]
+        if len(hosting) < len(replicas):
+            fail("replicas settle", f"only {hosting} of {replicas} host it")
         leader = self.brokers[state.leader].hosted[tp]
         checker.settled(leader.log)
         for broker_id in replicas:

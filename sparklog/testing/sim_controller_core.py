@@ -173,7 +173,10 @@ class CoreController(SimProcess):
         """Ask for the levels, and give the core the time."""
         core, session = self.core, self.session
         if core is not None and session is not None:
-            session.ask(self.zk.levels, lambda levels: self._show(core, session, levels), lambda: None)
+            shown = self._shown
+            # No watch fires where nothing changed; notifications are read until they have been deleted.
+            if shown is None or shown.isr_changes or self.zk.levels() != shown:
+                session.ask(self.zk.levels, lambda levels: self._show(core, session, levels), lambda: None)
             if core.deadline_ms is not None and core.deadline_ms <= self.now_ms:
                 self._step(core, ev.Ticked())
         self.later(PERIOD_MS + self.world.random.randrange(PERIOD_MS), self._look)
@@ -276,10 +279,6 @@ class CoreController(SimProcess):
         if core is self.core:
             self._until_done(core, execute)
 
-    def _may_write(self, core: Controller) -> bool:
-        """What each multi of a controller checks in ZooKeeper."""
-        return core.controller_epoch == self.zk.controller_epoch
-
     def _write(self, core: Controller, write: fx.StateWrite) -> None:
         tp = write.tp
         checker = self.cluster.checkers.get(tp)
@@ -287,7 +286,7 @@ class CoreController(SimProcess):
             checker.proposed.add((write.expected_version, write.state.isr))
 
         def execute() -> _Outcome:
-            if not self._may_write(core):
+            if core.controller_epoch != self.zk.controller_epoch:
                 self.world.happened["write of a deposed controller refused"] += 1
                 return EpochLost()
             return self.zk.write_state(

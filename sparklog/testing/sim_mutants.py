@@ -8,22 +8,24 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from types import ModuleType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from msgspec import structs
 
+from sparklog.broker.lease import Lease, OrphanStep
+from sparklog.broker.metadata_cache import MetadataCache
 from sparklog.controller import reassignments
 from sparklog.controller.cluster_state import Partition
 from sparklog.controller.controller import Controller
-from sparklog.controller.election import ELECTED, MOVED, Decision, Standing, decide
+from sparklog.controller.election import ELECTED, MOVED, Decision, Standing, decide, stands
+from sparklog.controller.election import move as elect
 from sparklog.errors import ErrorCode
-from sparklog.model import NO_LEADER, LeaderAndIsr, Reassignment
+from sparklog.model import NO_LEADER, LeaderAndIsr, Reassignment, VersionedState
 from sparklog.protocol.messages import ControlUpdate
 from sparklog.replica import effects as fx
 from sparklog.replica import events as ev
 from sparklog.replica.follower import Follower
-from sparklog.replica.isr import CommittedIsr, IsrState, PendingIsr
+from sparklog.replica.isr import IsrState, PendingIsr
 from sparklog.replica.leader import Leader
 from sparklog.replica.progress import Progress
 from sparklog.replica.replica import Replica
@@ -32,29 +34,45 @@ from sparklog.testing.sim_controller_core import CoreController
 from sparklog.testing.sim_log import SimLog
 from sparklog.testing.sim_world import Weather
 
-#: module, name of a function in it, and what stands in its place
-Patch = tuple[ModuleType, str, Callable[..., Any]]
+#: module or class, name of a function in it, and what stands in its place
+NOTHING = "nothing"
+Patch = tuple[object, str, Callable[..., Any]]
+
+
+class Caught(NamedTuple):
+    """The rule that is found broken, the seed that shows it now, and the bound: one of so many seeds must show it."""
+
+    rule: str
+    seed: int
+    within: int
 
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """``caught``: the rules of which one is found broken. ``within``: seeds from 0 on, one of which must fail.
+    """Broken on purpose. ``caught`` says by what.
     ``weather`` and ``restless`` seek the rare cases where the broken rule is the only one that holds; the others are
     found in any weather. So does ``page_cache_loss``."""
 
     name: str
     broken: str
-    caught: tuple[str, ...]
+    caught: Caught
     replica_type: type[Replica] = Replica
     controller_type: type[CoreController] = CoreController
     broker_type: type[SimBroker] = SimBroker
     log_type: type[SimLog] = SimLog
+    lease_type: type[Lease] = Lease
     patches: tuple[Patch, ...] = ()
-    within: int = 40
     weather: Weather | None = None
     restless: float | None = None
     page_cache_loss: float = 0.3
+    #: weights of faults and operations that are likelier than usual
+    likely: tuple[tuple[str, float], ...] = ()
     partitions: int = 1
+
+    @property
+    def sound(self) -> bool:
+        """Nothing is broken: it must not be caught."""
+        return self.broken == NOTHING
 
     @contextmanager
     def applied(self) -> Iterator[None]:
@@ -198,33 +216,14 @@ class _BelowMinIsrReplica(Replica):
     leader_type = _BelowMinIsr
 
 
-class _Impatient(Leader):
-    """Forgets an addition whose answer was lost, as if it had not been written."""
-
-    def isr_write_failed(self, event: ev.IsrWriteFailed) -> list[fx.Effect]:
-        if not isinstance(self.isr, CommittedIsr):
-            self._isr_became(self.isr.before)
-        return []
-
-
-class _ImpatientReplica(Replica):
-    leader_type = _Impatient
-
-
 class _AnyIncarnation(Leader):
-    """Takes a fetch of any incarnation for the one it knows: what an earlier one held counts for the next."""
+    """Takes a late fetch of an earlier incarnation for one of the present: what that one held counts for this."""
 
     def fetched(self, event: ev.FollowerFetched, now_ms: int) -> list[fx.Effect]:
         peer = self.progress.get(event.replica_id)
-        if peer is not None and peer.incarnation != -1:
+        if peer is not None and event.incarnation < peer.incarnation:
             event = structs.replace(event, incarnation=peer.incarnation)
         return super().fetched(event, now_ms)
-
-    def cluster_changed(self, now_ms: int) -> list[fx.Effect]:
-        """As ever, but that a new incarnation starts where the last one was."""
-        for broker, peer in self.progress.items():
-            peer.incarnation = max(peer.incarnation, self.view.incarnations.get(broker, -1))
-        return super().cluster_changed(now_ms)
 
 
 class _AnyIncarnationReplica(Replica):
@@ -262,28 +261,6 @@ class _Staying(Leader):
 
 class _StayingReplica(Replica):
     leader_type = _Staying
-
-
-class _Clinging(Leader):
-    """Goes on counting replicas that are none any more, and lets them in again."""
-
-    def follow_assignment(self, now_ms: int) -> None:
-        self.view.replicas = (*self.view.replicas, *(b for b in self._once() if b not in self.view.replicas))
-        super().follow_assignment(now_ms)
-
-    def _once(self) -> tuple[int, ...]:
-        return tuple(getattr(self, "progress", ()))
-
-    def _may_join(self, broker: int, peer: Progress, now_ms: int) -> bool:
-        leaving, self.view.leaving = self.view.leaving, frozenset()
-        try:
-            return super()._may_join(broker, peer, now_ms)
-        finally:
-            self.view.leaving = leaving
-
-
-class _ClingingReplica(Replica):
-    leader_type = _Clinging
 
 
 class _SmallFactorReplica(Replica):
@@ -338,13 +315,6 @@ class _UncleanController(CoreController):
     core_type = _Unclean
 
 
-class _UnfencedController(CoreController):
-    """Writes states though a newer controller has been elected."""
-
-    def _may_write(self, core: Controller) -> bool:
-        return True
-
-
 class _ObedientBroker(SimBroker):
     """Does what any controller says, deposed or not."""
 
@@ -353,19 +323,11 @@ class _ObedientBroker(SimBroker):
         return None if refusal == ErrorCode.STALE_CONTROLLER_EPOCH else refusal
 
 
-class _AnyUpdateBroker(SimBroker):
-    """Does what a controller said to an earlier incarnation."""
-
-    def refusal(self, update: ControlUpdate) -> ErrorCode | None:
-        refusal = super().refusal(update)
-        return None if refusal == ErrorCode.STALE_BROKER_EPOCH else refusal
-
-
 class _ForgetfulLog(SimLog):
-    """Does not rebuild the table of producers when it is opened or cut."""
+    """Does not rebuild the table of producers when it is opened or cut: what is gone is still a duplicate."""
 
     def rebuild_producers(self) -> None:
-        self.producers.clear()
+        pass
 
 
 class _CredulousLog(SimLog):
@@ -375,7 +337,7 @@ class _CredulousLog(SimLog):
         torn = self.torn
         super().recover()
         if torn is not None:
-            self._add(torn)
+            self._add(torn._replace(body=f"half of {torn.body}"))
 
 
 class _VotingOut(Controller):
@@ -394,6 +356,14 @@ class _VotingOutController(CoreController):
     core_type = _VotingOut
 
 
+class _ImpatientLease(Lease):
+    """An orphan's time is up: it stops, whoever else might serve."""
+
+    def check(self, now_ms: int) -> OrphanStep:
+        step = super().check(now_ms)
+        return OrphanStep.STOP if step is OrphanStep.ASK_RELIEF else step
+
+
 def _done_too_early(move: Reassignment, isr: Collection[int], min_isr: int) -> bool:
     """A move lets replicas go though the target is not all in sync."""
     return bool(set(move.target).intersection(isr))
@@ -408,64 +378,203 @@ def _in_the_same_epoch(*arguments: Any, **named: Any) -> Decision | None:
     return decision._replace(state=structs.replace(state, leader_epoch=state.leader_epoch - 1))
 
 
+def _never(*_: Any) -> bool:
+    return False
+
+
+def _with_the_removed(
+    move: Reassignment, stored: VersionedState, standing: Standing, *, unfit: Collection[int], min_isr: int
+) -> Decision | None:
+    """A move ends while replicas that it removes are still in the ISR."""
+    ready = reassignments.may_leave(move, stored.state.isr, min_isr) and stands(stored, standing, unfit)
+    if stored.state.leader not in move.target or not ready:
+        return None
+    return elect(stored, standing, stored.state.leader)._replace(reason=reassignments.REASSIGNED)
+
+
 _finish = reassignments.finish
 
 _DOUBLED = Weather(loss=0.02, duplicate=0.5, slow=0.1, duplicate_ms=500)
-_UNANSWERED = Weather(loss=0.02, duplicate=0.0, slow=0.02, zk_answer_loss=0.9)
-_ANY: tuple[str, ...] = ()
+_LATE_COPIES = Weather(loss=0.02, duplicate=0.5, slow=0.1, duplicate_ms=2500)
+_MOVING_LEADERS = (
+    ("withdrawn stop", 40),
+    ("elect preferred", 40),
+    ("restart broker", 10),
+    ("create topic", 0),
+    ("reassign", 0),
+)
+_DRIVERLESS = (("driver away", 20),)
 
 MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "high watermark from the committed instead of the maximal ISR",
         "leader",
-        _ANY,
+        Caught("StrongIsr", 0, 40),
         replica_type=_CommittedOnlyReplica,
     ),
-    Mutant("truncate to the high watermark", "follower", _ANY, replica_type=_ToMarkReplica),
-    Mutant("KIP-101 without KIP-279", "leader, follower", _ANY, replica_type=_Kip101Replica, restless=0.3),
-    Mutant("histories not compared", "leader", _ANY, replica_type=_NoDivergenceReplica),
-    Mutant("no epoch fence on fetches", "leader, follower", _ANY, replica_type=_NoFenceReplica, weather=_DOUBLED),
-    Mutant("decisions followed in any order", "replica", _ANY, replica_type=_AnyOrderReplica),
-    Mutant("fetches of any incarnation", "leader", _ANY, replica_type=_AnyIncarnationReplica, page_cache_loss=0.9),
-    Mutant("updates for an earlier incarnation followed", "broker", _ANY, broker_type=_AnyUpdateBroker),
-    Mutant("ISR used before it is written", "leader", _ANY, replica_type=_HastyReplica),
-    Mutant("high watermark moves below min ISR", "leader", _ANY, replica_type=_BelowMinIsrReplica),
-    Mutant("high watermark raised before truncating", "follower", _ANY, replica_type=_EagerMarkReplica),
-    Mutant("rejoin before the epoch's start", "leader", _ANY, replica_type=_EarlyRejoinReplica),
-    Mutant("an ISR addition not bound to the incarnation", "leader", _ANY, replica_type=_UnboundReplica),
-    Mutant("a lost answer taken for a refusal", "leader", _ANY, replica_type=_ImpatientReplica, weather=_UNANSWERED),
-    Mutant("a deposed controller obeyed", "broker", _ANY, broker_type=_ObedientBroker),
-    Mutant("a deposed controller writes states", "controller", _ANY, controller_type=_UnfencedController),
-    Mutant("an epoch resumed by a new incarnation", "controller", _ANY, controller_type=_ResumingController),
-    Mutant("a lost page cache trusted", "controller", _ANY, controller_type=_TrustingController),
+    Mutant("truncate to the high watermark", "follower", Caught("StrongIsr", 0, 40), replica_type=_ToMarkReplica),
+    Mutant(
+        "KIP-101 without KIP-279",
+        "leader, follower",
+        Caught("log matching", 15, 100),
+        replica_type=_Kip101Replica,
+        restless=0.3,
+        likely=_MOVING_LEADERS,
+    ),
+    Mutant("histories not compared", "leader", Caught("core", 1, 40), replica_type=_NoDivergenceReplica),
+    Mutant(
+        "no epoch fence on fetches",
+        "leader, follower",
+        Caught("core", 155, 200),
+        replica_type=_NoFenceReplica,
+        weather=_DOUBLED,
+        restless=0.5,
+        likely=(*_MOVING_LEADERS, ("cut link", 40)),
+    ),
+    Mutant(
+        "decisions followed in any order",
+        "replica, broker",
+        Caught("core", 0, 40),
+        replica_type=_AnyOrderReplica,
+        patches=((MetadataCache, "overtaken", _never),),
+        weather=_DOUBLED,
+        restless=0.3,
+        likely=_MOVING_LEADERS,
+    ),
+    Mutant(
+        "fetches of an earlier incarnation believed",
+        "leader",
+        Caught("StrongIsr", 0, 40),
+        replica_type=_AnyIncarnationReplica,
+        weather=_LATE_COPIES,
+        likely=(("crash", 40),),
+        page_cache_loss=0.9,
+    ),
+    Mutant("ISR used before it is written", "leader", Caught("StrongIsr", 0, 40), replica_type=_HastyReplica),
+    Mutant(
+        "high watermark moves below min ISR",
+        "leader",
+        Caught("min.insync.replicas", 0, 40),
+        replica_type=_BelowMinIsrReplica,
+    ),
+    Mutant(
+        "high watermark raised before truncating",
+        "follower",
+        Caught("consistent reads", 0, 40),
+        replica_type=_EagerMarkReplica,
+    ),
+    Mutant("rejoin before the epoch's start", "leader", Caught("StrongIsr", 1, 40), replica_type=_EarlyRejoinReplica),
+    Mutant(
+        "an ISR addition not bound to the incarnation",
+        "leader",
+        Caught("StrongIsr", 78, 200),
+        replica_type=_UnboundReplica,
+        likely=(("crash", 30),),
+        page_cache_loss=0.9,
+    ),
+    Mutant(
+        "a deposed controller obeyed",
+        "broker",
+        Caught("control requests fenced", 0, 40),
+        broker_type=_ObedientBroker,
+        patches=((MetadataCache, "overtaken", _never),),
+        weather=_LATE_COPIES,
+        likely=(("resign", 30), ("crash controller", 30)),
+    ),
+    Mutant(
+        "an epoch resumed by a new incarnation",
+        "controller",
+        Caught("one leader an epoch", 0, 40),
+        controller_type=_ResumingController,
+    ),
+    Mutant(
+        "a lost page cache trusted",
+        "controller",
+        Caught("StrongIsr", 2, 40),
+        controller_type=_TrustingController,
+        likely=(("crash", 30),),
+        page_cache_loss=0.9,
+    ),
     Mutant(
         "members voted out by an election",
         "controller",
-        _ANY,
+        Caught("StrongIsr", 73, 200),
         controller_type=_VotingOutController,
         page_cache_loss=0.9,
+        likely=(("crash", 30), ("restart broker", 20)),
     ),
-    Mutant("unclean elections where they are not allowed", "controller", _ANY, controller_type=_UncleanController),
-    Mutant("table of producers not rebuilt", "log", _ANY, log_type=_ForgetfulLog),
-    Mutant("an unverified tail trusted", "log", _ANY, log_type=_CredulousLog),
-    Mutant("replicas told to leave stay", "leader", _ANY, replica_type=_StayingReplica),
-    Mutant("a removed replica still counted", "leader", _ANY, replica_type=_ClingingReplica, restless=0.3),
-    Mutant("min.insync.replicas too small in a move", "replica", _ANY, replica_type=_SmallFactorReplica),
+    Mutant(
+        "unclean elections where they are not allowed",
+        "controller",
+        Caught("StrongIsr", 4, 40),
+        controller_type=_UncleanController,
+    ),
+    Mutant(
+        "table of producers not rebuilt",
+        "log",
+        Caught("acks=all", 4, 40),
+        log_type=_ForgetfulLog,
+        likely=(("crash", 20),),
+        page_cache_loss=0.9,
+    ),
+    Mutant(
+        "an unverified tail trusted",
+        "log",
+        Caught("consistent reads", 1, 40),
+        log_type=_CredulousLog,
+        likely=(("torn write", 30),),
+    ),
+    Mutant(
+        "replicas told to leave stay",
+        "leader",
+        Caught("reassignments finish", 1, 40),
+        replica_type=_StayingReplica,
+        likely=(("reassign", 30), ("cancel reassignment", 0), ("delete topic", 0), ("create topic again", 0)),
+        restless=0.15,
+    ),
+    Mutant(
+        "a removed replica still counted",
+        "controller",
+        Caught("moves end in sync", 1, 40),
+        patches=((reassignments, "finish", _with_the_removed),),
+        restless=0.03,
+        likely=(("reassign", 30), ("cancel reassignment", 0), ("delete topic", 0), ("create topic again", 0)),
+    ),
+    Mutant(
+        "min.insync.replicas too small in a move",
+        "replica",
+        Caught("min.insync.replicas", 0, 40),
+        replica_type=_SmallFactorReplica,
+        likely=(("reassign", 30), ("cancel reassignment", 0), ("delete topic", 0), ("create topic again", 0)),
+        restless=0.15,
+    ),
     Mutant(
         "a move ends before its target is in sync",
         "controller",
-        _ANY,
+        Caught("moves end in sync", 8, 40),
         patches=((reassignments, "may_leave", _done_too_early),),
-        restless=0.3,
+        restless=0.03,
+        likely=(("reassign", 30), ("cancel reassignment", 0), ("delete topic", 0), ("create topic again", 0)),
     ),
     Mutant(
         "a move ends in the epoch it began in",
         "controller",
-        _ANY,
+        Caught("moves end in a new epoch", 1, 40),
         patches=((reassignments, "finish", _in_the_same_epoch),),
-        restless=0.3,
+        restless=0.03,
+        likely=(("reassign", 30), ("cancel reassignment", 0), ("delete topic", 0), ("create topic again", 0)),
+    ),
+    Mutant(
+        "an orphaned cluster that stops itself",
+        "lease",
+        Caught("orphans serve on", 0, 40),
+        lease_type=_ImpatientLease,
+        likely=_DRIVERLESS,
     ),
 )
 BY_NAME = {mutant.name: mutant for mutant in MUTANTS}
 #: the code as it is
-SOUND = Mutant("sound", "nothing", (), partitions=6)
+SOUND = Mutant("sound", NOTHING, Caught("", 0, 0), partitions=6)
+#: the same, and the driver goes away now and then
+DRIVERLESS = Mutant("sound, without its driver at times", NOTHING, Caught("", 0, 0), partitions=6, likely=_DRIVERLESS)
+BY_NAME[DRIVERLESS.name] = DRIVERLESS

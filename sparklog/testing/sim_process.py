@@ -7,6 +7,7 @@ later one: its connections died with it.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from sparklog.testing.sim_world import SimWorld
 
@@ -73,9 +74,9 @@ class SimProcess:
         """In so many milliseconds of the own clock."""
         process = self.process
         world_ms = delay_ms if self._rate == 1.0 else max(1, int(delay_ms / self._rate))
-        self.world.at(world_ms, lambda: self.run(process, action))
+        self.world.at(world_ms, partial(self.run, process, action))
 
     def send(self, target: SimProcess, action: Callable[[], None], *, ordered: bool = False) -> None:
         """A message to that process as it is now."""
         process = target.process
-        self.world.send(self.name, target.name, lambda: target.run(process, action), ordered=ordered)
+        self.world.send(self.name, target.name, partial(target.run, process, action), ordered=ordered)

@@ -8,6 +8,7 @@ befell the cluster before it.
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from typing import NamedTuple
 
 #: faults: kind to weight
@@ -26,6 +27,7 @@ FAULTS = {
     "crash controller": 1,
     "restart zookeeper": 1,
     "resign": 1,
+    "driver away": 0,
 }
 #: what operators do: kind to weight
 OPERATIONS = {
@@ -53,19 +55,24 @@ class Action(NamedTuple):
     number: int = -1
 
 
-def draw_schedule(chance: random.Random, *, until_ms: int, restless: float) -> tuple[Action, ...]:
+def draw_schedule(
+    chance: random.Random, *, until_ms: int, restless: float, likely: Mapping[str, float] | None = None
+) -> tuple[Action, ...]:
     """Everything that befalls a cluster before ``until_ms``, in order of time. ``restless``: how likely an
-    operator does something, in each ``LOOK_MS``. A shorter schedule is the beginning of a longer one."""
+    operator does something, in each ``LOOK_MS``; ``likely``: other weights than usual, by kind. A shorter schedule is
+    the beginning of a longer one."""
+    faults = {kind: (likely or {}).get(kind, weight) for kind, weight in FAULTS.items()}
+    todo = {kind: (likely or {}).get(kind, weight) for kind, weight in OPERATIONS.items()}
     actions = []
     operating = random.Random(chance.random())
-    kinds, weights = list(FAULTS), list(FAULTS.values())
+    kinds, weights = list(faults), list(faults.values())
     at_ms = 100
     while at_ms < until_ms:
         actions.append(Action(at_ms, chance.choices(kinds, weights)[0], chance.getrandbits(32)))
         at_ms += 50 + chance.randrange(400)
-    operations, likely = list(OPERATIONS), list(OPERATIONS.values())
+    operations, wanted = list(todo), list(todo.values())
     actions += [
-        Action(look_ms, operating.choices(operations, likely)[0], operating.getrandbits(32))
+        Action(look_ms, operating.choices(operations, wanted)[0], operating.getrandbits(32))
         for look_ms in range(LOOK_MS, until_ms, LOOK_MS)
         if operating.random() < restless
     ]

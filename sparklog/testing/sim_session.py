@@ -67,7 +67,7 @@ class SimSession:
 
         def arrive() -> None:
             if not zk.touch(self.session_id):
-                zk.send(owner, refused, ordered=True)
+                zk.world.send(zk.name, owner.name, lambda: owner.run(process, refused), ordered=True)
                 return
             result = execute()
             zk.world.send(zk.name, owner.name, lambda: owner.run(process, lambda: heard(result)), ordered=True)

@@ -138,12 +138,15 @@ class SimZk(SimProcess):
 
     # --- brokers ------------------------------------------------------------------------------------------------
 
-    def register(self, broker_id: int, session_id: int, *, lost_page_cache: bool) -> int:
-        """One multi: the next incarnation, and the ephemeral node that names it; once for each session.
-        ``lost_page_cache``: since the last incarnation; the mark stays until a controller has taken note."""
+    def register(self, broker_id: int, session_id: int, *, after: int, lost_page_cache: bool) -> int | None:
+        """One multi: the next incarnation, and the ephemeral node that names it; once for each session. None: the last
+        incarnation is not the one that was read before. ``lost_page_cache``: since that one; the mark stays until a
+        controller has taken note."""
         held = self.registered.get(broker_id)
         if held is not None and held.session_id == session_id:
             return held.incarnation
+        if self.incarnation(broker_id) != after:
+            return None
         if lost_page_cache:
             self.untrusted.add(broker_id)
         incarnation = self._incarnations.get(broker_id, 0) + 1

@@ -30,7 +30,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     broken = _play(cases, options)
     for case, found in broken[: 1 if options.minimise else 0]:
         _show(case, found, options)
-    return (not broken) if options.mutant is not None else bool(broken)
+    sound = options.mutant is None or BY_NAME[options.mutant].sound
+    return bool(broken) if sound else not broken
 
 
 def _parser() -> argparse.ArgumentParser:

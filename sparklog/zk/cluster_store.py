@@ -187,7 +187,7 @@ class ClusterStore:
             ops.append(Check(paths.topic_id(topic_id), -1))
         ops.append(SetData(path, codecs.encode_state(state, leader_incarnation), expected_version))
         try:
-            return Written((await self.session.multi(ops))[-1])
+            return Written((await self.session.multi_in_company(ops))[-1])
         except ZkUnreachable as error:
             return FateUnknown(error.sent)
         except ZkMultiFailed as error:
@@ -262,9 +262,11 @@ class ClusterStore:
         except ZkNodeExists:
             return
 
-    async def request_election(self, request: codecs.ElectionRequest) -> str:
-        """Ask the controller to elect leaders anew. Returns the request's node, which it deletes when that is done."""
-        return await self.session.create(f"{paths.ELECTIONS}/n_", codecs.encode(request), sequence=True)
+    async def request_election(self, path: str, request: codecs.ElectionRequest) -> None:
+        """Ask the controller to elect leaders anew; it deletes the request's node, ``paths.election(...)``, when that
+        is done. The node ends with this session as well: an unclean election must not come when its reasons, and who
+        asked for it, are long gone."""
+        await self.session.create(path, codecs.encode(request), ephemeral=True)
 
     # --- drivers -------------------------------------------------------------------------------------------------
 

@@ -216,14 +216,16 @@ class ControllerStore:
         ops: list[Op] = [Check(paths.CONTROLLER_EPOCH, self._epoch_version), Check(paths.topic_id(topic_id), -1)]
         if expected_version == NO_NODE:
             ops += [Create(paths.partition(tp), b""), Create(paths.state(tp), value)]
+            written = self.session.multi(ops)  # not overtaken by what deletes the topic
         else:
             ops.append(SetData(paths.state(tp), value, expected_version))
+            written = self.session.multi_in_company(ops)
 
         def done(future: asyncio.Future[tuple[int, ...]]) -> None:
             if not future.cancelled():
                 on_outcome(tp, _outcome(future, expected_version))
 
-        self.session.multi(ops).add_done_callback(done)
+        written.add_done_callback(done)
 
     async def write_topic(
         self, record: TopicRecord, expected_version: int, changes: Sequence[StateChange]

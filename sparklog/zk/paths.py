@@ -29,7 +29,7 @@ CONFIG = "/config"
 ISR_CHANGES = "/isr_change_notification"
 DELETE_TOPICS = "/admin/delete_topics"
 STOPPING = "/admin/stopping"
-#: requests to elect leaders, by sequence; each is deleted by the controller once it is carried out
+#: requests to elect leaders, ephemeral; each is deleted by the controller once it is carried out
 ELECTIONS = "/admin/elections"
 DRIVER = "/driver"
 DRIVER_EPOCH = "/driver_epoch"
@@ -75,6 +75,10 @@ def retired(broker_id: int) -> str:
 
 def stopping(broker_id: int) -> str:
     return f"{STOPPING}/{broker_id}"
+
+
+def election(request_id: str) -> str:
+    return f"{ELECTIONS}/{request_id}"
 
 
 def topic(name: str) -> str:

@@ -8,7 +8,18 @@ from pathlib import Path
 import pytest
 
 from sparklog.errors import ErrorCode
-from sparklog.protocol.messages import EARLIEST, LATEST, Ack, DeleteTopic
+from sparklog.model import LeaderAndIsr, TopicSchema
+from sparklog.protocol.messages import (
+    EARLIEST,
+    LATEST,
+    Ack,
+    ControlUpdate,
+    ControlUpdateReply,
+    DeleteTopic,
+    PartitionDecision,
+    TopicChange,
+)
+from sparklog.record.schema import DEFAULT_SCHEMA, schema_message
 from sparklog.testing.process_cluster import ProcessCluster, wait_until
 from tests.broker.support import decoded, encoded, fetch, list_offset, read_all
 from tests.broker.topics import (
@@ -48,6 +59,42 @@ def test_a_topic_deleted_while_a_broker_was_away_does_not_come_back_with_it(clus
     for broker_id in running(cluster):
         with cluster.connect(broker_id) as connection:
             assert read_all(connection, "reborn") == [b"new-0"]
+
+
+def test_data_kept_for_the_isr_goes_with_the_membership(cluster: ProcessCluster) -> None:
+    """A broker that is no replica any more keeps what it has while it is in the ISR, though it hosts nothing of it."""
+    topic_id = create_topic(cluster, "left", assignment=((0, 1, 2),))
+    with Writer(cluster, "left") as writer:
+        writer.write(encoded(1))
+    wait_equal(cluster, "left", 1)
+    directory = Path(replica(cluster, 2, "left").directory)
+    cluster.kill(2)
+    wait_isr(cluster, "left", {0, 1})
+    cluster.stop_controller()
+    try:
+        cluster.start_broker(2)
+        with cluster.connect(2) as connection:
+
+            def tell(sequence: int, isr: tuple[int, ...], *, full: bool) -> None:
+                state = LeaderAndIsr(0, 50, isr, 1)
+                decision = PartitionDecision("left", topic_id, 0, state, 1000 + sequence, (0, 1))
+                change = TopicChange("left", topic_id, (TopicSchema(0, schema_message(DEFAULT_SCHEMA)),), (), None, {})
+                told = ControlUpdate(
+                    0, "stand-in", 1, cluster.describe(2).incarnation, full, (), (change,), (decision,), (), sequence
+                )
+                reply, _ = connection.request(told)
+                assert isinstance(reply, ControlUpdateReply) and (reply.code, reply.failed) == (ErrorCode.NONE, ())
+
+            assert directory.exists()
+            tell(1, (0, 1, 2), full=True)
+            assert directory.exists()
+            tell(2, (0, 1, 2), full=False)
+            assert directory.exists()
+            tell(3, (0, 1), full=False)
+            assert not directory.exists()
+    finally:
+        cluster.start_controller()
+    wait_equal(cluster, "left", 1)
 
 
 def test_a_broker_whose_disk_breaks_hands_over_and_ends(cluster: ProcessCluster) -> None:

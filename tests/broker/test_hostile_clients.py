@@ -190,6 +190,15 @@ def fetch_request(**changes: object) -> Fetch:
     return msgspec.structs.replace(request, **changes)
 
 
+@pytest.mark.parametrize("offset", [len(VALUES), len(VALUES) + 1])
+def test_a_consumer_that_has_read_what_a_later_leader_wrote(connection: BlockingConnection, offset: int) -> None:
+    """To it this leader is deposed: what its log holds, and where it ends, is no news to such a consumer."""
+    reply, _ = connection.request(fetch_request(partition_fetch_offset=offset, partition_last_epoch=1000))
+    assert isinstance(reply, FetchReply)
+    (answer,) = reply.partitions
+    assert (answer.code, answer.diverging) == (ErrorCode.UNKNOWN_LEADER_EPOCH, None), answer
+
+
 @pytest.mark.parametrize("number", NUMBERS)
 def test_numbers_beyond_reason_in_a_fetch(connection: BlockingConnection, number: int) -> None:
     def code_of(request: Fetch) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sparklog.broker.lease import Lease, LeaseName, OrphanStep
+from sparklog.broker.lease import Lease, LeaseName, OrphanStep, relief
 
 
 def lease(*, supervised: bool = True, orphan_max_ms: int = -1) -> Lease:
@@ -73,3 +73,11 @@ def test_a_broker_that_never_had_a_supervisor_is_no_orphan() -> None:
     subject.released(LeaseName(1, 1))
     subject.check(10**9)
     assert subject.check(2 * 10**9) is OrphanStep.ASK_RELIEF
+
+
+def test_an_orphan_stops_only_once_a_live_controller_has_moved_what_it_leads() -> None:
+    assert relief(controller_lives=False, announced=True, movable=0, held=False) is OrphanStep.NOTHING
+    assert relief(controller_lives=True, announced=False, movable=0, held=False) is OrphanStep.ASK_RELIEF
+    assert relief(controller_lives=True, announced=True, movable=1, held=False) is OrphanStep.NOTHING
+    assert relief(controller_lives=True, announced=True, movable=0, held=True) is OrphanStep.NOTHING
+    assert relief(controller_lives=True, announced=True, movable=0, held=False) is OrphanStep.STOP

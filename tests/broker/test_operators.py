@@ -9,11 +9,15 @@ from collections.abc import Iterator
 
 import pytest
 
+from sparklog.cli.main import run
 from sparklog.client.admin import Admin
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import TopicPartition
+from sparklog.protocol.messages import ElectLeaders, ProduceReply
 from sparklog.testing.process_cluster import ProcessCluster, wait_until
-from tests.broker.support import encoded
+from sparklog.zk import paths
+from sparklog.zk.cluster_store import ClusterStore
+from tests.broker.support import encoded, produce, produce_request
 from tests.broker.topics import Writer, create_topic, hosted, leader, partition, segment_digests, wait_equal, wait_isr
 
 PATIENCE_S = 15.0
@@ -144,6 +148,26 @@ def test_leaders_are_elected_when_asked_for(cluster: ProcessCluster, admin: Admi
     assert admin.elect_leaders([missing])[missing].code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
+def test_an_election_that_nobody_took_up_in_time_is_not_held_later(cluster: ProcessCluster, admin: Admin) -> None:
+    create_topic(cluster, "late", assignment=((0, 1),))
+    admin.reassign({TopicPartition("late", 0): (1, 0)})
+    wait_until(lambda: partition(cluster, "late").replicas == (1, 0), PATIENCE_S, "another order")
+    led_by = leader(cluster, "late")
+    cluster.stop_controller()
+    try:
+        with cluster.connect(2) as connection, pytest.raises(BrokerError, match="no controller") as caught:
+            connection.request(ElectLeaders(0, "preferred", 500, (("late", 0),)))
+        assert caught.value.code == ErrorCode.REQUEST_TIMED_OUT
+
+        async def open_requests(store: ClusterStore) -> tuple[str, ...]:
+            return await store.session.children(paths.ELECTIONS)
+
+        wait_until(lambda: cluster.ask_zookeeper(open_requests) == (), PATIENCE_S, "the request to be taken back")
+    finally:
+        cluster.start_controller()
+    assert (led_by, leader(cluster, "late")) == (0, 0)
+
+
 def test_a_broker_that_nobody_would_start_again_refuses_to_restart(cluster: ProcessCluster, admin: Admin) -> None:
     pid = cluster.pid(1)
     with pytest.raises(BrokerError, match="no supervisor") as caught:
@@ -152,6 +176,35 @@ def test_a_broker_that_nobody_would_start_again_refuses_to_restart(cluster: Proc
     with pytest.raises(BrokerError, match="live are"):
         admin.restart_broker(7)
     assert cluster.describe(1).pid == pid
+
+
+def test_the_commands(cluster: ProcessCluster, capsys: pytest.CaptureFixture[str]) -> None:
+    def said(*arguments: str) -> str:
+        code = run([*arguments, "-b", cluster.bootstrap])
+        out = capsys.readouterr()
+        assert code == 0, out.err
+        return out.out
+
+    create_topic(cluster, "told", assignment=((0, 1), (0, 1), (0, 1)))
+    there = "3 partitions move\n3 partitions are there, and in sync\n"
+    assert said("topics", "reassign", "told", "--to", "1,2", "--wait", "--throttle", "50MB") == there
+    with Admin(cluster.bootstrap) as admin:
+        assert [part.replicas for part in admin.describe_topic("told").partitions] == [(1, 2), (2, 1), (1, 2)]
+    assert said("topics", "reassign", "told:1", "-r", "3", "--wait").startswith("1 partitions move")
+    assert said("topics", "elect-leaders", "told") == "every partition has the leader it should have\n"
+    with Writer(cluster, "told") as writer:
+        for _ in range(20):
+            writer.write(encoded(1000))
+    assert said("topics", "reassign", "told:0", "--to", "1,0", "--throttle", "20kB") == "1 partitions move\n"
+    wait_until(lambda: "told:0" in said("topics", "reassign", "--status"), PATIENCE_S, "the move to be shown")
+    (row,) = [line for line in said("topics", "reassign", "told", "--status").splitlines() if "told:0" in line]
+    assert row.split()[1:3] == ["1,2", "1,0"]
+    assert row.endswith("19.5 KiB/s")
+    assert said("topics", "reassign", "told", "--cancel") == "1 moves taken back\n"
+    none = "no partition is being moved\n"
+    wait_until(lambda: said("topics", "reassign", "told", "--status") == none, PATIENCE_S, "the cancel to be done")
+    assert run(["brokers", "drain", "9", "-b", cluster.bootstrap]) == 1
+    assert "broker 9 found; known are [0, 1, 2]" in capsys.readouterr().err
 
 
 def test_copying_keeps_to_its_limit_and_others_do_not_wait(cluster: ProcessCluster, admin: Admin) -> None:
@@ -184,6 +237,7 @@ def test_copying_keeps_to_its_limit_and_others_do_not_wait(cluster: ProcessClust
     admin.wait_until_moved(targets, timeout_s=PATIENCE_S)
     took_s = copied[-1][0] - began
     under_way = [(at, there) for at, there in copied if 0 < there < size]
+    assert len(under_way) > 1, copied
     (first_s, first), (last_s, last) = under_way[0], under_way[-1]
     assert last - first > 0.6 * size, copied
     rate = (last - first) / (last_s - first_s)
@@ -191,7 +245,43 @@ def test_copying_keeps_to_its_limit_and_others_do_not_wait(cluster: ProcessClust
     assert statistics.median(latencies_s) < 0.05, sorted(latencies_s)[-10:]
     counters = cluster.describe(2).counters
     assert counters["fetcher.throttled"] > 0
-    assert counters["fetcher.requests"] - requests < 150 * took_s  # light's own, and no loop that spins
+    own = 2 * len(latencies_s)  # of light's records: one request brings them, the next acknowledges them
+    assert counters["fetcher.requests"] - requests < own + 100 * took_s, "a loop spins"
+
+
+def test_a_copied_replica_that_is_in_sync_is_not_limited_though_no_controller_says_so(
+    cluster: ProcessCluster, admin: Admin
+) -> None:
+    create_topic(cluster, "lone", assignment=((0,),))
+    batch, limit = encoded(200), 20_000
+    with cluster.connect(0) as connection:
+        for _ in range(6):
+            produce(connection, "lone", batch)
+        admin.reassign({TopicPartition("lone", 0): (0, 2)}, throttle_bytes=limit)
+        wait_until(lambda: hosted(cluster, 2, "lone") is not None, PATIENCE_S, "broker 2 to be told")
+        cluster.stop_controller()
+        try:
+
+            def in_sync(broker_id: int) -> bool:
+                (topic,) = cluster.metadata(broker_id, "lone").topics
+                return 2 in topic.partitions[0].isr
+
+            assert not in_sync(2), "else nothing is shown"
+            wait_until(lambda: in_sync(0), PATIENCE_S, "the leader to add broker 2")
+            began = time.monotonic()
+            count = 20
+            for _ in range(count):
+                connection.send(*produce_request("lone", [batch]))
+            for _ in range(count):
+                reply, _ = connection.receive()
+                assert isinstance(reply, ProduceReply)
+                assert reply.results[0].code == ErrorCode.NONE
+            took_s = time.monotonic() - began
+            assert in_sync(0) and not in_sync(2)
+        finally:
+            cluster.start_controller()
+    assert took_s < 0.5 * count * len(batch.body) / limit
+    admin.wait_until_moved({TopicPartition("lone", 0): (0, 2)}, timeout_s=PATIENCE_S)
 
 
 def test_a_move_is_taken_back_and_its_limit_lifted(cluster: ProcessCluster, admin: Admin) -> None:

@@ -56,5 +56,10 @@ def test_a_lost_request_is_noticed_and_everything_is_named_again(builder: Sessio
         cache.begin(fetch(builder.next_request()), 0)
     assert caught.value.code is ErrorCode.INVALID_FETCH_SESSION_EPOCH
     builder.answered(FetchReply(0, caught.value.code, NO_SESSION, ()))
+    assert not builder.established
     again = builder.next_request()
     assert (again.session_epoch, len(again.partitions)) == (0, 1)
+    builder.answered(cache.begin(fetch(again), 0).reply([]))
+    assert builder.established
+    idle = builder.next_request()
+    assert (idle.session_epoch, idle.partitions) == (1, ()), "a full request is answered at once, again and again"

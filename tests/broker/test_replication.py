@@ -11,6 +11,8 @@ from contextlib import ExitStack
 import pyarrow as pa
 import pytest
 
+from sparklog.client.admin import Admin
+from sparklog.client.producer import Producer
 from sparklog.errors import ErrorCode
 from sparklog.model import TopicPartition, VersionedState
 from sparklog.protocol.messages import EARLIEST, LATEST
@@ -57,6 +59,25 @@ def test_every_kind_of_acks_is_read_back_from_every_replica(cluster: ProcessClus
     for broker_id in ALL:
         with cluster.connect(broker_id) as connection:
             assert read_all(connection, "acks") == expected
+
+
+def test_a_producer_without_acks_finds_a_leader_that_has_moved(cluster: ProcessCluster) -> None:
+    """The old leader lives and answers nothing: that it closes the connection is all the producer gets."""
+    create_topic(cluster, "no-acks", assignment=((0, 1, 2),))
+    with Producer(cluster.bootstrap, acks=0, linger_ms=0) as producer, Admin(cluster.bootstrap) as admin:
+        producer.send("no-acks", b"to broker 0").result(PATIENCE_S)
+        wait_equal(cluster, "no-acks", 1)
+        order = {TopicPartition("no-acks", 0): (1, 2, 0)}
+        admin.reassign(order)
+        admin.wait_until_moved(order)
+        assert not admin.elect_leaders(order)
+        wait_until(lambda: partition(cluster, "no-acks").leader == 1, PATIENCE_S, "broker 1 to lead")
+
+        def arrived() -> bool:
+            producer.send("no-acks", b"to broker 1").result(PATIENCE_S)
+            return replica(cluster, 1, "no-acks").high_watermark > 1
+
+        wait_until(arrived, PATIENCE_S, "records at the new leader")
 
 
 def test_a_waiting_consumer_is_woken_by_a_commit(cluster: ProcessCluster) -> None:
@@ -203,6 +224,22 @@ def test_a_controlled_stop_moves_leaderships_first(cluster: ProcessCluster, writ
     cluster.start_broker(1)
     wait_isr(cluster, "controlled", ALL)
     wait_equal(cluster, "controlled", sent)
+
+
+def test_a_cluster_stop_does_not_wait_for_successors_of_a_broker_that_was_stopping(cluster: ProcessCluster) -> None:
+    create_topic(cluster, "overtaken", assignment=((0, 1, 2),))
+    slot = cluster.slots[0]
+    cluster.stop_controller()  # nobody is there to move its leaderships
+    try:
+        slot.command("stop")
+        assert slot.command("status")["leading"] > 0
+        slot.command("finish")
+        assert slot.process is not None
+        assert slot.process.wait(4) == 0, "raises when it waits for successors"
+    finally:
+        cluster.start_controller()
+    cluster.start_broker(0)
+    wait_equal(cluster, "overtaken", 0)
 
 
 def test_sealed_segments_are_equal_arrow_files_on_all_replicas(cluster: ProcessCluster, writers: Writers) -> None:

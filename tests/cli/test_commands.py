@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -17,6 +18,7 @@ import pytest
 from typer.testing import CliRunner
 
 from sparklog.cli.main import app, run
+from sparklog.cli.options import byte_count
 from sparklog.cli.output import print_table
 from sparklog.client.consumer import Consumer
 from sparklog.client.producer import Producer
@@ -180,6 +182,54 @@ def test_groups_and_their_lag(cli: Cli, fake: FakeCluster) -> None:
     }  # fmt: skip
     unknown = cli("groups", "describe", "nobody")
     assert (unknown.code, "'nobody' has no offsets" in unknown.err) == (2, True)
+
+
+def test_a_wrong_address_is_told_soon(cli: Cli) -> None:
+    started = time.monotonic()
+    result = cli("brokers", "-b", "127.0.0.1:1")
+    assert result.code == 3
+    assert result.err.startswith("sparklog: no broker can be reached: 127.0.0.1:1: ")
+    assert result.err.count("\n") == 1
+    assert time.monotonic() - started < 8
+
+
+# --- replicas ---
+
+
+def test_partitions_are_added(cli: Cli, fake: FakeCluster) -> None:
+    fake.create("t", partitions=2)
+    assert cli("topics", "add-partitions", "t", 5).text == "t: 5 partitions\n"
+    refused = cli("topics", "add-partitions", "t", 5)
+    assert (refused.code, refused.err) == (1, "sparklog: INVALID_PARTITIONS: it has 5\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["reassign", "t"], "expected one of --to, --replication-factor, --cancel, --status"),
+        (["reassign", "t", "--to", "1", "--cancel"], "expected one of"),
+        (["reassign", "--to", "1"], "no topic named"),
+        (["reassign", "t:x", "--to", "1"], "'t:x' found, expected TOPIC or TOPIC:PARTITION"),
+        (["reassign", "t:0", "--to", "1,two"], "--to '1,two': expected broker ids as 1,2,3"),
+        (["reassign", "t:0", "--to", "1", "--throttle", "fast"], "--throttle 'fast': expected a number of bytes"),
+        (["reassign", "t:0", "--to", "1", "--throttle", "0"], "--throttle '0'"),
+        (["elect-leaders", "--unclean"], "--unclean loses records: name the topics"),
+        (["add-partitions", "t", "many"], "'TOTAL'"),
+    ],
+)
+def test_bad_moves_are_one_line(cli: Cli, arguments: list[str], expected: str) -> None:
+    result = cli("topics", *arguments)
+    assert result.code == 2
+    assert expected in result.err
+    assert result.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [("1", 1), ("1500", 1500), ("50MB", 50_000_000), ("50 MiB/s", 50 << 20), ("1.5k", 1500), ("2gb", 2 * 10**9)],
+)
+def test_byte_counts(text: str, count: int) -> None:
+    assert byte_count(text, what="--throttle") == count
 
 
 # --- produce ---
@@ -371,7 +421,20 @@ def test_version_and_help(cli: Cli) -> None:
         result = CliRunner().invoke(app, [*arguments, "--help"], env={"COLUMNS": "200"})
         assert result.exit_code == 0
         assert "Usage" in result.output
-    for command in (["topics", "create"], ["topics", "delete"], ["produce"], ["consume"], ["brokers"]):
+    for command in (
+        ["topics", "create"],
+        ["topics", "delete"],
+        ["topics", "add-partitions"],
+        ["topics", "reassign"],
+        ["topics", "elect-leaders"],
+        ["produce"],
+        ["consume"],
+        ["brokers"],
+        ["brokers", "drain"],
+        ["brokers", "restart"],
+        ["brokers", "rolling-restart"],
+        ["controller"],
+    ):
         output = CliRunner().invoke(app, [*command, "--help"], env={"COLUMNS": "200"}).output
         assert "Example: sparklog" in output
 

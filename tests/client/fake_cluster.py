@@ -26,6 +26,7 @@ from sparklog.protocol.messages import (
     Ack,
     AddToTransaction,
     BeginTransaction,
+    CreatePartitions,
     CreateTopic,
     CreateTopicReply,
     DeleteTopic,
@@ -311,6 +312,8 @@ class _Handler:
                 known = self.cluster.topics.pop(request.name, None)
                 unknown = ErrorReply(cid, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"topic {request.name!r}")
                 self.connection.reply(Ack(cid) if known else unknown)
+            case CreatePartitions():
+                self._create_partitions(request)
             case DescribeBroker():
                 self.connection.reply(
                     DescribeBrokerReply(cid, self.broker.broker_id, 1, 4242, "0", "/logs", "running", (), {})
@@ -330,6 +333,18 @@ class _Handler:
         topic.config = request.config
         cluster.topics[request.name] = topic
         self.connection.reply(CreateTopicReply(request.cid, topic.topic_id))
+
+    def _create_partitions(self, request: CreatePartitions) -> None:
+        topic = self.cluster.topics.get(request.topic)
+        if topic is None:
+            error = ErrorReply(request.cid, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"topic {request.topic!r}")
+            self.connection.reply(error)
+        elif request.partitions <= len(topic.logs):
+            detail = f"it has {len(topic.logs)}"
+            self.connection.reply(ErrorReply(request.cid, ErrorCode.INVALID_PARTITIONS, detail))
+        else:
+            topic.logs += [FakeLog() for _ in range(request.partitions - len(topic.logs))]
+            self.connection.reply(CreateTopicReply(request.cid, topic.topic_id))
 
     def _metadata(self, request: Metadata) -> MetadataReply:
         cluster = self.cluster

@@ -114,6 +114,17 @@ def test_a_retry_keeps_its_sequence_and_goes_before_what_follows() -> None:
     assert acc.sequence_resets == 0
 
 
+def test_a_delay_is_for_the_broker_that_refused() -> None:
+    acc = accumulator()
+    one = batch()
+    acc.add(one)
+    drain(acc, leader=1)
+    fail(acc, one, ErrorCode.NOT_LEADER_OR_FOLLOWER)
+    assert drain(acc, 1, leader=1) == []
+    assert drain(acc, 1, leader=2) == [one]
+    assert sequences([one]) == [0]
+
+
 def test_delays_grow() -> None:
     acc = accumulator()
     one = batch()
@@ -343,3 +354,33 @@ def test_backoff_bounds(attempt: int, low: float, high: float) -> None:
     delays = [Backoff().delay_ms(attempt, roll) for roll in (0.0, 0.5, 0.999)]
     assert delays[0] == pytest.approx(low)
     assert low < delays[1] < delays[2] <= high
+
+
+def test_topics_whose_partitions_wait_for_a_leader_are_named_until_there_is_one() -> None:
+    acc = accumulator()
+    acc.add(batch())
+    acc.add(batch(TopicPartition("other", 0)))
+    assert drain(acc, leader=None) == []
+    assert acc.leaderless == {"t", "other"}
+    assert len(drain(acc)) == 2
+    assert acc.leaderless == set()
+
+
+def test_who_waits_for_an_answer_costs_nothing_and_comes_back_when_refused() -> None:
+    acc = accumulator()
+    many = [batch(TopicPartition("t", number)) for number in range(50)]
+    for one in many:
+        acc.add(one)
+    assert len(drain(acc)) == 50
+    asked: list[TopicPartition] = []
+
+    def leader(tp: TopicPartition) -> int:
+        asked.append(tp)
+        return 2
+
+    assert acc.drain(0, leader, can_take=lambda _: True, max_request_bytes=10_000) == {}
+    assert asked == []
+    assert acc.next_time_ms(0) is None
+    fail(acc, many[7], ErrorCode.NOT_LEADER_OR_FOLLOWER)
+    assert acc.drain(0, leader, can_take=lambda _: True, max_request_bytes=10_000) == {2: [many[7]]}
+    assert asked == [many[7].tp]

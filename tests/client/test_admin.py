@@ -16,7 +16,7 @@ from sparklog.client.producer import Producer
 from sparklog.errors import BrokerError, ConfigError, ErrorCode
 from sparklog.model import TopicPartition
 from sparklog.net.server import ServerConnection
-from sparklog.protocol.messages import CreateTopic, DeleteTopic, ListOffsets, Request
+from sparklog.protocol.messages import CreatePartitions, CreateTopic, DeleteTopic, ListOffsets, Request
 from sparklog.record.schema import DEFAULT_SCHEMA
 from tests.client.fake_cluster import FakeBroker, FakeCluster, Fault
 
@@ -76,6 +76,8 @@ def test_refusals_are_typed(fake: FakeCluster) -> None:
         refused: list[tuple[Callable[[], object], ErrorCode]] = [
             (lambda: admin.create_topic("t"), ErrorCode.TOPIC_ALREADY_EXISTS),
             (lambda: admin.create_topic("no/good"), ErrorCode.INVALID_TOPIC_EXCEPTION),
+            (lambda: admin.create_partitions("t", 1), ErrorCode.INVALID_PARTITIONS),
+            (lambda: admin.create_partitions("none", 2), ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
             (lambda: admin.delete_topic("none"), ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
             (lambda: admin.describe_topic("none"), ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
             (lambda: admin.create_topic("u", schema=pa.schema([("d", pa.null())])), ErrorCode.SCHEMA_MISMATCH),
@@ -95,7 +97,9 @@ def test_lost_answers_are_no_errors(fake: FakeCluster) -> None:
         for broker in fake.brokers:
             fake.fault(broker.broker_id, lose_answer(CreateTopic))
             fake.fault(broker.broker_id, lose_answer(DeleteTopic))
+            fake.fault(broker.broker_id, lose_answer(CreatePartitions))
         assert admin.create_topic("t").name == "t"
+        assert len(admin.create_partitions("t", 4).partitions) == 4
         admin.delete_topic("t")
         assert admin.list_topics() == []
 
@@ -114,6 +118,23 @@ def test_nobody_there() -> None:
     with Admin("127.0.0.1:1", timeout_s=0.4) as admin, pytest.raises(ClientTimeout, match=r"127\.0\.0\.1:1"):
         admin.list_topics()
     assert time.monotonic() - started < 5
+
+
+def test_nobody_has_ever_been_there() -> None:
+    """Whoever mistyped an address hears of it long before the call's time is up; a cluster that was there is waited
+    for."""
+    started = time.monotonic()
+    with (
+        Admin("127.0.0.1:1", timeout_s=30, first_contact_s=0.5) as admin,
+        pytest.raises(ClientTimeout, match=r"no broker can be reached: 127\.0\.0\.1:1: .*refused \(tried for 0.5 s"),
+    ):
+        admin.list_topics()
+    assert time.monotonic() - started < 5
+    with FakeCluster(1) as fake, Admin(fake.bootstrap, timeout_s=1.5, first_contact_s=0.1) as admin:
+        admin.list_topics()
+        fake.stop(0)
+        with pytest.raises(ClientTimeout, match=r"not done within 1\.5 s"):
+            admin.list_topics()
 
 
 def test_offsets(fake: FakeCluster) -> None:

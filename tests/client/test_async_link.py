@@ -1,14 +1,18 @@
-"""The producer's connections: a failed attempt is followed by another, whatever the clock says when a timer fires."""
+"""The producer's connections: a failed attempt is followed by another, and a hung broker holds nobody up."""
 
 from __future__ import annotations
 
 import asyncio
+
+import pytest
 
 from sparklog.client.async_link import AsyncLink
 from sparklog.client.bootstrap import Address
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import BrokerEndpoint
 from sparklog.net.async_client import AsyncConnection
+from sparklog.protocol.messages import Metadata, MetadataReply
+from tests.client.fake_cluster import FakeCluster
 
 
 class _Refused(AsyncLink):
@@ -37,6 +41,40 @@ def test_a_refused_connection_is_tried_again() -> None:
         link.metadata.brokers[0] = BrokerEndpoint(0, "127.0.0.1", 1, 1)
         pump()
         await asyncio.wait_for(enough.wait(), 10)
+        link.close()
+        await link.closed()
+
+    asyncio.run(test())
+
+
+def test_a_broker_that_keeps_silent_is_asked_after_the_others(
+    fake: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sparklog.client.async_link._ASK_ANOTHER_AFTER_S", 0.2)
+
+    async def test() -> None:
+        connected = asyncio.Event()
+
+        def changed() -> None:
+            if all(link.connection(broker.broker_id) for broker in fake.brokers):
+                connected.set()
+
+        async def answered() -> bool:
+            try:
+                await asyncio.wait_for(link.ask_any(Metadata(0, ())), 5)
+            except BrokerError:
+                return False
+            return True
+
+        link = AsyncLink(fake.bootstrap, client_id="test", changed=changed, request_timeout_s=30.0)
+        reply = await link.ask_any(Metadata(0, ()))
+        assert isinstance(reply, MetadataReply)
+        link.metadata.update(reply)
+        changed()
+        await asyncio.wait_for(connected.wait(), 10)
+        fake.fault(0, lambda broker, connection, request: True)
+        assert [await answered() for _ in range(12)].count(False) <= 1
+        assert link.connection(0) is not None, "it may only be busy: what it was sent is not given up"
         link.close()
         await link.closed()
 

@@ -34,6 +34,19 @@ def test_the_greatest_leader_epoch_wins() -> None:
     assert cache.leader(TP) == Leader(1, 6)
 
 
+def test_a_deposed_leader_names_its_successor() -> None:
+    cache = MetadataCache()
+    cache.update(reply(topic(0, 5)))
+    assert not cache.leader_told(TP, 1, 5), "no news"
+    assert not cache.leader_told(TP, 7, 6), "nobody knows where broker 7 is"
+    assert not cache.leader_told(TopicPartition("u", 0), 1, 6)
+    assert cache.leader(TP) == Leader(0, 5)
+    assert cache.leader_told(TP, 1, 6)
+    assert cache.leader(TP) == Leader(1, 6)
+    cache.update(reply(topic(0, 5)))
+    assert cache.leader(TP) == Leader(1, 6)
+
+
 def test_a_leader_without_an_address_is_none() -> None:
     cache = MetadataCache()
     cache.update(reply(topic(7, 1)))
@@ -75,6 +88,20 @@ def test_an_older_picture_does_not_take_a_topic_away() -> None:
         assert cache.is_stale(stale) and cache.leader(TP) == Leader(0, 9)
     cache.update(reply(unknown, epoch=2))
     assert cache.topic("t") is None
+
+
+def test_a_topic_that_was_forgotten_keeps_its_newest_epochs() -> None:
+    """A broker that is behind calls it unknown, another that is behind knows an older leader."""
+    cache = MetadataCache()
+    cache.update(reply(topic(0, 5)))
+    assert cache.leader_told(TP, 1, 6)
+    cache.update(reply(TopicMetadata(int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION), "t")))
+    assert cache.leader(TP) is None
+    cache.update(reply(topic(0, 5)))
+    assert cache.leader(TP) == Leader(1, 6)
+    cache.forget("t")
+    cache.update(reply(topic(0, 0, topic_id="b")))
+    assert cache.leader(TP) == Leader(0, 0), "another topic of the name"
 
 
 def test_partitions_and_schemas_are_only_ever_added() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import datetime as dt
+import gc
 import threading
 import time
 from collections import Counter
@@ -339,6 +340,35 @@ def test_what_is_never_acknowledged_fails_with_the_last_reason(fake: FakeCluster
         assert 0.4 < time.monotonic() - started < 5
 
 
+def test_a_broker_that_falls_silent_does_not_hide_the_reason_it_gave_before(fake: FakeCluster) -> None:
+    fake.create("t")
+    fake.fault(0, times(1, Produce, refuse(ErrorCode.NOT_ENOUGH_REPLICAS)))
+    fake.fault(0, times(10_000, Produce, say_nothing))
+    with Producer(fake.bootstrap, delivery_timeout_s=1.0, request_timeout_s=0.3) as producer:
+        reasons = r"last: NETWORK_EXCEPTION: .*; before that: NOT_ENOUGH_REPLICAS: on purpose"
+        with pytest.raises(ClientTimeout, match=reasons):
+            producer.send("t", b"v").result(10)
+
+
+def test_a_broker_that_waits_as_long_as_it_may_is_still_heard(fake: FakeCluster) -> None:
+    """As a leader does that waits for followers: its answer comes before the request is given up."""
+    fake.create("t")
+
+    def at_the_end(broker: FakeBroker, connection: ServerConnection, request: Request) -> bool:
+        assert isinstance(request, Produce)
+        late = ProduceResult(int(ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND), -1, 0, 0, "as late as may be")
+        reply = ProduceReply(request.cid, (late,))
+        broker.cluster.loop.call_later(request.timeout_ms / 1000, connection.reply, reply)
+        return True
+
+    fake.fault(0, times(10_000, Produce, at_the_end))
+    with (
+        Producer(fake.bootstrap, delivery_timeout_s=1.5, request_timeout_s=1.5) as producer,
+        pytest.raises(ClientTimeout, match="last: NOT_ENOUGH_REPLICAS_AFTER_APPEND: as late as may be"),
+    ):
+        producer.send("t", b"v").result(10)
+
+
 def test_a_broker_that_never_answers_is_given_up_in_time(fake: FakeCluster) -> None:
     fake.create("t")
     fake.fault(0, times(10_000, Produce, say_nothing))
@@ -388,6 +418,21 @@ def test_close_gives_up_after_its_time(fake: FakeCluster) -> None:
         producer.close(0.2)
     with pytest.raises(ProducerClosed):
         future.result(10)
+
+
+def test_what_is_under_way_at_the_end_leaves_no_complaints(fake: FakeCluster, caplog: pytest.LogCaptureFixture) -> None:
+    """Its futures fail with the connections, when nobody waits for them any more."""
+    fake.create("t")
+    fake.fault(0, times(10_000, Produce, say_nothing))
+    producer = Producer(fake.bootstrap)
+    future = producer.send("t", b"v")
+    wait_until(lambda: bool(produce_requests(fake)), 10, "the request")
+    with pytest.raises(ClientTimeout, match="flush"):
+        producer.close(0.1)
+    assert isinstance(future.exception(10), ProducerClosed)
+    del producer
+    gc.collect()
+    assert [record.getMessage() for record in caplog.records if record.name == "asyncio"] == []
 
 
 def test_an_unknown_topic_is_told_soon(fake: FakeCluster) -> None:

@@ -5,20 +5,35 @@ from __future__ import annotations
 import pickle
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 import sparklog
+import sparklog.client.errors
+import sparklog.errors
 from sparklog.client.errors import BufferFull, ClientTimeout, LogTruncated, ProducerClosed
 from sparklog.model import TopicPartition
 
 
 def test_every_public_name_is_there_and_documented() -> None:
-    assert 15 <= len(sparklog.__all__) <= 25
+    assert 15 <= len(sparklog.__all__) <= 30
     for name in sparklog.__all__:
         found = getattr(sparklog, name)
         assert name == "__version__" or found.__doc__, name
         assert name in dir(sparklog)
+
+
+def test_whatever_a_client_raises_can_be_caught_by_a_public_name() -> None:
+    """And the README tells of it."""
+    found = [
+        *vars(sparklog.client.errors).values(),
+        *(error for error in vars(sparklog.errors).values() if error is not sparklog.errors.ProtocolError),
+    ]
+    names = {each.__name__ for each in found if isinstance(each, type) and issubclass(each, sparklog.SparklogError)}
+    assert names <= set(sparklog.__all__) and {"LogTruncated", "ClientTimeout", "StorageError"} <= names
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    assert not {name for name in names if f"`{name}`" not in readme}
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:

@@ -306,6 +306,17 @@ def test_tables_survive_a_killed_leader(cluster: ProcessCluster, admin: Admin) -
     cluster.start_broker(victim)
 
 
+def test_leaders_can_be_elected_by_the_order_just_asked_for(cluster: ProcessCluster, admin: Admin) -> None:
+    tp = TopicPartition("reordered", 0)
+    admin.create_topic("reordered", partitions=1, replication_factor=2)
+    admin.wait_until_in_sync(["reordered"], timeout_s=30)
+    first, second = admin.describe_topic("reordered").partitions[0].replicas
+    for order in ((second, first), (first, second)) * 3:
+        admin.reassign({tp: order})
+        assert admin.elect_leaders([tp]) == {}
+        assert admin.describe_topic("reordered").partitions[0].leader == order[0]
+
+
 def test_a_planned_stop_fails_no_request(cluster: ProcessCluster, admin: Admin) -> None:
     admin.create_topic("planned", partitions=3)
     with Producer(cluster.bootstrap) as producer, Consumer(cluster.bootstrap, "planned") as consumer:
@@ -334,6 +345,8 @@ def test_too_few_in_sync_replicas_is_told_in_the_end(cluster: ProcessCluster, ad
     victim = next(broker for broker in cluster.slots if broker != admin.describe_topic("few").partitions[0].leader)
     cluster.kill(victim)
     try:
+        # Before that a record is appended, and waits for the victim until the producer's own time is up.
+        wait_until(lambda: victim not in admin.describe_topic("few").partitions[0].isr, 20, "the ISR to shrink")
         producer = Producer(cluster.bootstrap, delivery_timeout_s=4)
         with producer, pytest.raises(ClientTimeout, match="last: NOT_ENOUGH_REPLICAS"):
             for _ in range(1000):

@@ -5,9 +5,8 @@ from __future__ import annotations
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from pathlib import Path
 
 import pytest
 
@@ -16,6 +15,7 @@ from sparklog.client.admin import Admin
 from sparklog.client.consumer import Consumer
 from sparklog.client.producer import Producer
 from sparklog.client.results import RecordMetadata
+from sparklog.errors import BrokerError, ErrorCode
 from tests.cluster.supervised_cluster import SupervisedCluster
 
 PARTITIONS = 6
@@ -72,8 +72,16 @@ class Traffic:
                     assert time.monotonic() < deadline, f"{count} of {self.sent} records read"
 
 
-def test_every_broker_restarts_and_clients_notice_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with SupervisedCluster(tmp_path) as cluster, Admin(cluster.bootstrap) as admin:
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SupervisedCluster]:
+    with SupervisedCluster(tmp_path_factory.mktemp("cluster")) as running:
+        yield running
+
+
+def test_every_broker_restarts_and_clients_notice_nothing(
+    cluster: SupervisedCluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Admin(cluster.bootstrap) as admin:
         admin.create_topic("t", partitions=PARTITIONS, replication_factor=3)
         before = {broker.broker_id: broker.incarnation for broker in admin.describe_cluster().brokers}
         traffic = Traffic(cluster.bootstrap)
@@ -95,3 +103,24 @@ def test_every_broker_restarts_and_clients_notice_nothing(tmp_path: Path, capsys
         assert all(set(part.isr) == {0, 1, 2} and part.leader == part.replicas[0] for part in topic.partitions)
         # Not one crash in the eyes of the supervisors: none would wait before the next start.
         assert [supervisor._delay_s for supervisor in cluster.supervisors] == [0.0] * 3
+
+
+def test_a_drained_broker_holds_nothing(cluster: SupervisedCluster, capsys: pytest.CaptureFixture[str]) -> None:
+    with Admin(cluster.bootstrap) as admin, Producer(cluster.bootstrap) as producer:
+        admin.create_topic("three", partitions=1, replication_factor=3)
+        with pytest.raises(BrokerError) as caught:
+            admin.drain_broker(0)
+        assert caught.value.code == ErrorCode.INVALID_REPLICATION_FACTOR
+        for name in admin.list_topics():
+            admin.delete_topic(name)
+        admin.create_topic("two", partitions=6, replication_factor=2, config={"min.insync.replicas": 2})
+        sent = [producer.send("two", b"x", partition=number % 6) for number in range(60)]
+        assert run(["brokers", "-b", cluster.bootstrap, "drain", "0", "--wait", "--timeout", "30"]) == 0
+        assert capsys.readouterr().out == "broker 0: 4 partitions move\nbroker 0: holds no replica any more\n"
+        assert all(set(part.replicas) == {1, 2} for part in admin.describe_topic("two").partitions)
+        sent += [producer.send("two", b"x", partition=number % 6) for number in range(60)]
+        assert sorted(future.result(PATIENCE_S).offset for future in sent) == sorted([*range(20)] * 6)
+        deadline = time.monotonic() + PATIENCE_S
+        while held := next(one.replicas for one in admin.describe_brokers() if one.address.broker_id == 0):
+            assert time.monotonic() < deadline, held
+            time.sleep(0.05)

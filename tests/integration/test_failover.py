@@ -53,7 +53,6 @@ def test_a_broker_goes(stage: Stage, case: str) -> None:
     report = play(stage, case)
     assert report.failed == 0, report.first_failure
     assert max(report.gaps_ms) < LONGEST_GAP_MS, report
-    assert all(ended > 0 for ended in report.ended_ms), "every partition was written to afterwards"
 
 
 def test_zookeeper_is_away_for_longer_than_sessions_last(stage: Stage) -> None:

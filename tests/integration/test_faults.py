@@ -13,7 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from sparklog.client.consumer import Consumer
+from sparklog.client.origin import origin
 from sparklog.errors import ErrorCode
+from sparklog.model import TopicPartition
 from sparklog.testing.checker import check
 from sparklog.testing.faults import Fault, Faults, Method
 from sparklog.testing.final_logs import high_watermarks, metadata_of, wait_in_sync
@@ -81,7 +84,7 @@ def hurt(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hurt]:
         ProcessCluster(
             3, base_dir=directory / "cluster", settings=SETTINGS, network=True, controller_processes=True
         ) as cluster,
-        Workload(cluster, history, topics, pause_s=0.02) as workload,
+        Workload(cluster, history, topics, pause_s=0.06) as workload,
     ):
         workload.wait_progress(PATIENCE_S)
         yield Hurt(cluster, workload, history)
@@ -124,7 +127,19 @@ def test_a_leader_that_only_clients_reach_commits_nothing(hurt: Hurt) -> None:
             wait_until(lambda: metadata_of(cluster, TOPIC)[0].leader_epoch > epoch, PATIENCE_S, "a new leader")
             hurt.workload.wait_progress(PATIENCE_S)
             assert _leader_end(cluster, old) == before, "a deposed leader moved its high watermark"
+            _read_on_from_beyond_its_log(cluster, old)
         hurt.heal()
+
+
+def _read_on_from_beyond_its_log(cluster: ProcessCluster, deposed: int) -> None:
+    """A new client whose first contact is this broker, with offsets that only a later leader's log has."""
+    own_end = next(r.log_end_offset for r in cluster.describe(deposed).replicas if (r.topic, r.partition) == (TOPIC, 0))
+    wait_until(lambda: high_watermarks(cluster, TOPIC)[0] > own_end, PATIENCE_S, "a log that is longer")
+    start = {TopicPartition(TOPIC, 0): own_end + 1}
+    slot = cluster.slots[deposed]
+    with Consumer(f"{slot.host}:{slot.port}", list(start), start=start, timeout_s=PATIENCE_S) as consumer:
+        found = consumer.poll(PATIENCE_S)
+    assert origin(found[0]).offset == own_end + 1
 
 
 def _leader_end(cluster: ProcessCluster, broker_id: int) -> int:
@@ -139,7 +154,7 @@ def test_nothing_that_was_promised_was_broken(hurt: Hurt) -> None:
     report = check(read_history(hurt.history.path))
     assert not report.violations, "\n".join(report.lines())
     assert report.counts["replicas compared"] == 15
-    assert report.counts["batches acknowledged"] > 100 and report.counts["records read"] > 1000
+    assert report.counts["batches acknowledged"] > 100 and report.counts["records read"] > 500
     assert not report.counts.get("batches unknown"), "a fault of one broker is no reason to give a write up"
     assert not report.counts.get("consumer failures")
-    assert sum(high_watermarks(hurt.cluster, TOPIC).values()) > 1000
+    assert sum(high_watermarks(hurt.cluster, TOPIC).values()) > 500

@@ -1,4 +1,4 @@
-"""The cluster under some dozens of seeds of faults: nothing is lost, everything settles, and every fault really occurs."""
+"""The cluster under dozens of seeds of faults: nothing is lost, everything settles, and every fault really occurs."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_nothing_acknowledged_is_lost_and_everything_settles(happened: Counter[s
     assert happened["epochs"] > 4 * SEEDS, "hardly any leader changed: the schedules prove nothing"
 
 
-@pytest.mark.parametrize("kind", [*FAULTS, *OPERATIONS])
+@pytest.mark.parametrize("kind", [kind for kind, weight in {**FAULTS, **OPERATIONS}.items() if weight > 0])
 def test_every_kind_of_action_comes_to_something(kind: str, happened: Counter[str]) -> None:
     missing = [outcome for outcome in _BY_OUTCOME.get(kind, (kind,)) if not happened[outcome]]
     assert not missing

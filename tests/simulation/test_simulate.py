@@ -42,7 +42,7 @@ def test_all_seeds_over_two_processes_find_what_one_finds(capsys: pytest.Capture
 
 
 def test_a_mutant_that_is_not_caught_exits_1(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--seeds", "0", "--mutant", "no epoch fence"]) == 1
+    assert main(["--seeds", "0", "--mutant", "no epoch fence on fetches"]) == 1
     assert len(capsys.readouterr().out.splitlines()) == 1
 
 

@@ -23,12 +23,15 @@ def main(bootstrap: str, queries: str) -> None:
         .getOrCreate()
     )
     configure(spark, bootstrap=bootstrap)
+    started = []
     for checkpoint, options in json.loads(queries):
         frame = spark.readStream.format("sparklog").options(**options).load()
-        frame.writeStream.foreachBatch(_stay).option("checkpointLocation", checkpoint).start()
+        started.append(frame.writeStream.foreachBatch(_stay).option("checkpointLocation", checkpoint).start())
     parent = os.getppid()
-    while os.getppid() == parent:  # nobody may be left to kill it
-        time.sleep(1)
+    while os.getppid() == parent and all(query.isActive for query in started):
+        time.sleep(0.5)
+    # A query has failed, or nobody is left to kill this process.
+    print(*(query.exception() for query in started), flush=True)
     os._exit(1)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Callable
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -12,6 +13,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 import sparklog
 from sparklog.client.admin import Admin
 from sparklog.client.producer import Producer
+from sparklog.client.reader import PartitionReader
 from sparklog.errors import ConfigError
 from sparklog.spark import task
 from sparklog.spark.read_options import parse_read_options
@@ -131,15 +133,14 @@ def test_headers_decide_what_is_fetched_and_decoded(
     brokers: ProcessCluster, spark: SparkSession, events: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Planned as Spark does it, read in this process, so that the readers' own counters can be seen."""
-    readers: list[task.PartitionReader] = []
+    readers: list[PartitionReader] = []
     schema = load(spark, events).schema
 
-    class Seen(task.PartitionReader):
-        def __init__(self, *arguments: object, **keywords: object) -> None:
-            super().__init__(*arguments, **keywords)  # type: ignore[arg-type]
-            readers.append(self)
+    def seen(*arguments: Any, **keywords: Any) -> PartitionReader:
+        readers.append(PartitionReader(*arguments, **keywords))
+        return readers[-1]
 
-    monkeypatch.setattr(task, "PartitionReader", Seen)
+    monkeypatch.setattr(task, "PartitionReader", seen)
 
     def rows(where: str) -> int:
         readers.clear()

@@ -57,7 +57,7 @@ class Sink:
             self.batches[batch_id] = sorted(row.value for row in values)
 
         writer = frame.writeStream.foreachBatch(keep).option("checkpointLocation", self._checkpoint)
-        return (writer.trigger(availableNow=True) if available_now else writer.trigger(processingTime="0 seconds")).start()
+        return (writer.trigger(availableNow=True) if available_now else writer).start()
 
     def drain(self, frame: DataFrame) -> StreamingQuery:
         query = self.start(frame, available_now=True)
@@ -167,15 +167,9 @@ def test_windows_and_a_join_of_two_topics(
     )
     within = sf.expr("order_key = payment_key and payment_at between order_at and order_at + interval 10 minutes")
     sinks.append(left.join(right, within).writeStream.outputMode("append"))
-    queries = [
-        sink.format("memory")
-        .queryName(name)
-        .option("checkpointLocation", str(tmp_path / name))
-        .trigger(availableNow=True)
-        .start()
-        for sink, name in zip(sinks, ("counted", "joined"), strict=True)
-    ]
-    for query in queries:
+    for sink, name in zip(sinks, ("counted", "joined"), strict=True):
+        writer = sink.format("memory").queryName(name).option("checkpointLocation", str(tmp_path / name))
+        query = writer.trigger(availableNow=True).start()
         assert query.awaitTermination(90), query.lastProgress
     found = spark.sql("select topic, unix_micros(start) start, count from counted").collect()
     starts = {minute: int(at(minute).timestamp() * 1e6) for minute in (0, 10, 40)}

@@ -180,6 +180,12 @@ def test_loose_topics_may_lose_and_repeat_but_show_nothing_uncommitted() -> None
     assert kinds([*history, polled(0, Run(0, "p", 4, 2))]) == {"changed"}
 
 
+def test_what_went_with_a_topic_made_again_is_not_counted_as_lost() -> None:
+    remade: Entry = TopicUsed(topic="t", rules="remade", acks=-1)
+    counts = check([remade, *logs(Run(0, "p", 2, 2))[1:]]).counts
+    assert counts["records gone with their topic"] == 2 and "records lost where acks allow it" not in counts
+
+
 def test_a_history_is_read_back_as_it_was_written(tmp_path: Path) -> None:
     path = tmp_path / "history.jsonl"
     with HistoryWriter(path, seed=7, brokers=3) as writer:

@@ -9,11 +9,13 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from sparklog.cluster.controller_loop import ControllerLoop, ControllerStatus
 from sparklog.cluster.embedded_zookeeper import EmbeddedZookeeper
 from sparklog.controller.controller import ControllerSettings
+from sparklog.controller.reassignments import moving_record
 from sparklog.errors import ClusterError, ErrorCode
 from sparklog.model import LeaderAndIsr, TopicPartition, TopicRecord
 from sparklog.net.server import Server, ServerConnection, serve
@@ -23,12 +25,14 @@ from sparklog.protocol.messages import (
     DescribeBroker,
     DescribeBrokerReply,
     HelloReply,
+    PartitionDecision,
     ReplicaDescription,
     Request,
 )
 from sparklog.zk import paths
 from sparklog.zk.broker_registry import BrokerRegistry
 from sparklog.zk.cluster_store import ClusterStore, Written
+from sparklog.zk.codecs import ElectionRequest
 from sparklog.zk.session import SessionState, ZkSession
 
 from .support import broker, expire, opened, until
@@ -47,6 +51,8 @@ class Hearer:
         self.store = store
         self.known: dict[TopicPartition, LeaderAndIsr] = {}
         self.versions: dict[TopicPartition, int] = {}
+        #: as last told, whatever the version
+        self.decisions: dict[TopicPartition, PartitionDecision] = {}
         self.brokers: list[int] = []
         self.topics: set[str] = set()
         self.updates: list[ControlUpdate] = []
@@ -83,6 +89,7 @@ class Hearer:
         self.topics |= {change.name for change in update.topics}
         for decision in update.partitions:
             tp = TopicPartition(decision.topic, decision.partition)
+            self.decisions[tp] = decision
             if decision.version > self.versions.get(tp, -1):
                 self.known[tp], self.versions[tp] = decision.state, decision.version
         for name, _ in update.deleted:
@@ -171,6 +178,99 @@ def test_topics_brokers_and_isr_changes_reach_everyone(connect: str) -> None:
         await one.store.notify_isr_change([tp])
         await until(lambda: all(h.known[tp].isr == (1, 2) for h in hearers), "the smaller ISR, known to all")
         assert await one.store.session.children(paths.ISR_CHANGES) == ()
+
+    run_with_three(connect, scenario)
+
+
+async def lead_on(hearer: Hearer, tp: TopicPartition, *isr: int) -> None:
+    """The partition's leader changes its ISR, as its replica would."""
+    known = hearer.known[tp]
+    written = await hearer.store.write_isr(
+        tp,
+        LeaderAndIsr(hearer.broker_id, known.leader_epoch, isr, known.controller_epoch),
+        expected_version=hearer.versions[tp],
+        leader_incarnation=hearer.incarnation,
+        topic_id="id-1",
+    )
+    assert isinstance(written, Written), written
+    await hearer.store.notify_isr_change([tp])
+
+
+async def begin_move(store: ClusterStore, partition: int, *target: int) -> None:
+    found = await store.read_topic("t")
+    assert found is not None
+    assert await store.update_topic(moving_record(found[0], {partition: target}), found[1]) is not None
+
+
+def test_a_move_leads_elsewhere_ends_in_one_write_and_everybody_hears_of_it(connect: str) -> None:
+    async def scenario(loop: ControllerLoop, hearers: list[Hearer]) -> None:
+        one, _, three = hearers
+        tp = TopicPartition("t", 3)
+        record = msgspec.structs.replace(RECORD, assignment=(*RECORD.assignment, (1, 2)))
+        assert await one.store.update_topic(record, 0) == 1
+        await until(lambda: all(h.leaders() == [1, 2, 3, 1] for h in hearers), "the added partition's leader")
+        await begin_move(one.store, 3, 3, 2)
+        await until(lambda: all(h.decisions[tp].replicas == (3, 2, 1) for h in hearers), "the move, known to all")
+        await lead_on(one, tp, 1, 2, 3)
+        await until(lambda: all(h.known[tp].leader == 3 for h in hearers), "leadership moves into the target")
+        assert three.decisions[tp].leaving == (1,)
+        await lead_on(three, tp, 3, 2)
+        await until(lambda: all(h.decisions[tp].replicas == (3, 2) for h in hearers), "the end, known to all")
+        assert one.known[tp] == LeaderAndIsr(3, 2, (3, 2), loop.status.controller_epoch)
+        found = await one.store.read_topic("t")
+        assert found is not None
+        assert (found[0].assignment[3], found[0].reassigning) == ((3, 2), {})
+
+    run_with_three(connect, scenario)
+
+
+def test_an_election_on_request_is_carried_out_and_its_node_goes(connect: str) -> None:
+    async def scenario(loop: ControllerLoop, hearers: list[Hearer]) -> None:
+        one, two, _ = hearers
+        tp = TopicPartition("t", 0)
+        await begin_move(one.store, 0, 2, 1, 3)  # another order: 2 is to lead
+        await until(lambda: two.decisions[tp].replicas == (2, 1, 3), "the new order")
+        assert two.known[tp].leader == 1
+        path = paths.election("asked")
+        await one.store.request_election(path, ElectionRequest("preferred", (("t", 0),)))
+        gone = asyncio.Event()
+        while await one.store.session.exists(path, on_change=gone.set):
+            await asyncio.wait_for(gone.wait(), 10)
+        node = await one.store.read_state(tp)
+        assert node is not None
+        assert node.state.leader == 2, "the node goes when the election is written, not before"
+        await until(lambda: all(h.known[tp].leader == 2 for h in hearers), "the leader, known to all")
+
+    run_with_three(connect, scenario)
+
+
+def test_a_standby_goes_on_with_what_the_expired_controller_began(connect: str) -> None:
+    async def scenario(first: ControllerLoop, hearers: list[Hearer]) -> None:
+        one, two, _ = hearers
+        tp = TopicPartition("t", 0)
+        async with controlled(connect) as second:
+            await until(lambda: second.status.state == "standby", "the second stands by")
+            await begin_move(one.store, 0, 2, 3)
+            await until(lambda: one.decisions[tp].replicas == (2, 3, 1), "the first told of the move")
+            await until(lambda: one.known[tp].leader == 2 and two.decisions[tp].leaving == (1,), "and moved the leader")
+            await _expire_elsewhere(session_of(first))
+            loops = (first, second)
+            await until(
+                lambda: (
+                    sorted(loop.status.state for loop in loops) == ["active", "standby"]
+                    and max(loop.status.controller_epoch for loop in loops) > one.known[tp].controller_epoch
+                ),
+                "one of them is active in a new term",
+            )
+            await lead_on(two, tp, 2, 3)
+            await until(lambda: all(h.decisions[tp].replicas == (2, 3) for h in hearers), "the move ends")
+            assert one.known[tp].controller_epoch == max(loop.status.controller_epoch for loop in loops)
+            active = first if first.status.state == "active" else second
+            await asyncio.to_thread(active.stop)
+            other = second if active is first else first
+            await until(lambda: other.status.state == "active", "the other takes over")
+            assert await one.store.retire_broker(3, hearers[2].incarnation)
+            await until(lambda: one.leaders() == two.leaders() == [2, 2, 1], "and elects")
 
     run_with_three(connect, scenario)
 
@@ -335,7 +435,10 @@ def test_another_cluster_and_no_zookeeper_are_clear_errors(connect: str) -> None
 def test_settings_reach_the_core() -> None:
     keys = {"unclean.recovery.timeout.ms": "1234", "zookeeper.session.timeout.ms": "900", "min.insync.replicas": "1"}
     loop = ControllerLoop("127.0.0.1:1", settings=keys)
-    assert loop.settings == ControllerSettings(900, 1234, {"min.insync.replicas": "1"})
+    assert loop.settings == ControllerSettings(900, 1234, {"min.insync.replicas": "1"}, 30_000, -1)
+    keys = {"preferred.leader.rebalance": "false", "broker.replace.after.ms": "60000"}
+    settings = ControllerLoop("127.0.0.1:1", settings=keys).settings
+    assert (settings.preferred_leader_rebalance_interval_ms, settings.broker_replace_after_ms) == (0, 60_000)
     assert ControllerLoop("127.0.0.1:1").settings.unclean_recovery_timeout_ms == 30_000
 
 

@@ -5,11 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
+import msgspec
+import pytest
+
+from sparklog.errors import BrokerError
 from sparklog.model import LeaderAndIsr, TopicPartition, VersionedState
-from sparklog.zk import paths
+from sparklog.zk import codecs, paths
 from sparklog.zk.broker_registry import BrokerRegistry
 from sparklog.zk.cluster_store import FateUnknown, NodeGone, Written
-from sparklog.zk.controller_store import NO_NODE, ControllerStore, EpochLost, StateOutcome
+from sparklog.zk.controller_store import NO_NODE, ControllerStore, EpochLost, StateChange, StateOutcome, Superseded
 from sparklog.zk.session import ZkSession
 
 from .support import STATE, TOPIC, TP, broker, opened
@@ -83,6 +87,59 @@ def test_outcomes_of_pipelined_writes_are_told_apart(connect: str) -> None:
     asyncio.run(scenario())
 
 
+def test_a_record_and_its_states_are_written_together_or_not_at_all(connect: str) -> None:
+    async def scenario() -> None:
+        async with opened(connect) as cluster:
+            store = await elected(cluster.session)
+            await cluster.create_topic(TOPIC)
+            other = TopicPartition("orders", 1)
+            await write(store, (TP, STATE, NO_NODE, "id-1"), (other, STATE, NO_NODE, "id-1"))
+            moved = msgspec.structs.replace(TOPIC, assignment=((2, 3), (2, 3, 1)))
+            late = [StateChange(TP, NEXT, 7, 0), StateChange(other, NEXT, 7, 5)]
+            assert isinstance(await store.write_topic(moved, 0, late), Superseded)
+            assert isinstance(await store.write_topic(moved, 3, []), Superseded)
+            other_topic = msgspec.structs.replace(moved, topic_id="id-0")
+            assert isinstance(await store.write_topic(other_topic, 0, []), Superseded)
+            assert await store.read_topic_again("orders") == (TOPIC, 0)
+            assert await store.write_topic(moved, 0, [StateChange(TP, NEXT, 7, 0)]) == Written(1)
+            assert await store.read_topic_again("orders") == (moved, 1)
+            assert await store.read_states([TP, other]) == {
+                TP: VersionedState(NEXT, 1, 7),
+                other: VersionedState(STATE, 0, 7),
+            }
+            large = msgspec.structs.replace(moved, config={"x": "y" * 1_000_000})
+            with pytest.raises(BrokerError, match="at most"):
+                await store.write_topic(large, 1, [])
+
+    asyncio.run(scenario())
+
+
+def test_requests_for_elections_are_read_and_dropped(connect: str) -> None:
+    async def scenario() -> None:
+        async with opened(connect) as cluster:
+            store = await elected(cluster.session)
+            asked = codecs.ElectionRequest("preferred", (("orders", 0),))
+            await cluster.request_election(paths.election("one"), asked)
+            await cluster.request_election(paths.election("other"), codecs.ElectionRequest("unclean"))
+            assert (await store.read_elections())["one"] == asked
+            await store.drop_election("one")
+            await store.drop_election("one")
+            assert await store.read_elections() == {"other": codecs.ElectionRequest("unclean")}
+
+    asyncio.run(scenario())
+
+
+def test_a_request_for_an_election_ends_with_who_asked(connect: str) -> None:
+    async def scenario() -> None:
+        async with opened(connect) as one:
+            async with opened(connect) as other:
+                await other.request_election(paths.election("one"), codecs.ElectionRequest("unclean"))
+                assert set(await ControllerStore(one.session).read_elections()) == {"one"}
+            assert await ControllerStore(one.session).read_elections() == {}
+
+    asyncio.run(scenario())
+
+
 def test_a_deposed_controller_writes_nothing(connect: str) -> None:
     async def scenario() -> None:
         async with opened(connect) as one, opened(connect) as two:
@@ -94,6 +151,7 @@ def test_a_deposed_controller_writes_nothing(connect: str) -> None:
             names, changed = await deposed.read_isr_changes()
             assert changed == (TP,)
             assert await write(deposed, *WRITES) == [EpochLost()]
+            assert await deposed.write_topic(TOPIC, 0, []) == EpochLost()
             assert not await deposed.delete_topic("orders", "id-1")
             await deposed.delete_isr_changes(names)
             assert await two.read_topic("orders") is not None

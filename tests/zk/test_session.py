@@ -139,6 +139,8 @@ def test_a_paused_zookeeper_fails_requests_as_fate_unknown_and_keeps_the_session
             with pytest.raises(ZkUnreachable) as refused:
                 await session.get("/mine")
             assert not refused.value.sent
+            with pytest.raises(ZkUnreachable, match="not connected within 50 ms"):
+                await session.connected(timeout_ms=50)
             os.kill(server.pid, signal.SIGCONT)
             await session.connected(timeout_ms=10_000)
             # The server's clock stood still with it, so either end is possible; ours must be told apart correctly.

@@ -1,0 +1,118 @@
+"""Replicas of a broker that stays away are rebuilt elsewhere: since when it is away, and what takes its place.
+
+Off unless ``broker.replace.after.ms`` is set: copying everything a broker held costs more than waiting for it to come
+back. The clock starts anew with a term and with each reconnection, for a controller that was cut off itself cannot say
+how long others were. A broker that returns half-way finds the moves going on. Mutable, owned by one ``Controller``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from typing import NamedTuple
+
+from sparklog.controller import election
+from sparklog.controller.cluster_state import ClusterState, Partition, Topic
+from sparklog.controller.reassignments import MAX_FINISHED
+from sparklog.controller.targets import Targets
+from sparklog.errors import BrokerError
+from sparklog.model import BrokerEndpoint, TopicPartition
+
+#: Partitions of the whole cluster being moved at a time, for whatever reason, beyond which none is begun here. One that
+#: moves already is turned from a lost target however many there are: else they would all wait for it for ever.
+MAX_MOVING = 100
+_ROUND_MS = 1000
+#: After a round in which nothing could be begun.
+_IDLE_MS = 10_000
+
+
+class Plan(NamedTuple):
+    """Moves to begin, by topic and partition number; brokers for some of whose replicas there is no other place."""
+
+    targets: dict[Topic, dict[int, tuple[int, ...]]]
+    stuck: frozenset[int]
+
+    @property
+    def size(self) -> int:
+        return sum(map(len, self.targets.values()))
+
+
+class Replacement:
+    """``after_ms`` negative: never."""
+
+    def __init__(self, after_ms: int) -> None:
+        self._after_ms = after_ms
+        self._away_since: dict[int, int] = {}
+        self._told_stuck: set[int] = set()
+        self._round_at_ms = 0
+
+    @property
+    def enabled(self) -> bool:
+        return self._after_ms >= 0
+
+    @property
+    def deadline_ms(self) -> int | None:
+        first = min(self._away_since.values(), default=None)
+        return None if first is None else max(first + self._after_ms, self._round_at_ms)
+
+    def observe(self, away: Collection[int], now_ms: int) -> None:
+        """All brokers that hold replicas and have been given up."""
+        self._away_since = {broker_id: self._away_since.get(broker_id, now_ms) for broker_id in away}
+        self._told_stuck.intersection_update(away)
+
+    def start_over(self) -> None:
+        """Nothing is known of who was away how long."""
+        self._away_since = {}
+
+    def due(self, now_ms: int) -> frozenset[int]:
+        """Brokers to be replaced now."""
+        if now_ms < self._round_at_ms:
+            return frozenset()
+        return frozenset(i for i, since in self._away_since.items() if now_ms >= since + self._after_ms)
+
+    def planned(self, plan: Plan, now_ms: int) -> frozenset[int]:
+        """A round is over. Returns brokers that are stuck, each once for as long as it is away."""
+        self._round_at_ms = now_ms + (_ROUND_MS if plan.targets else _IDLE_MS)
+        news = plan.stuck - self._told_stuck
+        self._told_stuck |= news
+        return news
+
+
+def plan(
+    state: ClusterState, lost: frozenset[int], brokers: Iterable[BrokerEndpoint], standing: election.Standing
+) -> Plan:
+    """The next moves away from ``lost`` brokers to ``brokers``: of partitions that are led by somebody, for there is
+    nobody else to copy from, and perhaps nobody else who has everything."""
+    candidates = [broker for broker in brokers if broker.broker_id not in standing.stopping]
+    wanted = {p.tp: p.move.target if p.move else p.replicas for p in state.partitions()}
+    choice = Targets(candidates, wanted, without=lost)
+    targets: dict[Topic, dict[int, tuple[int, ...]]] = {}
+    stuck: set[int] = set()
+    free = MAX_MOVING - len(state.moving)
+    for partition in dict.fromkeys(p for broker_id in sorted(lost) for p in state.hosted(broker_id)):
+        if free <= 0 and partition.move is None:
+            continue
+        gone = lost.intersection(wanted[partition.tp])
+        if not gone or not _ready(partition, standing) or len(targets.get(partition.topic, ())) >= MAX_FINISHED:
+            continue
+        try:
+            target = _in_place(wanted[partition.tp], lost, choice, partition.tp)
+        except BrokerError:
+            stuck |= gone
+            continue
+        targets.setdefault(partition.topic, {})[partition.tp.partition] = target
+        free -= partition.move is None
+    return Plan(targets, frozenset(stuck))
+
+
+def _ready(partition: Partition, standing: election.Standing) -> bool:
+    topic = partition.topic
+    if partition.busy or topic.pending is not None or topic.rereading or partition.stored is None:
+        return False
+    return election.stands(partition.stored, standing, partition.unfit)
+
+
+def _in_place(replicas: tuple[int, ...], lost: frozenset[int], choice: Targets, tp: TopicPartition) -> tuple[int, ...]:
+    """Whoever comes instead takes the place of who went: leaderships stay spread as they were."""
+    target = choice.of(tp, replicas, len(replicas))
+    added = iter([broker_id for broker_id in target if broker_id not in replicas])
+    return tuple(next(added) if broker_id in lost else broker_id for broker_id in replicas)

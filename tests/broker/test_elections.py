@@ -1,0 +1,46 @@
+"""What an operator is told of an election that was asked for, by what ZooKeeper and this broker know afterwards."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sparklog.broker.elections import PREFERRED, UNCLEAN, _outcome
+from sparklog.broker.state import BrokerState
+from sparklog.config import broker_config
+from sparklog.errors import ErrorCode
+from sparklog.model import NO_LEADER, BrokerEndpoint, LeaderAndIsr, VersionedState
+from sparklog.protocol.messages import ControlUpdate, PartitionDecision
+
+
+@pytest.mark.parametrize(
+    ("kind", "live", "leader", "isr", "code", "said"),
+    [
+        (PREFERRED, (1, 2), 1, (1, 2), ErrorCode.NONE, ""),
+        (PREFERRED, (2,), 2, (1, 2), ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE, "broker 1 is not alive"),
+        (PREFERRED, (1, 2), 2, (2,), ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE, "broker 1 is not in sync"),
+        (PREFERRED, (1, 2), 2, (1, 2), ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE, "broker 1 is not chosen"),
+        (UNCLEAN, (2,), 2, (2,), ErrorCode.NONE, ""),
+        (UNCLEAN, (3,), NO_LEADER, (1,), ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE, "no replica of [1, 2] is alive"),
+        (UNCLEAN, (2, 3), NO_LEADER, (1,), ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE, "[1] are not given up yet"),
+    ],
+)
+def test_the_reason_is_the_one_that_holds(
+    tmp_path: Path, kind: str, *, live: tuple[int, ...], leader: int, isr: tuple[int, ...], code: ErrorCode, said: str
+) -> None:
+    broker = BrokerState(
+        3,
+        "cluster",
+        log_dir=str(tmp_path),
+        config=broker_config({}),
+        on_log_failed=lambda *_: None,
+        restart=lambda: None,
+    )
+    endpoints = tuple(BrokerEndpoint(number, "host", 1, 1) for number in live)
+    broker.cache.apply(ControlUpdate(0, "c", 1, 1, False, endpoints, (), (), sequence=1))
+    state = LeaderAndIsr(leader, 4, isr, 1)
+    known = PartitionDecision("t", "id", 0, state, 7, (1, 2))
+    result = _outcome(broker, kind, known, VersionedState(state, 7))
+    assert result.code == code
+    assert said in result.detail

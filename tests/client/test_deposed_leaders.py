@@ -1,0 +1,155 @@
+"""A leader that was cut off and deposed does not know it: what it says of its log's end is not taken for the truth.
+
+Broker 0 is that leader. Clients are new and know its address only, so that they have heard of no later epoch.
+"""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+from sparklog.client import fetching
+from sparklog.client import reader as reader_module
+from sparklog.client.admin import Admin
+from sparklog.client.consumer import Consumer
+from sparklog.client.errors import ClientTimeout
+from sparklog.client.producer import Producer
+from sparklog.client.reader import PartitionReader
+from sparklog.errors import BrokerError, ErrorCode
+from sparklog.model import BrokerEndpoint, TopicPartition
+from sparklog.net.server import ServerConnection
+from sparklog.protocol.messages import (
+    Fetch,
+    FetchedPartition,
+    FetchPartition,
+    FetchReply,
+    ListedOffset,
+    ListOffsets,
+    ListOffsetsReply,
+    Metadata,
+    MetadataReply,
+    PartitionMetadata,
+    Request,
+    TopicMetadata,
+)
+from tests.client.fake_cluster import FakeBroker, FakeCluster
+
+TP = TopicPartition("t", 0)
+#: Up to where broker 0 knows its log to be committed, where it ends, and where the real one does.
+HIGH_WATERMARK, CUT_OFF_AT, END = 40, 50, 100
+
+
+def picture(fake: FakeCluster) -> tuple[tuple[BrokerEndpoint, ...], tuple[TopicMetadata, ...]]:
+    """What broker 0 was told last."""
+    topic = fake.topics["t"]
+    leads = PartitionMetadata(0, 0, 0, (0, 1), (0, 1))
+    told = TopicMetadata(0, "t", topic.topic_id, (leads,), tuple(topic.schemas), topic.key, topic.event_time)
+    return tuple(broker.metadata_broker() for broker in fake.brokers), (told,)
+
+
+def old_words(broker: FakeBroker, connection: ServerConnection, request: Request) -> bool:
+    if isinstance(request, Metadata):
+        brokers, topics = picture(broker.cluster)
+        connection.reply(MetadataReply(request.cid, "fake", 1, brokers, topics))
+        return True
+    if isinstance(request, ListOffsets):
+        (asked,) = request.partitions
+        listed = ListedOffset(0, CUT_OFF_AT, -1, 0)
+        if asked.leader_epoch:
+            listed = ListedOffset(int(ErrorCode.UNKNOWN_LEADER_EPOCH), -1, -1, -1)
+        connection.reply(ListOffsetsReply(request.cid, (listed,)))
+        return True
+    if isinstance(request, Fetch):
+        (wanted,) = request.partitions
+        answer = FetchedPartition(
+            "t", 0, int(verdict(wanted)), HIGH_WATERMARK, HIGH_WATERMARK, 0, CUT_OFF_AT, detail="by broker 0"
+        )
+        broker.cluster.loop.call_later(0.05, connection.reply, FetchReply(request.cid, 0, 0, (answer,)))
+        return True
+    return False
+
+
+def verdict(wanted: FetchPartition) -> ErrorCode:
+    if wanted.leader_epoch:
+        return ErrorCode.UNKNOWN_LEADER_EPOCH
+    if wanted.fetch_offset > CUT_OFF_AT:
+        return ErrorCode.OFFSET_OUT_OF_RANGE
+    return ErrorCode.OFFSET_NOT_AVAILABLE if wanted.fetch_offset > HIGH_WATERMARK else ErrorCode.NONE
+
+
+@pytest.fixture
+def deposed(fake: FakeCluster) -> FakeCluster:
+    """Broker 1 leads in epoch 1 and has the whole log; broker 0 believes that it leads in epoch 0."""
+    fake.create("t", schema=pa.schema([("n", pa.int64())]))
+    with Producer(fake.bootstrap) as producer:
+        producer.write("t", pa.table({"n": range(END)}), partition=0)
+    fake.move(TP, 1)
+    fake.fault(0, old_words)
+    return fake
+
+
+def at_broker_0(fake: FakeCluster) -> str:
+    return f"127.0.0.1:{fake.brokers[0].port}"
+
+
+def test_a_position_beyond_its_end_is_no_reason_to_fail(deposed: FakeCluster) -> None:
+    with Consumer(at_broker_0(deposed), "t", start={TP: 60}) as consumer:
+        found = consumer.poll(10.0)
+    assert [n for batch in found for n in batch.column("n").to_pylist()] == list(range(60, END))
+
+
+def test_nor_to_begin_again(deposed: FakeCluster) -> None:
+    with Consumer(at_broker_0(deposed), "t", start={TP: 60}, on_out_of_range="earliest") as consumer:
+        assert consumer.poll(10.0)[0].column("n")[0].as_py() == 60
+
+
+def test_a_range_beyond_its_end_is_read(deposed: FakeCluster) -> None:
+    with PartitionReader(at_broker_0(deposed), TP, 60, END) as reader:
+        assert sum(batch.num_rows for _, batch in reader) == END - 60
+
+
+@pytest.mark.parametrize("start", [HIGH_WATERMARK, CUT_OFF_AT])
+def test_a_range_is_not_waited_for_where_it_will_not_come(
+    deposed: FakeCluster, start: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reader_module, "_SUSPECT_AFTER_S", 0.2)
+    with PartitionReader(at_broker_0(deposed), TP, start, END, timeout_s=5.0) as reader:
+        assert sum(batch.num_rows for _, batch in reader) == END - start
+
+
+def test_nor_are_records_it_never_saw_committed(deposed: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetching, "_SUSPECT_AFTER_S", 0.2)
+    with Consumer(at_broker_0(deposed), "t", start={TP: CUT_OFF_AT}, timeout_s=5.0) as consumer:
+        assert sum(batch.num_rows for batch in consumer.poll(10.0)) == END - CUT_OFF_AT
+
+
+def test_ends_do_not_go_backwards(deposed: FakeCluster) -> None:
+    with Consumer(at_broker_0(deposed), "t", start={TP: 60}) as consumer:
+        assert consumer.end_offsets() == {TP: END}
+    with Admin(at_broker_0(deposed)) as admin:
+        assert admin.list_offsets([TP], known={TP: 60}) == {TP: END}
+        assert admin.list_offsets([TP], known={TP: END + 1}) == {TP: END}, "what nobody has is not waited for"
+
+
+def test_its_word_alone_is_not_enough(deposed: FakeCluster) -> None:
+    """Nobody else can be asked: then nothing is known."""
+    deposed.stop(1)
+    with (
+        Consumer(at_broker_0(deposed), "t", start={TP: 60}, timeout_s=1.0) as consumer,
+        pytest.raises(ClientTimeout, match="only 1 of 2 brokers say that broker 0 leads"),
+    ):
+        consumer.poll(10.0)
+    with (
+        PartitionReader(at_broker_0(deposed), TP, 60, END, timeout_s=1.0) as reader,
+        pytest.raises(ClientTimeout, match="only 1 of 2 brokers say that broker 0 leads"),
+    ):
+        list(reader)
+
+
+def test_what_the_others_confirm_is_believed(deposed: FakeCluster) -> None:
+    with (
+        Consumer(at_broker_0(deposed), "t", start={TP: END + 1}) as consumer,
+        pytest.raises(BrokerError, match=rf"{END + 1} not in \[0, {END}\]") as caught,
+    ):
+        consumer.poll(10.0)
+    assert caught.value.code == ErrorCode.OFFSET_OUT_OF_RANGE

@@ -1,0 +1,19 @@
+"""Five hundred seeds of the code as it is, over two processes: none of them breaks a promise."""
+
+from __future__ import annotations
+
+import pytest
+
+from sparklog.testing.simulate import main
+
+
+def test_five_hundred_seeds_hold(capsys: pytest.CaptureFixture[str]) -> None:
+    """Prints the smallest case that it finds where one fails."""
+    code = main(["--seeds", "0..500", "--partitions", "2", "--jobs", "2", "--budget", "200"])
+    assert code == 0, capsys.readouterr().out
+
+
+def test_brokers_without_their_driver_serve_on(capsys: pytest.CaptureFixture[str]) -> None:
+    """The driver goes away again and again, with all controllers and supervisors."""
+    code = main(["--seeds", "0..20", "--partitions", "2", "--mutant", "sound, without its driver at times"])
+    assert code == 0, capsys.readouterr().out
