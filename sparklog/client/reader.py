@@ -192,7 +192,8 @@ class PartitionReader:
 
     def _doubt(self, error: BrokerError) -> BrokerError | None:
         """Why an error that is final is not to be believed yet, or None."""
-        if error.code == ErrorCode.OFFSET_OUT_OF_RANGE and not isinstance(error, LogTruncated):
+        cut = isinstance(error, LogTruncated) and not self._epoch_is_bound
+        if error.code == ErrorCode.OFFSET_OUT_OF_RANGE and not cut:
             try:
                 self._link.confirm(self._tp, self._asked_leader)
             except BrokerError as doubt:

@@ -113,6 +113,16 @@ def _by_partition(option: str, text: str, expected: str) -> dict[TopicPartition,
     return found
 
 
+def asked_offsets(*places: Place) -> dict[TopicPartition, int]:
+    """The greatest offset named for each partition."""
+    named: dict[TopicPartition, int] = {}
+    for place in places:
+        if isinstance(place, ByOffset) and not isinstance(place.offsets, int):
+            for tp, offset in place.offsets.items():
+                named[tp] = max(offset, named.get(tp, 0))
+    return named
+
+
 def times_to_ask(place: Place, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
     """The time (us) to look up for each partition; nothing for a place by offset.
 

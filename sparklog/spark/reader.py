@@ -13,7 +13,15 @@ from pyspark.sql.types import StructType
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import TopicPartition
 from sparklog.spark.columns import ColumnPlan, plan_columns
-from sparklog.spark.offsets import PartitionRange, Place, cut_ranges, settle, settle_ranges, times_to_ask
+from sparklog.spark.offsets import (
+    PartitionRange,
+    Place,
+    asked_offsets,
+    cut_ranges,
+    settle,
+    settle_ranges,
+    times_to_ask,
+)
 from sparklog.spark.read_options import ReadOptions
 from sparklog.spark.schema import TopicShape, check_projection, topic_columns
 from sparklog.spark.task import RangeRead, read_range
@@ -65,7 +73,8 @@ class BatchReader(DataSourceReader):
         """The ranges to read, as the logs are now: ``latest`` means the readable end of this moment."""
         options, selected = self._plan.options, self._plan.selected
         with TopicView(options.bootstrap) as view:
-            ends = view.ends(selected.partitions, options.isolation)
+            known = asked_offsets(options.starting, options.ending)
+            ends = view.ends(selected.partitions, options.isolation, known=known)
             ranges = self._ranges(view, ends)
         pieces = cut_ranges(ranges, at_least=options.min_partitions, max_records=options.max_records_per_partition)
         return [

@@ -20,7 +20,7 @@ from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import TopicPartition
 from sparklog.spark.columns import ColumnPlan
 from sparklog.spark.limits import TriggerClock
-from sparklog.spark.offsets import PartitionRange, cut_ranges
+from sparklog.spark.offsets import PartitionRange, asked_offsets, cut_ranges
 from sparklog.spark.progress import GroupProgress
 from sparklog.spark.read_options import Assign, ReadOptions
 from sparklog.spark.reader import project, settle_place
@@ -169,13 +169,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self, *, known: set[str] | tuple[()] | None, positions: Mapping[TopicPartition, Position]
     ) -> tuple[Selected, dict[TopicPartition, Held]]:
         """Topics, and what their logs hold. ``known`` None: all that the options name has to be there."""
+        known_ends = {tp: found.offset for tp, found in positions.items()}
+        known_ends = known_ends or asked_offsets(self._options.starting)
         for look in range(_LOOKS):
             selected = self._view.select(self._options.selection, known=known)
             try:
-                ends = self._view.ends(selected.partitions, self._options.isolation)
+                ends = self._view.ends(selected.partitions, self._options.isolation, known=known_ends)
                 # A query that used to read uncommitted records may stand behind what it can read now.
                 beyond = [tp for tp in ends if tp in positions and positions[tp].offset > ends[tp].end]
-                all_ends = self._view.ends(beyond, 0) if self._options.isolation and beyond else {}
+                all_ends = self._view.ends(beyond, 0, known=known_ends) if self._options.isolation and beyond else {}
                 break
             except BrokerError as error:
                 # Deleted between the two: the next look will not list it.

@@ -126,7 +126,7 @@ def _behind_loss(
     else:
         tp = wanted.partition
         earliest = list_offsets(link, {tp: "earliest"})[tp]
-        latest = list_offsets(link, {tp: "latest"}, isolation=wanted.isolation)[tp]
+        latest = list_offsets(link, {tp: "latest"}, isolation=wanted.isolation, known={tp: end})[tp]
         high = min(end, latest)
         low = min(max(position, earliest), high)
         if low == position and high == end and not isinstance(error, LogTruncated):

@@ -113,10 +113,17 @@ class TopicView:
             tuple(sorted(existing)),
         )
 
-    def ends(self, partitions: Iterable[TopicPartition], isolation: int) -> dict[TopicPartition, LogEnds]:
-        """Raises BrokerError UNKNOWN_TOPIC_OR_PARTITION, ClientTimeout."""
+    def ends(
+        self, partitions: Iterable[TopicPartition], isolation: int, *, known: Mapping[TopicPartition, int]
+    ) -> dict[TopicPartition, LogEnds]:
+        """``known``: offsets that the logs are believed to reach; a leader that says less may have been deposed.
+
+        Raises:
+            BrokerError: UNKNOWN_TOPIC_OR_PARTITION.
+            ClientTimeout: some leader did not answer.
+        """
         wanted = list(partitions)
-        latest = listed_offsets(self.link, dict.fromkeys(wanted, "latest"), isolation=isolation)
+        latest = listed_offsets(self.link, dict.fromkeys(wanted, "latest"), isolation=isolation, known=known)
         earliest = listed_offsets(self.link, dict.fromkeys(wanted, "earliest"))
         # Asked in this order a retention between the two could leave the end below the start.
         return {

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import pyarrow as pa
 import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable
+from pyspark.sql.types import LongType, StructField, StructType
 
 from sparklog.client import fetching
 from sparklog.client import reader as reader_module
@@ -32,6 +34,12 @@ from sparklog.protocol.messages import (
     Request,
     TopicMetadata,
 )
+from sparklog.spark.read_options import parse_read_options
+from sparklog.spark.reader import BatchReader, plan_read
+from sparklog.spark.stream import StreamReader
+from sparklog.spark.stream_offset import Position, StreamOffset
+from sparklog.spark.task import RangeRead
+from sparklog.spark.topics import TopicView
 from tests.client.fake_cluster import FakeBroker, FakeCluster
 
 TP = TopicPartition("t", 0)
@@ -129,6 +137,29 @@ def test_ends_do_not_go_backwards(deposed: FakeCluster) -> None:
     with Admin(at_broker_0(deposed)) as admin:
         assert admin.list_offsets([TP], known={TP: 60}) == {TP: END}
         assert admin.list_offsets([TP], known={TP: END + 1}) == {TP: END}, "what nobody has is not waited for"
+
+
+def test_a_spark_read_of_offsets_beyond_its_end_is_planned(deposed: FakeCluster) -> None:
+    defaults = {"bootstrap.servers": at_broker_0(deposed)}
+    options = parse_read_options({"subscribe": "t", "startingoffsets": '{"t": {"0": 60}}'}, defaults)
+    with TopicView(options.bootstrap) as view:
+        plan = plan_read(view, options, schema=StructType([StructField("n", LongType())]))
+    (found,) = BatchReader(plan).partitions()
+    assert isinstance(found, RangeRead) and (found.start, found.end) == (60, END)
+
+
+def test_a_stream_beyond_its_end_goes_on(deposed: FakeCluster) -> None:
+    """Its word would be a log that was cut: loss of data."""
+    options = parse_read_options(
+        {"subscribe": "t", "startingoffsets": "earliest"}, {"bootstrap.servers": at_broker_0(deposed)}, streaming=True
+    )
+    reader = StreamReader(options, StructType([StructField("n", LongType())]))
+    topic_id = picture(deposed)[1][0].topic_id
+    start = StreamOffset({TP: Position(topic_id, 60, 1)}).to_json()
+    end = reader.latestOffset(start, ReadAllAvailable())
+    (task,) = reader.partitions(start, end)
+    assert sum(batch.num_rows for batch in reader.read(task)) == END - 60
+    reader.stop()
 
 
 def test_its_word_alone_is_not_enough(deposed: FakeCluster) -> None:
