@@ -350,16 +350,24 @@ class Producer:
         self.begin()
         try:
             yield self
+        except BaseException as error:
+            self._abort_for(error)
+            raise
+        try:
             self.commit()
         except CommitOutcomeUnknown:
             raise
         except BaseException as error:
-            try:
-                self.abort()
-            except SparklogError as second:
-                if hasattr(error, "add_note"):  # Python 3.11
-                    error.add_note(f"sparklog producer while aborting: {second}")
+            self._abort_for(error)
             raise
+
+    def _abort_for(self, error: BaseException) -> None:
+        """Abort what ``error`` has spoilt; it is what the caller is to see."""
+        try:
+            self.abort()
+        except SparklogError as second:
+            if hasattr(error, "add_note"):  # Python 3.11
+                error.add_note(f"sparklog producer while aborting: {second}")
 
     def partitions(self, topic: str) -> int:
         """How many partitions a topic has. Raises as ``send``."""

@@ -39,6 +39,8 @@ class SenderTransactions:
         self._discard = discard
         self._changed = changed
         self._open: OpenTransaction | None = None
+        #: The last one, for who did not wait until it had ended and asks again.
+        self._ended: OpenTransaction | None = None
 
     def __str__(self) -> str:
         return f"transaction {self.key!r}"
@@ -68,6 +70,8 @@ class SenderTransactions:
     async def take_part(self, run: TransactionRun, identity: ProducerIdentity) -> None:
         """What is handed over from now on belongs to this transaction."""
         self._discard(TransactionStateError("no transaction was open when this was handed over"))
+        if self._open is not None:  # begun by a call whose caller did not wait for it
+            self._open.close()
         self._accumulator.begin(identity)
         self._open = OpenTransaction(self._link, self._coordination, run, identity, changed=self._changed)
 
@@ -79,7 +83,7 @@ class SenderTransactions:
     async def end(self, *, commit: bool, timeout_s: float) -> None:
         """Everything is acknowledged, or all of it is to go. Raises as ``transaction.end``; after
         CommitOutcomeUnknown it may be called again."""
-        now = self._open
+        now = self._open or self._ended
         assert now is not None
         if not commit:
             self._discard(TransactionStateError(f"{now.run} was aborted"))
@@ -95,4 +99,5 @@ class SenderTransactions:
 
     def _leave(self, ended: OpenTransaction) -> None:
         ended.close()
-        self._open = None
+        if self._open is ended:
+            self._open, self._ended = None, ended

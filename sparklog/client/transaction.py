@@ -171,7 +171,6 @@ class OpenTransaction:
                 self._addition(group=group, offsets=offsets), Ack
             )
         except BrokerError as error:
-            self._refuse(error)
             raise transaction_error(error, str(self.run)) from error
         self._alive_at = time.monotonic()
 

@@ -15,7 +15,7 @@ from sparklog.client.accumulator import ProducerIdentity
 from sparklog.client.errors import CommitOutcomeUnknown, ProducerFenced, TransactionStateError
 from sparklog.client.sender import Sender
 from sparklog.client.transaction import TransactionRun
-from sparklog.errors import ConfigError
+from sparklog.errors import ConfigError, SparklogError
 from sparklog.model import TopicPartition
 from sparklog.protocol.messages import GroupOffset
 
@@ -130,7 +130,11 @@ class ProducerTransactions:
             if self.state is not State.OPEN:
                 raise self._wrong("send_offsets")
             named = [GroupOffset(tp[0], tp[1], offset) for tp, offset in offsets.items()]
-            self._sender.call(lambda: self._transactions.add_offsets(group, named, timeout_s=self._timeout_s))
+            try:
+                self._sender.call(lambda: self._transactions.add_offsets(group, named, timeout_s=self._timeout_s))
+            except BaseException as error:
+                self.failed(error)
+                raise
 
     def close(self) -> None:
         """The producer ends: what is open is aborted, as far as that is possible in short time."""
@@ -148,14 +152,18 @@ class ProducerTransactions:
 
     def _end(self, *, commit: bool, timeout_s: float | None = None) -> None:
         wait_s = self._timeout_s if timeout_s is None else timeout_s
-        after = State.NONE
+        # Also when Ctrl-C ends the wait: the request is on its way.
+        after = State.UNKNOWN if commit else State.NONE
         try:
             self._sender.call(lambda: self._transactions.end(commit=commit, timeout_s=wait_s))
+            after = State.NONE
         except CommitOutcomeUnknown:
-            after = State.UNKNOWN
             raise
         except ProducerFenced:
             after = State.FENCED
+            raise
+        except SparklogError:
+            after = State.NONE
             raise
         finally:
             self.state = after

@@ -6,8 +6,8 @@ from __future__ import annotations
 import pickle
 import threading
 import time
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
 
 import pytest
 
@@ -188,6 +188,19 @@ def test_offsets_are_the_groups_when_the_transaction_commits(fake: FakeCluster) 
     assert fake.coordinator.offsets == {("g", "in", 0): 8, ("g", "in", 1): 1}
 
 
+def test_offsets_that_were_refused_are_not_left_out_of_a_commit(fake: FakeCluster) -> None:
+    fake.create("t")
+    with Producer(fake.bootstrap, transactional_id="x") as producer:
+        producer.begin()
+        producer.send("t", b"a").result(5)
+        fake.fault(0, times(1, AddToTransaction, answer(ErrorCode.INVALID_REQUEST)))
+        with pytest.raises(BrokerError, match="INVALID_REQUEST"):
+            producer.send_offsets({TopicPartition("in", 0): 5}, group="g")
+        with pytest.raises(TransactionStateError, match="INVALID_REQUEST"):
+            producer.commit()
+    assert seen(fake, "t") == []
+
+
 def test_closing_aborts_what_is_open(fake: FakeCluster) -> None:
     fake.create("t")
     with Producer(fake.bootstrap, transactional_id="x") as producer:
@@ -302,6 +315,34 @@ def test_a_commit_that_nobody_answers_is_unknown_and_can_be_asked_again(fake: Fa
         with pytest.raises(TransactionStateError, match="nothing can be written"):
             producer.send("t", b"b")
         fake.do(fake.brokers[0].faults.clear)
+        producer.commit()
+        with producer.transaction():
+            producer.send("t", b"b")
+    assert seen(fake, "t") == [b"a", b"b"]
+
+
+def test_a_commit_that_was_not_waited_for_can_be_asked_about(
+    fake: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C ends the wait, not the commit."""
+    fake.create("t")
+    with Producer(fake.bootstrap, transactional_id="x") as producer:
+        with producer.transaction():
+            pass
+        call = producer._sender.call
+
+        def interrupted(work: Callable[[], Coroutine[Any, Any, object]]) -> object:
+            call(work)
+            raise KeyboardInterrupt
+
+        producer.begin()
+        producer.send("t", b"a")
+        monkeypatch.setattr(producer._sender, "call", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            producer.commit()
+        monkeypatch.undo()
+        with pytest.raises(TransactionStateError, match="not known"):
+            producer.begin()
         producer.commit()
         with producer.transaction():
             producer.send("t", b"b")
