@@ -134,6 +134,12 @@ def test_losses(now: dict[TopicPartition, Held], loss: str, begin: Position | No
     assert standing.begins.get(A0) == standing.begun.get(A0) == begin
 
 
+def test_what_is_gone_is_not_read() -> None:
+    last, now = StreamOffset({A0: Position("A", 10, 1)}), {A0: held(12, 20)}
+    end = end_of_batch(stand(last.positions, now), now, limit=None)
+    assert batch_ranges(last, end) == [BatchRange(A0, Position("A", 12), 20)]
+
+
 def test_a_new_partition_without_its_first_records_is_a_loss() -> None:
     (told,) = stand({}, {A0: held(5, 9)}).losses
     assert "a-0 is new, and its offsets 0 to 5 are gone" in told
