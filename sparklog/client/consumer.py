@@ -154,7 +154,7 @@ class Consumer:
         for tp in ends:
             self._feed(tp)
         timeout_s = self._link.timeout_s if timeout_s is None else timeout_s
-        schema = self._schema(ends)
+        self._schema(ends)
         taken: list[pa.RecordBatch] = []
         kept: deque[FeedBatch] = deque()
         progress_at = time.monotonic()
@@ -186,6 +186,7 @@ class Consumer:
         finally:
             self._fetcher.active = None
             self._ready.extendleft(reversed(kept))
+        schema = self._schema(ends)  # again: what was read may have told of columns added since
         return pa.Table.from_batches([fit_table(batch, schema) for batch in taken], schema)
 
     # --- positions ---
