@@ -1,6 +1,8 @@
 """A driver to be killed: starts a query with each set of options given, and stays in their first batches.
 
-python -m tests.spark.killed_query <bootstrap> <JSON: [[checkpoint, {option: value}], ...]>
+    python -m tests.spark.killed_query <bootstrap> <JSON: [[checkpoint, {option: value}], ...]>
+
+Prints a line when all of them are there.
 """
 
 from __future__ import annotations
@@ -8,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
 import time
 
 from pyspark.sql import DataFrame, SparkSession
@@ -23,21 +26,32 @@ def main(bootstrap: str, queries: str) -> None:
         .getOrCreate()
     )
     configure(spark, bootstrap=bootstrap)
-    started = []
     for checkpoint, options in json.loads(queries):
-        frame = spark.readStream.format("sparklog").options(**options).load()
-        started.append(frame.writeStream.foreachBatch(_stay).option("checkpointLocation", checkpoint).start())
+        _enter(spark, checkpoint, options)
+    print("in their first batches", flush=True)
     parent = os.getppid()
-    while os.getppid() == parent and all(query.isActive for query in started):
+    while os.getppid() == parent:  # else nobody is left to kill it
         time.sleep(0.5)
-    # A query has failed, or nobody is left to kill this process.
-    print(*(query.exception() for query in started), flush=True)
     os._exit(1)
 
 
-def _stay(_: DataFrame, batch_id: int) -> None:
-    print("in batch", batch_id, flush=True)
-    time.sleep(300)
+def _enter(spark: SparkSession, checkpoint: str, options: dict[str, str]) -> None:
+    entered = threading.Event()
+
+    def stay(_: DataFrame, batch_id: int) -> None:
+        assert batch_id == 0
+        entered.set()
+        time.sleep(300)
+
+    frame = spark.readStream.format("sparklog").options(**options).load()
+    query = frame.writeStream.foreachBatch(stay).option("checkpointLocation", checkpoint).start()
+    while not entered.wait(0.1):
+        if (error := query.exception()) is not None:
+            # Spark allows a Python process ten seconds to start, which is little on a busy machine.
+            if "failed to connect back" not in str(error):
+                raise error
+            _enter(spark, checkpoint, options)
+            return
 
 
 if __name__ == "__main__":

@@ -206,7 +206,7 @@ def test_a_driver_killed_in_its_first_batch(
     )
     try:
         assert driver.stdout is not None
-        assert [driver.stdout.readline() for _ in queries] == ["in batch 0\n"] * 2
+        assert driver.stdout.readline() == "in their first batches\n"
     finally:
         os.killpg(driver.pid, signal.SIGKILL)
         driver.wait(30)
