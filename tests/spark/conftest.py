@@ -30,6 +30,7 @@ def plain_spark() -> Iterator[SparkSession]:
         SparkSession.builder.master("local[2]")
         .config("spark.driver.extraJavaOptions", _QUICK_JVM)
         .config("spark.ui.enabled", "false")
+        .config("spark.python.authenticate.socketTimeout", "60s")  # of a busy machine
         .config("spark.sql.shuffle.partitions", "2")
         .config("spark.sql.session.timeZone", "America/New_York")
         .getOrCreate()

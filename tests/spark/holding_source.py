@@ -67,6 +67,8 @@ def register_holding_source(spark: SparkSession, bootstrap: str, points: Path) -
         defaults: ClassVar[Mapping[str, str]] = {"bootstrap.servers": bootstrap}
 
         def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:  # noqa: N802
-            return HoldingWriter(super().streamWriter(schema, overwrite)._plan)
+            writer = super().streamWriter(schema, overwrite)
+            assert isinstance(writer, StreamWriter)
+            return HoldingWriter(writer._plan)
 
     spark.dataSource.register(HoldingSource)

@@ -20,6 +20,7 @@ def main(bootstrap: str, directory: Path, source: str, targets: list[str]) -> No
         SparkSession.builder.master("local[3,2]")  # a task may fail once
         .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
         .config("spark.ui.enabled", "false")
+        .config("spark.python.authenticate.socketTimeout", "60s")  # of a busy machine
         .getOrCreate()
     )
     register_holding_source(spark, bootstrap, directory)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import Row, SparkSession
 from pyspark.sql import functions as sf
-from pyspark.sql.streaming import StreamingQuery
+from pyspark.sql.streaming.query import StreamingQuery
 
 from sparklog.client.admin import Admin
 from sparklog.testing.process_cluster import ProcessCluster, wait_until
