@@ -23,6 +23,8 @@ R = TypeVar("R", bound=Reply)
 _NOTHING_DONE = frozenset({ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ErrorCode.CONCURRENT_TRANSACTIONS})
 #: A coordinator that is silent for so long is looked for anew, first time; then twice, and so on.
 _FIRST_PATIENCE_S = 1.0
+#: A broker that knows of no coordinator waits 5 s for one to be elected: that is no hanging one.
+_FIND_S = 6.0
 
 
 def may_have_acted(error: BrokerError) -> bool:
@@ -44,7 +46,7 @@ class AsyncCoordination:
     async def ask_once(self, request: Request, expected: type[R], *, patience_s: float) -> R:
         """Find the coordinator unless it is known, and ask it. Raises BrokerError."""
         if self._found is None:
-            found = await self._link.ask_any(FindCoordinator(0, self._kind, self._key))
+            found = await self._link.ask_any(FindCoordinator(0, self._kind, self._key), longest_s=_FIND_S)
             self._found = _expect(found, FindCoordinatorReply).broker
         try:
             return _expect(await self._link.ask_endpoint(self._found, request, patience_s=patience_s), expected)

@@ -7,6 +7,7 @@ its user decides synchronously and never waits in the middle of a decision. Ever
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
@@ -95,13 +96,13 @@ class AsyncLink:
             self.start(self._connect(broker_id, broker, Address(endpoint.host, endpoint.port)))
         return None
 
-    async def ask_any(self, request: Request) -> Reply:
-        """Ask some broker once. A hung one is passed over soon, not given up: it may be busy with others' requests.
-        Raises BrokerError."""
+    async def ask_any(self, request: Request, *, longest_s: float = math.inf) -> Reply:
+        """Ask some broker once. A hung one is passed over soon, not given up: it may be busy with others' requests;
+        ``longest_s``: or wait for news itself, for no longer than that. Raises BrokerError."""
         if self._closed:
             raise BrokerError(ErrorCode.NETWORK_EXCEPTION, "the client is closed")
         connection = await self._any_connection()
-        patience_s = min(self._request_timeout_s, _ASK_ANOTHER_AFTER_S * 2 ** min(self._unanswered, 10))
+        patience_s = min(self._request_timeout_s, longest_s, _ASK_ANOTHER_AFTER_S * 2 ** min(self._unanswered, 10))
         future = connection.request(request)
         try:
             reply, _ = await asyncio.wait_for(future, patience_s)
@@ -111,6 +112,8 @@ class AsyncLink:
                 ErrorCode.NETWORK_EXCEPTION, f"{connection.address}: no answer within {patience_s:g} s"
             ) from None
         self._unanswered = 0
+        for broker in self._brokers.values():
+            broker.silent = broker.silent and broker.connection is not connection
         return reply
 
     async def ask_endpoint(self, broker: BrokerEndpoint, request: Request, *, patience_s: float) -> Reply:

@@ -11,8 +11,9 @@ from sparklog.client.bootstrap import Address
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import BrokerEndpoint
 from sparklog.net.async_client import AsyncConnection
-from sparklog.protocol.messages import Metadata, MetadataReply
-from tests.client.fake_cluster import FakeCluster
+from sparklog.net.server import ServerConnection
+from sparklog.protocol.messages import Metadata, MetadataReply, Request
+from tests.client.fake_cluster import FakeBroker, FakeCluster
 
 
 class _Refused(AsyncLink):
@@ -75,6 +76,31 @@ def test_a_broker_that_keeps_silent_is_asked_after_the_others(
         fake.fault(0, lambda broker, connection, request: True)
         assert [await answered() for _ in range(12)].count(False) <= 1
         assert link.connection(0) is not None, "it may only be busy: what it was sent is not given up"
+        link.close()
+        await link.closed()
+
+    asyncio.run(test())
+
+
+def test_a_broker_that_was_silent_for_once_counts_again_when_it_answers(fake: FakeCluster) -> None:
+    """Else, when all have been slow for once, the one that really hangs is asked as often as the others."""
+    slow = True
+
+    def keep_silent(broker: FakeBroker, connection: ServerConnection, request: Request) -> bool:
+        return slow and isinstance(request, Metadata)
+
+    for broker_id in (0, 1):
+        fake.fault(broker_id, keep_silent)
+
+    async def test() -> None:
+        nonlocal slow
+        link = AsyncLink(fake.bootstrap, client_id="test", changed=lambda: None, request_timeout_s=60.0)
+        for _ in range(2):
+            with pytest.raises(BrokerError, match="no answer within"):
+                await link.ask_any(Metadata(0, ()), longest_s=0.05)
+        slow = False
+        await link.ask_any(Metadata(0, ()), longest_s=5.0)
+        assert any(not broker.silent for broker in link._brokers.values())
         link.close()
         await link.closed()
 
