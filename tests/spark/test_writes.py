@@ -59,8 +59,7 @@ def test_all_types_in_a_topic_made_by_a_stream(spark: SparkSession, admin: Admin
     """Times leave in UTC, whatever the session's zone: it is New York's here."""
     at = dt.datetime(2024, 7, 1, 12, 30, tzinfo=dt.timezone.utc)
     values = {"at": at, "pause": dt.timedelta(days=1, microseconds=1), "list": [1, None], "map": {"a": [0.5]}}
-    schema = ", ".join(line.strip() for line in ALL_TYPES.strip().splitlines())
-    source = spark.createDataFrame([values, {}], schema)
+    source = spark.createDataFrame([values, {}], " ".join(ALL_TYPES.split()))
     path = str(tmp_path / "rows")
     source.coalesce(1).write.parquet(path)
     stored = spark.read.parquet(path)
