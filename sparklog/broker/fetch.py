@@ -18,7 +18,7 @@ from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import TopicPartition
 from sparklog.net.server import ServerConnection
 from sparklog.protocol.frames import Buffer
-from sparklog.protocol.messages import CONSUMER, ErrorReply, Fetch, FetchPartition, FetchReply
+from sparklog.protocol.messages import CONSUMER, ErrorReply, Fetch, FetchedPartition, FetchPartition, FetchReply
 from sparklog.replica.effects import ServeFetch
 from sparklog.replica.events import FollowerFetched
 from sparklog.replica.fetch_session import FULL, FetchContext, Key, SessionCache
@@ -126,8 +126,16 @@ class _OpenFetch:
                 body.append(look.records.headers)
                 body.extend(look.records.bodies)
                 body_bytes += look.size
+                if look.result.stored_bytes:
+                    self._count_projected(look.result)
         self._broker.counters["fetch.follower.bytes" if self.of_follower else "fetch.consumer.bytes"] += body_bytes
         self.connection.reply(FetchReply(self.request.cid, reply.code, reply.session_id, reply.partitions), body)
+
+    def _count_projected(self, result: FetchedPartition) -> None:
+        counters = self._broker.counters
+        counters["fetch.projected.batches"] += result.batch_count
+        counters["fetch.projected.stored.bytes"] += result.stored_bytes
+        counters["fetch.projected.sent.bytes"] += result.body_bytes
 
     def abandon(self) -> None:
         """No answer any more: it was given, or nobody waits for it."""
@@ -153,7 +161,7 @@ class _OpenFetch:
         stale, self._stale = self._stale, {}
         for key in stale:
             self._looks.pop(key, None)
-        left = self._max_bytes - sum(look.size for look in self._looks.values())
+        left = self._max_bytes - sum(look.cost for look in self._looks.values())
         look_at = look_for_follower if self.of_follower else look_for_consumer
         for key, wanted in stale.items():
             if left <= 0:
@@ -167,7 +175,7 @@ class _OpenFetch:
                 isolation=self.request.isolation,
             )
             self._looks[key] = look
-            left -= look.size
+            left -= look.cost
 
     def _enough(self) -> bool:
         self._look()

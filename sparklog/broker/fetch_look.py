@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from sparklog.broker.partition import FetchVerdict, Partition
 from sparklog.broker.partitions import Partitions
+from sparklog.broker.projected_read import read_projected
 from sparklog.errors import BrokerError, ErrorCode, StorageError
 from sparklog.model import EpochEnd, TopicPartition
 from sparklog.protocol.messages import AbortedRange, FetchedPartition, FetchPartition
@@ -20,12 +21,14 @@ from sparklog.storage.log import LogSlice
 
 
 class Look(NamedTuple):
-    """What a partition has to say. ``urgent``: an error or a divergence, which is not held back."""
+    """What a partition has to say. ``urgent``: an error or a divergence, which is not held back. ``cost``: what it
+    counts for in the bytes that an answer may hold; more than its size where it was cut down to some columns."""
 
     result: FetchedPartition
     records: LogSlice | None
     size: int
     urgent: bool
+    cost: int = 0
 
 
 def look_for_consumer(
@@ -58,6 +61,10 @@ def look_for_follower(
 ) -> Look:
     partition: Partition | None = None
     try:
+        if wanted.columns is not None:
+            raise BrokerError(
+                ErrorCode.INVALID_REQUEST, f"a follower asks for columns {wanted.columns[:20]}, all expected"
+            )
         partition = partitions.require(TopicPartition(wanted.topic, wanted.partition), wanted.topic_id)
         # The role may have changed since the position was judged, or while the fetch waited.
         partition.require_leader(wanted.leader_epoch)
@@ -93,8 +100,14 @@ def _read(
     if max_bytes <= 0 or wanted.fetch_offset >= end_offset:
         return Look(_result(partition, wanted), None, 0, urgent=False)
     limit = max(min(wanted.max_bytes, max_bytes), 1)
+    stored_bytes = cost = 0
     try:
-        records = partition.log.read(wanted.fetch_offset, max_bytes=limit, end_offset=end_offset)
+        if wanted.columns is None:
+            records = partition.log.read(wanted.fetch_offset, max_bytes=limit, end_offset=end_offset)
+        else:
+            records, stored_bytes, cost = read_projected(
+                partition, wanted.fetch_offset, wanted.columns, max_bytes=limit, end_offset=end_offset
+            )
     except StorageError as error:
         raise partition.storage_failed(error) from error
     if not records.batch_count:
@@ -103,8 +116,16 @@ def _read(
     if committed:
         found = partition.log.aborted_between(wanted.fetch_offset, records.next_offset)
         aborted = tuple(AbortedRange(*transaction) for transaction in found)
-    result = _result(partition, wanted, batch_count=records.batch_count, body_bytes=records.body_bytes, aborted=aborted)
-    return Look(result, records, records.batch_count * HEADER_BYTES + records.body_bytes, urgent=False)
+    result = _result(
+        partition,
+        wanted,
+        batch_count=records.batch_count,
+        body_bytes=records.body_bytes,
+        aborted=aborted,
+        stored_bytes=stored_bytes,
+    )
+    size = records.batch_count * HEADER_BYTES + records.body_bytes
+    return Look(result, records, size, urgent=False, cost=max(size, cost))
 
 
 def _diverging(partition: Partition, wanted: FetchPartition, epoch: int, end_offset: int) -> Look:
@@ -120,6 +141,7 @@ def _result(
     body_bytes: int = 0,
     diverging: tuple[int, int] | None = None,
     aborted: tuple[AbortedRange, ...] = (),
+    stored_bytes: int = 0,
 ) -> FetchedPartition:
     replica, log = partition.replica, partition.log
     return FetchedPartition(
@@ -134,6 +156,7 @@ def _result(
         body_bytes,
         diverging,
         aborted,
+        stored_bytes=stored_bytes,
     )
 
 

@@ -19,7 +19,7 @@ from sparklog.record.header import HEADER_BYTES, Flag, unpack_header
 
 _MAX_TIMEOUT_MS = 3_600_000
 #: Flags that say what may become of a batch: those that only the log sets, and whether it is in a transaction.
-_TELLING = int(Flag.CONTROL | Flag.OFFSET_ARRAY | Flag.FIRST_OF_SEGMENT | Flag.TRANSACTIONAL)
+_TELLING = int(Flag.CONTROL | Flag.OFFSET_ARRAY | Flag.FIRST_OF_SEGMENT | Flag.TRANSACTIONAL | Flag.PROJECTED)
 
 
 class _OpenProduce:

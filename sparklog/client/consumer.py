@@ -17,6 +17,7 @@ from typing import Literal
 import numpy as np
 import pyarrow as pa
 
+from sparklog.client.column_choice import ColumnChoice
 from sparklog.client.errors import ClientTimeout, LogTruncated
 from sparklog.client.fetched import FetchedBatch
 from sparklog.client.fetching import Feed, FeedBatch, Fetcher
@@ -24,6 +25,7 @@ from sparklog.client.isolation import Isolation, wire_isolation
 from sparklog.client.link import ClusterLink, no_leader
 from sparklog.client.offsets import OffsetQuery, list_offsets, wire_time
 from sparklog.client.origin import Origin, with_origin
+from sparklog.client.read_counters import ReadCounters
 from sparklog.errors import BrokerError, ConfigError, ErrorCode
 from sparklog.model import TopicPartition
 from sparklog.record.schema import fit_table, parse_schema
@@ -68,7 +70,7 @@ class Consumer:
             topics: one topic, several, or an assignment of ``TopicPartition``s. Of topics all partitions are read,
                 and those added later from their beginning.
             start: ``"earliest"``, ``"latest"``, a datetime, or offsets by partition.
-            columns: only these, in this order.
+            columns: only these are sent, in this order; nulls for records older than a column.
             log_columns: add ``_topic``, ``_partition`` and ``_offset`` behind the topic's columns.
             on_out_of_range: what to do when retention has passed the position, or an unclean election has cut the log
                 below it: raise, or go on from an end; after a cut, from where it was made.
@@ -91,7 +93,10 @@ class Consumer:
         self._on_out_of_range = on_out_of_range
         self._isolation = wire_isolation(isolation)
         self._link = ClusterLink(bootstrap, client_id=client_id, timeout_s=timeout_s)
-        self._fetcher = Fetcher(self._link, max_bytes=max_bytes, isolation=self._isolation)
+        #: The columns of each topic; empty when all are wanted.
+        self._choices: dict[str, ColumnChoice] = {}
+        self._from_time = isinstance(start, dt.datetime)
+        self._fetcher = Fetcher(self._link, max_bytes=max_bytes, isolation=self._isolation, columns=self._wire_columns)
         self._ready: deque[FeedBatch] = deque()
         #: Partitions that start at a time and have not come to it: leaders answer with the batch it lies in.
         self._not_before_us: dict[TopicPartition, int] = {}
@@ -188,6 +193,11 @@ class Consumer:
             self._ready.extendleft(reversed(kept))
         schema = self._schema(ends)  # again: what was read may have told of columns added since
         return pa.Table.from_batches([fit_table(batch, schema) for batch in taken], schema)
+
+    @property
+    def counters(self) -> ReadCounters:
+        """What this consumer has been sent."""
+        return self._fetcher.counters
 
     # --- positions ---
 
@@ -302,7 +312,7 @@ class Consumer:
         header, batch, first, offsets = found.fetched
         place = Origin(found.tp.topic, found.tp.partition, first, header.leader_epoch)
         if self._columns is not None:
-            batch = batch.select(self._columns)
+            batch = self._choices[found.tp.topic].complete(batch)
         if self._log_columns:
             batch = _with_log_columns(batch, place, offsets)
         return with_origin(batch, place)
@@ -362,7 +372,8 @@ class Consumer:
         for tp in partitions:
             if self._link.metadata.partition(tp) is None:
                 raise no_leader(self._link.metadata, tp)
-        self._check_columns({tp.topic for tp in partitions})
+        for name in dict.fromkeys(tp.topic for tp in partitions):
+            self._choose_columns(name)
         given: dict[TopicPartition, int] = {}
         default: OffsetQuery = "earliest"
         if isinstance(start, Mapping):
@@ -384,14 +395,18 @@ class Consumer:
         assert topic is not None
         self._fetcher.feeds[tp] = Feed(tp, topic.topic_id, position)
 
-    def _check_columns(self, topics: Iterable[str]) -> None:
-        for name in topics if self._columns is not None else ():
-            schema = parse_schema(self._link.topic(name).schemas[-1].message)
-            missing = [column for column in self._columns or () if column not in schema.names]
-            if missing:
-                raise BrokerError(
-                    ErrorCode.SCHEMA_MISMATCH, f"columns {missing} are not among those of {name!r}: {schema.names}"
-                )
+    def _choose_columns(self, name: str) -> None:
+        """Raises BrokerError SCHEMA_MISMATCH."""
+        if self._columns is None:
+            return
+        topic = self._link.topic(name)
+        also = [topic.event_time] if self._from_time and topic.event_time else []
+        newest = parse_schema(topic.schemas[-1].message)
+        self._choices[name] = ColumnChoice(name, self._columns, newest, also=also)
+
+    def _wire_columns(self, topic: str) -> tuple[str, ...] | None:
+        choice = self._choices.get(topic)
+        return None if choice is None else choice.wire
 
     def _look_for_partitions(self) -> None:
         """Partitions added to the topics are read from their first record on."""

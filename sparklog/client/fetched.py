@@ -7,7 +7,7 @@ copied: uncompressed columns are views of the frame they arrived in.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -18,6 +18,7 @@ from sparklog.model import TopicPartition
 from sparklog.protocol.messages import AbortedRange, FetchedPartition
 from sparklog.record.codec import decode_batch
 from sparklog.record.header import HEADER_BYTES, BatchHeader, Flag, unpack_headers
+from sparklog.record.projection import projected_schema
 
 
 class PartitionBytes(NamedTuple):
@@ -77,9 +78,10 @@ def decode_partition(
     start: int,
     end: int | None = None,
     keep: Callable[[BatchHeader], bool] | None = None,
+    columns: Collection[str] | None = None,
 ) -> Iterator[FetchedBatch]:
     """The records with offsets in ``[start, end)``, batch by batch; empty batches are left out, and those that ``keep``
-    does not want by their header.
+    does not want by their header. ``columns``: those that were asked for; None: all.
 
     Raises:
         BrokerError: CORRUPT_MESSAGE when a checksum fails or the bytes are no Arrow batch.
@@ -87,6 +89,7 @@ def decode_partition(
     at = 0
     tp = TopicPartition(fetched.answer.topic, fetched.answer.partition)
     aborted = fetched.answer.aborted
+    projected: dict[int, pa.Schema] = {}
     for header in fetched.headers:
         body = fetched.bodies[at : at + header.stored_bytes]
         at += header.stored_bytes
@@ -97,9 +100,12 @@ def decode_partition(
         if (aborted and _is_aborted(header, aborted)) or (keep is not None and not keep(header)):
             continue
         try:
-            batch = decode_batch(
-                header, body[: header.length + header.offset_array_length], schema_of(header.schema_id)
-            )
+            schema = schema_of(header.schema_id)
+            if header.flags & Flag.PROJECTED:
+                if header.schema_id not in projected:
+                    projected[header.schema_id] = projected_schema(schema, columns or ())
+                schema = projected[header.schema_id]
+            batch = decode_batch(header, body[: header.length + header.offset_array_length], schema)
         except BrokerError as error:
             raise BrokerError(error.code, f"{tp} at offset {header.base_offset}: {error.detail}") from error
         found = _cut(header, body, batch, start=start, end=end)

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import select
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from sparklog.client.errors import ClientTimeout, LogTruncated
 from sparklog.client.fetched import FetchedBatch, PartitionBytes, decode_partition, split_partitions
 from sparklog.client.link import ClusterLink
 from sparklog.client.metadata import Leader
+from sparklog.client.read_counters import ReadCounters
 from sparklog.client.schemas import SchemaLookup
 from sparklog.errors import BrokerError, ErrorCode, SparklogError
 from sparklog.model import NO_EPOCH, TopicPartition
@@ -27,6 +28,10 @@ _MAX_WAIT_MS = 500
 _SUSPECT_AFTER_S = 1.5
 #: "Unknown topic" may mean "not told yet" for so long.
 _UNKNOWN_TOPIC_GRACE_S = 2.0
+
+
+#: The columns wanted of a topic, or None for all that it has.
+ColumnsOf = Callable[[str], "tuple[str, ...] | None"]
 
 
 class Feed:
@@ -74,11 +79,14 @@ class _Poll:
 class Fetcher:
     """Owned by one consumer and used by its thread. ``feeds`` may be changed between calls."""
 
-    def __init__(self, link: ClusterLink, *, max_bytes: int, isolation: int) -> None:
+    def __init__(self, link: ClusterLink, *, max_bytes: int, isolation: int, columns: ColumnsOf | None = None) -> None:
+        """``columns``: those wanted of a topic, by its name; None: all of every topic."""
+        self.counters = ReadCounters()
         self.feeds: dict[TopicPartition, Feed] = {}
         self._link = link
         self._max_bytes = max_bytes
         self._isolation = isolation
+        self._columns = columns
         self._connections: dict[int, BlockingConnection] = {}
         self._under_way: dict[int, _Poll] = {}
         self._schemas: dict[str, SchemaLookup] = {}
@@ -154,6 +162,7 @@ class Fetcher:
                     position,
                     self._max_bytes,
                     last_epoch=feed.last_epoch,
+                    columns=self._wire_columns(tp.topic),
                 )
             )
         request = Fetch(
@@ -238,6 +247,7 @@ class Fetcher:
             if part.answer.diverging is not None:
                 # What other partitions sent is kept: they are asked again from where they stand.
                 raise LogTruncated(tp, feed.position, part.answer.diverging)
+            self.counters.count(part)
             if part.headers:
                 answers.append((feed, (feed.position, feed.last_epoch), part))
         return self._use(broker_id, answers)
@@ -256,7 +266,9 @@ class Fetcher:
         try:
             for feed, (start, _), part in answers:
                 schema_of = self._schema_of(feed.tp.topic)
-                found += [FeedBatch(feed.tp, batch) for batch in decode_partition(part, schema_of, start=start)]
+                columns = self._wire_columns(feed.tp.topic)
+                batches = decode_partition(part, schema_of, start=start, columns=columns)
+                found += [FeedBatch(feed.tp, batch) for batch in batches]
                 decoded += 1
         except BrokerError as error:
             # Nothing may be passed over: this partition and those behind it are asked for again.
@@ -275,6 +287,9 @@ class Fetcher:
                 self._send(broker_id, group)
             except SparklogError as error:
                 self._error = error
+
+    def _wire_columns(self, topic: str) -> tuple[str, ...] | None:
+        return None if self._columns is None else self._columns(topic)
 
     def _schema_of(self, topic: str) -> SchemaLookup:
         lookup = self._schemas.get(topic)

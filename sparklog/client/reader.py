@@ -9,43 +9,36 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from types import TracebackType
 
 import pyarrow as pa
 
+from sparklog.client.column_choice import ColumnChoice
 from sparklog.client.errors import ClientTimeout, LogTruncated
 from sparklog.client.fetched import FetchedBatch, PartitionBytes, decode_partition, split_partitions
 from sparklog.client.isolation import Isolation, wire_isolation
 from sparklog.client.link import UNKNOWN_TOPIC_GRACE_S, ClusterLink, Deadline
 from sparklog.client.metadata import Leader
+from sparklog.client.read_counters import ReadCounters
 from sparklog.client.schemas import SchemaLookup
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import NO_EPOCH, NO_LEADER, TopicPartition
 from sparklog.net.blocking import BlockingConnection
-from sparklog.protocol.messages import CONSUMER, Fetch, FetchPartition, FetchReply
+from sparklog.protocol.messages import CONSUMER, Fetch, FetchPartition, FetchReply, TopicMetadata
 from sparklog.record.header import BatchHeader
+from sparklog.record.schema import parse_schema
 
 _MAX_WAIT_MS = 500
 #: A leader that has not what is wanted for so long may have been deposed without knowing.
 _SUSPECT_AFTER_S = 1.5
 
 
-@dataclass(slots=True)
-class ReadCounters:
-    """What a reader has fetched, and what of it it decoded."""
-
-    fetches: int = 0
-    fetched_bytes: int = 0
-    fetched_batches: int = 0
-    decoded_batches: int = 0
-
-
 class PartitionReader:
     """Iterates ``(BatchHeader, pyarrow.RecordBatch)`` over the offsets ``[start, end)`` of one partition.
 
-    Use from one thread, once; close it, or use it in a ``with`` block. The header is the stored one; the records are
-    cut to the range, so ``fetched()``, which also tells each batch's first offset, is what offsets are read from.
+    Use from one thread, once; close it, or use it in a ``with`` block. The header is the stored one, apart from length
+    and CRC where some of the columns were sent; the records are cut to the range, so ``fetched()``, which also tells
+    each batch's first offset, is what offsets are read from.
     """
 
     def __init__(
@@ -68,7 +61,8 @@ class PartitionReader:
 
         Args:
             bootstrap: addresses, or a link to share (which the reader then does not close).
-            columns: only these, in this order; one that a batch is too old to have is left out.
+            columns: only these are sent, in this order; nulls where a batch is older than a column. None at all: only
+                headers are sent, and the batches have no columns but their number of rows.
             keep: batches whose header it says no to are passed over.
             topic_id: refuse to read a topic of the same name that was made anew.
             last_epoch: a leader epoch in which the log was known to reach ``start``: raise if it has been cut below
@@ -89,6 +83,8 @@ class PartitionReader:
         self._start = start
         self._end = end
         self._columns = list(columns) if columns is not None else None
+        #: Made with the first fetch, when the topic is known.
+        self._choice: ColumnChoice | None = None
         self._keep = keep
         self.counters = ReadCounters()
         self._topic_id = topic_id
@@ -127,7 +123,8 @@ class PartitionReader:
 
         Raises:
             LogTruncated: an unclean election cut the log while it was being read.
-            BrokerError: OFFSET_OUT_OF_RANGE, UNKNOWN_TOPIC_OR_PARTITION, INCONSISTENT_TOPIC_ID, CORRUPT_MESSAGE.
+            BrokerError: OFFSET_OUT_OF_RANGE, UNKNOWN_TOPIC_OR_PARTITION, INCONSISTENT_TOPIC_ID, CORRUPT_MESSAGE;
+                SCHEMA_MISMATCH for columns that the topic does not have.
             ClientTimeout: no progress for ``timeout_s``; names the offset reached.
         """
         position = self._start
@@ -139,16 +136,18 @@ class PartitionReader:
                 self._epoch_is_bound = False
                 if position < self._end:
                     self._send_ahead(position)
-                for found in decode_partition(answer, self._schema_of, start=done, end=self._end, keep=self._keep):
-                    self.counters.decoded_batches += 1
-                    yield found._replace(batch=self._chosen(found.batch))
+                yield from self._decoded(answer, done)
         finally:
             self._disconnect()
 
-    def _chosen(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        if self._columns is None:
-            return batch
-        return batch.select([name for name in self._columns if batch.schema.get_field_index(name) >= 0])
+    def _decoded(self, answer: PartitionBytes, start: int) -> Iterator[FetchedBatch]:
+        choice = self._choice
+        wire = None if choice is None else choice.wire
+        for found in decode_partition(
+            answer, self._schema_of, start=start, end=self._end, keep=self._keep, columns=wire
+        ):
+            self.counters.decoded_batches += 1
+            yield found if choice is None else found._replace(batch=choice.complete(found.batch))
 
     def _await(self, position: int) -> PartitionBytes:
         """The answer to the fetch at ``position``, which is sent again until it brings batches."""
@@ -221,6 +220,8 @@ class PartitionReader:
                 f"{self._tp}: the topic was deleted and created again ({topic.topic_id} found,"
                 f" {self._topic_id} expected)",
             )
+        if self._columns is not None and self._choice is None:
+            self._choice = self._choose(self._columns, topic)
         wanted = FetchPartition(
             self._tp.topic,
             self._tp.partition,
@@ -229,6 +230,7 @@ class PartitionReader:
             position,
             self._max_bytes,
             last_epoch=self._last_epoch,
+            columns=None if self._choice is None else self._choice.wire,
         )
         connection.send(
             Fetch(
@@ -265,10 +267,15 @@ class PartitionReader:
             if not self._epoch_is_bound or end_offset < self._asked:
                 raise LogTruncated(self._tp, self._asked, answer.answer.diverging)
             self._last_epoch, self._epoch_is_bound = epoch, False
-        self.counters.fetches += 1
-        self.counters.fetched_batches += len(answer.headers)
-        self.counters.fetched_bytes += len(answer.bodies)
+        self.counters.count(answer)
         return answer
+
+    def _choose(self, columns: Sequence[str], topic: TopicMetadata) -> ColumnChoice:
+        try:
+            return ColumnChoice(topic.name, columns, parse_schema(topic.schemas[-1].message))
+        except BrokerError:  # the topic may have got columns since its metadata were read
+            newest = self._link.topic(topic.name, refresh=True).schemas[-1]
+            return ColumnChoice(topic.name, columns, parse_schema(newest.message))
 
     def _made_anew(self) -> bool:
         topic = self._link.metadata.topic(self._tp.topic)

@@ -165,7 +165,8 @@ class ProduceReply(Message, frozen=True, tag="produce_reply"):
 
 class FetchPartition(msgspec.Struct, frozen=True, array_like=True):
     """``leader_epoch`` is the fetcher's current one (-1: not checked); ``last_epoch`` that of its last batch
-    (-1: its history is not compared)."""
+    (-1: its history is not compared). ``columns``: only these of the topic's newest schema are sent, those that a batch
+    has; (): headers alone; None: batches as they are stored, as followers need them."""
 
     topic: str
     partition: int
@@ -175,6 +176,7 @@ class FetchPartition(msgspec.Struct, frozen=True, array_like=True):
     max_bytes: int
     last_epoch: int = -1
     log_start_offset: int = -1
+    columns: _Entries[str] | None = None
 
 
 class Fetch(Message, frozen=True, tag="fetch"):
@@ -204,7 +206,8 @@ class AbortedRange(msgspec.Struct, frozen=True, array_like=True):
 
 class FetchedPartition(msgspec.Struct, frozen=True, array_like=True):
     """``diverging`` (epoch, end offset) tells a follower to truncate to the smaller of that and its own epoch end, and
-    a consumer that what it has read from there on is not in the log any more."""
+    a consumer that what it has read from there on is not in the log any more. ``stored_bytes``: what the batches take
+    in the log, where only some of their columns were sent (each is marked in its header); else 0."""
 
     topic: str
     partition: int
@@ -218,6 +221,7 @@ class FetchedPartition(msgspec.Struct, frozen=True, array_like=True):
     diverging: tuple[int, int] | None = None
     aborted: tuple[AbortedRange, ...] = ()
     detail: str = ""
+    stored_bytes: int = 0
 
 
 class FetchReply(Message, frozen=True, tag="fetch_reply"):

@@ -16,6 +16,7 @@ from pyarrow import types
 
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import NO_PRODUCER
+from sparklog.record.batch_metadata import record_batch_metadata
 from sparklog.record.checksum import Buffer, crc32c
 from sparklog.record.header import BatchHeader, Flag
 from sparklog.record.message import ALIGNMENT, read_metadata_length
@@ -99,7 +100,8 @@ def decode_batch(header: BatchHeader, body: Buffer, schema: pa.Schema, *, verify
 
     The columns of an uncompressed batch lie in ``body`` itself and keep it alive; only a body that does not begin at a
     multiple of 8 is copied, since Arrow promises its readers that. ``body`` is ``header.length`` bytes,
-    and the offset array behind it if there is one.
+    and the offset array behind it if there is one. A projected batch has the columns of ``schema`` alone, and no bytes
+    at all where these are none.
 
     Raises:
         BrokerError: CORRUPT_MESSAGE when length, CRC, row count or structure differ from what the header says.
@@ -110,7 +112,10 @@ def decode_batch(header: BatchHeader, body: Buffer, schema: pa.Schema, *, verify
         raise BrokerError(ErrorCode.CORRUPT_MESSAGE, f"{_name(header)}: {buffer.size} bytes found, {expected} expected")
     if verify_crc:
         verify_body_crc(header, buffer)
-    records = read_record_batch(buffer.slice(0, header.length), schema)
+    if header.length == 0 and header.flags & Flag.PROJECTED:
+        records = read_record_batch(pa.py_buffer(record_batch_metadata(header.record_count)), schema)
+    else:
+        records = read_record_batch(buffer.slice(0, header.length), schema)
     if records.num_rows != header.record_count:
         raise BrokerError(
             ErrorCode.CORRUPT_MESSAGE,

@@ -83,6 +83,8 @@ class Flag(IntFlag):
     TRANSACTIONAL = 8
     FIRST_OF_SEGMENT = 16
     OFFSET_ARRAY = 32
+    #: Only in answers to readers, never stored: the body holds some of the columns, see ``projection``.
+    PROJECTED = 64
 
 
 class BatchHeader(NamedTuple):

@@ -30,7 +30,7 @@ METADATA_V5 = 4
 _VERSION, _HEADER_TYPE, _HEADER, _BODY_LENGTH, _CUSTOM_METADATA = 0, 1, 2, 3, 4
 # KeyValue: key, value
 _KEY, _VALUE = 0, 1
-_SCHEMA, _RECORD_BATCH = 1, 3
+_SCHEMA, RECORD_BATCH = 1, 3
 _HEADER_NAMES = {0: "none", 1: "Schema", 2: "DictionaryBatch", 3: "RecordBatch", 4: "Tensor", 5: "SparseTensor"}
 # RecordBatch: length, nodes, buffers, compression, variadic buffer counts
 _ROWS, _NODES, _BUFFERS, _COMPRESSION, _VARIADIC = 0, 1, 2, 3, 4
@@ -66,7 +66,7 @@ def read_batch_message(source: ReadOnly) -> BatchMessage:
             buffer lies outside the body, is not aligned to 8 bytes, or overlaps the one before.
     """
     metadata_length = read_metadata_length(source)
-    message = _message_of(source[PREFIX_BYTES:metadata_length], _RECORD_BATCH)
+    message = _message_of(source[PREFIX_BYTES:metadata_length], RECORD_BATCH)
     body_length = message.scalar(_BODY_LENGTH, LONG)
     if metadata_length + body_length != len(source):
         raise malformed(f"metadata of {metadata_length} and body of {body_length} bytes in {len(source)} bytes")
@@ -93,7 +93,7 @@ def read_custom_metadata(source: ReadOnly) -> dict[bytes, bytes]:
     Raises:
         BrokerError: CORRUPT_MESSAGE as ``read_batch_message``.
     """
-    message = _message_of(source[PREFIX_BYTES : read_metadata_length(source)], _RECORD_BATCH)
+    message = _message_of(source[PREFIX_BYTES : read_metadata_length(source)], RECORD_BATCH)
     return {pair.text(_KEY): pair.text(_VALUE) for pair in message.tables(_CUSTOM_METADATA)}
 
 

@@ -135,6 +135,8 @@ def plan_follower_append(
         raise _corrupt(end, "bytes of headers", found=len(packed), expected=f"a multiple of {HEADER_BYTES}")
     for header_at in range(0, len(packed), HEADER_BYTES):
         header = unpack_header(packed, header_at)
+        if header.flags & Flag.PROJECTED:
+            raise _corrupt(end, "flags", found=repr(Flag(header.flags)), expected="a batch with all its columns")
         first = bool(header.flags & _FIRST)
         if first:
             position = prelude_length(header.schema_id)

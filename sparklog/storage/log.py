@@ -17,11 +17,14 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import NamedTuple
 
+import pyarrow as pa
+
 from sparklog.config import TopicConfig
 from sparklog.errors import BrokerError, ErrorCode, StorageError
 from sparklog.model import EpochEnd, OffsetRange, TopicPartition, TopicSchema
 from sparklog.record.header import BatchHeader, Flag
 from sparklog.record.marker import Marker, decode_marker
+from sparklog.record.schema import parse_schema
 from sparklog.storage import retention
 from sparklog.storage.append_plan import NO_MAXIMUM, LogTail, Run, plan_follower_append, plan_leader_append
 from sparklog.storage.checkpoints import PartitionCheckpoint
@@ -330,12 +333,7 @@ class Log:
             BrokerError: OFFSET_OUT_OF_RANGE outside [log start, log end].
             StorageError: the log directory must go offline.
         """
-        self._check_open()
-        if not self.log_start_offset <= offset <= self.log_end_offset:
-            raise BrokerError(
-                ErrorCode.OFFSET_OUT_OF_RANGE,
-                f"{self.tp}: offset {offset} found, {self.log_start_offset} to {self.log_end_offset} expected",
-            )
+        self._check_readable(offset)
         if offset >= end_offset or offset == self.log_end_offset:
             return LogSlice(b"", [], 0, 0, offset)
         try:
@@ -358,6 +356,31 @@ class Log:
         except (OSError, StorageError) as failure:
             raise self._services.offline(f"reading {self.tp}: {failure}") from failure
         return LogSlice(headers, bodies, size, last - first, next_offset)
+
+    def read_headers(self, offset: int, *, max_batches: int, end_offset: int) -> LogSlice:
+        """As ``read``, but the headers alone; ``body_bytes`` is what the batches take.
+
+        Raises:
+            BrokerError: OFFSET_OUT_OF_RANGE outside [log start, log end].
+            StorageError: the log directory must go offline.
+        """
+        self._check_readable(offset)
+        if offset >= end_offset or offset == self.log_end_offset:
+            return LogSlice(b"", [], 0, 0, offset)
+        try:
+            segment = self._chain.at(offset)
+            first = segment.find(offset)
+            last = min(segment.reach(first, segment.data_size, end_offset=end_offset), first + max_batches)
+            headers = segment.read_headers(first, last)
+            size = segment.position_of(last) - segment.position_of(first)
+            next_offset = segment.bases()[last] if last < segment.count else segment.end_offset
+        except (OSError, StorageError) as failure:
+            raise self._services.offline(f"reading {self.tp}: {failure}") from failure
+        return LogSlice(headers, [], size, last - first, next_offset if last > first else offset)
+
+    def schema(self, schema_id: int) -> pa.Schema:
+        """The columns of the batches with this schema id. Raises BrokerError SCHEMA_OUTDATED for an unknown one."""
+        return parse_schema(self._schema_message(schema_id))
 
     def last_stable_offset(self, high_watermark: int) -> int:
         """Where readers of committed records stop: at the first transaction whose end is open, at most at
@@ -601,16 +624,27 @@ class Log:
         write_partition_file(self._disk, self.directory, content, sync=False)
 
     def _prelude(self, schema_id: int) -> bytes:
+        return self._services.prelude(self._schema_message(schema_id))
+
+    def _schema_message(self, schema_id: int) -> bytes:
         message = self._schemas.get(schema_id)
         if message is None:
             raise BrokerError(
                 ErrorCode.SCHEMA_OUTDATED,
                 f"{self.tp}: schema id {schema_id} found, {sorted(self._schemas)} known here",
             )
-        return self._services.prelude(message)
+        return message
 
     def _prelude_length(self, schema_id: int) -> int:
         return len(self._prelude(schema_id))
+
+    def _check_readable(self, offset: int) -> None:
+        self._check_open()
+        if not self.log_start_offset <= offset <= self.log_end_offset:
+            raise BrokerError(
+                ErrorCode.OFFSET_OUT_OF_RANGE,
+                f"{self.tp}: offset {offset} found, {self.log_start_offset} to {self.log_end_offset} expected",
+            )
 
     def _check_open(self) -> None:
         if self._closed:

@@ -1,0 +1,121 @@
+"""A batch cut down to some of its columns, without decoding a value: what a reader that wants few columns is sent.
+
+The buffers of a column lie next to each other in the body of a RecordBatch message, compressed each for itself or not
+at all. So a projection copies the bytes of the chosen columns as they are, one run for each column, and writes a new
+message in front of them (``batch_metadata``).
+
+A projected batch has a header of its own, with ``Flag.PROJECTED``, the length of what is left and its CRC. It is never
+stored: followers are not sent any, and none is taken from a producer. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from sparklog.record.batch_metadata import record_batch_metadata
+from sparklog.record.checksum import crc32c
+from sparklog.record.codec import verify_body_crc
+from sparklog.record.flatbuffer import malformed
+from sparklog.record.header import BatchHeader, Flag
+from sparklog.record.layout import layout_of
+from sparklog.record.message import ALIGNMENT, BatchMessage, read_batch_message
+
+
+class ColumnSpan(NamedTuple):
+    """Where one column of a schema is in its messages: half-open ranges of nodes and of buffers."""
+
+    nodes: tuple[int, int]
+    buffers: tuple[int, int]
+
+
+class Projection(NamedTuple):
+    """The chosen columns of one schema, in the schema's order."""
+
+    spans: tuple[ColumnSpan, ...]
+    #: Nodes and buffers of a whole message.
+    nodes: int
+    buffers: int
+
+
+class ProjectedBatch(NamedTuple):
+    """A batch as it is sent: a sealed header, and ``header.stored_bytes`` bytes."""
+
+    header: BatchHeader
+    body: bytes
+
+
+def projected_schema(schema: pa.Schema, columns: Collection[str]) -> pa.Schema:
+    """Those fields of ``schema`` that are among ``columns``, in its order; the others are not in its batches."""
+    return pa.schema([field for field in schema if field.name in columns])
+
+
+def plan_projection(schema: pa.Schema, columns: Collection[str]) -> Projection:
+    """Which nodes and buffers the ``columns`` have; names that ``schema`` does not have are passed over."""
+    layout = layout_of(schema)
+    starts: list[tuple[int, int]] = []
+    buffers = 0
+    for number, node in enumerate(layout.nodes):
+        if node.top:
+            starts.append((number, buffers))
+        buffers += node.buffers
+    ends = [*starts[1:], (len(layout.nodes), buffers)]
+    spans = tuple(
+        ColumnSpan((start[0], end[0]), (start[1], end[1]))
+        for name, start, end in zip(schema.names, starts, ends, strict=True)
+        if name in columns
+    )
+    return Projection(spans, len(layout.nodes), layout.buffers)
+
+
+def project_batch(header: BatchHeader, body: memoryview, plan: Projection) -> ProjectedBatch:
+    """The batch with the columns of ``plan`` alone; without any, its header and its offset array.
+
+    ``body`` is the batch as stored, ``header.stored_bytes`` long.
+
+    Raises:
+        BrokerError: CORRUPT_MESSAGE when the stored batch fails its CRC or contradicts its schema.
+    """
+    verify_body_crc(header, body[: header.length + header.offset_array_length])
+    message = b""
+    if plan.spans and not header.flags & Flag.CONTROL:
+        message = _project_message(read_batch_message(body[: header.length]), body[: header.length], plan)
+    return _sealed(header, message, body[header.length : header.stored_bytes])
+
+
+def header_alone(header: BatchHeader) -> ProjectedBatch:
+    """The batch without any column; only for batches whose offsets are dense."""
+    assert not header.offset_array_length, header
+    return _sealed(header, b"", memoryview(b""))
+
+
+def _project_message(whole: BatchMessage, source: memoryview, plan: Projection) -> bytes:
+    if len(whole.nodes) != plan.nodes or len(whole.buffers) != plan.buffers:
+        raise malformed(
+            f"{len(whole.nodes)} columns with {len(whole.buffers)} buffers found, {plan.nodes} with {plan.buffers} "
+            "expected (nested columns included)"
+        )
+    nodes: list[tuple[int, int]] = []
+    buffers: list[tuple[int, int]] = []
+    runs: list[memoryview | bytes] = []
+    length = 0
+    for span in plan.spans:
+        nodes += whole.nodes[slice(*span.nodes)]
+        own = whole.buffers[slice(*span.buffers)]
+        start = min((offset for offset, size in own if size), default=0)
+        end = max((offset + size for offset, size in own if size), default=0)
+        buffers += [(offset - start + length if size else length, size) for offset, size in own]
+        padding = -(end - start) % ALIGNMENT
+        runs += [source[whole.metadata_length + start : whole.metadata_length + end], bytes(padding)]
+        length += end - start + padding
+    metadata = record_batch_metadata(whole.rows, nodes=nodes, buffers=buffers, codec=whole.codec, body_length=length)
+    return b"".join([metadata, *runs])
+
+
+def _sealed(header: BatchHeader, message: bytes, offset_array: memoryview) -> ProjectedBatch:
+    body = message + bytes(offset_array)
+    checked = memoryview(body)[: len(message) + header.offset_array_length]
+    flags = header.flags | Flag.PROJECTED
+    return ProjectedBatch(header._replace(length=len(message), body_crc=crc32c(checked), flags=flags), body)

@@ -1,0 +1,69 @@
+"""A schema given to Spark's reader is a projection: only its columns are fetched, by batches and by streams."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
+
+from sparklog.client.admin import Admin
+from sparklog.client.producer import Producer
+from sparklog.testing.process_cluster import ProcessCluster
+
+pytestmark = pytest.mark.integration
+
+NAMES = [f"c{i}" for i in range(20)]
+ROWS = 400
+
+
+@pytest.fixture(scope="module")
+def wide(brokers: ProcessCluster, admin: Admin) -> pa.Table:
+    dice = random.Random(3)
+    table = pa.table({name: [dice.randbytes(100) for _ in range(ROWS)] for name in NAMES})
+    admin.create_topic("wide", partitions=1, schema=pa.schema([(name, pa.binary()) for name in NAMES]))
+    with Producer(brokers.bootstrap) as producer:
+        producer.write("wide", table).result(30)
+    return table
+
+
+def counted(brokers: ProcessCluster) -> tuple[int, int]:
+    """Bytes of projected batches: as stored, as sent; of all brokers."""
+    counters = [brokers.describe(broker_id).counters for broker_id in brokers.slots]
+    names = ("fetch.projected.stored.bytes", "fetch.projected.sent.bytes")
+    stored, sent = (sum(found.get(name, 0) for found in counters) for name in names)
+    return stored, sent
+
+
+def test_batches_and_streams_fetch_the_columns_of_their_schema(
+    spark: SparkSession, brokers: ProcessCluster, wide: pa.Table, tmp_path: Path
+) -> None:
+    before = counted(brokers)
+    reader = spark.read.format("sparklog").option("subscribe", "wide")
+    frame = reader.schema("c4 binary, _offset bigint").load()
+    rows = sorted((row._offset, bytes(row.c4)) for row in frame.collect())
+    assert rows == list(enumerate(wide.column("c4").to_pylist()))
+    after = counted(brokers)
+    stored, sent = after[0] - before[0], after[1] - before[1]
+    assert stored > 2000 * ROWS and sent < 0.08 * stored
+    # offsets and partitions are in the headers
+    places = reader.schema("_partition int, _offset bigint, _topic string").load().collect()
+    assert sorted(place._offset for place in places) == list(range(ROWS))
+    headers = counted(brokers)
+    assert headers[0] - after[0] == stored and headers[1] == after[1]
+    stream = spark.readStream.format("sparklog").option("subscribe", "wide").option("startingOffsets", "earliest")
+    query = (
+        stream.schema("c4 binary")
+        .load()
+        .writeStream.format("memory")
+        .queryName("wide_c4")
+        .option("checkpointLocation", str(tmp_path))
+        .trigger(availableNow=True)
+        .start()
+    )
+    assert query.awaitTermination(60)
+    assert spark.table("wide_c4").count() == ROWS
+    streamed = counted(brokers)
+    assert (streamed[0] - headers[0], streamed[1] - headers[1]) == (stored, sent)
