@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,7 +24,7 @@ _MOST_S = 300
 
 def register_holding_source(spark: SparkSession, bootstrap: str, points: Path) -> None:
     """Register it in place of ``sparklog``. What is named ``<topic>.<point>`` in the directory ``points`` makes writers
-    of that topic do something at that point:
+    of that topic do something at that point; ``<topic>.messages`` gets what the tasks have told the driver, pickled.
 
     ``hold-commit``, ``hold-after``, ``hold-write``: before the decision, after it, after a task has written: make
     ``<name>.reached`` and wait until ``<name>.go`` is there. ``kill-task``: once a task has written, it kills itself.
@@ -40,13 +41,10 @@ def register_holding_source(spark: SparkSession, bootstrap: str, points: Path) -
             return message
 
         def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+            self._point("messages").write_bytes(pickle.dumps(messages))
             self._hold("hold-commit")
-            try:
-                super().commit(messages, batchId)
-            except BaseException as error:
-                self._point("outcome").write_text(type(error).__name__)
-                raise
-            self._point("outcome").write_text("committed")
+            super().commit(messages, batchId)
+            self._point("committed").touch()
             self._hold("hold-after")
 
         def _point(self, name: str) -> Path:

@@ -28,13 +28,22 @@ def main(bootstrap: str, directory: Path, source: str, targets: list[str]) -> No
     assert jvm is not None
     (directory / "jvm").write_text(str(jvm.java.lang.ProcessHandle.current().pid()))
     for target in targets:
-        frame = spark.readStream.format("sparklog").option("subscribe", source).option("startingOffsets", "earliest")
-        writer = frame.load().select("x").writeStream.format("sparklog").option("topic", target)
-        writer.option("checkpointLocation", str(directory / f"checkpoint-{target}")).start()
+        begin(spark, source, target, directory / f"checkpoint-{target}")
     parent = os.getppid()
     while os.getppid() == parent:  # nobody may be left to kill it
         time.sleep(1)
     os._exit(1)
+
+
+def begin(spark: SparkSession, source: str, target: str, checkpoint: Path) -> None:
+    """Start one query, and wait for its first batch: Spark gives a query's Python process 10 s to come up, which is
+    little for several at once on a busy machine, and not always enough for one."""
+    while not (checkpoint / "offsets" / "0").exists():
+        frame = spark.readStream.format("sparklog").option("subscribe", source).option("startingOffsets", "earliest")
+        writer = frame.load().select("x").writeStream.format("sparklog").option("topic", target)
+        query = writer.option("checkpointLocation", str(checkpoint)).start()
+        while query.isActive and not (checkpoint / "offsets" / "0").exists():
+            time.sleep(0.1)
 
 
 if __name__ == "__main__":
