@@ -52,6 +52,8 @@ EXIT_LOG_FAILED = 74
 #: Beyond the wait for successors: closing connections, fsync, ZooKeeper.
 _STOP_LIMIT_S = 20.0
 _ORPHAN_CHECK_S = 1.0
+#: News that come within this time are looked at together: a look goes over all partitions, and each may have its own.
+_NEWS_S = 0.03
 #: A loop that stands still for less is not ended, however short sessions are: on a busy machine a death costs more.
 _STALL_MS = 6000
 
@@ -356,6 +358,7 @@ class BrokerProcess:
             while (broker.partitions.movable or broker.partitions.counted_on) and self._ending is Ending.CONTROLLED:
                 news = {broker.next_role_change(), broker.next_metadata()}
                 await asyncio.wait(news, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.sleep(_NEWS_S)
 
         timeout_s = broker.config.controlled_stop_timeout_ms / 1000
         try:

@@ -29,6 +29,9 @@ _log = logging.getLogger(__name__)
 
 #: ISR changes within this time are told to the controller in one notification.
 _NOTIFY_DELAY_S = 0.02
+#: While more of them are being written, they are told in one for so long: nobody's writes wait for the controller to
+#: know, but for the writes, and for what it does meanwhile.
+_NOTIFY_LATEST_S = 0.25
 
 
 class Registry:
@@ -39,9 +42,15 @@ class Registry:
         self._session = session
         self._store = ClusterStore(session)
         self._registration = BrokerRegistry(
-            session, registration, on_registered=self._registered_again, on_failed=self._registration_failed
+            session,
+            registration,
+            directory=broker.partitions.directory,
+            on_registered=self._registered_again,
+            on_failed=self._registration_failed,
         )
         self._changed: dict[TopicPartition, None] = {}
+        self._isr_writes = 0
+        self._isr_settled = asyncio.Event()
         self._producer_ids = iter(range(0))
         self._producer_ids_lock = asyncio.Lock()
         self.announced = False
@@ -89,6 +98,16 @@ class Registry:
         self._broker.spawn(self._write_isr(partition, effect), f"ISR of {partition.tp}")
 
     async def _write_isr(self, partition: Partition, effect: WriteIsr) -> None:
+        self._isr_writes += 1
+        self._isr_settled.clear()
+        try:
+            await self._write_and_tell(partition, effect)
+        finally:
+            self._isr_writes -= 1
+            if not self._isr_writes:
+                self._isr_settled.set()
+
+    async def _write_and_tell(self, partition: Partition, effect: WriteIsr) -> None:
         state = LeaderAndIsr(effect.leader, effect.leader_epoch, effect.isr, effect.controller_epoch)
         outcome = await self._store.write_isr(
             partition.tp,
@@ -142,6 +161,8 @@ class Registry:
 
     async def _notify(self) -> None:
         await asyncio.sleep(_NOTIFY_DELAY_S)
+        with suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._isr_settled.wait(), _NOTIFY_LATEST_S)
         changed, self._changed = tuple(self._changed), {}
         while True:
             await self._session.connected()
