@@ -217,15 +217,18 @@ class BrokerProcess:
     # --- what ends it ---
 
     def _signalled(self) -> None:
-        """The first signal is a controlled stop; another one while that goes on ends it at once."""
-        self._end(Ending.AT_ONCE if self._ending is not None else Ending.CONTROLLED)
+        """The first signal is a controlled stop; another one while that goes on ends it at once. During the hand-over
+        of a restart it is the first one: the restart becomes a stop."""
+        stopping = self._ending is not None and not self._start_again
+        self._end(Ending.AT_ONCE if stopping else Ending.CONTROLLED)
 
     def _end(self, ending: Ending) -> None:
-        """The quicker way to end counts: when the whole cluster stops there are no successors to wait for."""
+        """The quicker way to end counts: when the whole cluster stops there are no successors to wait for. Whoever
+        ends a broker that was to restart wants it to stay away."""
         overtakes = ending is Ending.AT_ONCE or (ending is Ending.FINISH and self._ending is Ending.CONTROLLED)
         if self._ending is None or overtakes:
             self._ending = ending
-            self._start_again = False
+        self._start_again = False
         self._ending_asked.set()
         self._broker.roles_changed()
 
