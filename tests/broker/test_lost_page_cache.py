@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import msgspec
 import pytest
 
@@ -54,6 +56,39 @@ def test_a_leader_that_lost_its_tail_and_is_back_at_once_does_not_lead(cluster: 
     for broker_id in ALL:
         with cluster.connect(broker_id) as connection:
             assert len(read_all(connection, "lost-tail")) == 11
+    wait_until(lambda: not untrusted(cluster), PATIENCE_S, "the marks to be taken away")
+
+
+@pytest.mark.parametrize("older", [False, True], ids=["emptied", "older copy"])
+def test_a_leader_back_at_once_on_a_directory_that_is_not_its_last_one_does_not_lead(
+    cluster: ProcessCluster, older: bool
+) -> None:
+    """Emptied while it was down, or put back from a copy made after a clean stop: no damage shows in either."""
+    topic, log_dir = f"not-its-last-{older}".lower(), cluster.slots[0].log_dir
+    copy = log_dir.with_name("copy")
+    create_topic(cluster, topic, assignment=((0, 1, 2),))
+    with Writer(cluster, topic) as writer:
+        writer.write(encoded(1))
+        if older:
+            cluster.stop_broker(0)
+            shutil.copytree(log_dir, copy)
+            cluster.start_broker(0)
+            wait_isr(cluster, topic, ALL)
+            wait_until(lambda: leader(cluster, topic) == 0, PATIENCE_S, "the preferred leader")
+        for _ in range(9):
+            writer.write(encoded(1))
+        wait_equal(cluster, topic, 10)
+        epoch = partition(cluster, topic).leader_epoch
+        cluster.kill(0, retire=False)
+        shutil.rmtree(log_dir)
+        if older:
+            copy.rename(log_dir)
+        cluster.start_broker(0)
+        wait_until(lambda: partition(cluster, topic).leader_epoch > epoch, PATIENCE_S, "a new epoch")
+        assert leader(cluster, topic) in {1, 2}
+        wait_isr(cluster, topic, ALL)
+        writer.write(encoded(1))
+    wait_equal(cluster, topic, 11)
     wait_until(lambda: not untrusted(cluster), PATIENCE_S, "the marks to be taken away")
 
 
