@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 
 from sparklog.broker.partition import Partition
@@ -73,11 +73,30 @@ class Registry:
             found = await registry._store.cluster_id(create=False)
             if found != broker.cluster_id:
                 raise ClusterError(f"ZooKeeper at {zookeeper} is of cluster {found!r}, expected {broker.cluster_id!r}")
+            await registry._look_for_missing(broker.partitions.directory.missing)
             broker.incarnation = await registry._registration.start(timeout_ms=config.zk_connection_timeout_ms)
         except BaseException:
             await registry.close()
             raise
         return registry
+
+    async def _look_for_missing(self, missing: Mapping[TopicPartition, str]) -> None:
+        """Logs that were here and are not, of topics that still have them here, are lost, and with them what this
+        broker acknowledged: its registration is untrusted."""
+        for tp, topic_id in missing.items():
+            found = await self._read_topic(tp.topic)
+            if found is None or found.topic_id != topic_id:
+                continue
+            if self._broker.broker_id in found.assignment[tp.partition]:
+                _log.error("%s: the log is gone, and this broker still hosts it", tp)
+                self._registration.distrust()
+
+    async def _read_topic(self, name: str) -> TopicRecord | None:
+        while True:
+            await self._session.connected()
+            with suppress(ZkUnreachable):
+                found = await self._store.read_topic(name)
+                return found[0] if found is not None else None
 
     async def close(self) -> None:
         await self._registration.close()

@@ -110,6 +110,8 @@ class LogDirectory:
         self.trusted = True
         #: the broker's last one that this directory knows of; None: it was not noted
         self.incarnation: int | None = None
+        #: topic ids of logs in the checkpoint that ``load`` did not find: deleted just before the end, or lost
+        self.missing: dict[TopicPartition, str] = {}
 
     @classmethod
     def open(
@@ -184,6 +186,7 @@ class LogDirectory:
             for name in self._disk.names(self.path):
                 if parse_directory_name(name) is not None:
                     self._load_one(name, checkpoints)
+            self.missing = {tp: entry.topic_id for tp, entry in checkpoints.items() if tp not in self._logs}
             self._remove_leftovers()
         except OSError as failure:
             raise StorageError(f"log directory {self.path}: {failure}") from failure

@@ -120,6 +120,10 @@ class BrokerRegistry:
         later registrations are trusted (unless the mark says that it has not finished)."""
         self._registration = msgspec.structs.replace(self._registration, trusted=True)
 
+    def distrust(self) -> None:
+        """Before ``start``: the log directory has lost what it held."""
+        self._registration = msgspec.structs.replace(self._registration, trusted=False)
+
     def _session_moved(self, state: SessionState) -> None:
         if state is not SessionState.CONNECTED or self._session.generation == self._generation:
             return
