@@ -11,9 +11,10 @@ from random import Random
 from typing import Protocol
 
 from sparklog.model import TopicPartition
-from sparklog.testing.sim_broker import Hosted, SimBroker
+from sparklog.testing.sim_broker import SimBroker
 from sparklog.testing.sim_checks import PartitionChecker
 from sparklog.testing.sim_controller_core import CoreController
+from sparklog.testing.sim_hosted import Hosted
 from sparklog.testing.sim_log import SimBatch
 from sparklog.testing.sim_process import SimProcess
 from sparklog.testing.sim_world import SimWorld
