@@ -146,7 +146,9 @@ def begin_running(disk: Disk, log_dir: Path, *, boot_id: str) -> LastStop:
     earlier = _read_mark(disk, log_dir / RUNNING_FILE)
     trusted = earlier is None or ((clean or earlier.boot_id == boot_id) and not earlier.doubted)
     incarnation = 0 if earlier is None else earlier.incarnation
-    mark_running(disk, log_dir, BootMark(boot_id, incarnation, doubted=not trusted))
+    mark = BootMark(boot_id, incarnation, doubted=not trusted)
+    if mark != earlier:  # a killed process comes back also where there is no room: retention may free the disk
+        mark_running(disk, log_dir, mark)
     if clean:
         disk.remove(log_dir / CLEAN_STOP_FILE)
         disk.sync_directory(log_dir)

@@ -103,6 +103,17 @@ def test_a_full_or_read_only_directory_is_refused(disk: SimDisk) -> None:
         open_directory(disk=disk)
 
 
+def test_a_killed_process_comes_back_on_a_full_disk(disk: SimDisk) -> None:
+    directory = open_directory(disk=disk)
+    fill(create_log(directory), 10)
+    directory.checkpoint()
+    disk.restart(page_cache_lost=False)
+    disk.capacity_bytes = disk.used_bytes
+    directory = open_directory(disk=disk)
+    log = directory.get(TP)
+    assert directory.trusted and log is not None and log.log_end_offset > 0
+
+
 def test_a_path_that_is_no_directory_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match="cannot be used"):
