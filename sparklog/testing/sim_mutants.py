@@ -90,12 +90,12 @@ MUTANTS: tuple[Mutant, ...] = (
         replica_type=variants.CommittedOnlyReplica,
     ),
     Mutant(
-        "truncate to the high watermark", "follower", Caught("StrongIsr", 0, 40), replica_type=variants.ToMarkReplica
+        "truncate to the high watermark", "follower", Caught("StrongIsr", 3, 40), replica_type=variants.ToMarkReplica
     ),
     Mutant(
         "KIP-101 without KIP-279",
         "leader, follower",
-        Caught("log matching", 15, 100),
+        Caught("valid high watermark", 40, 200),
         replica_type=variants.Kip101Replica,
         restless=0.3,
         likely=_MOVING_LEADERS,
@@ -113,7 +113,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "decisions followed in any order",
         "replica, broker",
-        Caught("core", 0, 40),
+        Caught("ISRs are full", 3, 40),
         replica_type=variants.AnyOrderReplica,
         patches=((MetadataCache, "overtaken", variants.never),),
         weather=_DOUBLED,
@@ -123,7 +123,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "fetches of an earlier incarnation believed",
         "leader",
-        Caught("StrongIsr", 0, 40),
+        Caught("StrongIsr", 50, 200),
         replica_type=variants.AnyIncarnationReplica,
         weather=_LATE_COPIES,
         likely=(("crash", 40),),
@@ -139,19 +139,19 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "high watermark raised before truncating",
         "follower",
-        Caught("consistent reads", 0, 40),
+        Caught("consistent reads", 4, 40),
         replica_type=variants.EagerMarkReplica,
     ),
     Mutant(
         "rejoin before the epoch's start",
         "leader",
-        Caught("StrongIsr", 1, 40),
+        Caught("StrongIsr", 2, 40),
         replica_type=variants.EarlyRejoinReplica,
     ),
     Mutant(
         "an ISR addition not bound to the incarnation",
         "leader",
-        Caught("StrongIsr", 78, 200),
+        Caught("StrongIsr", 4, 200),
         replica_type=variants.UnboundReplica,
         likely=(("crash", 30),),
         page_cache_loss=0.9,
@@ -182,7 +182,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "members voted out by an election",
         "controller",
-        Caught("StrongIsr", 73, 200),
+        Caught("StrongIsr", 46, 200),
         controller_type=variants.VotingOutController,
         page_cache_loss=0.9,
         likely=(("crash", 30), ("restart broker", 20)),
@@ -190,13 +190,21 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "unclean elections where they are not allowed",
         "controller",
-        Caught("StrongIsr", 4, 40),
+        Caught("unclean elections where allowed", 2, 40),
         controller_type=variants.UncleanController,
+    ),
+    Mutant(
+        "an unclean election that does not wait",
+        "controller",
+        Caught("unclean elections at last", 4, 100),
+        controller_type=variants.HurriedController,
+        restless=0.3,
+        likely=(("create topic", 40), ("expire session", 20), ("restart zookeeper", 10), ("delete topic", 0)),
     ),
     Mutant(
         "table of producers not rebuilt",
         "log",
-        Caught("acks=all", 4, 40),
+        Caught("acks=all", 14, 100),
         log_type=variants.ForgetfulLog,
         likely=(("crash", 20),),
         page_cache_loss=0.9,
@@ -204,7 +212,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "an unverified tail trusted",
         "log",
-        Caught("consistent reads", 1, 40),
+        Caught("StrongIsr", 1, 40),
         log_type=variants.CredulousLog,
         likely=(("torn write", 30),),
     ),
@@ -219,7 +227,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "a removed replica still counted",
         "controller",
-        Caught("moves end in sync", 1, 40),
+        Caught("moves end in sync", 2, 40),
         patches=((reassignments, "finish", variants.with_the_removed),),
         restless=0.03,
         likely=(("reassign", 30), ("cancel reassignment", 0), ("delete topic", 0), ("create topic again", 0)),

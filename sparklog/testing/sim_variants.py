@@ -259,6 +259,19 @@ class UncleanController(CoreController):
     core_type = Unclean
 
 
+class Hurried(Controller):
+    """Elects uncleanly without waiting for members of the ISR that have just vanished."""
+
+    def _decide(self, partition: Partition, standing: Standing, now_ms: int) -> Decision | None:
+        if self._leaderships.may_be_unclean(partition):
+            standing = standing._replace(held=frozenset())
+        return super()._decide(partition, standing, now_ms)
+
+
+class HurriedController(CoreController):
+    core_type = Hurried
+
+
 class ObedientBroker(SimBroker):
     """Does what any controller says, deposed or not."""
 
