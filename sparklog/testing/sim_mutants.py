@@ -104,7 +104,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "no epoch fence on fetches",
         "leader, follower",
-        Caught("core", 155, 200),
+        Caught("ISRs are full", 157, 300),
         replica_type=variants.NoFenceReplica,
         weather=_DOUBLED,
         restless=0.5,
