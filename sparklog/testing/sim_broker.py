@@ -198,7 +198,7 @@ class SimBroker(ReplicaPerformer):
     def _tick(self) -> None:
         now_ms = self.now_ms
         for tp, hosted in list(self.hosted.items()):
-            deadline_ms = hosted.replica.deadline_ms if hosted.replica else None
+            deadline_ms = hosted.replica.deadline_ms if hosted.replica is not None else None
             if deadline_ms is not None and deadline_ms <= now_ms:
                 self.handle(tp, ev.Ticked())
             fetching = hosted.fetching

@@ -77,7 +77,7 @@ class SimWorld:
         """Hand a message to the network: it may come late, twice, after a later one, or never. ``ordered``: over one
         connection, which may break but neither doubles nor reorders."""
         weather, pair = self.weather, (source, target)
-        if pair in self.cut:
+        if self.cut and pair in self.cut:
             self.happened["message lost in a partition"] += 1
             return
         fate = self._chance()
