@@ -97,7 +97,7 @@ async def _carried_out(broker: BrokerState, request: ElectLeaders, wanting: Sequ
     except asyncio.TimeoutError:
         registry.withdraw_request(path)
         raise BrokerError(
-            ErrorCode.REQUEST_TIMED_OUT, f"no controller has taken the election of {len(named)} leaders up in time"
+            ErrorCode.REQUEST_TIMED_OUT, f"no controller has carried the election of {len(named)} leaders out in time"
         ) from None
 
 

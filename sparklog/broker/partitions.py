@@ -34,7 +34,7 @@ class Partitions:
 
     def __init__(self, broker: BrokerState, directory: LogDirectory) -> None:
         self._broker = broker
-        self._directory = directory
+        self.directory = directory
         self._hosted: dict[TopicPartition, Partition] = {}
         self._timers: list[tuple[int, int, Partition]] = []
         self._timer_order = itertools.count()
@@ -107,13 +107,13 @@ class Partitions:
 
     def _create(self, tp: TopicPartition, topic: CachedTopic) -> Partition:
         rules = _append_rules(topic)  # before anything is made: what cannot be appended to needs no directory
-        log = self._directory.get(tp)
+        log = self.directory.get(tp)
         if log is not None and log.topic_id != topic.change.topic_id:
             _log.warning("%s: data of topic id %s deleted, it is now %s", tp, log.topic_id, topic.change.topic_id)
             self._delete(tp)
             log = None
         if log is None:
-            log = self._directory.create(tp, topic.change.topic_id, schemas=topic.change.schemas, config=topic.config)
+            log = self.directory.create(tp, topic.change.topic_id, schemas=topic.change.schemas, config=topic.config)
         replica = Replica(
             self._broker.broker_id, log, high_watermark=log.high_watermark, settings=_replica_settings(topic)
         )
@@ -149,7 +149,7 @@ class Partitions:
 
     def _delete(self, tp: TopicPartition) -> None:
         try:
-            self._directory.delete(tp)
+            self.directory.delete(tp)
         except StorageError as error:
             self._broker.log_failed(None, error)
 
@@ -200,11 +200,11 @@ class Partitions:
 
     def unclaimed_logs(self) -> list[Log]:
         """Logs that were found on disk and belong to no hosted replica."""
-        return [log for log in self._directory.logs() if log.tp not in self._hosted]
+        return [log for log in self.directory.logs() if log.tp not in self._hosted]
 
     def unclaimed_log(self, tp: TopicPartition) -> Log | None:
         """The one of ``tp``, if there is one."""
-        return None if tp in self._hosted else self._directory.get(tp)
+        return None if tp in self._hosted else self.directory.get(tp)
 
     # --- time ---
 

@@ -56,6 +56,8 @@ EXIT_LOG_FAILED = 74
 #: Beyond the wait for successors: closing connections, fsync, ZooKeeper.
 _STOP_LIMIT_S = 20.0
 _ORPHAN_CHECK_S = 1.0
+#: News that come within this time are looked at together: a look goes over all partitions, and each may have its own.
+_NEWS_S = 0.03
 #: A loop that stands still for less is not ended, however short sessions are: on a busy machine a death costs more.
 _STALL_MS = 6000
 
@@ -223,15 +225,18 @@ class BrokerProcess:
     # --- what ends it ---
 
     def _signalled(self) -> None:
-        """The first signal is a controlled stop; another one while that goes on ends it at once."""
-        self._end(Ending.AT_ONCE if self._ending is not None else Ending.CONTROLLED)
+        """The first signal is a controlled stop; another one while that goes on ends it at once. During the hand-over
+        of a restart it is the first one: the restart becomes a stop."""
+        stopping = self._ending is not None and not self._start_again
+        self._end(Ending.AT_ONCE if stopping else Ending.CONTROLLED)
 
     def _end(self, ending: Ending) -> None:
-        """The quicker way to end counts: when the whole cluster stops there are no successors to wait for."""
+        """The quicker way to end counts: when the whole cluster stops there are no successors to wait for. Whoever
+        ends a broker that was to restart wants it to stay away."""
         overtakes = ending is Ending.AT_ONCE or (ending is Ending.FINISH and self._ending is Ending.CONTROLLED)
         if self._ending is None or overtakes:
             self._ending = ending
-            self._start_again = False
+        self._start_again = False
         self._ending_asked.set()
         self._broker.roles_changed()
 
@@ -364,6 +369,7 @@ class BrokerProcess:
             while (broker.partitions.movable or broker.partitions.counted_on) and self._ending is Ending.CONTROLLED:
                 news = {broker.next_role_change(), broker.next_metadata()}
                 await asyncio.wait(news, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.sleep(_NEWS_S)
 
         timeout_s = broker.config.controlled_stop_timeout_ms / 1000
         try:

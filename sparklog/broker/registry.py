@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 
 from sparklog.broker.partition import Partition
@@ -29,6 +29,9 @@ _log = logging.getLogger(__name__)
 
 #: ISR changes within this time are told to the controller in one notification.
 _NOTIFY_DELAY_S = 0.02
+#: While more of them are being written, they are told in one for so long: nobody's writes wait for the controller to
+#: know, but for the writes, and for what it does meanwhile.
+_NOTIFY_LATEST_S = 0.25
 
 
 class Registry:
@@ -39,9 +42,15 @@ class Registry:
         self._session = session
         self._store = ClusterStore(session)
         self._registration = BrokerRegistry(
-            session, registration, on_registered=self._registered_again, on_failed=self._registration_failed
+            session,
+            registration,
+            directory=broker.partitions.directory,
+            on_registered=self._registered_again,
+            on_failed=self._registration_failed,
         )
         self._changed: dict[TopicPartition, None] = {}
+        self._isr_writes = 0
+        self._isr_settled = asyncio.Event()
         self._producer_ids = iter(range(0))
         self._producer_ids_lock = asyncio.Lock()
         self.announced = False
@@ -64,11 +73,30 @@ class Registry:
             found = await registry._store.cluster_id(create=False)
             if found != broker.cluster_id:
                 raise ClusterError(f"ZooKeeper at {zookeeper} is of cluster {found!r}, expected {broker.cluster_id!r}")
+            await registry._look_for_missing(broker.partitions.directory.missing)
             broker.incarnation = await registry._registration.start(timeout_ms=config.zk_connection_timeout_ms)
         except BaseException:
             await registry.close()
             raise
         return registry
+
+    async def _look_for_missing(self, missing: Mapping[TopicPartition, str]) -> None:
+        """Logs that were here and are not, of topics that still have them here, are lost, and with them what this
+        broker acknowledged: its registration is untrusted."""
+        for tp, topic_id in missing.items():
+            found = await self._read_topic(tp.topic)
+            if found is None or found.topic_id != topic_id:
+                continue
+            if self._broker.broker_id in found.assignment[tp.partition]:
+                _log.error("%s: the log is gone, and this broker still hosts it", tp)
+                self._registration.distrust()
+
+    async def _read_topic(self, name: str) -> TopicRecord | None:
+        while True:
+            await self._session.connected()
+            with suppress(ZkUnreachable):
+                found = await self._store.read_topic(name)
+                return found[0] if found is not None else None
 
     async def close(self) -> None:
         await self._registration.close()
@@ -89,6 +117,16 @@ class Registry:
         self._broker.spawn(self._write_isr(partition, effect), f"ISR of {partition.tp}")
 
     async def _write_isr(self, partition: Partition, effect: WriteIsr) -> None:
+        self._isr_writes += 1
+        self._isr_settled.clear()
+        try:
+            await self._write_and_tell(partition, effect)
+        finally:
+            self._isr_writes -= 1
+            if not self._isr_writes:
+                self._isr_settled.set()
+
+    async def _write_and_tell(self, partition: Partition, effect: WriteIsr) -> None:
         state = LeaderAndIsr(effect.leader, effect.leader_epoch, effect.isr, effect.controller_epoch)
         outcome = await self._store.write_isr(
             partition.tp,
@@ -142,6 +180,8 @@ class Registry:
 
     async def _notify(self) -> None:
         await asyncio.sleep(_NOTIFY_DELAY_S)
+        with suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._isr_settled.wait(), _NOTIFY_LATEST_S)
         changed, self._changed = tuple(self._changed), {}
         while True:
             await self._session.connected()

@@ -2,7 +2,7 @@
 
 A broker whose disk hangs must not look alive: kazoo's own thread would keep its session, and with it every
 leadership, for ever. So a thread watches a beat that only the loop gives, and after one session timeout without it
-ends the process at once: no shutdown order could be trusted now.
+ends the process at once: no shutdown order could be trusted now. With short sessions it waits longer (ADR 7).
 """
 
 from __future__ import annotations

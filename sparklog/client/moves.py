@@ -35,6 +35,9 @@ def alter(
 
     Raises:
         BrokerError: of the first move refused; says how many were. The others are under way.
+
+    A move to be taken back that is not found when the request is repeated, because an answer was lost, counts as taken
+    back: by the first attempt, or it had ended just before.
     """
     moves = tuple(
         ReplicaMove(tp.topic, tp.partition, None if target is None else tuple(target)) for tp, target in targets.items()
@@ -42,8 +45,18 @@ def alter(
     if not moves:
         return ""
     request = AlterReassignments(0, moves, timeout_ms, throttle_bytes)
-    reply = link.retrying("moving replicas", lambda: link.ask_any(request, AlterReassignmentsReply))
-    refused = [result for result in reply.results if result.code != ErrorCode.NONE]
+    done = {ErrorCode.NONE}
+
+    def attempt() -> AlterReassignmentsReply:
+        try:
+            return link.ask_any(request, AlterReassignmentsReply)
+        except BrokerError as error:
+            if error.code in {ErrorCode.NETWORK_EXCEPTION, ErrorCode.REQUEST_TIMED_OUT}:
+                done.add(ErrorCode.NO_REASSIGNMENT_IN_PROGRESS)
+            raise
+
+    reply = link.retrying("moving replicas", attempt)
+    refused = [result for result in reply.results if result.code not in done]
     if refused:
         raise _refusal(refused, len(moves))
     return reply.warning

@@ -27,8 +27,10 @@ from sparklog.cluster.process import ProcessIdentity, identify, is_alive, port_t
 from sparklog.errors import ClusterError
 
 FORMAT_VERSION = 1
-#: Sessions of 1,000 ms and more are possible: ZooKeeper allows no fewer than two ticks.
-TICK_MS = 500
+#: ZooKeeper ends a session at the first tick after its time-out: with the usual tick of a second or two, that much of
+#: the time in which a lost host is missed would be rounding.
+TICK_MS = 200
+_SHORTEST_SESSION_MS = 1000
 START_TIMEOUT_S = 30.0
 #: For the kernel to end a killed process.
 _KILL_S = 5.0
@@ -241,6 +243,7 @@ def answers(host: str, port: int, *, timeout_s: float = 1.0) -> bool:
 def _configuration(data: Path, host: str, port: int, settings: Mapping[str, str]) -> str:
     lines = {
         "tickTime": str(TICK_MS),
+        "minSessionTimeout": str(_SHORTEST_SESSION_MS),
         "maxSessionTimeout": "600000",
         "maxClientCnxns": "0",
         "admin.enableServer": "false",

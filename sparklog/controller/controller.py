@@ -15,13 +15,12 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from sparklog.controller import election, reassignments
+from sparklog.controller import election
 from sparklog.controller.broker_table import BrokerChanges, BrokerTable
 from sparklog.controller.cluster_state import ClusterState, Partition, Topic
+from sparklog.controller.deletions import Deletions
 from sparklog.controller.effects import (
     AskLogEnds,
-    DeleteTopic,
-    DropDeletionRequest,
     DropElection,
     Effect,
     ReadStates,
@@ -61,9 +60,8 @@ from sparklog.controller.leaderships import Leaderships
 from sparklog.controller.lost_tails import LostTails
 from sparklog.controller.move_ends import MoveEnds, state_write
 from sparklog.controller.outbox import Outbox
-from sparklog.controller.replacement import Replacement, plan
+from sparklog.controller.replacement import Replacement
 from sparklog.controller.suspicions import Suspicions
-from sparklog.errors import ErrorCode
 from sparklog.model import (
     NO_LEADER,
     BrokerEndpoint,
@@ -101,8 +99,7 @@ class Controller:
         self._suspicions = Suspicions()
         self._leaderships = Leaderships(rebalance_interval_ms=settings.preferred_leader_rebalance_interval_ms)
         self._replacement = Replacement(settings.broker_replace_after_ms)
-        self._deletions: dict[str, str] = {}
-        self._unannounced: dict[str, None] = {}
+        self._deletions = Deletions()
         self._dirty: dict[Partition, None] = {}
         #: Writes under way.
         self._writing = 0
@@ -119,9 +116,8 @@ class Controller:
         self._take(event, now_ms)
         if self._connected and not self.resigned:
             self._settle(now_ms)
-            if self._replacement.enabled:
-                self._replace_lost(now_ms)
-            self._announce_topics()
+            self._replace_lost(now_ms)
+            self._outbox.announce()
             self._trust_settled()
             self._effects.extend(map(DropElection, self._leaderships.settled()))
             self._ask_log_ends(now_ms)
@@ -157,9 +153,7 @@ class Controller:
             case UpdateAnswered():
                 self._update_answered(event, now_ms)
             case UpdateLost():
-                link = self._outbox.link(event.broker_id)
-                if link is not None:
-                    link.lost(event.update_id, now_ms)
+                self._outbox.lost(event.broker_id, event.update_id, now_ms)
             case BrokersRead():
                 if self._connected:  # else it is from before the connection broke; it is read again after
                     self._brokers_changed(self.brokers.read(event.brokers, now_ms, retired=event.retired))
@@ -173,9 +167,7 @@ class Controller:
             case TopicGone():
                 self._forget_topic(event.name)
             case DeletionsRead():
-                self._deletions = dict(event.deletions)
-                for name in event.deletions:
-                    self._delete_if_asked(name)
+                self._deletions_asked(event)
             case ElectionsRead():
                 self._mark(self._leaderships.asked(event, self.state))
             case TopicDeleted():
@@ -211,9 +203,7 @@ class Controller:
         changes = self.brokers.load(event.brokers, expected, now_ms, retired=event.retired)
         self._brokers_changed(changes, states_are_newer=True)
         self.brokers.read_stopping(event.stopping)
-        self._deletions = dict(event.deletions)
-        for name in event.deletions:
-            self._delete_if_asked(name)
+        self._deletions_asked(event)
         self._mark(self._leaderships.asked(event, self.state))
         self._leaderships.start(now_ms)
         self._mark(self.state.partitions())
@@ -302,38 +292,26 @@ class Controller:
         if known is None:
             topic.announced = any(p.stored is not None for p in topic.partitions)
             if not topic.announced:
-                self._unannounced[record.name] = None
+                self._outbox.topic_created(topic)
         if topic.announced:
             # Those that move as well: with other settings others may leave.
             told = [p for p in dict.fromkeys((*changed, *topic.moving)) if p.stored is not None]
             self._outbox.topic_changed(topic, told)
         self._mark(topic.partitions)  # all: unclean elections may be allowed now
-        self._delete_if_asked(record.name)
+        self._delete_if_asked(topic)
 
-    def _announce_topics(self) -> None:
-        """Tell brokers of new topics whose partitions have their first states, or cannot have one yet."""
-        for name in list(self._unannounced):
-            topic = self.state.topics[name]
-            # From the end: answers come in order, so that is where one is still missing.
-            if any(p.pending is not None or p.rereading for p in reversed(topic.partitions)):
-                continue
-            del self._unannounced[name]
-            topic.announced = True
-            self._outbox.topic_changed(topic, topic.partitions)
+    def _deletions_asked(self, event: Loaded | DeletionsRead) -> None:
+        self._deletions.read(event.deletions)
+        for name in event.deletions:
+            self._delete_if_asked(self.state.topics.get(name))
 
-    def _delete_if_asked(self, name: str) -> None:
-        topic = self.state.topics.get(name)
-        if topic is None or topic.deleting or name not in self._deletions:
-            return
-        if self._deletions[name] != topic.record.topic_id:
-            del self._deletions[name]
-            self._effects.append(DropDeletionRequest(name))
-            return
-        topic.deleting = True
-        self._effects.append(DeleteTopic(name, topic.record.topic_id))
+    def _delete_if_asked(self, topic: Topic | None) -> None:
+        order = self._deletions.order(topic) if topic is not None else None
+        if order is not None:
+            self._effects.append(order)
 
     def _topic_deleted(self, event: TopicDeleted) -> None:
-        self._deletions.pop(event.name, None)
+        self._deletions.done(event.name)
         topic = self.state.topics.get(event.name)
         if topic is not None and topic.record.topic_id == event.topic_id:
             self._forget_topic(event.name)
@@ -342,7 +320,6 @@ class Controller:
         topic = self.state.drop_topic(name)
         if topic is None:
             return
-        self._unannounced.pop(name, None)
         self._outbox.topic_deleted(topic)
         for partition in topic.partitions:
             self._end_write(partition)
@@ -388,22 +365,10 @@ class Controller:
         self._mark(topic.partitions)
 
     def _replace_lost(self, now_ms: int) -> None:
-        """Begin to rebuild what brokers held that have been away for too long."""
-        self._replacement.observe(self.brokers.given_up(self.state.hosts()), now_ms)
-        lost = self._replacement.due(now_ms)
-        if not lost:
-            return
-        brokers = [found.endpoint for found in self.brokers.registrations.values()]
-        begun = plan(self.state, lost, brokers, self.brokers.standing)
-        for topic, targets in begun.targets.items():
-            record = reassignments.moving_record(topic.record, targets)
+        begun = self._replacement.begin(self.state, self.brokers, now_ms)
+        for topic, record in begun.records:
             self._write_topic(topic, WriteTopic(record, topic.version))
-        if begun.targets:
-            detail = f"{begun.size} replicas of brokers {sorted(lost)} are rebuilt elsewhere"
-            self._effects.append(Report("controller.replicas.replaced", detail, begun.size, grave=True))
-        for broker_id in sorted(self._replacement.planned(begun, now_ms)):
-            detail = f"broker {broker_id} stays away, and there is no other broker for its replicas"
-            self._effects.append(Report("controller.replicas.irreplaceable", detail, grave=True))
+        self._effects.extend(begun.reports)
 
     # --- partition states ------------------------------------------------------------------------------------------
 
@@ -545,47 +510,17 @@ class Controller:
                 self._lost_tails.told(event.broker_id, partition, end)
                 self._mark((partition,))
 
-    # --- telling brokers ---------------------------------------------------------------------------------------------
+    # --- what brokers answer ---------------------------------------------------------------------------------------
 
     def _update_answered(self, event: UpdateAnswered, now_ms: int) -> None:
-        link = self._outbox.link(event.broker_id)
-        if link is None or link.in_flight != event.update_id:
-            return
-        match event.code:
-            case ErrorCode.NONE:
-                again = self._not_followed(event)
-                if again:
-                    link.answered_in_part(again, now_ms)
-                else:
-                    link.answered()
-            case ErrorCode.STALE_CONTROLLER_EPOCH:
-                self.resigned = True
-                self._effects.append(Resign(f"broker {event.broker_id}: {event.detail}"))
-            case _:
-                # Another incarnation than was registered answers (it is about to register), or a bug: again, slowly.
-                self._effects.append(
-                    Report("controller.updates.refused", f"broker {event.broker_id}: {event.code} {event.detail}")
-                )
-                link.lost(event.update_id, now_ms, full=True)
-
-    def _not_followed(self, event: UpdateAnswered) -> list[Partition]:
-        """Replicas that cannot be opened must not lead; for other reasons the decision is to be told again."""
-        again = []
-        for topic, number, code, detail in event.failed:
-            partition = self.state.partition(TopicPartition(topic, number))
-            self._effects.append(
-                Report(
-                    "controller.replicas.failed", f"broker {event.broker_id}: {topic}-{number}: {detail}", 1, grave=True
-                )
-            )
-            if partition is None:
-                continue
-            if code == ErrorCode.KAFKA_STORAGE_ERROR:
-                partition.broken.add(event.broker_id)
-                self._mark((partition,))
-            else:
-                again.append(partition)
-        return again
+        heard = self._outbox.answered(event, self.state, now_ms)
+        self._effects.extend(heard.reports)
+        if heard.superseded:
+            self.resigned = True
+            self._effects.append(Resign(heard.superseded))
+        for partition in heard.broken:
+            partition.broken.add(event.broker_id)
+        self._mark(heard.broken)
 
     # --- for people and tests --------------------------------------------------------------------------------------
 
@@ -597,4 +532,4 @@ class Controller:
         """Nothing is under way or waiting to be told."""
         writing = any(p.pending is not None or p.rereading for p in self.state.partitions())
         writing = writing or any(t.pending is not None or t.rereading for t in self.state.topics.values())
-        return not (writing or self._dirty or self._unannounced) and self._leaderships.idle and self._outbox.idle
+        return not (writing or self._dirty) and self._leaderships.idle and self._outbox.idle

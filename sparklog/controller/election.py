@@ -108,6 +108,11 @@ def stands(stored: VersionedState, standing: Standing, unfit: Collection[int]) -
     )
 
 
+def held_up(stored: VersionedState, standing: Standing, unfit: Collection[int]) -> bool:
+    """Whether there is no leader at work, and the fate of a member that could lead again is open."""
+    return not stands(stored, standing, unfit) and any(m in standing.held for m in stored.state.isr)
+
+
 def fit(stored: VersionedState, standing: Standing, unfit: Collection[int]) -> list[int]:
     """Members of the ISR to whom leadership may be moved from a leader that stands."""
     live, _, stopping, _ = standing

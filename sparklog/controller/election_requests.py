@@ -51,14 +51,16 @@ class ElectionRequests:
         names = self._by_partition.get(partition)
         return names is not None and any(self._open[name][0] == kind for name in names)
 
-    def satisfied(self, partition: Partition, kind: str | None = None) -> None:
-        """There is nothing left to do for it; with ``kind``, for requests of that kind."""
+    def satisfied(self, partition: Partition, *, only: str = "", but: str = "") -> None:
+        """There is nothing left to do for it: for requests of any kind, ``only`` of one, or of all ``but`` one."""
         names = self._by_partition.get(partition)
         if names is None:
             return
-        for name in [name for name in names if kind is None or self._open[name][0] == kind]:
-            names.discard(name)
-            self._open[name][1].discard(partition)
+        for name in list(names):
+            kind, concerned = self._open[name]
+            if kind != but and only in {"", kind}:
+                names.discard(name)
+                concerned.discard(partition)
         if not names:
             del self._by_partition[partition]
 

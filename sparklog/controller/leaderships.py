@@ -71,12 +71,14 @@ class Leaderships:
         if stored is not None and decision is None and (wandered or self._requests.wants(partition, PREFERRED)):
             decision = election.prefer(partition.replicas, stored, standing, partition.unfit)
         if decision is None:
-            self._requests.satisfied(partition)
+            # An unclean election waits until it is known whether a member of the in-sync set comes back to lead.
+            held = stored is not None and election.held_up(stored, standing, partition.unfit)
+            self._requests.satisfied(partition, but=UNCLEAN if held else "")
         return decision
 
     def elected_uncleanly(self, partition: Partition) -> None:
         """What was asked for once is done once."""
-        self._requests.satisfied(partition, UNCLEAN)
+        self._requests.satisfied(partition, only=UNCLEAN)
 
     def forget(self, partition: Partition) -> None:
         self._requests.satisfied(partition)

@@ -1,13 +1,29 @@
-"""What all brokers have still to be told. Mutable, owned by one ``Controller``; one ``BrokerLink`` an incarnation."""
+"""What all brokers have still to be told, and what they say to it. Mutable, owned by one ``Controller``; one
+``BrokerLink`` an incarnation.
+
+A topic is told of once each of its partitions has its first state, or cannot have one yet.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from sparklog.controller.broker_link import BrokerLink
 from sparklog.controller.cluster_state import ClusterState, Partition, Topic
-from sparklog.controller.effects import SendUpdate
-from sparklog.model import BrokerEndpoint, BrokerRegistration
+from sparklog.controller.effects import Report, SendUpdate
+from sparklog.controller.events import UpdateAnswered
+from sparklog.errors import ErrorCode
+from sparklog.model import BrokerEndpoint, BrokerRegistration, TopicPartition
+
+
+class Heard(NamedTuple):
+    """What a broker's answer means. ``broken``: partitions whose replica it cannot open, which must not lead.
+    ``superseded``: it obeys a later controller, in its words; empty: no."""
+
+    reports: tuple[Report, ...] = ()
+    broken: tuple[Partition, ...] = ()
+    superseded: str = ""
 
 
 class Outbox:
@@ -19,9 +35,8 @@ class Outbox:
         self._links: dict[int, BrokerLink] = {}
         self._brokers: tuple[BrokerEndpoint, ...] = ()
         self._updates = 0
-
-    def link(self, broker_id: int) -> BrokerLink | None:
-        return self._links.get(broker_id)
+        #: New topics that brokers have not been told of.
+        self._unannounced: dict[Topic, None] = {}
 
     def broker_arrived(self, registration: BrokerRegistration) -> None:
         """A new incarnation knows nothing: it gets everything first."""
@@ -36,6 +51,19 @@ class Outbox:
             for link in self._links.values():
                 link.brokers_changed()
 
+    def topic_created(self, topic: Topic) -> None:
+        """It is told of by ``announce``, when it is time."""
+        self._unannounced[topic] = None
+
+    def announce(self) -> None:
+        for topic in list(self._unannounced):
+            # From the end: answers come in order, so that is where one is still missing.
+            if any(p.pending is not None or p.rereading for p in reversed(topic.partitions)):
+                continue
+            del self._unannounced[topic]
+            topic.announced = True
+            self.topic_changed(topic, topic.partitions)
+
     def topic_changed(self, topic: Topic, partitions: Iterable[Partition]) -> None:
         partitions = list(partitions)
         for link in self._links.values():
@@ -43,6 +71,7 @@ class Outbox:
             link.partitions_changed(partitions)
 
     def topic_deleted(self, topic: Topic) -> None:
+        self._unannounced.pop(topic, None)
         for link in self._links.values():
             link.topic_deleted(topic)
 
@@ -77,4 +106,46 @@ class Outbox:
     @property
     def idle(self) -> bool:
         """Everybody has been told everything, and has answered."""
-        return all(link.idle for link in self._links.values())
+        return not self._unannounced and all(link.idle for link in self._links.values())
+
+    # --- answers -------------------------------------------------------------------------------------------------
+
+    def lost(self, broker_id: int, update_id: int, now_ms: int) -> None:
+        """No answer came to this update: it is told again later."""
+        link = self._links.get(broker_id)
+        if link is not None:
+            link.lost(update_id, now_ms)
+
+    def answered(self, event: UpdateAnswered, state: ClusterState, now_ms: int) -> Heard:
+        link = self._links.get(event.broker_id)
+        if link is None or link.in_flight != event.update_id:
+            return Heard()
+        match event.code:
+            case ErrorCode.NONE:
+                reports, broken, again = _not_followed(event, state)
+                if again:
+                    link.answered_in_part(again, now_ms)
+                else:
+                    link.answered()
+                return Heard(tuple(reports), tuple(broken))
+            case ErrorCode.STALE_CONTROLLER_EPOCH:
+                return Heard(superseded=f"broker {event.broker_id}: {event.detail}")
+            case _:
+                # Another incarnation than was registered answers (it is about to register), or a bug: again, slowly.
+                link.lost(event.update_id, now_ms, full=True)
+                detail = f"broker {event.broker_id}: {event.code} {event.detail}"
+                return Heard((Report("controller.updates.refused", detail),))
+
+
+def _not_followed(event: UpdateAnswered, state: ClusterState) -> tuple[list[Report], list[Partition], list[Partition]]:
+    """Reports; replicas that cannot be opened; and decisions to be told again, which failed for other reasons."""
+    reports: list[Report] = []
+    broken: list[Partition] = []
+    again: list[Partition] = []
+    for topic, number, code, detail in event.failed:
+        words = f"broker {event.broker_id}: {topic}-{number}: {detail}"
+        reports.append(Report("controller.replicas.failed", words, 1, grave=True))
+        partition = state.partition(TopicPartition(topic, number))
+        if partition is not None:
+            (broken if code == ErrorCode.KAFKA_STORAGE_ERROR else again).append(partition)
+    return reports, broken, again

@@ -11,11 +11,13 @@ from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
 from sparklog.controller import election
+from sparklog.controller.broker_table import BrokerTable
 from sparklog.controller.cluster_state import ClusterState, Partition, Topic
-from sparklog.controller.reassignments import MAX_FINISHED
+from sparklog.controller.effects import Report
+from sparklog.controller.reassignments import MAX_FINISHED, moving_record
 from sparklog.controller.targets import Targets
 from sparklog.errors import BrokerError
-from sparklog.model import BrokerEndpoint, TopicPartition
+from sparklog.model import BrokerEndpoint, TopicPartition, TopicRecord
 
 #: Partitions of the whole cluster being moved at a time, for whatever reason, beyond which none is begun here. One that
 #: moves already is turned from a lost target however many there are: else they would all wait for it for ever.
@@ -36,6 +38,13 @@ class Plan(NamedTuple):
         return sum(map(len, self.targets.values()))
 
 
+class Begun(NamedTuple):
+    """Records of topics to be written, with the moves in them, and what is to be said of it."""
+
+    records: tuple[tuple[Topic, TopicRecord], ...] = ()
+    reports: tuple[Report, ...] = ()
+
+
 class Replacement:
     """``after_ms`` negative: never."""
 
@@ -46,15 +55,30 @@ class Replacement:
         self._round_at_ms = 0
 
     @property
-    def enabled(self) -> bool:
-        return self._after_ms >= 0
-
-    @property
     def deadline_ms(self) -> int | None:
         first = min(self._away_since.values(), default=None)
         return None if first is None else max(first + self._after_ms, self._round_at_ms)
 
-    def observe(self, away: Collection[int], now_ms: int) -> None:
+    def begin(self, state: ClusterState, brokers: BrokerTable, now_ms: int) -> Begun:
+        """Begin to rebuild what brokers held that have been away for too long."""
+        if self._after_ms < 0:
+            return Begun()
+        self._observe(brokers.given_up(state.hosts()), now_ms)
+        lost = self._due(now_ms)
+        if not lost:
+            return Begun()
+        found = plan(state, lost, [live.endpoint for live in brokers.registrations.values()], brokers.standing)
+        reports = []
+        if found.targets:
+            detail = f"{found.size} replicas of brokers {sorted(lost)} are rebuilt elsewhere"
+            reports.append(Report("controller.replicas.replaced", detail, found.size, grave=True))
+        for broker_id in sorted(self._planned(found, now_ms)):
+            detail = f"broker {broker_id} stays away, and there is no other broker for its replicas"
+            reports.append(Report("controller.replicas.irreplaceable", detail, grave=True))
+        records = [(topic, moving_record(topic.record, targets)) for topic, targets in found.targets.items()]
+        return Begun(tuple(records), tuple(reports))
+
+    def _observe(self, away: Collection[int], now_ms: int) -> None:
         """All brokers that hold replicas and have been given up."""
         self._away_since = {broker_id: self._away_since.get(broker_id, now_ms) for broker_id in away}
         self._told_stuck.intersection_update(away)
@@ -63,13 +87,13 @@ class Replacement:
         """Nothing is known of who was away how long."""
         self._away_since = {}
 
-    def due(self, now_ms: int) -> frozenset[int]:
+    def _due(self, now_ms: int) -> frozenset[int]:
         """Brokers to be replaced now."""
         if now_ms < self._round_at_ms:
             return frozenset()
         return frozenset(i for i, since in self._away_since.items() if now_ms >= since + self._after_ms)
 
-    def planned(self, plan: Plan, now_ms: int) -> frozenset[int]:
+    def _planned(self, plan: Plan, now_ms: int) -> frozenset[int]:
         """A round is over. Returns brokers that are stuck, each once for as long as it is away."""
         self._round_at_ms = now_ms + (_ROUND_MS if plan.targets else _IDLE_MS)
         news = plan.stuck - self._told_stuck

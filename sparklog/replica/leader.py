@@ -245,7 +245,8 @@ class Leader:
 
     def _may_join(self, broker: int, peer: Progress, now_ms: int) -> bool:
         """Live, of the incarnation that fetched, not on its way out, and holding all that may be committed. One that
-        lags must have fetched lately: who just left for its silence would come back on what is known of old."""
+        lags must have fetched lately: who just left for its silence would come back on what is known of old. Nobody
+        before the controller has told who the replicas of this epoch are: a move may have ended with it."""
         view = self.view
         settings = view.settings
         lag = view.log.log_end_offset - peer.log_end
@@ -256,6 +257,7 @@ class Leader:
             and broker not in view.stopping
             and broker not in view.leaving
             and broker in view.replicas
+            and view.told_epoch == self.epoch
             and peer.disconnected_ms is None
             and now_ms >= peer.retry_ms
             and (not lag or now_ms < peer.fetched_ms + settings.lag_time_max_ms)

@@ -266,6 +266,7 @@ class Replica:
         view.stopping = event.stopping
         view.min_isr = event.min_isr
         view.leaving = event.leaving
+        view.told_epoch = event.state.leader_epoch
         view.factor = event.factor
         if event.version == view.version:
             if self._dismissed(event.state):

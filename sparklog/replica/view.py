@@ -68,6 +68,8 @@ class PartitionView:
     #: replicas to be taken out of the ISR, as told for ``version``; a later ISR is theirs only as long as nobody who
     #: stays has fallen out of it
     leaving: frozenset[int] = frozenset()
+    #: leader epoch that ``replicas`` were told with; a newer one, found by a refused write, may have others
+    told_epoch: int = -1
     #: replication factor while the partition moves; 0: it does not
     factor: int = 0
 

@@ -10,6 +10,11 @@ everything was fsynced. From them follows what may be believed on the next open:
 - clean-stop present: nothing was lost;
 - none, same boot id: the process died, the page cache did not: every completed write is there (trusted);
 - none, another boot id: the page cache was lost: whatever was not fsynced may be missing (untrusted).
+
+``running`` names the incarnation, too, that the directory's broker had last. The number is written before ZooKeeper
+counts it, so a directory that is behind ZooKeeper's count is not the one its broker wrote in last: emptied, or put back
+from an older copy (``zk/broker_registry``). And doubt stays in it until it is registered: a process that found its logs
+wanting may end before it could tell.
 """
 
 from __future__ import annotations
@@ -51,6 +56,10 @@ class Checkpoint(msgspec.Struct, frozen=True):
 
 class BootMark(msgspec.Struct, frozen=True):
     boot_id: str
+    #: the broker's last one; None: by a release that did not note it
+    incarnation: int | None = None
+    #: the logs' tails may be missing, and no registration has said so yet
+    doubted: bool = False
     version: int = 1
 
 
@@ -63,6 +72,8 @@ class LastStop(NamedTuple):
     clean: bool
     #: every write that process completed is there
     trusted: bool
+    #: its last incarnation; 0 for a directory without a past, None when it did not say
+    incarnation: int | None
 
 
 def read_checkpoint(disk: Disk, log_dir: Path) -> dict[TopicPartition, PartitionCheckpoint]:
@@ -133,12 +144,20 @@ def begin_running(disk: Disk, log_dir: Path, *, boot_id: str) -> LastStop:
     """Find out how the last process ended and mark the directory as in use by this one."""
     clean = _read_mark(disk, log_dir / CLEAN_STOP_FILE) not in (None, _DAMAGED)
     earlier = _read_mark(disk, log_dir / RUNNING_FILE)
-    trusted = clean or earlier is None or earlier.boot_id == boot_id
-    replace_file(disk, log_dir / RUNNING_FILE, encode_state(BootMark(boot_id)))
+    trusted = earlier is None or ((clean or earlier.boot_id == boot_id) and not earlier.doubted)
+    incarnation = 0 if earlier is None else earlier.incarnation
+    mark = BootMark(boot_id, incarnation, doubted=not trusted)
+    if mark != earlier:  # a killed process comes back also where there is no room: retention may free the disk
+        mark_running(disk, log_dir, mark)
     if clean:
         disk.remove(log_dir / CLEAN_STOP_FILE)
         disk.sync_directory(log_dir)
-    return LastStop(clean, trusted)
+    return LastStop(clean, trusted, incarnation)
+
+
+def mark_running(disk: Disk, log_dir: Path, mark: BootMark) -> None:
+    """Durable on return. Raises OSError."""
+    replace_file(disk, log_dir / RUNNING_FILE, encode_state(mark))
 
 
 def mark_clean_stop(disk: Disk, log_dir: Path, *, boot_id: str) -> None:

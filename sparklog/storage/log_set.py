@@ -26,10 +26,12 @@ from sparklog.config import BrokerConfig, TopicConfig, broker_config, topic_conf
 from sparklog.errors import BrokerError, ErrorCode, StorageError
 from sparklog.model import TopicPartition, TopicSchema
 from sparklog.storage.checkpoints import (
+    BootMark,
     Checkpoint,
     PartitionCheckpoint,
     begin_running,
     mark_clean_stop,
+    mark_running,
     read_boot_id,
     read_checkpoint,
     write_checkpoint,
@@ -106,6 +108,10 @@ class LogDirectory:
         self.clean = True
         #: everything the last process had written is there: its page cache was not lost, ``load`` found no damage
         self.trusted = True
+        #: the broker's last one that this directory knows of; None: it was not noted
+        self.incarnation: int | None = None
+        #: topic ids of logs in the checkpoint that ``load`` did not find: deleted just before the end, or lost
+        self.missing: dict[TopicPartition, str] = {}
 
     @classmethod
     def open(
@@ -155,7 +161,7 @@ class LogDirectory:
                 in_background=in_background,
                 max_open_segments=max_open_segments,
             )
-            directory.clean, directory.trusted = last_stop
+            directory.clean, directory.trusted, directory.incarnation = last_stop
         except BaseException:
             disk.close(lock)
             raise
@@ -180,6 +186,7 @@ class LogDirectory:
             for name in self._disk.names(self.path):
                 if parse_directory_name(name) is not None:
                     self._load_one(name, checkpoints)
+            self.missing = {tp: entry.topic_id for tp, entry in checkpoints.items() if tp not in self._logs}
             self._remove_leftovers()
         except OSError as failure:
             raise StorageError(f"log directory {self.path}: {failure}") from failure
@@ -213,7 +220,23 @@ class LogDirectory:
         if log.findings or (
             checkpoint is not None and log.log_end_offset < max(checkpoint.high_watermark, checkpoint.recovery_point)
         ):
+            self._doubt()
+
+    def _doubt(self) -> None:
+        """Once repaired the logs show no damage: the next process must hear of it if this one ends too early."""
+        if self.trusted:
             self.trusted = False
+            mark_running(self._disk, self.path, BootMark(self._boot_id, self.incarnation, doubted=True))
+
+    def note_incarnation(self, incarnation: int) -> None:
+        """This process has, or is about to get, ``incarnation``, and its registration says whether its logs are
+        trusted. Blocks for an fsync; in any thread.
+
+        Raises:
+            OSError: it is not noted. The next process then counts as untrusted.
+        """
+        self.incarnation = incarnation
+        mark_running(self._disk, self.path, BootMark(self._boot_id, incarnation))
 
     def _new_log(self, content: PartitionFile, config: TopicConfig | None = None) -> Log:
         tp = TopicPartition(content.topic, content.partition)

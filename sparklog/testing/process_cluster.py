@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
@@ -32,7 +32,7 @@ from sparklog.cluster.process import send_signal
 from sparklog.errors import ClusterError
 from sparklog.net.blocking import BlockingConnection
 from sparklog.protocol.messages import DescribeBroker, DescribeBrokerReply, Metadata, MetadataReply
-from sparklog.testing.network import CONTROLLER, Network, broker_party
+from sparklog.testing.network import CONTROLLER, ZOOKEEPER, Network, broker_party
 from sparklog.zk import paths
 from sparklog.zk.cluster_store import ClusterStore
 from sparklog.zk.session import ZkSession
@@ -40,6 +40,7 @@ from sparklog.zk.session import ZkSession
 _START_TIMEOUT_S = 30.0
 _STOP_TIMEOUT_S = 15.0
 _T = TypeVar("_T")
+Process = subprocess.Popen[bytes]
 
 
 class BrokerSlot:
@@ -51,13 +52,13 @@ class BrokerSlot:
         self.log_file = directory / f"broker-{broker_id}.log"
         self.config_file = directory / f"broker-{broker_id}.json"
         self.control_socket = control_socket
-        #: What others connect to; with a ``Network`` its proxy, and ``bind_host`` is where the broker listens.
+        #: What others connect to; ``bind_host`` is where the broker listens, if that is elsewhere.
         self.host = "127.0.0.1"
         self.bind_host = ""
         self.port = 0
         #: Where this broker finds ZooKeeper; empty: where everyone does.
         self.zookeeper = ""
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: Process | None = None
         #: By SIGSTOP: it runs, and answers nothing.
         self.paused = False
 
@@ -88,7 +89,7 @@ class ControllerSlot:
         self.number = number
         self.log_file = directory / f"controller-{number}.log"
         self.zookeeper = ""
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: Process | None = None
 
     @property
     def running(self) -> bool:
@@ -99,7 +100,8 @@ class ProcessCluster:
     """Context manager, or ``start`` and ``stop``. Owner: one test thread.
 
     ``settings`` are every broker's; ``base_dir`` None: a temporary one, removed at the end. ``network``: all
-    connections go through proxies that can be cut. ``controller_processes``: two of them instead of a thread here.
+    connections go over it, and it is closed with the cluster. ``controller_processes``: two of them instead of a thread
+    here.
     """
 
     def __init__(
@@ -108,7 +110,7 @@ class ProcessCluster:
         *,
         base_dir: Path | None = None,
         settings: Mapping[str, str] | None = None,
-        network: bool = False,
+        network: Network | None = None,
         controller_processes: bool = False,
     ) -> None:
         self._temporary = tempfile.mkdtemp(prefix="sparklog-")
@@ -119,7 +121,7 @@ class ProcessCluster:
             number: BrokerSlot(number, self.base_dir, Path(self._temporary) / f"{number}.sock")
             for number in range(brokers)
         }
-        self.network = Network() if network else None
+        self.network = network
         self.controllers = [ControllerSlot(number, self.base_dir) for number in range(2 if controller_processes else 0)]
         self._zookeeper: EmbeddedZookeeper | None = None
         self._controller: ControllerLoop | None = None
@@ -212,7 +214,7 @@ class ProcessCluster:
                 self._launch_controller(slot)
         if self._controller is None and not self.controllers:
             self._controller = ControllerLoop(self.zookeeper, self.cluster_id, settings=self.settings)
-            self._controller.start()
+            self._inside(CONTROLLER, self._controller.start)
 
     def signal_zookeeper(self, number: signal.Signals) -> None:
         """SIGSTOP, SIGCONT; SIGTERM and SIGKILL end it, and ``start_zookeeper`` brings it back."""
@@ -223,7 +225,10 @@ class ProcessCluster:
 
     def start_zookeeper(self) -> None:
         """On the data and the port it had; adopts one that runs."""
-        self._zookeeper = EmbeddedZookeeper.start(self.base_dir / "zookeeper")
+        host = "127.0.0.1" if self.network is None else self.network.zookeeper_host
+        self._zookeeper = self._inside(
+            ZOOKEEPER, lambda: EmbeddedZookeeper.start(self.base_dir / "zookeeper", host=host)
+        )
 
     def stop_controller(self) -> None:
         for slot in self.controllers:
@@ -348,6 +353,23 @@ class ProcessCluster:
 
     # --- inside ---
 
+    def _inside(self, party: str, work: Callable[[], _T]) -> _T:
+        return work() if self.network is None else self.network.inside(party, work)
+
+    def _spawn(self, party: str, command: Sequence[str], log_file: Path, *, pass_fds: Sequence[int] = ()) -> Process:
+        with log_file.open("ab") as log:
+            return self._inside(
+                party,
+                lambda: subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    pass_fds=pass_fds,
+                    start_new_session=True,
+                ),
+            )
+
     def _launch(self, slot: BrokerSlot) -> int:
         ready_fd, write_fd = os.pipe()
         config = {
@@ -363,28 +385,15 @@ class ProcessCluster:
             "ready_fd": write_fd,
         }
         slot.config_file.write_bytes(msgspec.json.encode(config))
-        with slot.log_file.open("ab") as log:
-            slot.process = subprocess.Popen(
-                [sys.executable, "-m", "sparklog.broker", "--config", str(slot.config_file)],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                pass_fds=[write_fd],
-                start_new_session=True,
-            )
+        command = [sys.executable, "-m", "sparklog.broker", "--config", str(slot.config_file)]
+        slot.process = self._spawn(broker_party(slot.broker_id), command, slot.log_file, pass_fds=[write_fd])
         os.close(write_fd)
         return ready_fd
 
     def _launch_controller(self, slot: ControllerSlot) -> None:
         command = [sys.executable, "-m", "sparklog.testing.controller_process", slot.zookeeper or self.zookeeper]
-        with slot.log_file.open("ab") as log:
-            slot.process = subprocess.Popen(
-                [*command, self.cluster_id, msgspec.json.encode(self.settings).decode()],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
+        command += [self.cluster_id, msgspec.json.encode(self.settings).decode()]
+        slot.process = self._spawn(CONTROLLER, command, slot.log_file)
 
     def _await_ready(self, slot: BrokerSlot, ready_fd: int) -> None:
         try:

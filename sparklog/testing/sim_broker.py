@@ -1,143 +1,42 @@
-"""A simulated broker: the performer of one ``Replica`` core per partition, over simulated log, network and ZooKeeper.
+"""A simulated broker's life: it starts, registers, follows controllers, stops or dies.
 
-What ``broker/`` does with sockets, files and kazoo is done here with ``SimWorld``; the replica cores, the picture of
-the cluster and the tables of producers are the production ones. A crash ends the process and keeps the log, all of it
-or what was flushed.
+What its ``Replica`` cores order is carried out by ``ReplicaPerformer``; the replica cores, the picture of the cluster
+and the tables of producers are the production ones. A crash ends the process and keeps the log, all of it or what was
+flushed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from functools import partial
 from random import Random
-from typing import ClassVar, Protocol
 
 from sparklog.broker.metadata_cache import MetadataCache
-from sparklog.errors import BrokerError, ErrorCode
-from sparklog.model import LeaderAndIsr, TopicPartition, VersionedState
+from sparklog.errors import ErrorCode
+from sparklog.model import TopicPartition
 from sparklog.protocol.messages import ControlUpdate, PartitionDecision
-from sparklog.replica import effects as fx
 from sparklog.replica import events as ev
-from sparklog.replica.replica import Replica, ReplicaSettings
-from sparklog.testing.sim_checks import PartitionChecker, Violation
-from sparklog.testing.sim_log import NOT_IDEMPOTENT, Sequenced, SimBatch, SimLog
-from sparklog.testing.sim_process import ProcessEnded, SimProcess
+from sparklog.testing.sim_checks import Violation
+from sparklog.testing.sim_hosted import Hosted, Surroundings
+from sparklog.testing.sim_performer import ReplicaPerformer
 from sparklog.testing.sim_session import SimSession
-from sparklog.testing.sim_world import SimWorld
-from sparklog.testing.sim_zk import BadVersion, NodeGone, SimZk
 
 FETCH_TIMEOUT_MS = 150
-FETCH_PAUSE_MS = 20
-FETCH_BATCHES = 4
-TICK_MS = 25
+TICK_MS = 40
 CHECKPOINT_MS = 300
 REGISTER_MS = 50
 #: an update for an incarnation that the broker has not heard of yet waits so long
 REGISTRATION_MS = 300
 STOP_MS = 500
-NOTIFY_MS = 5
-
-Told = Callable[[ErrorCode], None]
-Reply = Callable[[ev.LeaderAnswered, tuple[SimBatch, ...]], None]
-FetchVerdict = fx.ServeFetch | fx.RefuseFetch | fx.AnswerDiverging
 
 
-@dataclass(frozen=True, slots=True)
-class Produce:
-    """One batch a client sent. What is not idempotent is made unique at each arrival: the network may double it."""
-
-    body: str
-    count: int
-    acks: int
-    topic_id: str
-    sequence: Sequenced = NOT_IDEMPOTENT
-    timeout_ms: int = 500
-    #: hears the answer, over the network
-    told: Told | None = None
-
-
-@dataclass(slots=True)
-class Fetching:
-    """The follower's fetch loop for one leader and epoch; a later one replaces it."""
-
-    leader: int
-    leader_epoch: int
-    #: number of the request under way; its answer or its time-out starts the next
-    request: int = 0
-    #: when it was sent, by the own clock
-    sent_ms: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """A follower's fetch, waiting to be answered. ``mark`` is the high watermark that the follower knows."""
-
-    event: ev.FollowerFetched
-    mark: int
-    reply: Reply
-
-
-@dataclass(slots=True)
-class Hosted:
-    """One partition on one broker. ``log`` and ``checkpoint`` are on disk; the rest dies with the process. ``replica``
-    None: found on the disk, and not told yet whether it is this broker's."""
-
-    topic_id: str
-    log: SimLog
-    checker: PartitionChecker
-    checkpoint: int = 0
-    replica: Replica | None = None
-    fetching: Fetching | None = None
-    produces: dict[int, Produce] = field(default_factory=dict)
-    #: long polls, by follower
-    parked: dict[int, Asked] = field(default_factory=dict)
-
-    def forget_process(self) -> None:
-        self.replica = None
-        self.fetching = None
-        self.produces.clear()
-        self.parked.clear()
-
-
-class Surroundings(Protocol):
-    """What a broker asks of the cluster it is in."""
-
-    world: SimWorld
-    zk: SimZk
-    settings: ReplicaSettings
-    replica_type: type[Replica]
-    log_type: type[SimLog]
-    brokers: dict[int, SimBroker]
-    #: whether to call ``Replica.check_invariants`` after each event
-    check_cores: bool
-    #: chance that an append fails its checks
-    append_failure: float
-
-    def checker(self, tp: TopicPartition, topic_id: str) -> PartitionChecker: ...
-
-
-class SimBroker(SimProcess):
+class SimBroker(ReplicaPerformer):
     """Mutable, owned by the ``SimCluster``."""
 
     def __init__(self, broker_id: int, cluster: Surroundings) -> None:
-        super().__init__(broker_id, cluster.world)
-        self.broker_id = broker_id
-        self.cluster = cluster
-        self.zk = cluster.zk
-        self.hosted: dict[TopicPartition, Hosted] = {}
-        self.incarnation = -1
-        self.cache = MetadataCache("simulated", {})
-        self.session: SimSession | None = None
-        #: until then, by the world's clock, the disk has no room
-        self.full_until_ms = -1
-        #: what the next append comes to, and who hears that it did
-        self.append_fault: Callable[[Hosted, SimBatch], None] | None = None
+        super().__init__(broker_id, cluster)
         self.stopping = False
         #: known from the host's boot id, and not yet told to a controller
         self._lost_page_cache = False
-        self._tickets = 0
-        self._changed: dict[TopicPartition, None] = {}
 
     # --- life ---------------------------------------------------------------------------------------------------
 
@@ -147,6 +46,7 @@ class SimBroker(SimProcess):
         self.incarnation = -1
         self.cache = MetadataCache("simulated", {})
         self.append_fault = None
+        self.bucket = None
         self.stopping = False
         self._changed.clear()
         for hosted in self.hosted.values():
@@ -280,12 +180,25 @@ class SimBroker(SimProcess):
             for hosted in self.hosted.values()
         )
 
+    def disk_failed(self, stopped: Callable[[], None]) -> None:
+        """One directory is one disk: all replicas go offline, and the process ends. The log keeps what it held."""
+        self.world.note(f"b{self.broker_id} finds its disk failing")
+
+        def fail_all() -> None:
+            for tp, hosted in list(self.hosted.items()):
+                self.handle(tp, ev.LogFailed("the disk failed"))
+                for ticket in list(hosted.produces):
+                    self._tell(hosted.produces.pop(ticket), ErrorCode.KAFKA_STORAGE_ERROR)
+            self.later(30, lambda: self.stop_in_order(stopped))
+
+        self.later(0, fail_all)
+
     # --- timers -------------------------------------------------------------------------------------------------
 
     def _tick(self) -> None:
         now_ms = self.now_ms
         for tp, hosted in list(self.hosted.items()):
-            deadline_ms = hosted.replica.deadline_ms if hosted.replica else None
+            deadline_ms = hosted.replica.deadline_ms if hosted.replica is not None else None
             if deadline_ms is not None and deadline_ms <= now_ms:
                 self.handle(tp, ev.Ticked())
             fetching = hosted.fetching
@@ -411,339 +324,3 @@ class SimBroker(SimProcess):
         del self.hosted[tp]
         if self.zk.has_topic(tp.topic, hosted.topic_id):
             hosted.checker.forgot(self.broker_id)
-
-    # --- stepping -----------------------------------------------------------------------------------------------
-
-    def produce(self, tp: TopicPartition, produce: Produce) -> None:
-        hosted = self.hosted.get(tp)
-        if hosted is None or hosted.replica is None or hosted.topic_id != produce.topic_id:
-            self._tell(produce, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-            return
-        self._tickets += 1
-        if produce.sequence is NOT_IDEMPOTENT:
-            produce = replace(produce, body=f"{produce.body}.{self.broker_id}.{self._tickets}")
-        hosted.produces[self._tickets] = produce
-        self.handle(tp, ev.ProduceArrived(self._tickets, produce.acks, self.now_ms + produce.timeout_ms))
-
-    def _tell(self, produce: Produce, code: ErrorCode) -> None:
-        told = produce.told
-        if told is not None:
-            self.world.send(self.name, "client", partial(told, code))
-
-    def handle(
-        self,
-        tp: TopicPartition,
-        event: ev.Event,
-        *,
-        batches: tuple[SimBatch, ...] = (),
-        asked: Asked | None = None,
-    ) -> None:
-        """Step the core, carry out its effects in order, then hand over what they led to."""
-        hosted = self.hosted[tp]
-        replica = hosted.replica
-        if replica is None:
-            return
-        perform, now_ms = self._PERFORM, self.now_ms
-        facts: list[ev.Event] = [event]
-        for fact in facts:  # grows meanwhile
-            for effect in replica.step(fact, now_ms):
-                led_to = perform[type(effect)](self, tp, hosted, effect, batches, asked)
-                if led_to is not None:
-                    facts.append(led_to)
-        if self.cluster.check_cores:
-            replica.check_invariants()
-
-    def _truncate(self, tp: TopicPartition, hosted: Hosted, effect: fx.TruncateLog, *_: object) -> ev.Event:
-        self.world.note(f"b{self.broker_id} truncates {tp} from {hosted.log.log_end_offset} to {effect.offset}")
-        end_offset = hosted.log.truncate(effect.offset)
-        hosted.checker.cut(self.broker_id)
-        return ev.Truncated(end_offset)
-
-    def _restart_log(self, tp: TopicPartition, hosted: Hosted, effect: fx.RestartLog, *_: object) -> ev.Event:
-        hosted.log.restart_at(effect.offset)
-        hosted.checker.cut(self.broker_id)
-        return ev.Truncated(effect.offset)
-
-    def _answer_produce(self, tp: TopicPartition, hosted: Hosted, effect: fx.AnswerProduce, *_: object) -> None:
-        produce = hosted.produces.pop(effect.ticket)
-        if effect.code == ErrorCode.NONE:
-            hosted.checker.answered(produce.body, produce.acks, effect.base_offset)
-        self._tell(produce, effect.code)
-
-    def _mark_moved(self, tp: TopicPartition, hosted: Hosted, effect: fx.HighWatermarkMoved, *_: object) -> None:
-        assert hosted.replica is not None
-        epoch = hosted.replica.leader_epoch
-        hosted.checker.high_watermark_moved(self.broker_id, effect.high_watermark, epoch=epoch)
-        self._wake(hosted)
-
-    def _end_moved(self, tp: TopicPartition, hosted: Hosted, *_: object) -> None:
-        self._wake(hosted)
-
-    def _start_fetching(self, tp: TopicPartition, hosted: Hosted, effect: fx.StartFetching, *_: object) -> None:
-        hosted.fetching = Fetching(effect.leader, effect.leader_epoch)
-        self._fetch(tp, hosted, hosted.fetching)
-
-    def _stop_fetching(self, tp: TopicPartition, hosted: Hosted, *_: object) -> None:
-        hosted.fetching = None
-
-    def _bad_decision(self, tp: TopicPartition, hosted: Hosted, effect: fx.ReportBadDecision, *_: object) -> None:
-        raise Violation(f"{tp}: {effect.detail}", rule="TypeOk", partition=str(tp))
-
-    def _role_changed(self, tp: TopicPartition, hosted: Hosted, effect: fx.RoleChanged, *_: object) -> None:
-        role, epoch = effect.role, effect.leader_epoch
-        self.world.note(f"b{self.broker_id} is {role} of {tp} in epoch {epoch}")
-        if role == "leader":
-            hosted.checker.became_leader(self.broker_id, self.process, epoch)
-        parked, hosted.parked = list(hosted.parked.values()), {}
-        for asked in parked:
-            self._answer_fetch(hosted, fx.RefuseFetch(ErrorCode.NOT_LEADER_OR_FOLLOWER, ""), asked)
-
-    # --- appending ----------------------------------------------------------------------------------------------
-
-    def _append_as_leader(self, tp: TopicPartition, hosted: Hosted, effect: fx.AppendAsLeader, *_: object) -> ev.Event:
-        ticket, leader_epoch = effect.ticket, effect.leader_epoch
-        produce, log = hosted.produces[ticket], hosted.log
-        if produce.sequence is not NOT_IDEMPOTENT:
-            try:
-                known = log.duplicate(produce.sequence, produce.count)
-            except BrokerError as error:
-                return self._refuse_append(hosted, ticket, error.code)
-            if known is not None:
-                self.world.happened["duplicate recognised"] += 1
-                return ev.LeaderAppended(ticket, known.start, known.end)
-        if self._has_no_room():
-            return self._refuse_append(hosted, ticket, ErrorCode.KAFKA_STORAGE_ERROR)
-        planned = log.planned(
-            produce.body, produce.count, leader_epoch=leader_epoch, now_ms=self.now_ms, sequence=produce.sequence
-        )
-        if self.append_fault is not None:
-            self._fail_append(hosted, planned)
-            return ev.LogFailed("the disk failed")
-        log.append_copies((planned,))
-        hosted.checker.appended(self.broker_id, 1)
-        return ev.LeaderAppended(ticket, planned.header.base_offset, planned.header.next_offset)
-
-    def _refuse_append(self, hosted: Hosted, ticket: int, code: ErrorCode) -> ev.Event:
-        self._tell(hosted.produces.pop(ticket), code)
-        return ev.LeaderAppendFailed(ticket)
-
-    def _append_as_follower(
-        self, tp: TopicPartition, hosted: Hosted, effect: fx.Effect, batches: tuple[SimBatch, ...], *_: object
-    ) -> ev.Event:
-        """All of them or none."""
-        if self._has_no_room() or not batches:
-            return ev.FollowerAppended(hosted.log.log_end_offset)
-        if self.append_fault is not None:
-            self._fail_append(hosted, batches[0])
-            return ev.LogFailed("the disk failed")
-        end_offset = hosted.log.append_copies(batches)
-        hosted.checker.appended(self.broker_id, len(batches))
-        return ev.FollowerAppended(end_offset)
-
-    def _has_no_room(self) -> bool:
-        """A short write on a full disk is cut back, and so is one that fails its checks: nothing was appended."""
-        if self.full_until_ms > self.world.now_ms:
-            self.world.happened["append on a full disk"] += 1
-            return True
-        if self.world.random.random() < self.cluster.append_failure:
-            self.world.happened["append refused"] += 1
-            return True
-        return False
-
-    def _fail_append(self, hosted: Hosted, batch: SimBatch) -> None:
-        fault, self.append_fault = self.append_fault, None
-        assert fault is not None
-        fault(hosted, batch)
-        if not self.alive:
-            raise ProcessEnded
-
-    def disk_failed(self, stopped: Callable[[], None]) -> None:
-        """One directory is one disk: all replicas go offline, and the process ends. The log keeps what it held."""
-        self.world.note(f"b{self.broker_id} finds its disk failing")
-
-        def fail_all() -> None:
-            for tp, hosted in list(self.hosted.items()):
-                self.handle(tp, ev.LogFailed("the disk failed"))
-                for ticket in list(hosted.produces):
-                    self._tell(hosted.produces.pop(ticket), ErrorCode.KAFKA_STORAGE_ERROR)
-            self.later(30, lambda: self.stop_in_order(stopped))
-
-        self.later(0, fail_all)
-
-    # --- fetching -----------------------------------------------------------------------------------------------
-
-    def _fetch(self, tp: TopicPartition, hosted: Hosted, fetching: Fetching) -> None:
-        """One request of the loop, from the log's present end. Every answer goes to the core, which knows the stale
-        ones; only the first answer to the latest request goes on with the loop."""
-        if hosted.fetching is not fetching:
-            return
-        fetching.request += 1
-        fetching.sent_ms = self.now_ms
-        number = fetching.request
-        log, replica, process = hosted.log, hosted.replica, self.process
-        assert replica is not None
-        event = ev.FollowerFetched(
-            self.broker_id, self.incarnation, fetching.leader_epoch, log.log_end_offset, log.last_epoch
-        )
-        leader = self.cluster.brokers[fetching.leader]
-
-        def answered(answer: ev.LeaderAnswered, batches: tuple[SimBatch, ...]) -> None:
-            if self.hosted.get(tp) is not hosted:
-                return
-            self.handle(tp, answer, batches=batches)
-            if fetching.request == number and hosted.fetching is fetching:
-                fetching.request += 1
-                if answer.code:
-                    self.later(FETCH_PAUSE_MS, lambda: self._fetch(tp, hosted, fetching))
-                else:
-                    self._fetch(tp, hosted, fetching)
-
-        def reply(answer: ev.LeaderAnswered, batches: tuple[SimBatch, ...]) -> None:
-            self.world.send(leader.name, self.name, partial(self.run, process, partial(answered, answer, batches)))
-
-        asked = Asked(event, replica.high_watermark, reply)
-        self.send(leader, partial(leader.fetched, tp, hosted.topic_id, asked))
-
-    def fetched(self, tp: TopicPartition, topic_id: str, asked: Asked) -> None:
-        hosted = self.hosted.get(tp)
-        if hosted is not None and hosted.replica is not None and hosted.topic_id == topic_id:
-            self.handle(tp, asked.event, asked=asked)
-
-    def _verdict(
-        self,
-        tp: TopicPartition,
-        hosted: Hosted,
-        effect: FetchVerdict,
-        batches: tuple[SimBatch, ...],
-        asked: Asked | None,
-    ) -> None:
-        assert asked is not None
-        self._answer_fetch(hosted, effect, asked)
-
-    def _answer_fetch(self, hosted: Hosted, verdict: FetchVerdict, asked: Asked) -> None:
-        log, replica, event = hosted.log, hosted.replica, asked.event
-        assert replica is not None
-        batches: tuple[SimBatch, ...] = ()
-        code, diverging = ErrorCode.NONE, None
-        match verdict:
-            case fx.ServeFetch(offset):
-                batches = log.read(offset, FETCH_BATCHES)
-                if not batches and replica.high_watermark <= asked.mark:
-                    hosted.parked[event.replica_id] = asked
-                    return
-            case fx.RefuseFetch(refusal):
-                code = refusal
-            case fx.AnswerDiverging(epoch, end_offset):
-                diverging = (epoch, end_offset)
-        answer = ev.LeaderAnswered(
-            leader_epoch=event.leader_epoch,
-            fetch_offset=event.offset,
-            code=code,
-            high_watermark=replica.high_watermark,
-            log_start_offset=log.log_start_offset,
-            log_end_offset=log.log_end_offset,
-            diverging=diverging,
-            batch_count=len(batches),
-            end_offset=batches[-1].header.next_offset if batches else -1,
-            last_epoch=event.last_epoch,
-        )
-        asked.reply(answer, batches)
-
-    def _wake(self, hosted: Hosted) -> None:
-        """Something moved: the long polls of this epoch end."""
-        if hosted.parked and hosted.replica is not None:
-            parked, hosted.parked = list(hosted.parked.values()), {}
-            for asked in parked:
-                if asked.event.leader_epoch == hosted.replica.leader_epoch:
-                    self._answer_fetch(hosted, fx.ServeFetch(asked.event.offset), asked)
-
-    # --- ZooKeeper ----------------------------------------------------------------------------------------------
-
-    def _write_isr(self, tp: TopicPartition, hosted: Hosted, order: fx.WriteIsr, *_: object) -> None:
-        """Compare-and-set. When no answer comes in time its fate is unknown: report that and read until it is known;
-        an answer that comes later still is not believed, as a lost connection would not bring it."""
-        expected, incarnation, session = order.expected_version, self.incarnation, self.session
-        state = LeaderAndIsr(order.leader, order.leader_epoch, order.isr, order.controller_epoch)
-        hosted.checker.proposed.add((expected, order.isr))
-        assert session is not None
-
-        def execute() -> VersionedState | BadVersion | NodeGone:
-            return self.zk.write_state(
-                tp, state, expected, topic_id=hosted.topic_id, leader_incarnation=incarnation, added=order.added
-            )
-
-        def answered(result: VersionedState | BadVersion | NodeGone) -> None:
-            if isinstance(result, VersionedState):
-                self.cache.state_written(tp, state, version=result.version, topic_id=hosted.topic_id)
-                self._back(tp, hosted, ev.IsrWritten(result.state.isr, result.version))
-            elif isinstance(result, BadVersion) and result.found is not None:
-                self._refused(tp, hosted, result.found, expected)
-
-        def lost() -> None:
-            self._back(tp, hosted, ev.IsrWriteFailed(expected))
-            self._read_back(tp, hosted, expected)
-
-        session.ask(execute, answered, lost)
-
-    def _back(self, tp: TopicPartition, hosted: Hosted, event: ev.Event) -> None:
-        """A result for a replica that is gone meanwhile is nobody's."""
-        if self.hosted.get(tp) is hosted:
-            self.handle(tp, event)
-
-    def _refused(self, tp: TopicPartition, hosted: Hosted, found: VersionedState, expected: int) -> None:
-        self.cache.state_written(tp, found.state, version=found.version, topic_id=hosted.topic_id)
-        self._back(tp, hosted, ev.IsrRefused(found.state, found.version, expected))
-
-    def _read_back(self, tp: TopicPartition, hosted: Hosted, expected: int) -> None:
-        session = self.session
-        assert session is not None
-
-        def execute() -> VersionedState | None:
-            return self.zk.read(tp) if self.zk.has_topic(tp.topic, hosted.topic_id) else None
-
-        def answered(found: VersionedState | None) -> None:
-            if found is not None:
-                self._refused(tp, hosted, found, expected)
-
-        def lost() -> None:
-            self.later(10, lambda: self._read_back(tp, hosted, expected))
-
-        session.ask(execute, answered, lost)
-
-    def _isr_changed(self, tp: TopicPartition, *_: object) -> None:
-        """Tell the controller, together with whatever else changes in the next moment."""
-        if not self._changed:
-            self.later(NOTIFY_MS, self._notify)
-        self._changed[tp] = None
-
-    def _notify(self) -> None:
-        changed, self._changed = tuple(self._changed), {}
-        self._send_notice(changed)
-
-    def _send_notice(self, changed: tuple[TopicPartition, ...]) -> None:
-        assert self.session is not None
-        self.session.ask(
-            lambda: self.zk.notify(changed),
-            lambda _: None,
-            lambda: self.later(20, lambda: self._send_notice(changed)),
-        )
-
-    #: by type: half of the simulator's time passes here
-    _PERFORM: ClassVar[dict[type, Callable[..., ev.Event | None]]] = {
-        fx.AppendAsLeader: _append_as_leader,
-        fx.AnswerProduce: _answer_produce,
-        fx.AppendAsFollower: _append_as_follower,
-        fx.HighWatermarkMoved: _mark_moved,
-        fx.LogEndMoved: _end_moved,
-        fx.ServeFetch: _verdict,
-        fx.RefuseFetch: _verdict,
-        fx.AnswerDiverging: _verdict,
-        fx.TruncateLog: _truncate,
-        fx.RestartLog: _restart_log,
-        fx.WriteIsr: _write_isr,
-        fx.IsrChanged: _isr_changed,
-        fx.StartFetching: _start_fetching,
-        fx.StopFetching: _stop_fetching,
-        fx.RoleChanged: _role_changed,
-        fx.ReportBadDecision: _bad_decision,
-    }

@@ -11,7 +11,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Collection
 from typing import NoReturn
 
-from sparklog.model import NO_LEADER, NO_PRODUCER, Reassignment, VersionedState
+from sparklog.model import NO_EPOCH, NO_LEADER, NO_PRODUCER, LeaderAndIsr, Reassignment, VersionedState
 from sparklog.testing.sim_log import SimBatch, SimLog
 
 _Place = tuple[int, int]
@@ -55,8 +55,13 @@ class PartitionChecker:
         #: brokers whose page cache was lost, with the incarnation that lost it; no promise counts on them until a
         #: later incarnation is in an ISR
         self.lost: dict[int, int] = {}
-        #: the power went everywhere: the next leader's log is what is left of the committed
+        #: the power went everywhere, or an election was unclean: the next leader's log is what is left
         self.bereft = False
+        #: an unclean election is allowed: by the topic's setting, or because it was asked for
+        self.unclean_allowed = False
+        #: unclean elections so far, and the epoch of the last one: what earlier epochs commit still is not counted
+        self.unclean = 0
+        self._line = NO_EPOCH
         #: each batch ever appended, by (base offset, epoch), with its predecessor's place
         self._places: dict[_Place, tuple[SimBatch, _Place | None]] = {}
         #: by producer id: epoch and next sequence of what is committed
@@ -137,6 +142,8 @@ class PartitionChecker:
         log = self.logs[broker]
         if mark > log.log_end_offset:
             self.fail("valid high watermark", f"{mark} of broker {broker} is above its log end {log.log_end_offset}")
+        if self.bereft or epoch < self._line:
+            return
         if not self._same(log, self._count_below(min(mark, self.committed_end))):
             self.fail("consistent reads", f"broker {broker} shows other records below {mark} than were committed")
         if mark > self.committed_end:
@@ -177,7 +184,7 @@ class PartitionChecker:
 
     def holds(self, broker: int, end: int, rule: str, why: str) -> None:
         """What is committed below ``end`` is on the broker's log."""
-        if broker in self.lost or not end:
+        if broker in self.lost or self.bereft or not end:
             return
         log = self.logs.get(broker)
         if log is None:
@@ -197,9 +204,9 @@ class PartitionChecker:
     def _count_below(self, end: int) -> int:
         return bisect_right(self._next_offsets, end)
 
-    def answered(self, body: str, acks: int, base_offset: int) -> None:
+    def answered(self, body: str, acks: int, base_offset: int, *, epoch: int) -> None:
         """Success for acks=all means committed, where it was said to be."""
-        if acks != -1:
+        if acks != -1 or self.bereft or epoch < self._line:
             return
         self.acked[body] = base_offset
         at = self._count_below(base_offset)
@@ -215,13 +222,13 @@ class PartitionChecker:
         holder = self.leaders.setdefault(epoch, (broker, process))
         if holder != (broker, process):
             self.fail("one leader an epoch", f"epoch {epoch} led by broker {broker} process {process}, and by {holder}")
-        if self.bereft:
+        if self.bereft and epoch >= self._line:
             self._begin_again(broker)
         end = max((end for earlier, end in self._ends.items() if earlier < epoch), default=0)
         self.holds(broker, end, "leader completeness", f"leading epoch {epoch}")
 
     def _begin_again(self, broker: int) -> None:
-        """After a power cut everywhere: committed is what the first leader after it holds."""
+        """After a power cut everywhere or an unclean election: committed is what the first leader after it holds."""
         self.bereft = False
         log = self.logs[broker]
         self.lost.pop(broker, None)
@@ -260,6 +267,8 @@ class PartitionChecker:
                 self.fail("control requests fenced", f"{found}, {controller_epoch} is the newest")
         elif new.leader != before.state.leader:
             self.fail("one leader an epoch", f"leader changed in epoch {new.leader_epoch}")
+        if before is not None and self._is_unclean(before.state, new):
+            self._elected_uncleanly(before.state, new)
         self.isr = new.isr
         self.proposed = {(version, isr) for version, isr in self.proposed if version >= after.version}
         for member in new.isr:
@@ -268,6 +277,24 @@ class PartitionChecker:
                     self.lost.pop(member, None)
                 if before is not None:
                     self.holds(member, self.committed_end, "StrongIsr", f"added to the ISR {new.isr}")
+
+    def _is_unclean(self, before: LeaderAndIsr, new: LeaderAndIsr) -> bool:
+        """A leader that was not in sync; where allowed, also one that has lost its page cache."""
+        if new.leader == NO_LEADER or new.leader_epoch == before.leader_epoch:
+            return False
+        if new.leader not in before.isr:
+            return True
+        return self.unclean_allowed and new.leader in self.lost and new.isr == (new.leader,) != before.isr
+
+    def _elected_uncleanly(self, before: LeaderAndIsr, new: LeaderAndIsr) -> None:
+        """It may lose; members of the old ISR may go on for a while, in epochs that are of no account any more."""
+        if not self.unclean_allowed:
+            self.fail("unclean elections where allowed", f"{new} written after {before}")
+        if new.isr != (new.leader,):
+            self.fail("an unclean leader is alone in sync", f"{new} written after {before}")
+        self.unclean += 1
+        self.bereft = True
+        self._line = new.leader_epoch
 
     def _type_ok(self, before: VersionedState | None, after: VersionedState) -> None:
         new = after.state

@@ -12,14 +12,15 @@ from typing import Protocol
 
 from sparklog.errors import ErrorCode
 from sparklog.model import NO_LEADER, TopicPartition
-from sparklog.testing.sim_broker import Produce, SimBroker
+from sparklog.testing.sim_broker import SimBroker
+from sparklog.testing.sim_hosted import Produce
 from sparklog.testing.sim_log import Sequenced
 from sparklog.testing.sim_world import SimWorld
 from sparklog.testing.sim_zk import SimZk
 
 MAX_IN_FLIGHT = 5
 REQUEST_MS = 250
-RETRY_MS = 80
+RETRY_MS = 100
 DELIVERY_MS = 3000
 
 

@@ -34,7 +34,9 @@ from sparklog.testing.sim_schedule import Action, draw_schedule
 from sparklog.testing.sim_world import FINE, WEATHERS, SimWorld, Weather
 from sparklog.testing.sim_zk import SimZk
 
+#: mean pause between two batches of idempotent producers, all together
 PRODUCE_MS = 25
+UNCLEAN_KEY = "unclean.leader.election.enable"
 #: clients stop so long before the end
 QUIET_MS = 1500
 
@@ -65,8 +67,8 @@ class SimCluster:
         """``weather`` and ``restless`` (how much operators do) are the seed's choice if not given;
         ``page_cache_loss`` is the chance that a crash takes what was not flushed, where the promise allows it. Without
         ``accidents`` nothing happens but what a test orders. ``salt``: the same schedule over another network.
-        ``produce_ms``: mean pause between two batches of a partition's producer; longer where there are many of
-        them, if not given."""
+        ``produce_ms``: mean pause between two batches of a partition's producer; if not given, the cluster as a
+        whole is sent as much however many partitions it has."""
         self.seed = seed
         self.world = SimWorld(seed, weather=FINE, salt=salt)
         self.world.weather = weather or self.world.random.choice(WEATHERS)
@@ -78,7 +80,7 @@ class SimCluster:
         self.append_failure = 0.01
         self.page_cache_loss = page_cache_loss
         self.min_isr = min_isr
-        self.produce_ms = PRODUCE_MS * max(1, partitions // 2) if produce_ms is None else produce_ms
+        self.produce_ms = PRODUCE_MS * partitions if produce_ms is None else produce_ms
         self.checkers: dict[TopicPartition, PartitionChecker] = {}
         self.producers: dict[TopicPartition, SimProducer] = {}
         self.faults_over = False
@@ -102,9 +104,9 @@ class SimCluster:
 
     # --- topics -------------------------------------------------------------------------------------------------
 
-    def create_topic(self, name: str, assignment: tuple[tuple[int, ...], ...]) -> None:
+    def create_topic(self, name: str, assignment: tuple[tuple[int, ...], ...], *, unclean: bool = False) -> None:
         topic_id = f"{name}.{self.world.now_ms}"
-        config = {"min.insync.replicas": str(self.min_isr)}
+        config = {"min.insync.replicas": str(self.min_isr), UNCLEAN_KEY: str(unclean).lower()}
         self.zk.put_topic(TopicRecord(name, topic_id, assignment, (TopicSchema(0, b""),), config=config))
 
     def _serve(self, record: TopicRecord) -> None:
@@ -114,6 +116,7 @@ class SimCluster:
             checker = self._by_id.get((record.topic_id, number))
             if checker is None:
                 checker = PartitionChecker(str(tp), replicas, min_isr=self.min_isr)
+                checker.unclean_allowed = record.config[UNCLEAN_KEY] == "true"
                 self._by_id[record.topic_id, number] = checker
             checker.assigned(replicas, record.reassigning.get(number))
             self.checkers[tp] = checker
@@ -130,7 +133,9 @@ class SimCluster:
         if before is not None and after.state.leader != before.state.leader:
             self.world.happened["leader changed"] += 1
         checker = self.checkers[tp]
+        unclean = checker.unclean
         checker.written(before, after, controller_epoch=self.zk.controller_epoch, incarnation=self.zk.incarnation)
+        self.world.happened["unclean election"] += checker.unclean - unclean
 
     # --- the run ------------------------------------------------------------------------------------------------
 
@@ -179,6 +184,7 @@ class SimCluster:
         self.append_failure = 0.0
         self.world.note("faults stop")
         self.driver.come_back()
+        self.operators.lift_limits()
         self.faults.end()
 
     def _stop_clients(self) -> None:

@@ -14,10 +14,11 @@ from typing import ClassVar, Protocol, TypeVar
 from sparklog.controller import effects as fx
 from sparklog.controller import events as ev
 from sparklog.controller.controller import Controller, ControllerSettings
+from sparklog.controller.election import UNCLEAN
 from sparklog.errors import ErrorCode
 from sparklog.model import BrokerRegistration, TopicPartition, TopicRecord, VersionedState, assert_never
-from sparklog.testing.sim_broker import Surroundings
 from sparklog.testing.sim_checks import PartitionChecker
+from sparklog.testing.sim_hosted import Surroundings
 from sparklog.testing.sim_process import SimProcess
 from sparklog.testing.sim_session import SimSession
 from sparklog.testing.sim_zk import SESSION_MS, BadVersion, EpochLost, Levels, NodeGone
@@ -62,7 +63,6 @@ class CoreController(SimProcess):
         self.core = None
         self._cautious = False
         self._open_session()
-        self.later(PERIOD_MS, self._look)
 
     def crash(self) -> None:
         self.end()
@@ -145,6 +145,7 @@ class CoreController(SimProcess):
         )
         self._cautious = False
         self._step(core, loaded)
+        self._look(core)
 
     def resign(self) -> None:
         """End the session in an orderly way, and with it the term; then stand again."""
@@ -169,17 +170,18 @@ class CoreController(SimProcess):
 
     # --- watches ------------------------------------------------------------------------------------------------
 
-    def _look(self) -> None:
-        """Ask for the levels, and give the core the time."""
-        core, session = self.core, self.session
-        if core is not None and session is not None:
-            shown = self._shown
-            # No watch fires where nothing changed; notifications are read until they have been deleted.
-            if shown is None or shown.isr_changes or self.zk.levels() != shown:
-                session.ask(self.zk.levels, lambda levels: self._show(core, session, levels), lambda: None)
-            if core.deadline_ms is not None and core.deadline_ms <= self.now_ms:
-                self._step(core, ev.Ticked())
-        self.later(PERIOD_MS + self.world.random.randrange(PERIOD_MS), self._look)
+    def _look(self, core: Controller) -> None:
+        """Ask for the levels, and give the core the time, as long as its term lasts."""
+        session = self.session
+        if core is not self.core or session is None:
+            return
+        shown = self._shown
+        # No watch fires where nothing changed; notifications are read until they have been deleted.
+        if shown is None or shown.isr_changes or self.zk.levels() != shown:
+            session.ask(self.zk.levels, lambda levels: self._show(core, session, levels), lambda: None)
+        if core.deadline_ms is not None and core.deadline_ms <= self.now_ms:
+            self._step(core, ev.Ticked())
+        self.later(PERIOD_MS + self.world.random.randrange(PERIOD_MS), lambda: self._look(core))
 
     def _show(self, core: Controller, session: SimSession, levels: Levels) -> None:
         """What has changed, in the order that watches would bring it in; the same again after a lost connection."""
@@ -233,6 +235,8 @@ class CoreController(SimProcess):
         match effect:
             case fx.WriteStates(writes):
                 for write in writes:
+                    if write.reason == UNCLEAN:
+                        self._check_unclean(core, write)
                     self._write(core, write)
             case fx.ReadStates(partitions):
                 self._read(core, partitions)
@@ -259,6 +263,19 @@ class CoreController(SimProcess):
                 self._read_topic(core, name)
             case _:
                 assert_never(effect)
+
+    def _check_unclean(self, core: Controller, write: fx.StateWrite) -> None:
+        """Not while the controller knows a live member of the ISR, unless its tail is doubted, nor one that may come
+        back."""
+        partition, checker = core.state.partition(write.tp), self.cluster.checkers.get(write.tp)
+        if partition is None or partition.stored is None or checker is None:
+            return
+        live = self._shown.registered.keys() if self._shown is not None else set()
+        isr = partition.stored.state.isr
+        able = {member for member in isr if member in live and member not in partition.suspects}
+        able |= set(isr) & set(core.brokers.standing.held)
+        if able:
+            checker.fail("unclean elections at last", f"{write.state} with {sorted(able)} of ISR {isr} there")
 
     def _ask(
         self, core: Controller, execute: Callable[[], _T], answered: Callable[[_T], None], lost: Callable[[], None]

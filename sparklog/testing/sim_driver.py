@@ -18,7 +18,10 @@ from sparklog.testing.sim_world import SimWorld
 from sparklog.testing.sim_zk import SimZk
 
 CHECK_MS = 50
-ORPHAN_MS = 200
+#: longer than a session: a controller that died with the driver is not taken for one that lives
+ORPHAN_MS = 600
+#: the driver that came back sees after so long that a broker of its has ended
+SEEN_MS = 20
 #: the driver stays away for up to this long
 AWAY_MS = 2000
 
@@ -108,4 +111,14 @@ class Driver:
                     rule="orphans serve on",
                 )
             self.world.note(f"b{broker.broker_id} stops: an orphan that leads nothing")
-            broker.stop_in_order(lambda: None)
+            broker.stop_in_order(lambda: self._stopped(broker))
+
+    def _stopped(self, broker: SimBroker) -> None:
+        """It was on its way out when the driver came back: it is started again, as one that is found dead is."""
+        process = broker.process
+
+        def start() -> None:
+            if not self._away and not broker.alive and broker.process == process:
+                broker.start()
+
+        self.world.at(SEEN_MS, start)

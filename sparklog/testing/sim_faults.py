@@ -11,9 +11,10 @@ from random import Random
 from typing import Protocol
 
 from sparklog.model import TopicPartition
-from sparklog.testing.sim_broker import Hosted, SimBroker
+from sparklog.testing.sim_broker import SimBroker
 from sparklog.testing.sim_checks import PartitionChecker
 from sparklog.testing.sim_controller_core import CoreController
+from sparklog.testing.sim_hosted import Hosted
 from sparklog.testing.sim_log import SimBatch
 from sparklog.testing.sim_process import SimProcess
 from sparklog.testing.sim_world import SimWorld
@@ -252,12 +253,12 @@ class Faults:
     # --- the end ------------------------------------------------------------------------------------------------
 
     def end(self) -> None:
-        """Everything that is down comes up, and nothing is broken any more."""
+        """Everything that is down comes up, and nothing is broken any more. Pauses run out: cut short, messages that
+        wait for their end would be overtaken by later ones of their connection."""
         for broker in self.cluster.brokers.values():
             broker.append_fault = None
             broker.full_until_ms = -1
         for process in self._processes:
             process.set_clock(1.0)
-            process.paused_until_ms = min(process.paused_until_ms, self.world.now_ms)
             if not process.alive:
                 self._begin(process)

@@ -13,7 +13,7 @@ from typing import Protocol
 from msgspec import structs
 
 from sparklog.broker.reassignments import Draft
-from sparklog.controller.events import PREFERRED, ElectionAsked
+from sparklog.controller.events import PREFERRED, UNCLEAN, ElectionAsked
 from sparklog.errors import BrokerError
 from sparklog.model import TopicPartition, TopicRecord
 from sparklog.protocol.messages import ReplicaMove
@@ -25,6 +25,10 @@ from sparklog.testing.sim_zk import SimZk
 #: beside the topic that is always there
 NAMES = ("u", "v")
 MAX_PARTITIONS = 8
+#: of these topics, so many may elect uncleanly
+UNCLEAN_SHARE = 0.4
+#: limits of moves in bytes per second; a batch has about ten, and 0 is no limit
+LIMITS = (0, 0, 200, 1000)
 
 
 class OperatedCluster(Protocol):
@@ -36,7 +40,7 @@ class OperatedCluster(Protocol):
     checkers: dict[TopicPartition, PartitionChecker]
     faults_over: bool
 
-    def create_topic(self, name: str, assignment: tuple[tuple[int, ...], ...]) -> None: ...
+    def create_topic(self, name: str, assignment: tuple[tuple[int, ...], ...], *, unclean: bool = False) -> None: ...
 
 
 class Operators:
@@ -57,6 +61,7 @@ class Operators:
             "reassign": self._reassign,
             "cancel reassignment": self._cancel,
             "elect preferred": self._elect,
+            "elect uncleanly": self._elect_uncleanly,
         }
 
     def _did(self, kind: str, detail: object = "") -> None:
@@ -113,7 +118,8 @@ class Operators:
         factor, count = self._factor(chance), chance.randint(1, 2)
         if name not in self.zk.topics:
             self._did("create topic", name)
-            self.cluster.create_topic(name, tuple(self._replicas(chance, factor) for _ in range(count)))
+            assignment = tuple(self._replicas(chance, factor) for _ in range(count))
+            self.cluster.create_topic(name, assignment, unclean=chance.random() < UNCLEAN_SHARE)
 
     def _delete(self, chance: Random) -> None:
         record = self._some_topic(chance)
@@ -167,7 +173,7 @@ class Operators:
         live = {broker: found.incarnation for broker, found in self.zk.registered.items()}
         draft = Draft(record, live=live)
         try:
-            draft.alter(ReplicaMove(name, number, wanted), throttle_bytes=0)
+            draft.alter(ReplicaMove(name, number, wanted), throttle_bytes=chance.choice(LIMITS))
         except BrokerError:
             return
         if draft.record == record:
@@ -192,3 +198,22 @@ class Operators:
         self._elections += 1
         self._did("elect preferred")
         self.zk.elections[f"e{self._elections}"] = ElectionAsked(PREFERRED)
+
+    def _elect_uncleanly(self, chance: Random) -> None:
+        """Of all partitions of a topic that comes and goes: the one that is always there keeps its promises."""
+        record = self._some_topic(chance)
+        if record is None:
+            return
+        self._elections += 1
+        self._did("elect uncleanly", record.name)
+        tps = tuple(TopicPartition(record.name, number) for number in range(len(record.assignment)))
+        for tp in tps:
+            self.cluster.checkers[tp].unclean_allowed = True
+        self.zk.elections[f"e{self._elections}"] = ElectionAsked(UNCLEAN, tps)
+
+    def lift_limits(self) -> None:
+        """Moves go on as fast as they can."""
+        for record in list(self.zk.topics.values()):
+            if any(move.throttle_bytes for move in record.reassigning.values()):
+                moves = {n: structs.replace(move, throttle_bytes=0) for n, move in record.reassigning.items()}
+                self.zk.put_topic(structs.replace(record, reassigning=moves))

@@ -61,9 +61,9 @@ class SimProcess:
         """Do it as that process, when it is not paused; never as a later one."""
         if process != self.process or not self.alive:
             return
-        pause_ms = self.paused_until_ms - self.world.now_ms
-        if pause_ms > 0:
-            self.world.at(pause_ms, lambda: self.run(process, action))
+        now_ms = self.world.now_ms
+        if self.paused_until_ms > now_ms:
+            self.world.at(self.paused_until_ms - now_ms, lambda: self.run(process, action))
         else:
             try:  # noqa: SIM105  every message comes by here
                 action()

@@ -27,7 +27,7 @@ FAULTS = {
     "crash controller": 1,
     "restart zookeeper": 1,
     "resign": 1,
-    "driver away": 0,
+    "driver away": 0.3,
 }
 #: what operators do: kind to weight
 OPERATIONS = {
@@ -40,6 +40,7 @@ OPERATIONS = {
     "reassign": 3,
     "cancel reassignment": 1,
     "elect preferred": 2,
+    "elect uncleanly": 1,
 }
 #: how often the chance of an operation is thrown
 LOOK_MS = 30

@@ -8,12 +8,14 @@ it is back.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TypeVar
 
 from sparklog.testing.sim_process import SimProcess
 from sparklog.testing.sim_zk import SESSION_MS, SimZk
 
-PING_MS = SESSION_MS // 4
+#: kazoo pings after a third of the time-out
+PING_MS = SESSION_MS // 3
 ANSWER_MS = 120
 
 _T = TypeVar("_T")
@@ -84,19 +86,24 @@ class SimSession:
     def _ping(self) -> None:
         if self.over:
             return
-        self.ask(lambda: None, lambda _: None, self._missed)
-        self._owner.later(PING_MS, self._ping)
+        owner, zk = self._owner, self._zk
+        if self.connected and owner.now_ms - self._heard_ms > SESSION_MS // 2:
+            self.connected = False
+            self._on_moved(False)
+        process = owner.process
+
+        def arrive() -> None:
+            pong = self._heard if zk.touch(self.session_id) else self._end
+            zk.world.send(zk.name, owner.name, partial(owner.run, process, pong), ordered=True)
+
+        owner.send(zk, arrive, ordered=True)
+        owner.later(PING_MS, self._ping)
 
     def _heard(self) -> None:
         self._heard_ms = self._owner.now_ms
         if not self.connected and not self.over:
             self.connected = True
             self._on_moved(True)
-
-    def _missed(self) -> None:
-        if self.connected and not self.over and self._owner.now_ms - self._heard_ms > SESSION_MS // 2:
-            self.connected = False
-            self._on_moved(False)
 
     def _end(self) -> None:
         if not self.over:

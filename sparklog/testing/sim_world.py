@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 from collections import Counter, deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import count
 
@@ -32,10 +32,11 @@ class Weather:
     #: a second copy of a message comes up to so late
     duplicate_ms: int = 1500
 
-    @property
-    def bad(self) -> float:
-        """Chance that a message is lost, late or doubled: one of them."""
-        return self.loss + self.slow + self.duplicate
+    #: chance that a message is lost, late or doubled: one of them
+    bad: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "bad", self.loss + self.slow + self.duplicate)
 
 
 FINE = Weather(loss=0.0, duplicate=0.0, slow=0.0)
@@ -76,7 +77,7 @@ class SimWorld:
         """Hand a message to the network: it may come late, twice, after a later one, or never. ``ordered``: over one
         connection, which may break but neither doubles nor reorders."""
         weather, pair = self.weather, (source, target)
-        if pair in self.cut:
+        if self.cut and pair in self.cut:
             self.happened["message lost in a partition"] += 1
             return
         fate = self._chance()

@@ -22,14 +22,17 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from sparklog.client.admin import Admin
-from sparklog.errors import SparklogError
+from sparklog.errors import ClusterError, SparklogError
 from sparklog.model import TopicPartition
 from sparklog.testing.checker import Report, check
 from sparklog.testing.faults import Fault as Breakage
 from sparklog.testing.faults import Faults, kill_all
 from sparklog.testing.final_logs import wait_in_sync
 from sparklog.testing.history import Fault, HistoryWriter, NotHealed, read_history
+from sparklog.testing.namespaces import NamespaceNetwork
+from sparklog.testing.network import Network
 from sparklog.testing.process_cluster import ProcessCluster, wait_until
+from sparklog.testing.proxies import ProxyNetwork
 from sparklog.testing.workload import Topic, Workload
 
 SESSION_S = 1.5
@@ -217,7 +220,7 @@ def torture(path: Path, *, minutes: float, seed: int, brokers: int, beyond: bool
     """Run, and judge what came of it. The directory of a cluster that broke a promise is kept, and named."""
     directory = Path(tempfile.mkdtemp(prefix="sparklog-torture-"))
     settings = {**SETTINGS, "minutes": f"{minutes:g}", "beyond": str(beyond)}
-    hurt = ProcessCluster(brokers, base_dir=directory, settings=SETTINGS, network=True, controller_processes=True)
+    hurt = ProcessCluster(brokers, base_dir=directory, settings=SETTINGS, network=_network(), controller_processes=True)
     with HistoryWriter(path, seed=seed, brokers=brokers, settings=settings) as history, hurt as cluster:
         Torture(cluster, history, seed=seed, beyond=beyond).run(minutes)
     report = judge(path)
@@ -226,6 +229,16 @@ def torture(path: Path, *, minutes: float, seed: int, brokers: int, beyond: bool
     else:
         shutil.rmtree(directory, ignore_errors=True)
     return report
+
+
+def _network() -> Network:
+    try:
+        network = NamespaceNetwork()
+    except ClusterError as reason:
+        _print(f"the network is made of proxies: {reason}")
+        return ProxyNetwork()
+    _print("the network is made of namespaces")
+    return network
 
 
 def _print(line: str) -> None:

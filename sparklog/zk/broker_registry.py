@@ -4,6 +4,9 @@ Registration is one multi: create ``/brokers/ids/<id>`` (ephemeral) and set ``/b
 version afterwards is the incarnation. So two registrations can never share one, and others can bind a write to it.
 The caller holds the lock of the log directory the broker id lives in: whatever else calls itself this broker on
 this host is a dead process's leftover.
+
+A log directory that has not heard of the last incarnation is not the one that incarnation wrote in (emptied while its
+broker was down, or an older copy): what is missing in it may have been acknowledged, so the registration is untrusted.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Protocol
 
 import msgspec
 
@@ -22,6 +26,17 @@ from sparklog.zk.errors import ZkMultiFailed, ZkNodeExists, ZkNoNode, ZkUnreacha
 from sparklog.zk.session import Create, Delete, Op, SessionState, SetData, ZkSession
 
 log = logging.getLogger(__name__)
+
+
+class LastIncarnation(Protocol):
+    """What a log directory knows of its broker's registrations."""
+
+    @property
+    def incarnation(self) -> int | None:
+        """None: it cannot say."""
+
+    def note_incarnation(self, incarnation: int) -> None:
+        """Durable on return; called in a thread. Raises OSError."""
 
 
 class BrokerRegistry:
@@ -35,11 +50,13 @@ class BrokerRegistry:
         session: ZkSession,
         registration: BrokerRegistration,
         *,
+        directory: LastIncarnation | None = None,
         on_registered: Callable[[int], None] | None = None,
         on_failed: Callable[[Exception], None] | None = None,
     ) -> None:
         self._session = session
         self._registration = registration
+        self._directory = directory
         self._on_registered = on_registered
         self._on_failed = on_failed
         self._generation = 0
@@ -103,6 +120,10 @@ class BrokerRegistry:
         later registrations are trusted (unless the mark says that it has not finished)."""
         self._registration = msgspec.structs.replace(self._registration, trusted=True)
 
+    def distrust(self) -> None:
+        """Before ``start``: the log directory has lost what it held."""
+        self._registration = msgspec.structs.replace(self._registration, trusted=False)
+
     def _session_moved(self, state: SessionState) -> None:
         if state is not SessionState.CONNECTED or self._session.generation == self._generation:
             return
@@ -140,6 +161,7 @@ class BrokerRegistry:
                 log.info("registration of broker %d: %s; looking again", self._registration.broker_id, error)
                 continue
             if incarnation is not None and generation == self._session.generation:
+                await self._note(incarnation)
                 self._generation = generation
                 return incarnation
             if asyncio.get_running_loop().time() > deadline:
@@ -180,12 +202,33 @@ class BrokerRegistry:
         marked = await session.exists(untrusted)
         # This very process was untrusted and a controller has acted on it: its log is whole from then on.
         trusted = mine.trusted or (self.incarnation != NO_EPOCH and not marked)
+        if self._behind(version):
+            log.error("broker %d: the log directory is not the one of incarnation %d", mine.broker_id, version)
+            trusted = False
+        if trusted:
+            # Before: a process that ends in between must not find its directory behind. An untrusted one notes it
+            # after: until the mark stands nobody else knows.
+            await self._note(version + 1)
         if not trusted and not marked:
             ops.append(Create(untrusted, codecs.encode(codecs.CounterNode(version + 1))))
         claim = msgspec.structs.replace(mine, incarnation=version + 1, trusted=trusted and not marked)
         ops.append(Create(ids, codecs.encode_broker(claim), ephemeral=True))
         ops.append(SetData(counter, b"", version))
         return int((await session.multi(ops))[-1])
+
+    def _behind(self, registered: int) -> bool:
+        """Whether an incarnation was registered of which the log directory does not know."""
+        known = self._directory.incarnation if self._directory is not None else None
+        return known is not None and registered > known
+
+    async def _note(self, incarnation: int) -> None:
+        directory = self._directory
+        if directory is None or directory.incarnation == incarnation:
+            return
+        try:
+            await asyncio.to_thread(directory.note_incarnation, incarnation)
+        except OSError as error:  # a full disk: the next process counts as untrusted
+            log.warning("incarnation %d is not noted in the log directory: %s", incarnation, error)
 
     async def _changed(self, path: str, deadline: float) -> None:
         """Wait for the node to change, at most until ``deadline``."""

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
+
 import msgspec
 import pytest
 
+from sparklog.client.admin import Admin
+from sparklog.model import TopicPartition
 from sparklog.record.header import HEADER_BYTES
-from sparklog.storage.checkpoints import RUNNING_FILE, BootMark
+from sparklog.storage.checkpoints import CHECKPOINT_FILE, RUNNING_FILE, BootMark
 from sparklog.storage.formats import encode_state
 from sparklog.testing.process_cluster import ProcessCluster, wait_until
 from sparklog.zk import paths
@@ -54,6 +58,46 @@ def test_a_leader_that_lost_its_tail_and_is_back_at_once_does_not_lead(cluster: 
     for broker_id in ALL:
         with cluster.connect(broker_id) as connection:
             assert len(read_all(connection, "lost-tail")) == 11
+    wait_until(lambda: not untrusted(cluster), PATIENCE_S, "the marks to be taken away")
+
+
+@pytest.mark.parametrize("what", ["directory", "log", "older-copy"])
+def test_a_leader_back_at_once_on_a_directory_that_is_not_its_last_one_does_not_lead(
+    cluster: ProcessCluster, what: str
+) -> None:
+    """Emptied while it was down, all of it or one log, or put back from a copy made after a clean stop: no damage shows
+    in any of them."""
+    topic, log_dir = f"not-its-last-{what}", cluster.slots[0].log_dir
+    copy = log_dir.with_name("copy")
+    create_topic(cluster, topic, assignment=((0, 1, 2),))
+    with Writer(cluster, topic) as writer:
+        writer.write(encoded(1))
+        if what == "older-copy":
+            cluster.stop_broker(0)
+            shutil.copytree(log_dir, copy)
+            cluster.start_broker(0)
+            wait_isr(cluster, topic, ALL)
+            with Admin(cluster.bootstrap) as admin:
+                admin.elect_leaders([TopicPartition(topic, 0)])
+        for _ in range(9):
+            writer.write(encoded(1))
+        wait_equal(cluster, topic, 10)
+        checkpoint = log_dir / CHECKPOINT_FILE
+        wait_until(
+            lambda: checkpoint.exists() and topic.encode() in checkpoint.read_bytes(), PATIENCE_S, "a checkpoint"
+        )
+        assert leader(cluster, topic) == 0
+        epoch = partition(cluster, topic).leader_epoch
+        cluster.kill(0, retire=False)
+        shutil.rmtree(log_dir / f"{topic}-0" if what == "log" else log_dir)
+        if what == "older-copy":
+            copy.rename(log_dir)
+        cluster.start_broker(0)
+        wait_until(lambda: partition(cluster, topic).leader_epoch > epoch, PATIENCE_S, "a new epoch")
+        assert leader(cluster, topic) in {1, 2}
+        wait_isr(cluster, topic, ALL)
+        writer.write(encoded(1))
+    wait_equal(cluster, topic, 11)
     wait_until(lambda: not untrusted(cluster), PATIENCE_S, "the marks to be taken away")
 
 

@@ -25,6 +25,8 @@ from sparklog.protocol.messages import (
     AbortTransaction,
     Ack,
     AddToTransaction,
+    AlterReassignments,
+    AlterReassignmentsReply,
     BeginTransaction,
     CreatePartitions,
     CreateTopic,
@@ -54,6 +56,7 @@ from sparklog.protocol.messages import (
     Metadata,
     MetadataReply,
     PartitionMetadata,
+    PartitionResult,
     Produce,
     ProduceReply,
     ProduceResult,
@@ -145,6 +148,8 @@ class FakeCluster:
         self.loop = asyncio.new_event_loop()
         self.brokers = [FakeBroker(self, broker_id) for broker_id in range(brokers)]
         self.topics: dict[str, FakeTopic] = {}
+        #: Moves under way, which never end by themselves.
+        self.moves: dict[tuple[str, int], tuple[int, ...]] = {}
         self.next_producer_id = 100
         self.topic_ids = 0
         self.coordinator = FakeCoordinator(self)
@@ -314,6 +319,8 @@ class _Handler:
                 self.connection.reply(Ack(cid) if known else unknown)
             case CreatePartitions():
                 self._create_partitions(request)
+            case AlterReassignments():
+                self.connection.reply(self._moves(request))
             case DescribeBroker():
                 self.connection.reply(
                     DescribeBrokerReply(cid, self.broker.broker_id, 1, 4242, "0", "/logs", "running", (), {})
@@ -345,6 +352,18 @@ class _Handler:
         else:
             topic.logs += [FakeLog() for _ in range(request.partitions - len(topic.logs))]
             self.connection.reply(CreateTopicReply(request.cid, topic.topic_id))
+
+    def _moves(self, request: AlterReassignments) -> AlterReassignmentsReply:
+        results = []
+        for move in request.moves:
+            tp = (move.topic, move.partition)
+            code = ErrorCode.NONE
+            if move.target is not None:
+                self.cluster.moves[tp] = move.target
+            elif self.cluster.moves.pop(tp, None) is None:
+                code = ErrorCode.NO_REASSIGNMENT_IN_PROGRESS
+            results.append(PartitionResult(*tp, code))
+        return AlterReassignmentsReply(request.cid, tuple(results))
 
     def _metadata(self, request: Metadata) -> MetadataReply:
         cluster = self.cluster

@@ -16,7 +16,14 @@ from sparklog.client.producer import Producer
 from sparklog.errors import BrokerError, ConfigError, ErrorCode
 from sparklog.model import TopicPartition
 from sparklog.net.server import ServerConnection
-from sparklog.protocol.messages import CreatePartitions, CreateTopic, DeleteTopic, ListOffsets, Request
+from sparklog.protocol.messages import (
+    AlterReassignments,
+    CreatePartitions,
+    CreateTopic,
+    DeleteTopic,
+    ListOffsets,
+    Request,
+)
 from sparklog.record.schema import DEFAULT_SCHEMA
 from tests.client.fake_cluster import FakeBroker, FakeCluster, Fault
 
@@ -102,6 +109,20 @@ def test_lost_answers_are_no_errors(fake: FakeCluster) -> None:
         assert len(admin.create_partitions("t", 4).partitions) == 4
         admin.delete_topic("t")
         assert admin.list_topics() == []
+
+
+def test_a_move_whose_cancel_was_done_and_not_answered_is_taken_back(fake: FakeCluster) -> None:
+    fake.create("t", partitions=2)
+    first, second = TopicPartition("t", 0), TopicPartition("t", 1)
+    with Admin(fake.bootstrap) as admin:
+        admin.reassign({first: (1,), second: (1,)})
+        fake.fault(0, lose_answer(AlterReassignments))
+        fake.fault(1, lose_answer(AlterReassignments))
+        admin.cancel_reassignment([first, second])
+        assert fake.do(lambda: dict(fake.moves)) == {}
+        with pytest.raises(BrokerError) as caught:
+            admin.cancel_reassignment([first])
+        assert caught.value.code == ErrorCode.NO_REASSIGNMENT_IN_PROGRESS
 
 
 def test_one_broker_is_enough(fake: FakeCluster) -> None:

@@ -36,7 +36,7 @@ from sparklog.record import codec
 from sparklog.record.header import BatchHeader, Flag
 from sparklog.testing.process_cluster import wait_until
 from tests.client.fake_cluster import FakeBroker, FakeCluster, Fault
-from tests.client.test_producer import hang_up, refuse, times
+from tests.client.producing import hang_up, refuse, times
 
 K = TypeVar("K", bound=Request)
 

@@ -229,14 +229,26 @@ def test_an_unclean_election_on_request_happens_once_counted_and_reported() -> N
     assert world.trace() == ["-1/3[2]"], "asked for once, not for ever"
 
 
-def test_an_unclean_election_is_not_held_against_brokers_whose_fate_is_open() -> None:
+def test_an_unclean_election_waits_until_the_fate_of_the_leader_is_known() -> None:
     world = World(topic("t", (1, 2, 3)), brokers=5)
     world.leader_writes_isr(TP, 1)
     world.lose(1, 4, 5)
-    assert world.ask_election("n_1", UNCLEAN) == [DropElection("n_1")]
+    assert world.ask_election("n_1", PREFERRED) == [DropElection("n_1")], "nothing that could be waited for"
+    assert world.ask_election("n_2", UNCLEAN) == []
     assert world.trace() == ["1/0[1]"]
     world.advance(SESSION_TIMEOUT_MS)
-    assert world.trace() == ["-1/1[1]"]
+    assert world.trace() == ["2/1[2]"]
+    assert world.elections == {}
+
+
+def test_an_unclean_election_is_not_held_when_the_leader_comes_back() -> None:
+    world = World(topic("t", (1, 2, 3)), brokers=5)
+    world.leader_writes_isr(TP, 1)
+    world.lose(1, 4, 5)
+    world.ask_election("n_1", UNCLEAN, TP)
+    world.register(1, 2)
+    assert world.trace() == ["1/1[1]"]
+    assert world.elections == {}
 
 
 def test_a_preferred_election_of_many_is_one_order() -> None:

@@ -24,6 +24,7 @@ from sparklog.testing.history import Fault as FaultNote
 from sparklog.testing.history import HistoryWriter, read_history
 from sparklog.testing.network import ZOOKEEPER, broker_party
 from sparklog.testing.process_cluster import ProcessCluster, wait_until
+from sparklog.testing.proxies import ProxyNetwork
 from sparklog.testing.workload import Topic, Workload
 from tests.broker.support import encoded, produce
 
@@ -82,7 +83,7 @@ def hurt(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hurt]:
     with (
         HistoryWriter(directory / "history.jsonl", seed=0, brokers=3, settings=SETTINGS) as history,
         ProcessCluster(
-            3, base_dir=directory / "cluster", settings=SETTINGS, network=True, controller_processes=True
+            3, base_dir=directory / "cluster", settings=SETTINGS, network=ProxyNetwork(), controller_processes=True
         ) as cluster,
         Workload(cluster, history, topics, pause_s=0.06) as workload,
     ):

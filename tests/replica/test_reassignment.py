@@ -113,3 +113,17 @@ def test_waiting_produces_survive_the_end_of_a_move() -> None:
     refused = stage.send(ev.FollowerFetched(2, 12, 1, 1, 1))
     assert one(refused, fx.RefuseFetch).code == ErrorCode.FENCED_LEADER_EPOCH
     assert one(stage.fetch(3, 1), fx.RefuseFetch).code == ErrorCode.NOT_LEADER_OR_FOLLOWER
+
+
+def test_nobody_joins_in_an_epoch_whose_replicas_the_leader_was_not_told_of() -> None:
+    """The move had ended in that epoch: who was a replica before would be written into the ISR of a partition that is
+    no more its own."""
+    stage = Stage()
+    stage.lead(isr=(1, 2))
+    assert only(stage.send(ev.IsrRefused(LeaderAndIsr(1, 2, (1, 2), 1), 2, 1)), fx.WriteIsr) == []
+    caught_up = ev.FollowerFetched(3, 13, 2, 0, -1)
+    assert only(stage.send(caught_up), fx.WriteIsr) == []
+    assert only(stage.send(decided(1, 2, 2, (1, 2), replicas=(1, 2))), fx.WriteIsr) == []
+    assert only(stage.send(caught_up), fx.WriteIsr) == []
+    [order] = only(stage.send(decided(1, 2, 2, (1, 2))) + stage.send(caught_up), fx.WriteIsr)
+    assert order.isr == (1, 2, 3)

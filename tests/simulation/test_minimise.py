@@ -55,7 +55,7 @@ def test_lists_of_actions_are_read_as_they_are_written() -> None:
 
 def _long_way_to_failure() -> tuple[Case, Found]:
     for seed in range(100):
-        case = Case(seed, mutant=MUTANT, partitions=2)
+        case = Case(seed, mutant=MUTANT, partitions=2, produce_ms=25)
         found = case.play()
         if found is not None and found.at_ms > LONG_MS:
             return case, found

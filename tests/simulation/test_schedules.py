@@ -26,9 +26,16 @@ _BY_OUTCOME = {
     ),
     "full disk": ("append on a full disk",),
     "torn write": ("torn write", "death after a write"),
-    "reassign": ("reassign", "change reassignment", "controller.reassignments.finished", "replica deleted"),
+    "reassign": (
+        "reassign",
+        "change reassignment",
+        "controller.reassignments.finished",
+        "replica deleted",
+        "copy held back",
+    ),
     "delete topic": ("delete topic", "topic deleted while a broker was away"),
     "elect preferred": ("elect preferred", "controller.partitions.moved"),
+    "elect uncleanly": ("elect uncleanly", "unclean election"),
     "power cut": ("power cut", "controller.partitions.recovered"),
     "resign": ("resign", "controller change"),
 }

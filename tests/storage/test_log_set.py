@@ -74,6 +74,19 @@ def test_a_newer_format_is_refused_by_name(disk: SimDisk, name: str) -> None:
     assert read_file(disk, LOG_DIR / name) == b'{"version":2}'
 
 
+def test_logs_that_a_checkpoint_names_and_that_are_not_there_are_said_to_be_missing(disk: SimDisk) -> None:
+    """Deleted just before the end, removed by hand, or without a readable partition.json: the caller finds out."""
+    directory = open_directory(disk=disk)
+    log = create_log(directory)
+    fill(log, 1)
+    directory.checkpoint()
+    disk.restart(page_cache_lost=False)
+    assert open_directory(disk=disk).missing == {}
+    disk.restart(page_cache_lost=False)
+    replace_file(disk, LOG_DIR / str(TP) / PARTITION_FILE, b"{}")
+    assert open_directory(disk=disk).missing == {TP: log.topic_id}
+
+
 def test_a_damaged_meta_file_is_refused(disk: SimDisk) -> None:
     open_directory(disk=disk).close()
     replace_file(disk, LOG_DIR / META_FILE, b"{}")
@@ -88,6 +101,17 @@ def test_a_full_or_read_only_directory_is_refused(disk: SimDisk) -> None:
     disk.read_only = True
     with pytest.raises(StorageError, match="Read-only file system"):
         open_directory(disk=disk)
+
+
+def test_a_killed_process_comes_back_on_a_full_disk(disk: SimDisk) -> None:
+    directory = open_directory(disk=disk)
+    fill(create_log(directory), 10)
+    directory.checkpoint()
+    disk.restart(page_cache_lost=False)
+    disk.capacity_bytes = disk.used_bytes
+    directory = open_directory(disk=disk)
+    log = directory.get(TP)
+    assert directory.trusted and log is not None and log.log_end_offset > 0
 
 
 def test_a_path_that_is_no_directory_is_refused(tmp_path: Path) -> None:

@@ -114,6 +114,53 @@ def test_an_untrusted_process_stays_untrusted_until_a_controller_has_acted(conne
     asyncio.run(scenario())
 
 
+class Noted:
+    """A log directory that knows of its broker's last incarnation; ``full``: it cannot note the next one."""
+
+    def __init__(self, incarnation: int | None, *, full: bool = False) -> None:
+        self.incarnation = incarnation
+        self.noted: list[int] = []
+        self._full = full
+
+    def note_incarnation(self, incarnation: int) -> None:
+        if self._full:
+            raise OSError("no space left on device")
+        self.incarnation = incarnation
+        self.noted.append(incarnation)
+
+
+@pytest.mark.parametrize(("known", "trusted"), [(0, False), (1, False), (2, True), (3, True), (None, True)])
+def test_a_directory_that_missed_an_incarnation_is_not_trusted(connect: str, known: int | None, trusted: bool) -> None:
+    """Emptied, or an older copy. One that is ahead was to be registered, and its process ended before it was."""
+
+    async def scenario() -> None:
+        for _ in range(2):
+            async with opened(connect) as store:
+                await (await registered(store, broker(1))).close()
+        async with opened(connect) as store:
+            directory = Noted(known)
+            registry = await registered(store, broker(1), directory=directory)
+            assert [(b.incarnation, b.trusted) for b in await store.live_brokers()] == [(3, trusted)]
+            assert await store.session.exists(paths.untrusted(1)) is not trusted
+            assert directory.incarnation == 3
+            await expire(store.session)
+            await until(lambda: registry.incarnation == 4, "a new registration")
+            assert [b.trusted for b in await store.live_brokers()] == [trusted], "the mark stands"
+            await registry.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_new_broker_is_trusted_also_where_its_incarnation_cannot_be_noted(connect: str) -> None:
+    async def scenario() -> None:
+        async with opened(connect) as store:
+            registry = await registered(store, broker(1), directory=Noted(0, full=True))
+            assert [(b.incarnation, b.trusted) for b in await store.live_brokers()] == [(1, True)]
+            await registry.close()
+
+    asyncio.run(scenario())
+
+
 def test_an_untrusted_process_is_trusted_after_an_expiry_once_a_controller_has_acted(connect: str) -> None:
     async def scenario() -> None:
         async with opened(connect) as store:

@@ -1,0 +1,98 @@
+"""What one simulated broker holds of one partition, and what a broker asks of the cluster it is in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+from sparklog.errors import ErrorCode
+from sparklog.model import TopicPartition
+from sparklog.replica import events as ev
+from sparklog.replica.replica import Replica, ReplicaSettings
+from sparklog.testing.sim_checks import PartitionChecker
+from sparklog.testing.sim_log import NOT_IDEMPOTENT, Sequenced, SimBatch, SimLog
+from sparklog.testing.sim_world import SimWorld
+from sparklog.testing.sim_zk import SimZk
+
+if TYPE_CHECKING:
+    from sparklog.testing.sim_broker import SimBroker
+
+Told = Callable[[ErrorCode], None]
+Reply = Callable[[ev.LeaderAnswered, tuple[SimBatch, ...]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Produce:
+    """One batch a client sent. What is not idempotent is made unique at each arrival: the network may double it."""
+
+    body: str
+    count: int
+    acks: int
+    topic_id: str
+    sequence: Sequenced = NOT_IDEMPOTENT
+    timeout_ms: int = 500
+    #: hears the answer, over the network
+    told: Told | None = None
+
+
+@dataclass(slots=True)
+class Fetching:
+    """The follower's fetch loop for one leader and epoch; a later one replaces it."""
+
+    leader: int
+    leader_epoch: int
+    #: number of the request under way; its answer or its time-out starts the next
+    request: int = 0
+    #: when it was sent, by the own clock
+    sent_ms: int = 0
+    #: high watermark in the last answer
+    mark: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A follower's fetch, waiting to be answered. ``mark`` is the high watermark that the follower knows."""
+
+    event: ev.FollowerFetched
+    mark: int
+    reply: Reply
+
+
+@dataclass(slots=True)
+class Hosted:
+    """One partition on one broker. ``log`` and ``checkpoint`` are on disk; the rest dies with the process. ``replica``
+    None: found on the disk, and not told yet whether it is this broker's."""
+
+    topic_id: str
+    log: SimLog
+    checker: PartitionChecker
+    checkpoint: int = 0
+    replica: Replica | None = None
+    fetching: Fetching | None = None
+    produces: dict[int, Produce] = field(default_factory=dict)
+    #: long polls, by follower
+    parked: dict[int, Asked] = field(default_factory=dict)
+
+    def forget_process(self) -> None:
+        self.replica = None
+        self.fetching = None
+        self.produces.clear()
+        self.parked.clear()
+
+
+class Surroundings(Protocol):
+    """What a broker asks of the cluster it is in."""
+
+    world: SimWorld
+    zk: SimZk
+    settings: ReplicaSettings
+    replica_type: type[Replica]
+    log_type: type[SimLog]
+    brokers: dict[int, SimBroker]
+    #: whether to call ``Replica.check_invariants`` after each event
+    check_cores: bool
+    #: chance that an append fails its checks
+    append_failure: float
+
+    def checker(self, tp: TopicPartition, topic_id: str) -> PartitionChecker: ...

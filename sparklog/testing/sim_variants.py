@@ -1,0 +1,352 @@
+"""Variants of the production code, broken on purpose, one rule each. ``sim_mutants`` says how they are caught."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Any, ClassVar
+
+from msgspec import structs
+
+from sparklog.broker.lease import Lease, OrphanStep
+from sparklog.controller import reassignments
+from sparklog.controller.cluster_state import Partition
+from sparklog.controller.controller import Controller
+from sparklog.controller.election import ELECTED, MOVED, Decision, Standing, decide, stands
+from sparklog.controller.election import move as elect
+from sparklog.errors import ErrorCode
+from sparklog.model import NO_LEADER, LeaderAndIsr, Reassignment, VersionedState
+from sparklog.protocol.messages import ControlUpdate
+from sparklog.replica import effects as fx
+from sparklog.replica import events as ev
+from sparklog.replica.follower import Follower
+from sparklog.replica.isr import IsrState, PendingIsr
+from sparklog.replica.leader import Leader
+from sparklog.replica.progress import Progress
+from sparklog.replica.replica import Replica
+from sparklog.testing.sim_broker import SimBroker
+from sparklog.testing.sim_controller_core import CoreController
+from sparklog.testing.sim_log import SimLog
+
+
+class CommittedOnly(Leader):
+    def _isr_became(self, isr: IsrState) -> None:
+        super()._isr_became(isr)
+        self._peers = [self.progress[broker] for broker in isr.committed if broker != self.view.broker_id]
+
+
+class CommittedOnlyReplica(Replica):
+    leader_type = CommittedOnly
+
+
+class ToMarkReplica(Replica):
+    """Kafka 0.8: a new follower cuts its log to its own high watermark."""
+
+    def _become_follower(self, state: LeaderAndIsr) -> list[fx.Effect]:
+        effects = super()._become_follower(state)
+        if self.high_watermark < self._view.log.log_end_offset:
+            return [fx.TruncateLog(self.high_watermark), *effects]
+        return effects
+
+
+class NoFenceReplica(Replica):
+    """Fetches and answers of any leader epoch are taken for the present one's."""
+
+    def _follower_fetched(self, event: ev.FollowerFetched, now_ms: int) -> list[fx.Effect]:
+        return super()._follower_fetched(structs.replace(event, leader_epoch=self.leader_epoch), now_ms)
+
+    def _leader_answered(self, event: ev.LeaderAnswered, now_ms: int) -> list[fx.Effect]:
+        return super()._leader_answered(structs.replace(event, leader_epoch=self.leader_epoch), now_ms)
+
+    _DISPATCH: ClassVar[dict[type, Callable[[Any, Any, int], list[fx.Effect]]]] = {
+        **Replica._DISPATCH,
+        ev.FollowerFetched: _follower_fetched,
+        ev.LeaderAnswered: _leader_answered,
+    }
+
+
+class AnyOrderReplica(Replica):
+    """Follows whatever decision comes last, not the newest."""
+
+    def _decided(self, event: ev.Decided, now_ms: int) -> list[fx.Effect]:
+        if event.version != self.version:
+            self._view.version = -1
+            self._view.state = None
+        return super()._decided(event, now_ms)
+
+    _DISPATCH: ClassVar[dict[type, Callable[[Any, Any, int], list[fx.Effect]]]] = {
+        **Replica._DISPATCH,
+        ev.Decided: _decided,
+    }
+
+
+class Hasty(Leader):
+    """Acts on an ISR change before it is written."""
+
+    def _propose(self, pending: PendingIsr, effects: list[fx.Effect]) -> None:
+        super()._propose(pending, effects)
+        self._members = frozenset(pending.proposed)
+        self._peers = [self.progress[broker] for broker in pending.proposed if broker != self.view.broker_id]
+        self.advance(effects)
+
+
+class HastyReplica(Replica):
+    leader_type = Hasty
+
+
+class Unbound(Leader):
+    """Adds a broker whatever its incarnation."""
+
+    def _order(self, pending: PendingIsr) -> fx.WriteIsr:
+        return structs.replace(super()._order(pending), added=())
+
+    def _may_join(self, broker: int, peer: Progress, now_ms: int) -> bool:
+        incarnations = self.view.incarnations
+        self.view.incarnations = {**incarnations, broker: peer.incarnation}
+        try:
+            return super()._may_join(broker, peer, now_ms)
+        finally:
+            self.view.incarnations = incarnations
+
+
+class UnboundReplica(Replica):
+    leader_type = Unbound
+
+
+class EarlyRejoin(Leader):
+    """Lets a follower in at the high watermark, though earlier leaders committed more. Source: KAFKA-7128."""
+
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        super().__init__(*args, **kwargs)  # type: ignore[arg-type]
+        self.epoch_start = 0
+
+
+class EarlyRejoinReplica(Replica):
+    leader_type = EarlyRejoin
+
+
+class NoDivergence(Leader):
+    """Believes any offset: histories are not compared."""
+
+    def _compare(self, event: ev.FollowerFetched, end: int) -> fx.Effect | None:
+        return super()._compare(structs.replace(event, last_epoch=-1), end)
+
+
+class NoDivergenceReplica(Replica):
+    leader_type = NoDivergence
+
+
+class EagerMark(Follower):
+    """Raises its mark before the histories agree, as far as its own end."""
+
+    def answered(self, event: ev.LeaderAnswered) -> list[fx.Effect]:
+        if event.leader_epoch != self.epoch:
+            return []
+        return [*self._raise_to(event.high_watermark), *super().answered(event)]
+
+
+class EagerMarkReplica(Replica):
+    follower_type = EagerMark
+
+
+class BelowMinIsr(Leader):
+    """Commits whatever the size of the in-sync set."""
+
+    def _isr_became(self, isr: IsrState) -> None:
+        super()._isr_became(isr)
+        self._may_commit = True
+
+
+class BelowMinIsrReplica(Replica):
+    leader_type = BelowMinIsr
+
+
+class AnyIncarnation(Leader):
+    """Takes a late fetch of an earlier incarnation for one of the present: what that one held counts for this."""
+
+    def fetched(self, event: ev.FollowerFetched, now_ms: int) -> list[fx.Effect]:
+        peer = self.progress.get(event.replica_id)
+        if peer is not None and event.incarnation < peer.incarnation:
+            event = structs.replace(event, incarnation=peer.incarnation)
+        return super().fetched(event, now_ms)
+
+
+class AnyIncarnationReplica(Replica):
+    leader_type = AnyIncarnation
+
+
+class Kip101Leader(Leader):
+    """Compares ends only: an epoch of the follower's that this log lacks is no objection."""
+
+    def _compare(self, event: ev.FollowerFetched, end: int) -> fx.Effect | None:
+        objection = super()._compare(event, end)
+        if isinstance(objection, fx.AnswerDiverging) and objection.end_offset >= event.offset:
+            return None
+        return objection
+
+
+class Kip101Follower(Follower):
+    """Cuts at the end that the leader names, whatever the epoch: its own end of that epoch is not looked at."""
+
+    def _truncate(self, epoch: int, end_offset: int) -> list[fx.Effect]:
+        return super()._truncate(self.epoch, end_offset)
+
+
+class Kip101Replica(Replica):
+    leader_type = Kip101Leader
+    follower_type = Kip101Follower
+
+
+class Staying(Leader):
+    """Does not take out whom the controller tells to leave."""
+
+    def _leaving_members(self) -> tuple[int, ...]:
+        return ()
+
+
+class StayingReplica(Replica):
+    leader_type = Staying
+
+
+class SmallFactorReplica(Replica):
+    """Measures min.insync.replicas against one replica less while the partition moves."""
+
+    def _decided(self, event: ev.Decided, now_ms: int) -> list[fx.Effect]:
+        return super()._decided(structs.replace(event, factor=max(1, event.factor - 1)), now_ms)
+
+    _DISPATCH: ClassVar[dict[type, Callable[[Any, Any, int], list[fx.Effect]]]] = {
+        **Replica._DISPATCH,
+        ev.Decided: _decided,
+    }
+
+
+class Resuming(Controller):
+    """Lets a new incarnation go on in the epoch of an earlier one."""
+
+    def _decide(self, partition: Partition, standing: Standing, now_ms: int) -> Decision | None:
+        stored = partition.stored
+        if stored is not None and stored.state.leader in standing.live:
+            partition.stored = structs.replace(stored, leader_incarnation=standing.live[stored.state.leader])
+        return super()._decide(partition, standing, now_ms)
+
+
+class ResumingController(CoreController):
+    core_type = Resuming
+
+
+class Trusting(Controller):
+    """Takes every incarnation's log for whole."""
+
+    def _suspect(self, broker_id: int, hosted: list[Partition], *, states_are_newer: bool) -> None:
+        pass
+
+
+class TrustingController(CoreController):
+    core_type = Trusting
+
+
+class Unclean(Controller):
+    """Elects whoever lives, though the topic does not allow it."""
+
+    def _decide(self, partition: Partition, standing: Standing, now_ms: int) -> Decision | None:
+        decision = super()._decide(partition, standing, now_ms)
+        if partition.stored is None or (decision is not None and decision.state.leader != NO_LEADER):
+            return decision
+        unclean = decide(partition.replicas, partition.stored, standing, suspects=partition.suspects, unclean=True)
+        return unclean or decision
+
+
+class UncleanController(CoreController):
+    core_type = Unclean
+
+
+class Hurried(Controller):
+    """Elects uncleanly without waiting for members of the ISR that have just vanished."""
+
+    def _decide(self, partition: Partition, standing: Standing, now_ms: int) -> Decision | None:
+        if self._leaderships.may_be_unclean(partition):
+            standing = standing._replace(held=frozenset())
+        return super()._decide(partition, standing, now_ms)
+
+
+class HurriedController(CoreController):
+    core_type = Hurried
+
+
+class ObedientBroker(SimBroker):
+    """Does what any controller says, deposed or not."""
+
+    def refusal(self, update: ControlUpdate) -> ErrorCode | None:
+        refusal = super().refusal(update)
+        return None if refusal == ErrorCode.STALE_CONTROLLER_EPOCH else refusal
+
+
+class ForgetfulLog(SimLog):
+    """Does not rebuild the table of producers when it is opened or cut: what is gone is still a duplicate."""
+
+    def rebuild_producers(self) -> None:
+        pass
+
+
+class CredulousLog(SimLog):
+    """Takes whatever lies at its end for a batch."""
+
+    def recover(self) -> None:
+        torn = self.torn
+        super().recover()
+        if torn is not None:
+            self._add(torn._replace(body=f"half of {torn.body}"))
+
+
+class VotingOut(Controller):
+    """Takes dead and stopping members out of the ISR when it elects."""
+
+    def _decide(self, partition: Partition, standing: Standing, now_ms: int) -> Decision | None:
+        decision = super()._decide(partition, standing, now_ms)
+        if decision is None or decision.reason not in {ELECTED, MOVED}:
+            return decision
+        able = standing.live.keys() - standing.stopping
+        isr = tuple(member for member in decision.state.isr if member in able or member == decision.state.leader)
+        return decision._replace(state=structs.replace(decision.state, isr=isr))
+
+
+class VotingOutController(CoreController):
+    core_type = VotingOut
+
+
+class ImpatientLease(Lease):
+    """An orphan's time is up: it stops, whoever else might serve."""
+
+    def check(self, now_ms: int) -> OrphanStep:
+        step = super().check(now_ms)
+        return OrphanStep.STOP if step is OrphanStep.ASK_RELIEF else step
+
+
+def done_too_early(move: Reassignment, isr: Collection[int], min_isr: int) -> bool:
+    """A move lets replicas go though the target is not all in sync."""
+    return bool(set(move.target).intersection(isr))
+
+
+def in_the_same_epoch(*arguments: Any, **named: Any) -> Decision | None:
+    """A move ends in the leader epoch that it went on in."""
+    decision = _finish(*arguments, **named)
+    if decision is None:
+        return None
+    state = decision.state
+    return decision._replace(state=structs.replace(state, leader_epoch=state.leader_epoch - 1))
+
+
+def never(*_: Any) -> bool:
+    return False
+
+
+def with_the_removed(
+    move: Reassignment, stored: VersionedState, standing: Standing, *, unfit: Collection[int], min_isr: int
+) -> Decision | None:
+    """A move ends while replicas that it removes are still in the ISR."""
+    ready = reassignments.may_leave(move, stored.state.isr, min_isr) and stands(stored, standing, unfit)
+    if stored.state.leader not in move.target or not ready:
+        return None
+    return elect(stored, standing, stored.state.leader)._replace(reason=reassignments.REASSIGNED)
+
+
+_finish = reassignments.finish

@@ -1,0 +1,42 @@
+"""How a broker process ends, when it is told to in more than one way."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from sparklog.broker.lease import LeaseName
+from sparklog.broker.process import BrokerProcess, Ending
+from sparklog.broker.process_config import ProcessConfig
+
+SIGNAL, RESTART, FINISH = BrokerProcess._signalled, BrokerProcess._restart, BrokerProcess.finish
+
+
+@pytest.mark.parametrize(
+    ("told", "ending", "again"),
+    [
+        ((SIGNAL,), Ending.CONTROLLED, False),
+        ((SIGNAL, SIGNAL), Ending.AT_ONCE, False),
+        ((RESTART,), Ending.CONTROLLED, True),
+        ((RESTART, RESTART), Ending.CONTROLLED, True),
+        ((RESTART, SIGNAL), Ending.CONTROLLED, False),
+        ((RESTART, SIGNAL, SIGNAL), Ending.AT_ONCE, False),
+        ((RESTART, FINISH), Ending.FINISH, False),
+    ],
+)
+def test_of_several_orders(
+    tmp_path: Path, told: tuple[Callable[[BrokerProcess], None], ...], ending: Ending, again: bool
+) -> None:
+    async def run() -> None:
+        process = BrokerProcess(
+            ProcessConfig(cluster_id="c", broker_id=1, log_dir=str(tmp_path), host="h", port=0, zookeeper="")
+        )
+        process._lease.admit(LeaseName(1, 1))  # whoever would start it again
+        for order in told:
+            order(process)
+        assert (process._ending, process._start_again) == (ending, again)
+
+    asyncio.run(run())

@@ -1,0 +1,173 @@
+"""The controller core: brokers that fail or stop, and who leads then."""
+
+from __future__ import annotations
+
+import pytest
+
+from sparklog.controller.events import (
+    StoppingRead,
+    TopicRead,
+    TopicSnapshot,
+    UpdateAnswered,
+)
+from sparklog.errors import ErrorCode
+from sparklog.model import LeaderAndIsr, TopicPartition
+
+from .support import SESSION_TIMEOUT_MS, World, topic
+
+TP = TopicPartition("t", 0)
+THREE = topic("t", (1, 2, 3), (2, 3, 1), (3, 1, 2))
+
+
+# --- failures ---------------------------------------------------------------------------------------------------
+
+
+def test_a_dead_leaders_partitions_go_to_the_first_live_replica_in_the_isr() -> None:
+    world = World(THREE)
+    world.leader_writes_isr(TP, 1, 3)  # broker 2 has fallen behind
+    world.lose(1)
+    assert world.trace() == ["3/1[1, 3]", "2/0[2, 3, 1]", "3/0[3, 1, 2]"], "dead members are their leaders' to remove"
+    assert world.knows(2)[TP] == world.state()
+    brokers = [update.brokers for broker_id, update in world.told if broker_id == 2 and update.brokers]
+    assert [endpoint.broker_id for endpoint in brokers[-1]] == [2, 3]
+
+
+def test_a_successor_that_is_dead_too_leaves_the_claims_of_others_alone() -> None:
+    """Broker 2 is elected while dead, its death not known yet. Had the election taken broker 1 out of the ISR, then
+    broker 2's lost tail would be all there is, though broker 1 has every record."""
+    world = World(topic("t", (1, 2)), brokers=2)
+    world.lose(1)
+    assert world.trace() == ["2/1[1, 2]"]
+    world.now_ms += 2 * SESSION_TIMEOUT_MS
+    world.register(2, 2, trusted=False)
+    assert world.trace() == ["-1/2[1, 2]"]
+    world.register(1, 2)
+    assert world.trace() == ["1/3[1, 2]"]
+    assert world.sees(1) == [1], "so that broker 1 takes it out"
+
+
+def test_last_isr_member_offline_must_keep_its_claim() -> None:
+    world = World(topic("t", (1, 2)))
+    world.leader_writes_isr(TP, 1)
+    world.lose(1)
+    assert world.state() == LeaderAndIsr(-1, 1, (1,), 1)
+    world.register(2, 2)
+    assert world.state().leader == -1, "broker 2 lacks records that broker 1 acknowledged"
+    world.register(1, 2)
+    assert world.state() == LeaderAndIsr(1, 2, (1,), 1)
+
+
+def test_unclean_election_only_where_the_topic_allows_it() -> None:
+    allowed = topic("u", (1, 2), unclean_leader_election_enable="true")
+    world = World(topic("t", (1, 2)), allowed)
+    world.leader_writes_isr(TP, 1)
+    world.leader_writes_isr(TopicPartition("u", 0), 1)
+    world.lose(1)
+    assert world.trace("t") == ["-1/1[1]"]
+    assert world.trace("u") == ["2/1[2]"]
+    assert world.counters["controller.partitions.unclean"] == 1
+
+
+def test_unclean_election_allowed_later_heals_a_waiting_partition() -> None:
+    world = World(topic("t", (1, 2)))
+    world.leader_writes_isr(TP, 1)
+    world.lose(1)
+    changed = topic("t", (1, 2), unclean_leader_election_enable="true")
+    world.topics["t"] = changed
+    world.feed(TopicRead(TopicSnapshot(changed, {})))
+    assert world.trace() == ["2/2[2]"]
+
+
+@pytest.mark.parametrize("returns", [True, False])
+def test_no_unclean_election_while_a_member_may_come_back(returns: bool) -> None:
+    """One member is proved dead, the other has vanished with it and is held: it may have all that is committed."""
+    world = World(topic("t", (1, 2, 3), unclean_leader_election_enable="true"))
+    world.leader_writes_isr(TP, 1, 2)
+    world.lose(1, 2)
+    world.retire(1)
+    assert world.trace() == ["-1/1[1, 2]"]
+    if returns:
+        world.register(2, 2)
+    world.advance(SESSION_TIMEOUT_MS)
+    assert world.trace() == (["2/2[1, 2]"] if returns else ["3/2[3]"])
+
+
+def test_a_setting_this_release_does_not_know_never_allows_unclean_elections() -> None:
+    world = World(topic("t", (1, 2), unclean_leader_election_enable="true", future_setting="x"))
+    world.leader_writes_isr(TP, 1)
+    world.lose(1)
+    assert world.trace() == ["-1/1[1]"]
+
+
+def test_a_replica_that_cannot_be_opened_does_not_lead() -> None:
+    world = World(THREE)
+    world.hold_updates = True
+    world.leader_writes_isr(TP, 1, 2, 3)
+    update = next(u for u in world.held_updates if u.broker.broker_id == 1)
+    failed = (("t", 0, int(ErrorCode.KAFKA_STORAGE_ERROR), "disk offline"),)
+    world.feed(UpdateAnswered(1, update.update_id, 0, failed))
+    assert world.trace()[0] == "2/1[2, 3]"
+    assert world.counters["controller.replicas.failed"] == 1
+
+
+def test_a_decision_that_could_not_be_followed_is_told_again_with_growing_pauses() -> None:
+    world = World(THREE)
+    world.hold_updates = True
+    world.leader_writes_isr(TP, 1, 2)
+    failed = (("t", 0, int(ErrorCode.UNKNOWN_TOPIC_ID), "its topic is missing"), ("gone", 0, 3, ""))
+    pauses = []
+    for _ in range(3):
+        update = next(u for u in world.held_updates if u.broker.broker_id == 3)
+        assert [decision.partition for decision in update.update.partitions] == [0]
+        world.held_updates.clear()
+        world.feed(UpdateAnswered(3, update.update_id, 0, failed))
+        deadline = world.controller.deadline_ms
+        assert deadline is not None
+        pauses.append(deadline - world.now_ms)
+        world.advance(pauses[-1])
+    assert pauses == [50, 100, 200]
+    assert [change.name for change in world.held_updates[-1].update.topics] == ["t"], "with its topic"
+
+
+# --- controlled stop ---------------------------------------------------------------------------------------------
+
+
+def test_controlled_stop_moves_leaderships_and_leaves_the_isrs_to_the_leaders() -> None:
+    world = World(THREE)
+    world.told.clear()
+    world.ask_to_stop(1)
+    assert world.trace() == ["2/1[1, 2, 3]", "2/0[2, 3, 1]", "3/0[3, 1, 2]"]
+    assert all(state.leader != 1 for state in world.knows(1).values()), "which is when it may stop"
+    [update] = [update for broker_id, update in world.told if broker_id == 2]
+    assert [decision.state.leader for decision in update.partitions] == [2]
+    assert update.brokers is not None
+    assert [endpoint.broker_id for endpoint in update.brokers] == [2, 3], "so its new leader takes broker 1 out at once"
+
+
+def test_fenced_or_stopping_broker_rejoins_isr() -> None:
+    """It must not: once it leads nothing, leaders hear no more of it, so none can add it."""
+    world = World(THREE)
+    world.ask_to_stop(1)
+    for broker_id in (2, 3):
+        brokers = [update.brokers for told_id, update in world.told if told_id == broker_id and update.brokers]
+        assert [endpoint.broker_id for endpoint in brokers[-1]] == [2, 3]
+
+
+def test_a_stopping_broker_keeps_what_nobody_else_can_take_over() -> None:
+    world = World(topic("t", (1, 2), (1,)))
+    world.leader_writes_isr(TP, 1)
+    world.ask_to_stop(1)
+    assert world.trace() == ["1/0[1]", "1/0[1]"]
+    world.stopping.clear()
+    world.lose(1)
+    world.feed(StoppingRead({}))
+    assert world.trace() == ["-1/1[1]", "-1/1[1]"], "its claim stays"
+
+
+def test_stopping_asked_by_an_earlier_incarnation_means_nothing() -> None:
+    world = World(THREE)
+    world.stopping[1] = 1
+    world.register(1, 2)
+    before = world.trace()
+    world.feed(StoppingRead({1: 1}))
+    assert world.trace() == before

@@ -1,0 +1,264 @@
+"""The controller core among others: leaders that write the same nodes, other controllers, ZooKeeper away."""
+
+from __future__ import annotations
+
+from sparklog.controller.effects import ReadStates, WriteStates
+from sparklog.controller.events import (
+    BrokersRead,
+    Disconnected,
+    Fenced,
+    Reconnected,
+    StatesUnknown,
+    TopicRead,
+    TopicSnapshot,
+    UpdateAnswered,
+)
+from sparklog.errors import ErrorCode
+from sparklog.model import LeaderAndIsr, TopicPartition, VersionedState
+
+from .support import SESSION_TIMEOUT_MS, World, topic
+
+TP = TopicPartition("t", 0)
+THREE = topic("t", (1, 2, 3), (2, 3, 1), (3, 1, 2))
+
+
+# --- conflicts --------------------------------------------------------------------------------------------------
+
+
+def test_a_lost_compare_and_set_is_decided_again_on_what_is_true() -> None:
+    world = World(THREE)
+    world.hold_writes = True
+    world.lose(1)
+    world.leader_writes_isr(TP, 1, 3, notify=False)  # the old leader's last act
+    world.write_held()
+    assert world.trace()[0] == "3/1[1, 3]", "not broker 2, which had just left the ISR"
+    assert world.counters["controller.writes.refused"] == 1
+
+
+def test_version_not_equal_loop_after_a_lost_cas_reply() -> None:
+    """The write was done, its answer lost: it is read, not tried again."""
+    world = World(THREE)
+    world.hold_writes = True
+    world.lose(1)
+    [write] = [write for write in world.held_writes if write.tp == TP]
+    world.nodes[TP] = VersionedState(write.state, 1, write.leader_incarnation)
+    effects = world.feed(StatesUnknown((TP,)))
+    assert [effect for effect in effects if isinstance(effect, (ReadStates, WriteStates))] == [ReadStates((TP,))]
+    assert world.knows(2)[TP] == LeaderAndIsr(2, 1, (1, 2, 3), 1)
+
+
+def test_a_write_that_never_left_is_decided_again() -> None:
+    world = World(THREE)
+    world.hold_writes = True
+    world.lose(1)
+    world.hold_writes = False
+    world.feed(StatesUnknown((TP,)))
+    assert world.trace()[0] == "2/1[1, 2, 3]"
+
+
+def test_a_broker_that_dies_while_it_is_being_elected_is_passed_over() -> None:
+    world = World(THREE, brokers=3)
+    world.hold_writes = True
+    world.lose(1)
+    world.now_ms += 2 * SESSION_TIMEOUT_MS  # not at once: else it would be held
+    world.lose(2)
+    world.write_held()
+    assert world.trace()[0] == "3/2[1, 2, 3]"
+
+
+def test_isr_change_notifications_reach_all_brokers() -> None:
+    world = World(THREE)
+    world.leader_writes_isr(TP, 1, 2)
+    for broker_id in (1, 2, 3):
+        assert world.knows(broker_id)[TP].isr == (1, 2)
+
+
+def test_an_old_state_read_late_changes_nothing() -> None:
+    world = World(THREE)
+    old = world.nodes[TP]
+    world.lose(1)
+    world.told.clear()
+    world.leader_writes_isr(TopicPartition("t", 1), 2, 3)
+    before = dict(world.nodes)
+    world.controller.step(BrokersRead(tuple(world.brokers.values())), world.now_ms)
+    assert world.feed(StatesUnknown(())) == []
+    world.nodes[TP] = old  # what a lagging server would answer
+    world.controller.step(TopicRead(TopicSnapshot(THREE, {0: old})), world.now_ms)
+    world.nodes = before
+    assert world.knows(2).get(TP) is None, "nothing about it was told again"
+
+
+# --- the controller itself ---------------------------------------------------------------------------------------
+
+
+def test_two_leaders_after_a_full_restart() -> None:
+    """Brokers come back one by one. Nobody leads under an old epoch, nobody is given up before its time."""
+    world = World(THREE)
+    world.brokers = {}
+    world.take_over(2)
+    assert world.trace() == ["1/0[1, 2, 3]", "2/0[2, 3, 1]", "3/0[3, 1, 2]"], "all missing at once: wait"
+    for broker_id in (1, 2, 3):
+        world.now_ms += 100
+        world.register(broker_id, 2)
+    assert world.trace() == ["1/1[1, 2, 3]", "2/1[2, 3, 1]", "3/1[3, 1, 2]"]
+    for tp, node in world.nodes.items():
+        leaders = {known[tp].leader for known in map(world.knows, (1, 2, 3))}
+        assert leaders == {node.state.leader}
+
+
+def test_a_cluster_that_starts_again_slowly_has_its_leaders_back() -> None:
+    """Brokers need longer than a session timeout to start; the first to come does not lead everything."""
+    world = World(THREE)
+    world.brokers = {}
+    world.take_over(2)
+    world.advance(10 * SESSION_TIMEOUT_MS)
+    assert world.controller.deadline_ms is None, "there is nobody to elect"
+    world.register(2, 2)
+    assert world.trace() == ["1/0[1, 2, 3]", "2/1[2, 3, 1]", "3/0[3, 1, 2]"]
+    world.advance(SESSION_TIMEOUT_MS - 1)
+    world.register(3, 2)
+    assert world.trace() == ["1/0[1, 2, 3]", "2/1[2, 3, 1]", "3/1[3, 1, 2]"]
+    assert not world.counters["controller.brokers.held"] + world.counters["controller.brokers.failed"], "as expected"
+    world.advance(1)
+    assert world.trace() == ["2/1[1, 2, 3]", "2/1[2, 3, 1]", "3/1[3, 1, 2]"], "broker 1 did not come"
+
+
+def test_mass_disappearance_is_waited_out() -> None:
+    world = World(THREE)
+    world.lose(1, 2)
+    assert world.trace()[0] == "1/0[1, 2, 3]"
+    assert world.controller.deadline_ms == world.now_ms + SESSION_TIMEOUT_MS
+    world.register(1, 1)  # back with its session, as if nothing had been
+    world.advance(SESSION_TIMEOUT_MS)
+    assert world.trace() == ["1/0[1, 2, 3]", "3/1[2, 3, 1]", "3/0[3, 1, 2]"], "only broker 2 was really gone"
+
+
+def test_one_broker_after_another_within_a_session_timeout_is_a_mass_too() -> None:
+    world = World(THREE)
+    world.lose(1)
+    assert world.trace()[0] == "2/1[1, 2, 3]"
+    world.now_ms += SESSION_TIMEOUT_MS // 2
+    world.lose(2)
+    assert world.trace()[0] == "2/1[1, 2, 3]", "held"
+    world.advance(SESSION_TIMEOUT_MS)
+    assert world.trace()[0] == "3/2[1, 2, 3]"
+
+
+def test_brokers_that_were_seen_to_end_are_never_held() -> None:
+    world = World(THREE)
+    world.retire(1)
+    world.now_ms += SESSION_TIMEOUT_MS // 2
+    world.retire(2)
+    assert world.trace()[0] == "3/2[1, 2, 3]"
+    assert world.controller.deadline_ms is None
+    both = World(THREE)
+    both.retire(1, 2)
+    assert both.trace() == ["3/1[1, 2, 3]", "3/1[2, 3, 1]", "3/0[3, 1, 2]"]
+
+
+def test_a_proved_death_says_nothing_about_the_next_broker_that_is_missed() -> None:
+    world = World(THREE)
+    world.retire(1)
+    world.lose(2)
+    assert world.trace()[0] == "3/2[1, 2, 3]", "a lone death"
+
+
+def test_a_held_broker_is_given_up_once_it_is_proved_dead() -> None:
+    world = World(THREE)
+    world.lose(1, 2)
+    assert world.trace()[0] == "1/0[1, 2, 3]", "held"
+    world.retire(1)
+    assert world.trace()[:2] == ["3/1[1, 2, 3]", "2/0[2, 3, 1]"], "broker 2 is still held"
+    world.register(1, 2)
+    assert world.trace()[0] == "3/1[1, 2, 3]"
+
+
+def test_a_new_controller_does_not_wait_for_brokers_that_were_seen_to_end() -> None:
+    world = World(THREE)
+    world.hold_writes = True
+    world.retire(1, 2)
+    world.hold_writes = False
+    world.take_over(2, cautious=True)
+    assert world.trace() == ["3/1[1, 2, 3]", "3/1[2, 3, 1]", "3/0[3, 1, 2]"]
+    assert world.counters["controller.brokers.held"] == 0
+
+
+def test_a_disconnected_controller_sends_nothing_and_waits_before_it_fails_any() -> None:
+    world = World(THREE)
+    world.feed(Disconnected())
+    world.told.clear()
+    assert world.lose(1) == []
+    assert world.controller.deadline_ms is None
+    world.feed(Reconnected())
+    world.register(2, 2)
+    assert world.trace()[0] == "1/0[1, 2, 3]", "broker 1 is missed only since the disconnection: held"
+    assert world.trace()[1] == "2/1[2, 3, 1]", "facts of the living are acted on"
+    world.advance(SESSION_TIMEOUT_MS)
+    assert world.trace() == ["2/1[1, 2, 3]", "2/1[2, 3, 1]", "3/0[3, 1, 2]"]
+
+
+def test_what_a_disconnected_controller_hears_is_acted_on_once_it_is_back() -> None:
+    """Its writes would be refused if it were deposed, but its words to brokers would not be known to come too late."""
+    world = World(THREE)
+    world.feed(Disconnected())
+    world.topics["u"], world.topic_versions["u"] = topic("u", (1, 2, 3)), 0
+    assert world.feed(TopicRead(TopicSnapshot(world.topics["u"], {}))) == []
+    orders = world.feed(Reconnected())
+    assert {write.tp for order in orders if isinstance(order, WriteStates) for write in order.writes} == {
+        TopicPartition("u", 0)
+    }
+
+
+def test_writes_under_way_at_a_disconnection_are_read_after_it() -> None:
+    world = World(THREE)
+    world.hold_writes = True
+    world.lose(1)
+    world.feed(Disconnected())
+    assert world.feed(StatesUnknown((TP,))) == []
+    world.hold_writes = False
+    assert ReadStates((TP,)) in world.feed(Reconnected())
+    assert world.trace()[0] == "2/1[1, 2, 3]"
+
+
+def test_a_deposed_controller_orders_nothing_more() -> None:
+    world = World(THREE)
+    world.feed(Fenced("controller epoch is 7"))
+    assert world.resigned == "controller epoch is 7"
+    assert world.lose(1) == []
+    assert world.controller.deadline_ms is None
+
+
+def test_a_broker_that_knows_a_newer_controller_ends_the_term() -> None:
+    world = World(THREE)
+    world.hold_updates = True
+    world.leader_writes_isr(TP, 1, 2)
+    update = world.held_updates[0]
+    code = int(ErrorCode.STALE_CONTROLLER_EPOCH)
+    world.feed(UpdateAnswered(update.broker.broker_id, update.update_id, code, (), "epoch 3 seen"))
+    assert "epoch 3 seen" in world.resigned
+
+
+def test_fail_over_finishes_what_the_last_controller_left() -> None:
+    world = World(THREE)
+    world.hold_writes = True
+    world.lose(1)
+    world.create(topic("n", (2, 3)))
+    world.deletions["t"] = "id-t"
+    world.hold_writes = False
+    world.take_over(2)
+    assert world.trace("n") == ["2/0[2, 3]"]
+    assert world.trace("t") == []
+    assert world.state("n").controller_epoch == 2
+    fulls = [(broker_id, u.full) for broker_id, u in world.told if u.controller_epoch == 2]
+    assert fulls[:2] == [(2, True), (3, True)], "every broker gets everything from a new controller"
+
+
+def test_a_partly_created_topic_is_not_taken_for_a_deleted_one_after_fail_over() -> None:
+    """A full update names what exists: replicas it leaves out are thrown away."""
+    world = World(THREE)
+    del world.nodes[TopicPartition("t", 2)]
+    world.hold_writes = True
+    world.take_over(2)
+    [update] = [update for broker_id, update in world.told if broker_id == 1 and update.controller_epoch == 2]
+    assert update.full
+    assert {decision.partition for decision in update.partitions if decision.version >= 0} == {0, 1}

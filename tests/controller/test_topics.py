@@ -1,0 +1,116 @@
+"""The controller core: topics come, change and go."""
+
+from __future__ import annotations
+
+from sparklog.controller.effects import DeleteTopic
+from sparklog.controller.events import (
+    TopicGone,
+    TopicRead,
+    TopicSnapshot,
+)
+from sparklog.model import LeaderAndIsr, TopicPartition
+
+from .support import World, topic
+
+TP = TopicPartition("t", 0)
+THREE = topic("t", (1, 2, 3), (2, 3, 1), (3, 1, 2))
+
+
+def test_a_new_topic_gets_its_first_live_replicas_and_is_told_in_one_update() -> None:
+    world = World()
+    world.told.clear()
+    world.create(THREE)
+    assert world.trace() == ["1/0[1, 2, 3]", "2/0[2, 3, 1]", "3/0[3, 1, 2]"]
+    assert [broker_id for broker_id, _ in world.told] == [1, 2, 3]
+    for _, update in world.told:
+        assert [change.name for change in update.topics] == ["t"]
+        assert [decision.partition for decision in update.partitions] == [0, 1, 2]
+    assert world.controller.settled()
+
+
+def test_a_new_topic_leaves_out_dead_and_stopping_replicas() -> None:
+    world = World(topic("o", (1,)))
+    world.lose(3)
+    world.ask_to_stop(2)
+    world.create(THREE)
+    assert world.trace() == ["1/0[1]", "1/0[1]", "1/0[1]"]
+
+
+def test_a_partition_without_a_live_replica_waits_for_one() -> None:
+    world = World(brokers=1)
+    world.create(topic("t", (1,), (2,)))
+    assert world.trace() == ["1/0[1]"]
+    assert set(world.knows(1)) == {TP, TopicPartition("t", 1)}, "its existence is known, so that producers count right"
+    world.register(2, 1)
+    assert world.trace() == ["1/0[1]", "2/0[2]"]
+
+
+def test_added_partitions_and_changed_settings_are_taken_over() -> None:
+    world = World(THREE)
+    wider = topic("t", (1, 2, 3), (2, 3, 1), (3, 1, 2), (1, 3, 2), segment_bytes="4096")
+    world.topics["t"] = wider
+    world.told.clear()
+    world.feed(TopicRead(TopicSnapshot(wider, {})))
+    assert world.trace()[3] == "1/0[1, 3, 2]"
+    assert world.told[0][1].topics[0].config == {"segment.bytes": "4096"}
+    assert world.knows(2)[TopicPartition("t", 3)].leader == 1
+
+
+def test_a_deleted_topic_leaves_zookeeper_first_then_every_disk() -> None:
+    world = World(THREE)
+    world.told.clear()
+    world.delete("t")
+    assert world.nodes == {}
+    assert [(broker_id, update.deleted) for broker_id, update in world.told] == [
+        (broker_id, (("t", "id-t"),)) for broker_id in (1, 2, 3)
+    ]
+    assert world.controller.settled()
+
+
+def test_delete_and_re_create_a_topic_of_the_same_name_while_a_broker_is_away() -> None:
+    world = World(THREE)
+    world.lose(3)
+    world.delete("t")
+    again = topic("t", (1, 2, 3), topic_id="id-2")
+    world.create(again)
+    world.register(3, 2)
+    [update] = [update for broker_id, update in world.told if broker_id == 3 and update.incarnation == 2]
+    assert update.full, "whatever it still has of the first topic is not named, so not its own"
+    assert {decision.topic_id for decision in update.partitions} == {"id-2"}
+    assert world.knows(3)[TP] == LeaderAndIsr(1, 0, (1, 2), 1)
+
+
+def test_a_topic_created_again_is_told_only_after_its_predecessors_deletion() -> None:
+    world = World(THREE)
+    world.hold_updates = True
+    world.leader_writes_isr(TP, 1, 2)  # an update is under way
+    world.delete("t")
+    world.create(topic("t", (1, 2), topic_id="id-2"))
+    world.told.clear()
+    world.answer_held()
+    for broker_id in (1, 2, 3):
+        updates = [update for told_id, update in world.told if told_id == broker_id]
+        deleted = next(i for i, update in enumerate(updates) if ("t", "id-t") in update.deleted)
+        created = next(i for i, u in enumerate(updates) if any(c.topic_id == "id-2" for c in u.topics))
+        assert deleted < created
+        assert not any(decision.topic_id == "id-2" for decision in updates[deleted].partitions)
+
+
+def test_a_deletion_request_for_an_earlier_topic_of_that_name_is_dropped() -> None:
+    world = World()
+    world.deletions["t"] = "id-old"
+    world.take_over(2)
+    effects = world.create(THREE)
+    assert world.deletions == {}
+    assert not any(isinstance(effect, DeleteTopic) for effect in effects)
+    assert world.trace()[0] == "1/0[1, 2, 3]"
+
+
+def test_a_topic_removed_by_hand_is_forgotten_and_told() -> None:
+    world = World(THREE)
+    world.nodes.clear()
+    del world.topics["t"]
+    world.told.clear()
+    world.feed(TopicGone("t"))
+    assert all(update.deleted == (("t", "id-t"),) for _, update in world.told)
+    assert world.lose(1) != []

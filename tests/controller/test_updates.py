@@ -1,0 +1,140 @@
+"""The controller core: what brokers are told, when, and how soon."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from sparklog.controller.effects import SendUpdate, WriteStates
+from sparklog.controller.events import (
+    BrokersRead,
+    TopicRead,
+    TopicSnapshot,
+    UpdateAnswered,
+    UpdateLost,
+)
+from sparklog.errors import ErrorCode
+from sparklog.model import LeaderAndIsr, TopicPartition, VersionedState
+
+from .support import World, topic
+
+TP = TopicPartition("t", 0)
+THREE = topic("t", (1, 2, 3), (2, 3, 1), (3, 1, 2))
+
+
+# --- updates -----------------------------------------------------------------------------------------------------
+
+
+def test_one_update_a_broker_is_under_way_and_the_next_has_only_the_newest() -> None:
+    world = World(THREE)
+    world.hold_updates = True
+    for isr in ((1, 2), (1, 2, 3), (1, 3)):
+        world.leader_writes_isr(TP, *isr)
+    assert [update.broker.broker_id for update in world.held_updates] == [1, 2, 3]
+    world.told.clear()
+    world.answer_held()
+    later = [update for broker_id, update in world.told if broker_id == 2][1:]
+    assert [[d.state.isr for d in update.partitions] for update in later] == [[(1, 3)]]
+
+
+def test_updates_are_paced_while_more_decisions_are_being_written() -> None:
+    world = World(THREE)
+    world.hold_writes = True
+    world.lose(1)
+    world.told.clear()
+    for number in (0, 1, 2):  # results trickle in while one write is still under way
+        world.leader_writes_isr(TopicPartition("t", number), *world.state("t", number).isr[:2])
+    assert world.told == []
+    world.advance(10)
+    assert [len(update.partitions) for _, update in world.told] == [3, 3]
+    world.told.clear()
+    world.write_held()
+    assert world.told != [], "the last is told at once"
+    assert world.controller.settled()
+
+
+def test_a_broker_that_cannot_be_reached_is_told_again_with_growing_pauses() -> None:
+    world = World(THREE)
+    world.hold_updates = True
+    world.leader_writes_isr(TP, 1, 2)
+    times = []
+    for _ in range(8):
+        update = next(u for u in world.held_updates if u.broker.broker_id == 3)
+        world.held_updates.clear()
+        world.feed(UpdateLost(3, update.update_id))
+        deadline = world.controller.deadline_ms
+        assert deadline is not None
+        times.append(deadline - world.now_ms)
+        world.advance(times[-1])
+    assert times == [50, 100, 200, 400, 800, 1000, 1000, 1000]
+    world.leader_writes_isr(TopicPartition("t", 1), 2, 3)  # comes on top, does not replace it
+    world.told.clear()
+    world.answer_held()
+    decisions = [d for broker_id, u in world.told if broker_id == 3 for d in u.partitions]
+    assert {d.partition for d in decisions} == {0, 1}
+
+
+def test_updates_are_numbered_so_that_a_late_one_is_known() -> None:
+    """An update that was given up and told again may still arrive: it names brokers that are dead by now."""
+    world = World(THREE)
+    world.hold_updates = True
+    world.leader_writes_isr(TP, 1, 2)
+    given_up = next(u for u in world.held_updates if u.broker.broker_id == 3)
+    world.hold_updates = False
+    world.feed(UpdateLost(3, given_up.update_id))
+    world.lose(1)
+    world.advance(100)
+    sent = [update for broker_id, update in world.told if broker_id == 3]
+    newest = next(update for update in reversed(sent) if update.brokers is not None)
+    assert newest.brokers is not None
+    assert [endpoint.broker_id for endpoint in newest.brokers] == [2, 3]
+    assert newest.sequence > given_up.update.sequence
+    sequences = [update.sequence for update in sent]
+    assert sequences == sorted(set(sequences))
+    assert given_up.update.sequence not in sequences, "a repetition is an update of its own"
+
+
+def test_an_update_refused_by_another_incarnation_is_repeated_in_full() -> None:
+    world = World(THREE)
+    world.hold_updates = True
+    world.leader_writes_isr(TP, 1, 2)
+    update = next(u for u in world.held_updates if u.broker.broker_id == 3)
+    world.feed(UpdateAnswered(3, update.update_id, int(ErrorCode.STALE_BROKER_EPOCH)))
+    world.hold_updates = False
+    world.told.clear()
+    world.advance(100)
+    assert [(broker_id, u.full, len(u.partitions)) for broker_id, u in world.told] == [(3, True, 3)]
+
+
+def test_an_answer_to_an_earlier_incarnations_update_is_ignored() -> None:
+    world = World(THREE)
+    world.hold_updates = True
+    world.leader_writes_isr(TP, 1, 2)
+    old = next(u for u in world.held_updates if u.broker.broker_id == 3)
+    world.register(3, 2)
+    assert world.feed(UpdateAnswered(3, old.update_id, int(ErrorCode.STALE_BROKER_EPOCH))) == []
+    assert world.feed(UpdateLost(3, old.update_id)) == []
+
+
+# --- speed -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("partitions", [10_000])
+def test_ten_thousand_partitions_of_a_dead_broker_are_decided_in_well_below_a_second(partitions: int) -> None:
+    # The world's own checks look at everything after every step: too slow here, so the core is driven by hand.
+    assignment = tuple(((1, 2, 3), (2, 3, 1), (3, 1, 2))[p % 3] for p in range(partitions))
+    states = {p: VersionedState(LeaderAndIsr(a[0], 0, a, 1), 0, 1) for p, a in enumerate(assignment)}
+    record = topic("t", *assignment)
+    world = World(brokers=4)
+    for effect in world.controller.step(TopicRead(TopicSnapshot(record, states)), world.now_ms):
+        assert isinstance(effect, SendUpdate)
+        world.controller.step(UpdateAnswered(effect.broker.broker_id, effect.update_id, 0), world.now_ms)
+    survivors = tuple(world.brokers[i] for i in (2, 3, 4))
+    begun = time.process_time()
+    effects = world.controller.step(BrokersRead(survivors), world.now_ms)
+    took = time.process_time() - begun
+    [writes] = [effect.writes for effect in effects if isinstance(effect, WriteStates)]
+    assert len(writes) == (partitions + 2) // 3
+    assert any(isinstance(effect, SendUpdate) for effect in effects), "survivors learn of the death at once"
+    assert took < 0.5
