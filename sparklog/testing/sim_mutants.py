@@ -174,7 +174,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "a lost page cache trusted",
         "controller",
-        Caught("StrongIsr", 2, 40),
+        Caught("StrongIsr", 4, 40),
         controller_type=variants.TrustingController,
         likely=(("crash", 30),),
         page_cache_loss=0.9,
