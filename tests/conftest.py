@@ -17,3 +17,7 @@ os.environ["SPARK_CONF_DIR"] = str(ROOT / "conf")
 # A developer's own Spark, and defaults meant for one shell, must not decide what a test sees.
 for name in ("SPARK_HOME", "PYSPARK_SUBMIT_ARGS", "SPARKLOG_BOOTSTRAP_SERVERS"):
     os.environ.pop(name, None)
+# Spark's Kafka connector, for the comparison with it: only a JVM that starts with its jars finds it.
+if _kafka_jars := os.environ.get("SPARKLOG_KAFKA_JARS"):
+    _names = ",".join(sorted(str(path) for path in Path(_kafka_jars, "spark").glob("*.jar")))
+    os.environ["PYSPARK_SUBMIT_ARGS"] = f"--jars {_names} pyspark-shell"

@@ -37,23 +37,40 @@ def look_for_consumer(
     partition: Partition | None = None
     try:
         partition = partitions.require(TopicPartition(wanted.topic, wanted.partition), wanted.topic_id)
-        replica = partition.replica
-        code = replica.check_epoch(wanted.leader_epoch)
-        if code is not None:
-            raise BrokerError(code, partition.standing(wanted.leader_epoch))
-        if wanted.last_epoch > replica.leader_epoch:
-            # It has read what a later leader wrote: this one is behind or deposed, and its log proves nothing.
-            raise BrokerError(ErrorCode.UNKNOWN_LEADER_EPOCH, partition.standing(wanted.last_epoch))
-        parted = _parted_from_consumer(partition, wanted)
+        parted = _check_consumer(partition, wanted)
         if parted is not None:
             return _diverging(partition, wanted, parted.epoch, parted.end_offset)
-        code = replica.check_offset(wanted.fetch_offset)
-        if code is not None:
-            raise BrokerError(code, _out_of_reach(partition, wanted.fetch_offset))
-        end_offset = replica.readable_end(isolation)
+        end_offset = partition.replica.readable_end(isolation)
         return _read(partition, wanted, end_offset=end_offset, max_bytes=max_bytes, committed=isolation == 1)
     except BrokerError as error:
         return _error(partition, wanted, error)
+
+
+def require_readable(partitions: Partitions, wanted: FetchPartition) -> tuple[Partition, EpochEnd | None]:
+    """The partition, when a consumer may read it at the offset; and where its log parted from what the consumer read.
+
+    Raises:
+        BrokerError: as a fetch would be answered.
+    """
+    partition = partitions.require(TopicPartition(wanted.topic, wanted.partition), wanted.topic_id)
+    return partition, _check_consumer(partition, wanted)
+
+
+def _check_consumer(partition: Partition, wanted: FetchPartition) -> EpochEnd | None:
+    replica = partition.replica
+    code = replica.check_epoch(wanted.leader_epoch)
+    if code is not None:
+        raise BrokerError(code, partition.standing(wanted.leader_epoch))
+    if wanted.last_epoch > replica.leader_epoch:
+        # It has read what a later leader wrote: this one is behind or deposed, and its log proves nothing.
+        raise BrokerError(ErrorCode.UNKNOWN_LEADER_EPOCH, partition.standing(wanted.last_epoch))
+    parted = _parted_from_consumer(partition, wanted)
+    if parted is not None:
+        return parted
+    code = replica.check_offset(wanted.fetch_offset)
+    if code is not None:
+        raise BrokerError(code, _out_of_reach(partition, wanted.fetch_offset))
+    return None
 
 
 def look_for_follower(

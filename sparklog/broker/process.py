@@ -27,6 +27,7 @@ from sparklog.broker.dispatch import ConnectionHandler
 from sparklog.broker.fetch import Fetches
 from sparklog.broker.fetcher import Fetchers
 from sparklog.broker.lease import Lease, LeaseName, OrphanStep, relief
+from sparklog.broker.local_reads import LocalReads, readers_socket
 from sparklog.broker.marker_writes import MarkerWrites
 from sparklog.broker.partition import Partition
 from sparklog.broker.partitions import Partitions
@@ -39,6 +40,7 @@ from sparklog.broker.watchdog import Watchdog
 from sparklog.broker.wiring import Wiring
 from sparklog.errors import BrokerError, ErrorCode, SparklogError
 from sparklog.model import BrokerRegistration
+from sparklog.net.descriptors import boot_id
 from sparklog.net.server import Server, serve
 from sparklog.protocol.messages import HelloReply
 from sparklog.replica.fetch_session import SessionCache
@@ -94,6 +96,7 @@ class BrokerProcess:
         )
         self._watchdog = Watchdog(max(settings.session_timeout_ms, _STALL_MS))
         self._control: ControlSocket | None = None
+        self._local_reads: LocalReads | None = None
         self._directory: LogDirectory | None = None
         self._registry: Registry | None = None
         self._server: Server | None = None
@@ -154,6 +157,9 @@ class BrokerProcess:
         # Session ids of an earlier process must not be taken for this one's.
         first_id = int.from_bytes(os.urandom(4), "big")
         broker.fetches = Fetches(broker, SessionCache(slots=broker.config.fetch_session_slots, first_id=first_id))
+        if config.control_socket:
+            self._local_reads = LocalReads(broker, readers_socket(config.control_socket))
+            self._local_reads.open()
         self._server = await self._listen()
         self._registry = broker.registry = await Registry.open(broker, config.zookeeper, self._registration())
         self._watchdog.start()
@@ -198,7 +204,14 @@ class BrokerProcess:
     def _describe(self, cid: int, version: int) -> HelloReply:
         broker = self._broker
         return HelloReply(
-            cid, version, broker.broker_id, broker.incarnation, broker.cluster_id, broker.config.max_frame_bytes
+            cid,
+            version,
+            broker.broker_id,
+            broker.incarnation,
+            broker.cluster_id,
+            broker.config.max_frame_bytes,
+            boot_id=boot_id(),
+            local_socket=self._local_reads.address if self._local_reads is not None else "",
         )
 
     def _registration(self) -> BrokerRegistration:
@@ -385,6 +398,8 @@ class BrokerProcess:
         broker.quiesced = True
         if self._upkeep is not None:
             self._upkeep.close()
+        if self._local_reads is not None:
+            self._local_reads.close()
         if self._fetchers is not None:
             await self._fetchers.close()
             for partition in broker.partitions:

@@ -43,6 +43,16 @@ class LogTruncated(BrokerError):
         return LogTruncated, (self.tp, self.position, (self.epoch, self.offset))
 
 
+class LocalReadUnavailable(BrokerError):
+    """A read that was to use files of this host only cannot. The code is that of what hindered it."""
+
+    def __init__(self, code: int, detail: str) -> None:
+        super().__init__(code, detail)
+
+    def __reduce__(self) -> tuple[type[LocalReadUnavailable], tuple[int, str]]:
+        return LocalReadUnavailable, (self.code, self.detail)
+
+
 class ProducerFenced(BrokerError):
     """This producer may not go on, and what it had open is aborted: make another. Its code is INVALID_PRODUCER_EPOCH.
 

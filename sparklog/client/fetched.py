@@ -18,7 +18,9 @@ from sparklog.model import TopicPartition
 from sparklog.protocol.messages import AbortedRange, FetchedPartition
 from sparklog.record.codec import decode_batch
 from sparklog.record.header import HEADER_BYTES, BatchHeader, Flag, unpack_headers
-from sparklog.record.projection import projected_schema
+from sparklog.record.projection import plan_projection, project_batch, projected_schema
+
+_COMPRESSED = int(Flag.LZ4 | Flag.ZSTD)
 
 
 class PartitionBytes(NamedTuple):
@@ -105,6 +107,11 @@ def decode_partition(
                 if header.schema_id not in projected:
                     projected[header.schema_id] = projected_schema(schema, columns or ())
                 schema = projected[header.schema_id]
+            elif columns is not None and header.flags & _COMPRESSED:
+                # from a file of this host: what is not wanted need not be decompressed
+                header, chosen = project_batch(header, body, plan_projection(schema, columns))
+                body = memoryview(chosen)
+                schema = projected_schema(schema, columns)
             batch = decode_batch(header, body[: header.length + header.offset_array_length], schema)
         except BrokerError as error:
             raise BrokerError(error.code, f"{tp} at offset {header.base_offset}: {error.detail}") from error

@@ -19,6 +19,11 @@ class ReadCounters:
     stored_bytes: int = 0
     projected_batches: int = 0
     decoded_batches: int = 0
+    #: Read from files of this host instead of being fetched.
+    local_batches: int = 0
+    local_bytes: int = 0
+    #: Times that a reader went over from the files to fetching.
+    local_fallbacks: int = 0
 
     def count(self, answer: PartitionBytes) -> None:
         """An answer has come."""
@@ -27,3 +32,8 @@ class ReadCounters:
         self.fetched_bytes += len(answer.bodies)
         self.stored_bytes += answer.answer.stored_bytes or len(answer.bodies)
         self.projected_batches += sum(1 for header in answer.headers if header.flags & Flag.PROJECTED)
+
+    def count_local(self, answer: PartitionBytes) -> None:
+        """Batches have come from mapped files; ``local_bytes`` is what of them was looked at."""
+        self.local_batches += len(answer.headers)
+        self.local_bytes += len(answer.bodies)

@@ -10,18 +10,20 @@ import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
+from typing import Literal, get_args
 
 import pyarrow as pa
 
 from sparklog.client.column_choice import ColumnChoice
-from sparklog.client.errors import ClientTimeout, LogTruncated
+from sparklog.client.errors import ClientTimeout, LocalReadUnavailable, LogTruncated
 from sparklog.client.fetched import FetchedBatch, PartitionBytes, decode_partition, split_partitions
 from sparklog.client.isolation import Isolation, wire_isolation
 from sparklog.client.link import UNKNOWN_TOPIC_GRACE_S, ClusterLink, Deadline
+from sparklog.client.local_log import LocalLog
 from sparklog.client.metadata import Leader
 from sparklog.client.read_counters import ReadCounters
 from sparklog.client.schemas import SchemaLookup
-from sparklog.errors import BrokerError, ErrorCode
+from sparklog.errors import BrokerError, ConfigError, ErrorCode
 from sparklog.model import NO_EPOCH, NO_LEADER, TopicPartition
 from sparklog.net.blocking import BlockingConnection
 from sparklog.protocol.messages import CONSUMER, Fetch, FetchPartition, FetchReply, TopicMetadata
@@ -31,6 +33,11 @@ from sparklog.record.schema import parse_schema
 _MAX_WAIT_MS = 500
 #: A leader that has not what is wanted for so long may have been deposed without knowing.
 _SUSPECT_AFTER_S = 1.5
+#: Between looks at a log of this host that has not what is wanted yet.
+_LOCAL_PAUSE_S = 0.02
+
+#: Whether files of this host may, may not, or have to be used.
+LocalReads = Literal["auto", "never", "require"]
 
 
 class PartitionReader:
@@ -53,6 +60,7 @@ class PartitionReader:
         topic_id: str = "",
         last_epoch: int = NO_EPOCH,
         isolation: Isolation | int = "read_committed",
+        local: LocalReads = "auto",
         max_bytes: int = 8 * 1024 * 1024,
         timeout_s: float = 60.0,
         client_id: str = "sparklog-reader",
@@ -69,10 +77,15 @@ class PartitionReader:
                 since. NO_EPOCH: not checked.
             isolation: ``"read_committed"`` leaves out records of aborted transactions, and waits below those of open
                 ones; ``"read_uncommitted"`` does neither.
+            local: ``"auto"`` maps the files of an in-sync replica on this host where there is one, and fetches
+                otherwise; ``"never"`` fetches; ``"require"`` fails where it would have to fetch. ``counters`` tell
+                which it was.
             max_bytes: of one answer; a larger batch comes alone.
             timeout_s: the longest time without any progress.
         """
         assert 0 <= start <= end, f"range [{start}, {end})"
+        if local not in get_args(LocalReads):
+            raise ConfigError(f"local={local!r}: expected {', '.join(get_args(LocalReads))}")
         self._owns_link = not isinstance(bootstrap, ClusterLink)
         self._link = (
             bootstrap
@@ -90,6 +103,10 @@ class PartitionReader:
         self._topic_id = topic_id
         self._isolation = wire_isolation(isolation)
         self._max_bytes = max_bytes
+        self._local_only = local == "require"
+        self._local = (
+            None if local == "never" else LocalLog(self._link, self._tp, isolation=self._isolation, max_bytes=max_bytes)
+        )
         self._timeout_s = timeout_s
         self._connection: BlockingConnection | None = None
         self._under_way = False
@@ -104,6 +121,7 @@ class PartitionReader:
 
     def close(self) -> None:
         self._disconnect()
+        self._close_local()
         if self._owns_link:
             self._link.close()
 
@@ -125,20 +143,65 @@ class PartitionReader:
             LogTruncated: an unclean election cut the log while it was being read.
             BrokerError: OFFSET_OUT_OF_RANGE, UNKNOWN_TOPIC_OR_PARTITION, INCONSISTENT_TOPIC_ID, CORRUPT_MESSAGE;
                 SCHEMA_MISMATCH for columns that the topic does not have.
+            LocalReadUnavailable: with ``local="require"``, for whatever reason.
             ClientTimeout: no progress for ``timeout_s``; names the offset reached.
         """
         position = self._start
         try:
             while position < self._end:
-                answer = self._await(position)
+                answer = self._read_local(position) or self._await(position)
                 done, position = position, answer.next_offset
                 self._last_epoch = answer.headers[-1].leader_epoch
                 self._epoch_is_bound = False
-                if position < self._end:
+                if position < self._end and self._local is None:
                     self._send_ahead(position)
                 yield from self._decoded(answer, done)
         finally:
             self._disconnect()
+            self._close_local()
+
+    def _read_local(self, position: int) -> PartitionBytes | None:
+        """The batches at ``position`` out of files of this host, or None: they are to be fetched."""
+        deadline = Deadline(self._timeout_s)
+        while self._local is not None:
+            try:
+                leader, topic = self._look_up()
+                wire = None if self._choice is None else self._choice.wire
+                self._asked = position
+                answer = self._local.read(
+                    position,
+                    topic_id=topic.topic_id,
+                    leader=leader,
+                    last_epoch=self._last_epoch,
+                    headers_only=wire == (),
+                )
+            except (BrokerError, OSError) as error:
+                self._fall_back(error)
+                return None
+            if answer.headers:
+                self.counters.count_local(answer)
+                return answer
+            self._check_history(answer)
+            if answer.answer.diverging is None:
+                if not self._local_only:
+                    return None  # a fetch can wait for what is not there yet
+                if not deadline.left_s():
+                    raise self._no_progress(position, _marks(answer))
+                time.sleep(_LOCAL_PAUSE_S)
+        return None
+
+    def _fall_back(self, error: BrokerError | OSError) -> None:
+        if self._local_only:
+            code = error.code if isinstance(error, BrokerError) else ErrorCode.REPLICA_NOT_AVAILABLE
+            detail = error.detail if isinstance(error, BrokerError) else str(error)
+            raise LocalReadUnavailable(code, f"{self._tp}: {detail}") from error
+        self.counters.local_fallbacks += 1
+        self._close_local()
+
+    def _close_local(self) -> None:
+        if self._local is not None:
+            self._local.close()
+            self._local = None
 
     def _decoded(self, answer: PartitionBytes, start: int) -> Iterator[FetchedBatch]:
         choice = self._choice
@@ -163,10 +226,7 @@ class PartitionReader:
                 answer = self._receive()
                 if answer.headers:
                     return answer
-                reason = (
-                    f"the high watermark is {answer.answer.high_watermark}, the last stable offset "
-                    f"{answer.answer.last_stable_offset}"
-                )
+                reason = _marks(answer)
             except BrokerError as error:
                 doubt = self._doubt(error)
                 unknown = error.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
@@ -179,15 +239,18 @@ class PartitionReader:
                 delay_ms = self._link.pause_ms(failures)
                 failures += 1
             if delay_ms / 1000 >= deadline.left_s():
-                raise ClientTimeout(
-                    f"reading {self._tp} offsets [{self._start}, {self._end}): stood at {position} for"
-                    f" {self._timeout_s:g} s, last: {reason}"
-                )
+                raise self._no_progress(position, reason)
             time.sleep(delay_ms / 1000)
             if not suspect.left_s():
                 with contextlib.suppress(BrokerError):  # whatever it is, the next fetch goes to whom the cache names
                     self._link.confirm(self._tp, self._asked_leader)
                 suspect = Deadline(_SUSPECT_AFTER_S)
+
+    def _no_progress(self, position: int, reason: str) -> ClientTimeout:
+        return ClientTimeout(
+            f"reading {self._tp} offsets [{self._start}, {self._end}): stood at {position} for"
+            f" {self._timeout_s:g} s, last: {reason}"
+        )
 
     def _doubt(self, error: BrokerError) -> BrokerError | None:
         """Why an error that is final is not to be believed yet, or None."""
@@ -207,10 +270,14 @@ class PartitionReader:
             if not error.retriable:
                 raise
 
-    def _send(self, position: int) -> None:
+    def _look_up(self) -> tuple[Leader, TopicMetadata]:
+        """Who leads, and the topic, with which the columns are settled.
+
+        Raises:
+            BrokerError: INCONSISTENT_TOPIC_ID, SCHEMA_MISMATCH; as ``ClusterLink.leader``.
+        """
         leader = self._link.leader(self._tp, refresh=self._stale)
         self._stale = False
-        connection = self._connect(leader.broker_id)
         topic = self._link.metadata.topic(self._tp.topic)
         assert topic is not None, "it has a leader"
         self._topic_id = self._topic_id or topic.topic_id
@@ -222,6 +289,11 @@ class PartitionReader:
             )
         if self._columns is not None and self._choice is None:
             self._choice = self._choose(self._columns, topic)
+        return leader, topic
+
+    def _send(self, position: int) -> None:
+        leader, _ = self._look_up()
+        connection = self._connect(leader.broker_id)
         wanted = FetchPartition(
             self._tp.topic,
             self._tp.partition,
@@ -262,13 +334,17 @@ class PartitionReader:
         (answer,) = split_partitions(reply.partitions, body)
         if answer.answer.code != ErrorCode.NONE:
             raise BrokerError(answer.answer.code, answer.answer.detail or f"fetch of {self._tp}")
+        self._check_history(answer)
+        self.counters.count(answer)
+        return answer
+
+    def _check_history(self, answer: PartitionBytes) -> None:
+        """Raises LogTruncated when the log has parted from what was read."""
         if answer.answer.diverging is not None:
             epoch, end_offset = answer.answer.diverging
             if not self._epoch_is_bound or end_offset < self._asked:
                 raise LogTruncated(self._tp, self._asked, answer.answer.diverging)
             self._last_epoch, self._epoch_is_bound = epoch, False
-        self.counters.count(answer)
-        return answer
 
     def _choose(self, columns: Sequence[str], topic: TopicMetadata) -> ColumnChoice:
         try:
@@ -294,3 +370,8 @@ class PartitionReader:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
+
+
+def _marks(answer: PartitionBytes) -> str:
+    found = answer.answer
+    return f"the high watermark is {found.high_watermark}, the last stable offset {found.last_stable_offset}"

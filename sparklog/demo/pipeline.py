@@ -33,6 +33,7 @@ def run(spark: SparkSession, *, scratch: Path, flights: int | None, tell: Callab
 
     ``scratch`` is a directory that executors see, for tables and checkpoints; brokers are the session's.
     """
+    spark.conf.set("spark.sql.shuffle.partitions", "3")  # each is a task of the sink, in every micro-batch
     rows = load_flights().slice(0, flights)
     airports, weather = (_table(spark, scratch / name, table()) for name, table in _TABLES.items())
     feed(spark, rows, scratch)

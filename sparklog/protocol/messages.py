@@ -61,11 +61,16 @@ class Hello(Message, frozen=True, tag="hello"):
 
 
 class HelloReply(Message, frozen=True, tag="hello_reply"):
+    """``local_socket``: where processes of the host with this ``boot_id`` may ask for open files, see ``local_reads``;
+    empty: nowhere."""
+
     version: int
     broker_id: int
     incarnation: int
     cluster_id: str
     max_frame_bytes: int
+    boot_id: str = ""
+    local_socket: str = ""
 
 
 class ErrorReply(Message, frozen=True, tag="error_reply"):

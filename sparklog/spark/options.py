@@ -40,6 +40,7 @@ READ_OPTIONS: dict[str, str] = {
     "minOffsetsPerTrigger": "streams: wait until there are so many",
     "maxTriggerDelay": "streams: but no longer than this (15m)",
     "groupId": "streams: store the end of the last finished batch in this consumer group",
+    "localReads": "auto: tasks map the files of a replica on their host; never: they fetch; require: they fail without",
     "where": "batch: partitions, offsets and times to read: offset >= 5 and timestamp < '2024-05-01T00:00:00Z'",
 }
 WRITE_OPTIONS: dict[str, str] = {

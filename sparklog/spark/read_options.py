@@ -9,9 +9,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import cast, get_args
 
 import msgspec
 
+from sparklog.client.reader import LocalReads
 from sparklog.errors import ConfigError
 from sparklog.model import TopicPartition
 from sparklog.spark.limits import TriggerLimits
@@ -74,6 +76,7 @@ class ReadOptions:
     min_partitions: int = 0
     max_records_per_partition: int | None = None
     where: Bounds = _EVERYTHING
+    local_reads: LocalReads = "auto"
     #: Of a stream.
     limits: TriggerLimits = _UNLIMITED
     group_id: str | None = None
@@ -101,6 +104,7 @@ def parse_read_options(
         isolation=_isolation(given),
         min_partitions=parse_positive(given, "minPartitions", at_most=_MAX_TASKS) or 0,
         max_records_per_partition=parse_positive(given, "maxRecordsPerPartition"),
+        local_reads=_local_reads(given),
         where=parse_where(given["where"]) if "where" in given else _EVERYTHING,
         limits=_limits(given) if streaming else _UNLIMITED,
         group_id=_group(given),
@@ -156,6 +160,14 @@ def _isolation(given: Mapping[str, str]) -> int:
     if text not in _ISOLATION:
         raise ConfigError(f"option isolation.level={text!r}: expected {' or '.join(sorted(_ISOLATION))}")
     return _ISOLATION[text]
+
+
+def _local_reads(given: Mapping[str, str]) -> LocalReads:
+    text = given.get("localReads", "auto").strip().lower()
+    for known in get_args(LocalReads):
+        if text == known:
+            return cast(LocalReads, known)
+    raise ConfigError(f"option localReads={text!r}: expected {', '.join(get_args(LocalReads))}")
 
 
 def _limits(given: Mapping[str, str]) -> TriggerLimits:

@@ -88,6 +88,7 @@ class BatchReader(DataSourceReader):
                 isolation=options.isolation,
                 fail_on_data_loss=options.fail_on_data_loss,
                 times=options.where.timestamp if options.where.by_time else None,
+                local=options.local_reads,
             )
             for tp, start, end in pieces
         ]

@@ -239,6 +239,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             isolation=self._options.isolation,
             fail_on_data_loss=self._options.fail_on_data_loss,
             last_epoch=part.begin.epoch if start == part.begin.offset else -1,
+            local=self._options.local_reads,
         )
 
     def _tell(self, losses: tuple[str, ...]) -> None:

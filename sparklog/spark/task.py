@@ -18,7 +18,7 @@ from sparklog.client.errors import LogTruncated
 from sparklog.client.fetched import FetchedBatch
 from sparklog.client.link import ClusterLink
 from sparklog.client.offsets import list_offsets
-from sparklog.client.reader import PartitionReader
+from sparklog.client.reader import LocalReads, PartitionReader
 from sparklog.errors import BrokerError, ErrorCode, SparklogError
 from sparklog.model import NO_EPOCH, TopicPartition
 from sparklog.record.header import BatchHeader
@@ -42,7 +42,7 @@ class DataLoss(SparklogError):
 class RangeRead(InputPartition):
     """Offsets ``[start, end)`` of one partition of the topic with this id, as ``columns``; pickled to its task.
 
-    ``last_epoch``: as for PartitionReader. ``times``: only records of these times (us).
+    ``last_epoch`` and ``local``: as for PartitionReader. ``times``: only records of these times (us).
     """
 
     bootstrap: str
@@ -55,6 +55,7 @@ class RangeRead(InputPartition):
     fail_on_data_loss: bool
     last_epoch: int = NO_EPOCH
     times: Span | None = None
+    local: LocalReads = "auto"
 
 
 def read_range(wanted: RangeRead) -> Iterator[pa.RecordBatch]:
@@ -105,6 +106,7 @@ def _fetched(
         topic_id=wanted.topic_id,
         last_epoch=last_epoch,
         isolation=wanted.isolation,
+        local=wanted.local,
     ) as reader:
         yield from reader.fetched()
 

@@ -53,6 +53,17 @@ class LogSlice(NamedTuple):
     next_offset: int
 
 
+class HandedOut(NamedTuple):
+    """Batches ``[first, last)`` of a segment's index, and so many bytes of its data that a reader may map."""
+
+    data_path: Path
+    index_path: Path
+    first: int
+    last: int
+    data_bytes: int
+    next_offset: int
+
+
 class Log:
     """One partition directory. Made by ``LogDirectory.create`` or found by ``LogDirectory.load``."""
 
@@ -377,6 +388,32 @@ class Log:
         except (OSError, StorageError) as failure:
             raise self._services.offline(f"reading {self.tp}: {failure}") from failure
         return LogSlice(headers, [], size, last - first, next_offset if last > first else offset)
+
+    def hand_out(self, offset: int, *, end_offset: int) -> HandedOut | None:
+        """The files of the segment that holds ``offset``, for a reader that maps them, up to the last batch that ends
+        at or below ``end_offset``; None when there is none. Nothing of it will be cut in place any more.
+
+        ``end_offset`` is at most the high watermark.
+
+        Raises:
+            BrokerError: OFFSET_OUT_OF_RANGE outside [log start, log end].
+            StorageError: the log directory must go offline.
+        """
+        self._check_readable(offset)
+        if offset >= end_offset or offset == self.log_end_offset:
+            return None
+        try:
+            segment = self._chain.at(offset)
+            first = segment.find(offset)
+            last = segment.reach(first, segment.data_size, end_offset=end_offset)
+            data_bytes = segment.position_of(last)
+            next_offset = segment.bases()[last] if last < segment.count else segment.end_offset
+        except (OSError, StorageError) as failure:
+            raise self._services.offline(f"reading {self.tp}: {failure}") from failure
+        if first >= last:
+            return None
+        self._served_end = max(self._served_end, next_offset)
+        return HandedOut(segment.data_path, segment.index_path, first, last, data_bytes, next_offset)
 
     def schema(self, schema_id: int) -> pa.Schema:
         """The columns of the batches with this schema id. Raises BrokerError SCHEMA_OUTDATED for an unknown one."""

@@ -50,7 +50,7 @@ def admin(cluster: ProcessCluster) -> Iterator[Admin]:
 
 
 def read(cluster: ProcessCluster, columns: list[str] | None, start: int, end: int) -> tuple[pa.Table, PartitionReader]:
-    with PartitionReader(cluster.bootstrap, TP, start, end, columns=columns) as reader:
+    with PartitionReader(cluster.bootstrap, TP, start, end, columns=columns, local="never") as reader:
         batches = [batch for _, batch in reader]
     return pa.Table.from_batches(batches), reader
 
@@ -84,7 +84,7 @@ def test_only_the_bytes_of_the_columns_travel(cluster: ProcessCluster, wide: pa.
 
 
 def test_headers_alone(cluster: ProcessCluster, wide: pa.Table) -> None:
-    with PartitionReader(cluster.bootstrap, TP, 5, wide.num_rows - 5, columns=[]) as reader:
+    with PartitionReader(cluster.bootstrap, TP, 5, wide.num_rows - 5, columns=[], local="never") as reader:
         found = [(one.first_offset, one.batch.num_rows, one.batch.num_columns) for one in reader.fetched()]
     assert found[0] == (5, found[0][1], 0)
     assert sum(rows for _, rows, _ in found) == wide.num_rows - 10
@@ -108,11 +108,12 @@ def test_columns_that_came_later(cluster: ProcessCluster, admin: Admin) -> None:
     tp = TopicPartition("later", 0)
     with Producer(cluster.bootstrap) as producer:
         producer.write("later", pa.table({"x": pa.array([1], pa.int32()), "y": ["one"]})).result(30)
-        early = PartitionReader(cluster.bootstrap, tp, 0, 2, columns=["note", "x"], timeout_s=20)
+        early = PartitionReader(cluster.bootstrap, tp, 0, 2, columns=["note", "x"], timeout_s=20, local="never")
         with Consumer(cluster.bootstrap, "later", columns=["y"]) as consumer:
             admin.add_columns("later", pa.schema([("note", pa.string())]))
             new = pa.table({"x": pa.array([2], pa.int32()), "y": ["two"], "note": ["new"]})
-            producer.write("later", new).result(30)
+            with Producer(cluster.bootstrap) as informed:
+                informed.write("later", new).result(30)
             with early:
                 rows = [row for _, batch in early for row in batch.to_pylist()]
             assert rows == [{"note": None, "x": 1}, {"note": "new", "x": 2}]
@@ -138,11 +139,13 @@ def test_transactions_under_a_projection(cluster: ProcessCluster, admin: Admin) 
             producer.commit() if number % 2 else producer.abort()
     end = 8  # a record and a marker each
     for columns in (["x"], []):
-        with PartitionReader(cluster.bootstrap, tp, 0, end, columns=columns) as reader:
+        with PartitionReader(cluster.bootstrap, tp, 0, end, columns=columns, local="never") as reader:
             found = [(one.first_offset, one.batch) for one in reader.fetched()]
         assert [offset for offset, _ in found] == [2, 6]
         assert [batch.to_pylist() for _, batch in found] == ([[{"x": 1}], [{"x": 3}]] if columns else [[{}], [{}]])
-    with PartitionReader(cluster.bootstrap, tp, 0, end, columns=["x"], isolation="read_uncommitted") as reader:
+    with PartitionReader(
+        cluster.bootstrap, tp, 0, end, columns=["x"], isolation="read_uncommitted", local="never"
+    ) as reader:
         assert [batch.to_pylist() for _, batch in reader] == [[{"x": number}] for number in range(4)]
 
 

@@ -92,6 +92,8 @@ def test_a_stream_has_no_end(name: str) -> None:
 def test_names_of_the_kafka_source() -> None:
     assert read(kafka__isolation__level="read_uncommitted").isolation == 0
     assert read(isolation__level="READ_COMMITTED").isolation == 1
+    assert read().local_reads == "auto"
+    assert read(localReads="Require").local_reads == "require"
     assert read(failOnDataLoss="FALSE", maxRecordsPerPartition="5").max_records_per_partition == 5
 
 
@@ -189,6 +191,7 @@ def test_an_unknown_option_like_no_other_lists_all() -> None:
         ({"subscribe": "a", "startingoffsetsbytimestamp": '{"a":{"0":-1}}'}, "milliseconds since 1970 expected"),
         ({"subscribe": "a", "startingoffsetsbytimestamp": "5"}, r'expected \{"topic": \{"0": 1700000000000'),
         ({"subscribe": "a", "startingoffsetsbytimestampstrategy": "skip"}, "expected error or latest"),
+        ({"subscribe": "a", "localReads": "always"}, "expected auto, never, require"),
         ({"subscribe": "a", "isolation.level": "serializable"}, "expected read_committed or read_uncommitted"),
         ({"subscribe": "a", "isolation.level": "read_committed", "kafka.isolation.level": "x"}, "contradict"),
         ({"subscribe": "a", "where": "x > 1"}, "conditions on partition, offset and timestamp"),

@@ -41,7 +41,7 @@ def test_batches_and_streams_fetch_the_columns_of_their_schema(
     spark: SparkSession, brokers: ProcessCluster, wide: pa.Table, tmp_path: Path
 ) -> None:
     before = counted(brokers)
-    reader = spark.read.format("sparklog").option("subscribe", "wide")
+    reader = spark.read.format("sparklog").option("subscribe", "wide").option("localReads", "never")
     frame = reader.schema("c4 binary, _offset bigint").load()
     rows = sorted((row._offset, bytes(row.c4)) for row in frame.collect())
     assert rows == list(enumerate(wide.column("c4").to_pylist()))
@@ -54,6 +54,7 @@ def test_batches_and_streams_fetch_the_columns_of_their_schema(
     headers = counted(brokers)
     assert headers[0] - after[0] == stored and headers[1] == after[1]
     stream = spark.readStream.format("sparklog").option("subscribe", "wide").option("startingOffsets", "earliest")
+    stream = stream.option("localReads", "never")
     query = (
         stream.schema("c4 binary")
         .load()
@@ -67,3 +68,17 @@ def test_batches_and_streams_fetch_the_columns_of_their_schema(
     assert spark.table("wide_c4").count() == ROWS
     streamed = counted(brokers)
     assert (streamed[0] - headers[0], streamed[1] - headers[1]) == (stored, sent)
+
+
+def test_tasks_map_the_files_of_a_replica_on_their_host(
+    spark: SparkSession, brokers: ProcessCluster, wide: pa.Table
+) -> None:
+    def local_segments() -> int:
+        return sum(brokers.describe(broker_id).counters.get("local.segments", 0) for broker_id in brokers.slots)
+
+    before = (local_segments(), counted(brokers))
+    for mode in ("auto", "require"):
+        reader = spark.read.format("sparklog").option("subscribe", "wide").option("localReads", mode)
+        rows = reader.schema("_offset bigint, c4 binary").load().collect()
+        assert sorted((row._offset, bytes(row.c4)) for row in rows) == list(enumerate(wide.column("c4").to_pylist()))
+    assert local_segments() == before[0] + 2 and counted(brokers) == before[1]

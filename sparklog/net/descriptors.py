@@ -1,0 +1,189 @@
+"""Open files handed from a process to another one of the same host and user: one packet each way over a Unix socket.
+
+Packets keep their bounds (SOCK_SEQPACKET), so there is no framing; the descriptors travel beside the answer
+(SCM_RIGHTS). The serving side never waits: a peer that does not take its answer is dropped.
+Source: unix(7).
+"""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import contextlib
+import functools
+import logging
+import os
+import socket
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+
+from sparklog.errors import BrokerError, ErrorCode
+
+_log = logging.getLogger(__name__)
+
+#: Longest path a Unix socket address holds, without the closing zero. Source: unix(7), sun_path.
+_MAX_PATH_BYTES = 107
+#: Bytes of a packet; the kernel's buffer for one is a little over 200 kB.
+MAX_PACKET_BYTES = 96 * 1024
+_MAX_DESCRIPTORS = 8
+_MAX_CONNECTIONS = 256
+_CREDENTIALS = struct.Struct("3i")
+
+#: From a request to the answer and the descriptors that go with it; these are closed once they are sent.
+Answer = Callable[[bytes], "tuple[bytes, list[int]]"]
+
+
+class DescriptorServer:
+    """Owner: an event loop. ``answer`` is called on it and must not raise."""
+
+    def __init__(self, path: Path, answer: Answer) -> None:
+        self._path = path
+        self._answer = answer
+        self._listener: socket.socket | None = None
+        self._connections: set[socket.socket] = set()
+
+    def open(self) -> None:
+        """Listen. Raises OSError where the system has no such sockets or the path is too long."""
+        if len(os.fsencode(self._path)) > _MAX_PATH_BYTES:
+            raise OSError(f"{self._path}: at most {_MAX_PATH_BYTES} bytes fit a socket's address")
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            listener.setblocking(False)
+            # Whoever bound this path before had the log directory's lock, and is dead.
+            with contextlib.suppress(FileNotFoundError):
+                self._path.unlink()
+            listener.bind(str(self._path))
+            self._path.chmod(0o700)
+            listener.listen(64)
+        except BaseException:
+            listener.close()
+            raise
+        self._listener = listener
+        asyncio.get_running_loop().add_reader(listener, self._accept)
+
+    def close(self) -> None:
+        for connection in list(self._connections):
+            self._drop(connection)
+        if self._listener is not None:
+            asyncio.get_running_loop().remove_reader(self._listener)
+            self._listener.close()
+            self._listener = None
+            with contextlib.suppress(OSError):
+                self._path.unlink()
+
+    def _accept(self) -> None:
+        assert self._listener is not None
+        try:
+            connection, _ = self._listener.accept()
+        except OSError:
+            return
+        if len(self._connections) >= _MAX_CONNECTIONS or _user_of(connection) != os.geteuid():
+            connection.close()
+            return
+        connection.setblocking(False)
+        self._connections.add(connection)
+        asyncio.get_running_loop().add_reader(connection, self._read, connection)
+
+    def _read(self, connection: socket.socket) -> None:
+        try:
+            packet = connection.recv(MAX_PACKET_BYTES)
+            if not packet:
+                self._drop(connection)
+                return
+            payload, descriptors = self._answer(packet)
+            try:
+                socket.send_fds(connection, [payload], descriptors)
+            finally:
+                for descriptor in descriptors:
+                    os.close(descriptor)
+        except OSError as error:
+            if not isinstance(error, BlockingIOError):
+                _log.info("a local reader was dropped: %s", error)
+            self._drop(connection)
+
+    def _drop(self, connection: socket.socket) -> None:
+        if connection in self._connections:
+            self._connections.discard(connection)
+            asyncio.get_running_loop().remove_reader(connection)
+            connection.close()
+
+
+class DescriptorClient:
+    """One connection to a ``DescriptorServer``, used by one thread."""
+
+    def __init__(self, path: str, *, timeout_s: float) -> None:
+        """Raises OSError: nobody listens there, or this process may not go there."""
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            self._socket.settimeout(timeout_s)
+            self._socket.connect(path)
+        except BaseException:
+            self._socket.close()
+            raise
+
+    def request(self, payload: bytes) -> tuple[bytes, list[int]]:
+        """The answer and its descriptors, which are the caller's to close.
+
+        Raises:
+            BrokerError: NETWORK_EXCEPTION when the connection ended, or the answer was cut short.
+            OSError: it failed otherwise, or took too long.
+        """
+        self._socket.sendall(payload)
+        found, ancillary, flags, _ = self._socket.recvmsg(MAX_PACKET_BYTES, socket.CMSG_SPACE(_MAX_DESCRIPTORS * 4))
+        descriptors = array.array("i")
+        for level, kind, content in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                descriptors.frombytes(content[: len(content) - len(content) % descriptors.itemsize])
+        if not found or flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+            for descriptor in descriptors:
+                os.close(descriptor)
+            raise BrokerError(ErrorCode.NETWORK_EXCEPTION, "the connection for local reads ended")
+        return found, list(descriptors)
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def __enter__(self) -> DescriptorClient:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _user_of(connection: socket.socket) -> int:
+    """The effective user of the peer when it connected; -1 where the system does not say."""
+    option = getattr(socket, "SO_PEERCRED", None)
+    if option is None:
+        return -1
+    _, user, _ = _CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, option, _CREDENTIALS.size))
+    return int(user)
+
+
+@functools.cache
+def boot_id() -> str:
+    """What tells this host, since it was started, from all others; empty where the system does not say."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
+@functools.lru_cache(maxsize=1024)
+def is_this_host(name: str) -> bool:
+    """Whether a host name or address belongs to this host: a socket can be bound to it."""
+    try:
+        found = socket.getaddrinfo(name, 0, type=socket.SOCK_DGRAM)
+    except OSError:
+        return False
+    for family, kind, protocol, _, address in found:
+        try:
+            with socket.socket(family, kind, protocol) as probe:
+                probe.bind(address)
+        except OSError:
+            continue
+        return True
+    return False

@@ -1,0 +1,368 @@
+"""The same pipelines on ``format("kafka")`` and ``format("sparklog")``: equal DataFrames, equal micro-batches.
+
+Needs a real Kafka with Spark's connector, which is not part of the project: ``kafka_side`` says how the folder in the
+environment variable ``SPARKLOG_KAFKA_JARS`` is laid out. Without it all of these tests are skipped. What differs on
+purpose is not compared here, or said beside it; docs/spark.md lists it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as sf
+from pyspark.sql.streaming.query import StreamingQuery
+
+from sparklog.client.admin import Admin
+from sparklog.testing.process_cluster import ProcessCluster
+from tests.spark.kafka_side import KafkaBroker, KafkaSide, Record, Side, SparklogSide, jars_folder, wait_until
+
+_JARS = jars_folder()
+
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.skipif(_JARS is None, reason="SPARKLOG_KAFKA_JARS names no folder with Kafka's jars"),
+]
+
+#: Records are of a day long past, which Kafka would soon take for expired.
+KEPT = {"retention.ms": "-1"}
+DAY_MS = 1_714_521_600_000
+MINUTE_MS = 60_000
+A, B, LOG_TIME = "same-a", "same-b", "same-log-time"
+
+Sides = tuple[Side, Side]
+
+
+def at(minute: int) -> int:
+    return DAY_MS + minute * MINUTE_MS
+
+
+def numbered(partition: int, first: int, count: int) -> list[Record]:
+    """Minutes that are not in order, keys and values that are missing, headers of all kinds."""
+    kinds: tuple[tuple[tuple[str, bytes | None], ...], ...] = (
+        (),
+        (("h", b"1"),),
+        (("h", b"1"), ("h", b""), ("other", None)),
+    )
+    return [
+        Record(
+            partition,
+            at(number + (3 if number % 5 == 0 else 0)),
+            None if number % 4 == 0 else b"k%d" % (number % 3),
+            None if number % 7 == 0 else b"v%d" % number,
+            kinds[number % 3],
+        )
+        for number in range(first, first + count)
+    ]
+
+
+@pytest.fixture(scope="module")
+def kafka(plain_spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaSide]:
+    assert _JARS is not None
+    with KafkaBroker(_JARS, tmp_path_factory.mktemp("kafka")) as broker:
+        side = KafkaSide(plain_spark, broker.bootstrap)
+        try:
+            yield side
+        finally:
+            side.close()
+
+
+@pytest.fixture(scope="module")
+def sides(kafka: KafkaSide, admin: Admin, brokers: ProcessCluster) -> Sides:
+    both: Sides = (kafka, SparklogSide(admin, brokers.bootstrap))
+    for side in both:
+        side.create_topic(A, 2, KEPT)
+        side.create_topic(B, 1, KEPT)
+        side.create_topic(LOG_TIME, 1, {"message.timestamp.type": "LogAppendTime"})
+        side.send(A, numbered(0, 0, 30) + numbered(1, 0, 11))
+        side.send(B, numbered(0, 10, 5))
+        side.send(LOG_TIME, numbered(0, 0, 3))
+    return both
+
+
+def options_of(side: Side, options: dict[str, str]) -> dict[str, str]:
+    return {"kafka.bootstrap.servers": side.bootstrap, **options}
+
+
+def load(spark: SparkSession, side: Side, **options: str) -> DataFrame:
+    return spark.read.format(side.name).options(**options_of(side, options)).load()
+
+
+def stream(spark: SparkSession, side: Side, **options: str) -> DataFrame:
+    return spark.readStream.format(side.name).options(**options_of(side, options)).load()
+
+
+def rows(frame: DataFrame, *columns: str) -> list[Row]:
+    chosen = frame.select(*columns) if columns else frame
+    return sorted(chosen.collect(), key=lambda row: (row.topic, row.partition, row.offset))
+
+
+def by_partition(values: dict[str, list[int]]) -> str:
+    return json.dumps({topic: dict(enumerate(numbers)) for topic, numbers in values.items()})
+
+
+EVERYTHING = by_partition({A: [-2, -2]}), by_partition({A: [-1, -1]})
+
+BATCHES: dict[str, tuple[int, dict[str, str]]] = {
+    "default": (41, {"subscribe": A}),
+    "names": (41, {"subscribe": A, "startingOffsets": "earliest", "endingOffsets": "latest"}),
+    "headers": (46, {"subscribe": f"{A},{B}", "includeHeaders": "true"}),
+    "offsets": (
+        10,
+        {
+            "subscribe": A,
+            "startingOffsets": by_partition({A: [7, 3]}),
+            "endingOffsets": by_partition({A: [12, 8]}),
+        },
+    ),
+    "relative": (41, {"subscribe": A, "startingOffsets": EVERYTHING[0], "endingOffsets": EVERYTHING[1]}),
+    "nothing": (0, {"subscribe": A, "startingOffsets": by_partition({A: [30, 11]})}),
+    "pattern": (46, {"subscribePattern": "same-[ab]"}),
+    "assign": (16, {"assign": json.dumps({A: [1], B: [0]})}),
+    "from a time": (31, {"subscribe": A, "startingTimestamp": str(at(6))}),
+    "between times": (8, {"subscribe": A, "startingTimestamp": str(at(4) + 1), "endingTimestamp": str(at(9))}),
+    "until a late time": (41, {"subscribe": A, "endingTimestamp": str(at(500))}),
+    "times": (
+        15,
+        {
+            "subscribe": A,
+            "startingOffsetsByTimestamp": by_partition({A: [at(13), at(2)]}),
+            "endingOffsetsByTimestamp": by_partition({A: [at(21), at(8)]}),
+        },
+    ),
+    "times over offsets": (
+        5,
+        {
+            "subscribe": A,
+            "startingOffsets": EVERYTHING[0],
+            "startingOffsetsByTimestamp": by_partition({A: [at(27), at(500)]}),
+            "startingOffsetsByTimestampStrategy": "latest",
+        },
+    ),
+    "one time over times": (
+        31,
+        {
+            "subscribe": A,
+            "startingTimestamp": str(at(6)),
+            "startingOffsetsByTimestamp": by_partition({A: [at(27), at(8)]}),
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BATCHES)
+def test_a_batch(spark: SparkSession, sides: Sides, name: str) -> None:
+    count, options = BATCHES[name]
+    theirs, ours = (load(spark, side, **options) for side in sides)
+    assert ours.schema == theirs.schema
+    found = rows(ours)
+    assert found == rows(theirs)
+    assert len(found) == count
+
+
+def test_times_of_the_log(spark: SparkSession, sides: Sides) -> None:
+    columns = ["key", "value", "topic", "partition", "offset", "timestampType"]
+    theirs, ours = (rows(load(spark, side, subscribe=LOG_TIME), *columns) for side in sides)
+    assert ours == theirs
+    assert [row.timestampType for row in ours] == [1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"minPartitions": "8"}, {"maxRecordsPerPartition": "7"}, {"minPartitions": "3", "maxRecordsPerPartition": "20"}],
+    ids=str,
+)
+def test_tasks_of_a_batch(spark: SparkSession, sides: Sides, options: dict[str, str]) -> None:
+    def tasks(side: Side) -> list[tuple[int, int, int]]:
+        frame = load(spark, side, subscribe=A, **options).groupBy(sf.spark_partition_id().alias("task"), "partition")
+        found = frame.agg(sf.min("offset").alias("low"), sf.max("offset").alias("high")).collect()
+        return sorted((row.partition, row.low, row.high) for row in found)
+
+    theirs, ours = (tasks(side) for side in sides)
+    assert ours == theirs
+
+
+REFUSED: dict[str, dict[str, str]] = {
+    "from latest": {"subscribe": A, "startingOffsets": "latest"},
+    "until earliest": {"subscribe": A, "endingOffsets": "earliest"},
+    "a partition forgotten": {"subscribe": A, "startingOffsets": by_partition({A: [0]})},
+    "one too many": {"subscribe": A, "startingOffsets": by_partition({A: [0, 0, 0]})},
+    "two selections": {"subscribe": A, "assign": json.dumps({A: [0]})},
+    "no selection": {},
+    "no record so young": {"subscribe": A, "startingTimestamp": str(at(500))},
+    "no topic": {"subscribe": "same-nowhere"},
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_both_refuse(spark: SparkSession, sides: Sides, name: str) -> None:
+    for side in sides:
+        with pytest.raises(PySparkException):
+            load(spark, side, **REFUSED[name]).collect()
+
+
+class Sink:
+    """Rows of each micro-batch, through foreachBatch."""
+
+    def __init__(self, checkpoint: Path) -> None:
+        self.checkpoint = checkpoint
+        self.batches: dict[int, list[Row]] = {}
+
+    def start(self, frame: DataFrame, *, available_now: bool = False) -> StreamingQuery:
+        def keep(batch: DataFrame, number: int) -> None:
+            self.batches[number] = rows(batch)
+
+        writer = frame.writeStream.foreachBatch(keep).option("checkpointLocation", str(self.checkpoint))
+        return (writer.trigger(availableNow=True) if available_now else writer).start()
+
+    def drain(self, frame: DataFrame) -> None:
+        query = self.start(frame, available_now=True)
+        assert query.awaitTermination(60)
+
+    @property
+    def filled(self) -> list[list[Row]]:
+        """Batches with rows, in order. A query that finds nothing to begin with has an empty first batch with us,
+        where the start is written down, and none there."""
+        return [found for _, found in sorted(self.batches.items()) if found]
+
+    @property
+    def rows(self) -> list[Row]:
+        everything = itertools.chain.from_iterable(self.batches.values())
+        return sorted(everything, key=lambda row: (row.topic, row.partition, row.offset))
+
+
+def until(sink: Sink, query: StreamingQuery, count: int) -> None:
+    def there() -> bool:
+        assert query.isActive, query.exception()
+        return len(sink.rows) >= count
+
+    wait_until(there)
+
+
+STREAMS: dict[str, tuple[list[int], dict[str, str]]] = {
+    "all at once": ([46], {"subscribe": f"{A},{B}", "includeHeaders": "true"}),
+    "limited": ([10] * 4 + [1], {"subscribe": A, "maxOffsetsPerTrigger": "10"}),
+    "three partitions": ([], {"subscribePattern": "same-[ab]", "maxOffsetsPerTrigger": "7"}),
+    "fewer than partitions": ([], {"assign": json.dumps({A: [1], B: [0]}), "maxOffsetsPerTrigger": "1"}),
+    "offsets": (
+        [],
+        {"subscribe": A, "startingOffsets": by_partition({A: [7, -2]}), "maxOffsetsPerTrigger": "9"},
+    ),
+    "a time": ([], {"subscribe": A, "startingTimestamp": str(at(6)), "maxOffsetsPerTrigger": "15"}),
+    "times": (
+        [],
+        {
+            "subscribe": A,
+            "startingOffsetsByTimestamp": by_partition({A: [at(27), at(500)]}),
+            "startingOffsetsByTimestampStrategy": "latest",
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("name", STREAMS)
+def test_micro_batches_of_available_now(spark: SparkSession, sides: Sides, name: str, tmp_path: Path) -> None:
+    counts, options = STREAMS[name]
+    sinks = [Sink(tmp_path / side.name) for side in sides]
+    for side, sink in zip(sides, sinks, strict=True):
+        frame = stream(spark, side, **{"startingOffsets": "earliest", **options})
+        sink.drain(frame)
+    theirs, ours = sinks
+    assert ours.batches == theirs.batches
+    assert ours.rows
+    if counts:
+        assert [len(found) for found in ours.filled] == counts
+
+
+def test_limits_new_partitions_in_mid_query_and_a_restart(
+    spark: SparkSession, sides: Sides, topic: str, tmp_path: Path
+) -> None:
+    options = {"subscribe": topic, "startingOffsets": "earliest", "maxOffsetsPerTrigger": "6"}
+    steps: list[list[Any]] = []
+    for side in sides:
+        side.create_topic(topic, 1, KEPT)
+        side.send(topic, numbered(0, 0, 14))
+        sink, frame = Sink(tmp_path / side.name), stream(spark, side, **options)
+        query = sink.start(frame)
+        try:
+            until(sink, query, 14)
+            limited = dict(sink.batches)
+            side.create_partitions(topic, 2)
+            side.send(topic, numbered(1, 50, 4) + numbered(0, 14, 1))
+            until(sink, query, 19)
+            query.processAllAvailable()  # else the restart may begin with the last batch again
+        finally:
+            query.stop()
+        before = sink.rows
+        side.send(topic, numbered(0, 20, 9) + numbered(1, 60, 5))
+        side.create_partitions(topic, 3)
+        side.send(topic, numbered(2, 70, 2))
+        again = Sink(sink.checkpoint)
+        again.drain(stream(spark, side, **options))
+        steps.append([limited, before, again.filled])
+        assert [len(found) for found in limited.values()] == [6, 6, 2]
+        assert (len(before), len(again.rows)) == (19, 16)
+    assert steps[1] == steps[0]
+
+
+def test_a_start_at_latest_and_a_restart(spark: SparkSession, sides: Sides, topic: str, tmp_path: Path) -> None:
+    seen: list[list[list[Row]]] = []
+    for side in sides:
+        side.create_topic(topic, 2, KEPT)
+        side.send(topic, numbered(0, 0, 5))
+        sink, frame = Sink(tmp_path / side.name), stream(spark, side, subscribe=topic)
+        query = sink.start(frame)
+        try:
+            wait_until(lambda side=side, sink=sink: side.start_is_settled(sink.checkpoint))  # type: ignore[misc]
+            side.send(topic, numbered(0, 5, 1))
+            until(sink, query, 1)
+            side.send(topic, numbered(1, 5, 1))
+            until(sink, query, 2)
+            query.processAllAvailable()
+        finally:
+            query.stop()
+        side.send(topic, numbered(0, 8, 2) + numbered(1, 8, 2))
+        sink.drain(frame)
+        seen.append(sink.filled)
+    assert seen[1] == seen[0]
+    assert [len(found) for found in seen[1]] == [1, 1, 4]
+
+
+WRITTEN = "key binary, value string, headers array<struct<key: string, value: binary>>, partition int, topic string"
+PLACED = ["key", "value", "headers", "topic", "partition", "offset", "timestampType"]
+
+
+def test_what_is_written_comes_back(spark: SparkSession, sides: Sides, topic: str, tmp_path: Path) -> None:
+    """Columns say where rows go; else the key does, with the same hash. A batch, and a stream of text columns."""
+    keys = spark.range(40).select(
+        sf.concat(sf.lit("key"), "id").alias("key"), sf.col("id").cast("string").alias("value")
+    )
+    keys.coalesce(1).write.parquet(str(tmp_path / "keys"))
+    arriving = spark.readStream.schema(keys.schema).parquet(str(tmp_path / "keys"))
+    written = [
+        (b"k", "1", [("h", b"x")], 2, f"{topic}-x"),
+        (None, "2", [], 0, f"{topic}-x"),
+        (b"k", None, None, 1, f"{topic}-y"),
+        (b"k", "4", [("h", None), ("h", b"")], 2, f"{topic}-x"),
+    ]
+    found: list[list[Row]] = []
+    for side in sides:
+        for name in ("x", "y", "keys"):
+            side.create_topic(f"{topic}-{name}", 3)
+        own = options_of(side, {})
+        frame = spark.createDataFrame(written, WRITTEN).coalesce(1)
+        frame.write.format(side.name).options(**own).mode("append").save()
+        query = arriving.writeStream.format(side.name).options(**own, topic=f"{topic}-keys")
+        checkpoint = str(tmp_path / side.name)
+        query = query.option("checkpointLocation", checkpoint).trigger(availableNow=True)
+        assert query.start().awaitTermination(60)
+        back = load(spark, side, subscribePattern=f"{topic}-.*", includeHeaders="true")
+        found.append(rows(back, *PLACED))
+    assert found[1] == found[0]
+    assert len(found[1]) == 44
