@@ -7,10 +7,12 @@ user's jobs run beside it, so it leaves them a task slot.
 from __future__ import annotations
 
 import atexit
+import concurrent.futures.thread  # noqa: F401 - its own hook has to be there before ours, which is then called first
 import shutil
 import signal
 import tempfile
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 
@@ -76,7 +78,7 @@ class LocalCluster:
             ClusterError: too few task slots (says how many, and what to change); a broker that does not come up.
         """
         # Brokers outlive their supervisors on purpose; a program that just ends must not leave them behind.
-        atexit.register(self.stop)
+        _when_python_ends(self.stop)
         try:
             self.data_dir.mkdir(parents=True, exist_ok=True)
             self._driver.take_seat()
@@ -89,7 +91,6 @@ class LocalCluster:
 
     def stop(self) -> None:
         """Stop all of it in order; the Spark session goes on. Idempotent."""
-        atexit.unregister(self.stop)
         self._driver.stop()
         if self._temporary:
             shutil.rmtree(self.data_dir, ignore_errors=True)
@@ -128,3 +129,9 @@ class LocalCluster:
                 if process is not None and send_signal(process, signal.SIGKILL):
                     return process.pid
         raise ClusterError(f"broker {broker_id} does not run on this machine; running: {self.broker_pids()}")
+
+
+def _when_python_ends(work: Callable[[], None]) -> None:
+    """Call ``work`` when the program ends while threads can still be handed work: a stop needs them, and by the time of
+    ``atexit`` every executor refuses. Python has that hook for its own executors only, under a private name."""
+    getattr(threading, "_register_atexit", atexit.register)(work)

@@ -16,6 +16,8 @@ from sparklog.errors import ConfigError
 DEFAULT_PORT = 9092
 #: Of a cluster with a ZooKeeper of its own, where nothing is said of it: that one is near, and answers within moments.
 EMBEDDED_SETTINGS = {"zookeeper.session.timeout.ms": "2000"}
+#: Of topics created without one, where there are so many brokers.
+DEFAULT_REPLICATION_FACTOR = 3
 
 
 class Sizing(NamedTuple):
@@ -64,7 +66,10 @@ class ClusterOptions(msgspec.Struct, frozen=True, kw_only=True):
         if len({path.resolve() for path in self.log_dirs}) != len(self.log_dirs):
             raise ConfigError(f"log directories must differ: {', '.join(str(path) for path in self.log_dirs)}")
         broker_config(self.settings)
-        return self if self.zookeeper else structs.replace(self, settings=merged(EMBEDDED_SETTINGS, self.settings))
+        following = {"default.replication.factor": str(min(DEFAULT_REPLICATION_FACTOR, self.brokers))}
+        if not self.zookeeper:
+            following |= EMBEDDED_SETTINGS
+        return structs.replace(self, settings=merged(following, self.settings))
 
 
 def is_one_machine(master: str) -> bool:
