@@ -175,7 +175,7 @@ def test_times_of_the_log(spark: SparkSession, sides: Sides) -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"minPartitions": "8"}, {"minPartitions": "3", "maxRecordsPerPartition": "20"}], ids=str
+    "options", [{"minPartitions": "8"}, {"minPartitions": "3", "maxRecordsPerPartition": "7"}], ids=str
 )
 def test_tasks_of_a_batch(spark: SparkSession, sides: Sides, options: dict[str, str]) -> None:
     def tasks(side: Side) -> list[tuple[int, int, int]]:
