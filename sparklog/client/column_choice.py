@@ -27,14 +27,17 @@ class ColumnChoice:
         #: For ``FetchPartition.columns``; None: all, which are sent as they are stored.
         self.wire = None if fetched.issuperset(newest.names) else tuple(n for n in newest.names if n in fetched)
         self._schema = pa.schema([newest.field(name) for name in columns])
+        self._names = list(columns)
 
     def complete(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """The chosen columns in the chosen order; nulls where the batch is older than the column."""
-        names = self._schema.names
-        if all(batch.schema.get_field_index(name) >= 0 for name in names):
-            return batch.select(names)
+        found = batch.schema.names
+        if found == self._names:
+            return batch
+        if set(found).issuperset(self._names):
+            return batch.select([found.index(name) for name in self._names])
         arrays = [
-            batch.column(field.name) if field.name in batch.schema.names else pa.nulls(batch.num_rows, field.type)
+            batch.column(field.name) if field.name in found else pa.nulls(batch.num_rows, field.type)
             for field in self._schema
         ]
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)

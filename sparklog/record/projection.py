@@ -115,7 +115,7 @@ def _project_message(whole: BatchMessage, source: memoryview, plan: Projection) 
 
 
 def _sealed(header: BatchHeader, message: bytes, offset_array: memoryview) -> ProjectedBatch:
-    body = message + bytes(offset_array)
+    body = message + bytes(offset_array) if len(offset_array) else message
     checked = memoryview(body)[: len(message) + header.offset_array_length]
     flags = header.flags | Flag.PROJECTED
     return ProjectedBatch(header._replace(length=len(message), body_crc=crc32c(checked), flags=flags), body)

@@ -68,6 +68,8 @@ class ColumnPlan:
                 array = self._make(name, header, batch, partition=partition, offsets=offsets)
             else:
                 array = _stored(batch, name, len(offsets), field=field)
+                if name == "headers" and self.shape.is_default:
+                    array = _null_if_empty(array)
             arrays.append(_cast(array, field, partition))
         return pa.RecordBatch.from_arrays(arrays, schema=self.target)
 
@@ -121,6 +123,12 @@ def _stored(batch: pa.RecordBatch, name: str, rows: int, *, field: pa.Field) -> 
     """A stored column; nulls for one that the topic got after this batch was written."""
     index = batch.schema.get_field_index(name)
     return batch.column(index) if index >= 0 else pa.nulls(rows, field.type)
+
+
+def _null_if_empty(headers: pa.Array) -> pa.Array:
+    """A record without headers shows null, as in Spark's Kafka source; a writer may have stored an empty list."""
+    is_empty = pc.equal(pc.list_value_length(headers), 0)
+    return pc.if_else(is_empty, pa.scalar(None, headers.type), headers) if pc.any(is_empty).as_py() else headers
 
 
 def _cast(array: pa.Array, field: pa.Field, partition: TopicPartition) -> pa.Array:

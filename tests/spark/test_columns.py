@@ -54,6 +54,13 @@ def test_default_topic() -> None:
     assert made[1] == common | {"key": None, "value": None, "offset": 71, "timestamp": APPENDED, "headers": None}
 
 
+def test_no_headers_are_null_however_they_are_stored() -> None:
+    rows = [{"headers": []}, {"headers": [{"key": "h", "value": None}]}, {"headers": None}]
+    batch = pa.RecordBatch.from_pylist(rows, schema=DEFAULT_SCHEMA)
+    made = assemble(TopicShape(DEFAULT_SCHEMA, "timestamp"), batch)
+    assert made.column("headers").to_pylist() == [None, [{"key": "h", "value": None}], None]
+
+
 def test_a_topic_stamped_by_the_log_shows_the_append_time() -> None:
     shape = TopicShape(DEFAULT_SCHEMA, "timestamp", stamped_by_log=True)
     assert plan_columns(topic_columns(shape), shape).stored_columns == ("key", "value")
