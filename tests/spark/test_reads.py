@@ -144,7 +144,7 @@ def test_headers_decide_what_is_fetched_and_decoded(
 
     def rows(where: str) -> int:
         readers.clear()
-        given = {"subscribe": events, "where": where}
+        given = {"subscribe": events, "where": where, "localReads": "never"}
         options = parse_read_options(given, {"bootstrap.servers": brokers.bootstrap})
         with TopicView(brokers.bootstrap) as view:
             reader = BatchReader(plan_read(view, options, schema=schema))
