@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from sparklog.client.errors import BufferFull as BufferFull
     from sparklog.client.errors import ClientTimeout as ClientTimeout
     from sparklog.client.errors import CommitOutcomeUnknown as CommitOutcomeUnknown
+    from sparklog.client.errors import LocalReadUnavailable as LocalReadUnavailable
     from sparklog.client.errors import LogTruncated as LogTruncated
     from sparklog.client.errors import ProducerClosed as ProducerClosed
     from sparklog.client.errors import ProducerFenced as ProducerFenced
@@ -48,6 +49,7 @@ _HOME = {
     "Consumer": "sparklog.client.consumer",
     "ErrorCode": "sparklog.errors",
     "LocalCluster": "sparklog.cluster.local",
+    "LocalReadUnavailable": "sparklog.client.errors",
     "LogTruncated": "sparklog.client.errors",
     "OffsetRange": "sparklog.model",
     "Origin": "sparklog.client.origin",
