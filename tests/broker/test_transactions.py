@@ -227,7 +227,7 @@ def test_a_repeated_marker_is_answered_when_the_first_is_committed(cluster: Proc
 def test_abandoned_transactions_time_out_and_operators_end_others(cluster: ProcessCluster) -> None:
     create_topic(cluster, "left")
     abandoned = Client(cluster, "left-key")
-    abandoned.begin(timeout_ms=2500)
+    abandoned.begin(timeout_ms=6000)
     abandoned.write("left", 0, 2, "lost-")
     patient = Client(cluster, "patient-key")
     patient.begin()
