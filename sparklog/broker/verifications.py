@@ -42,6 +42,8 @@ class _Held:
 @dataclass(eq=False, slots=True)
 class _Question:
     request: VerifyTransaction
+    #: in which this broker led when it asked
+    leader_epoch: int
     held: list[_Held] = field(default_factory=list)
     over: bool = False
 
@@ -99,7 +101,7 @@ class Verifications:
             return
         self._broker.counters["verifications.asked"] += 1
         request = VerifyTransaction(0, key, producer_id, epoch, tp.topic, tp.partition)
-        question = self._questions[tp, producer_id] = _Question(request, [held])
+        question = self._questions[tp, producer_id] = _Question(request, partition.replica.leader_epoch, [held])
         self._broker.spawn(self._verify(tp, question), f"verification of {producer_id} in {tp}")
 
     def cancel(self, tp: TopicPartition, producer_id: int) -> None:
@@ -116,6 +118,11 @@ class Verifications:
         while True:
             refusal = await self._asked(question)
             if question.over:
+                return
+            if refusal is None and not self._still_leads(tp, question):
+                # Another leader may have been given the marker meanwhile: what was asked then says nothing now.
+                detail = f"{tp}: leader epoch {question.leader_epoch} is over"
+                self._refuse(question, BrokerError(ErrorCode.NOT_LEADER_OR_FOLLOWER, detail))
                 return
             if refusal is None:
                 self._broker.counters["verifications"] += 1
@@ -148,7 +155,19 @@ class Verifications:
             )
         except BrokerError as error:
             return error
+        except Exception as error:
+            # Whoever waits must hear of it, or every later batch of the producer would wait behind.
+            _log.exception("verification of %s", request)
+            return BrokerError(ErrorCode.UNKNOWN_SERVER_ERROR, f"{request.key}: {type(error).__name__}: {error}")
         return None
+
+    def _still_leads(self, tp: TopicPartition, question: _Question) -> bool:
+        partition = self._broker.partitions.get(tp)
+        return (
+            partition is not None
+            and partition.replica.is_leader
+            and partition.replica.leader_epoch == question.leader_epoch
+        )
 
     def _end(self, question: _Question) -> list[_Held]:
         question.over = True

@@ -45,10 +45,16 @@ def known_outcome(entry: Entry, request: EndRequested) -> Outcome | None:
     if request.commit and strangers:
         detail = f"{entry.key}: producers {strangers[:8]} have registered nothing in this transaction"
         return Refused(ErrorCode.INVALID_TXN_STATE, detail)
+    if request.commit and not now.numbered and not request.winners and (entry.participants or now.offsets):
+        # Late, of an empty transaction before this one: it must not hand over this one's offsets without its records.
+        detail = f"{entry.key}: a commit without producers found, {sorted(entry.participants)} take part"
+        return Refused(ErrorCode.INVALID_TXN_STATE, detail)
     return None
 
 
 def _when_empty(key: str, now: Transaction, request: EndRequested) -> Outcome | None:
+    if not request.commit and now.decided_run == request.run_id:
+        return Ended(True)  # asked again: the answer was lost
     if request.run_id in now.fenced:
         return _refused(key, now, request)
     if not request.commit:

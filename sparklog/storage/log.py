@@ -185,6 +185,7 @@ class Log:
         """Everything below is committed and may be served; bounded by the log's ends."""
         self.high_watermark = min(max(high_watermark, self.log_start_offset), self.log_end_offset)
         self._served_end = max(self._served_end, self.high_watermark)
+        self._producers.transactions.committed_below(self.high_watermark)
 
     def add_schema(self, schema: TopicSchema) -> None:
         """Learn a schema before batches of it come. Known ids are left as they are."""

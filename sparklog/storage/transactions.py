@@ -72,10 +72,15 @@ class TransactionTable:
                 if aborted:
                     self._aborted.append(over)
 
+    def committed_below(self, high_watermark: int) -> None:
+        """Markers below are committed: what they ended holds no reader up any more. To be told of every move, by
+        replicas that nobody reads from as well, or the list would grow for ever."""
+        if self._recent and self._recent[0].last_offset < high_watermark:
+            del self._recent[: bisect_left(self._recent, high_watermark, key=_last_offset)]
+
     def last_stable_offset(self, high_watermark: int) -> int:
         """First offset whose fate is open, at most ``high_watermark``."""
-        while self._recent and self._recent[0].last_offset < high_watermark:
-            del self._recent[0]
+        self.committed_below(high_watermark)
         stable = high_watermark
         if self._open:
             stable = min(stable, next(iter(self._open.values())).first_offset)

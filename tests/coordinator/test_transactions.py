@@ -341,3 +341,25 @@ def test_the_log_is_bounded_by_writing_anew_what_is_live(host: Host) -> None:
         "idle": ("open", -1, {idle}),
         "moving": ("open", -1, {moving}),
     }
+
+
+def test_a_late_commit_of_an_empty_transaction_does_not_end_the_next_one(host: Host) -> None:
+    opened(host)
+    host.end("k", "r1", -1)
+    host.settle()
+    producer = opened(host)
+    host.add("k", "r1", producer, A0, group="g", offsets=(GroupOffset("in", 0, 5),))
+    host.settle()
+    late = host.end("k", "r1", -1)
+    assert host.code(late) == "INVALID_TXN_STATE"
+    end = host.end("k", "r1", -1, producer)
+    host.settle()
+    assert host.answers[end] == Ended(True)
+
+
+def test_an_abort_whose_answer_was_lost_is_repeated(host: Host) -> None:
+    opened(host, version=4)
+    for _ in range(2):
+        end = host.end("k", "r1", 4, commit=False)
+        host.settle()
+        assert host.answers[end] == Ended(True)

@@ -238,3 +238,12 @@ def test_transactions_survive_what_befalls_a_log(seed: int) -> None:
     story = Story(seed)
     story.play()
     assert read_numbers(story.logs[0]) == read_numbers(story.logs[1])
+
+
+def test_ended_transactions_are_forgotten_where_nobody_reads() -> None:
+    log = create_log(open_directory(disk=SimDisk()))
+    for producer in range(100):
+        send(log, producer)
+        append(log, marker(committed=(producer,)))
+        log.set_high_watermark(log.log_end_offset)
+    assert log._producers.transactions.state().recent == ()
