@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bench.steady_stream import Report, StreamProcess
-from sparklog import Admin
+from sparklog import Admin, ClusterError
 from sparklog.testing.process_cluster import ProcessCluster, wait_until
 
 #: Records a second over all partitions, at most: each is a batch of its own, and who sends them shares the machine with
@@ -146,17 +146,19 @@ def zookeeper_killed(scene: Scene, options: Options) -> tuple[Report, float]:
 
 
 def zookeeper_paused(scene: Scene, options: Options) -> tuple[Report, float]:
-    """ZooKeeper is stopped for longer than sessions last and goes on later, when it ends all of them at once."""
+    """ZooKeeper is stopped for longer than sessions last and goes on later, when it may end all of them at once."""
     before = scene.incarnations()
     scene.stream.mark()
     scene.cluster.signal_zookeeper(signal.SIGSTOP)
     time.sleep(options.zk_outage_s)
     scene.cluster.signal_zookeeper(signal.SIGCONT)
-    wait_until(
-        lambda: all(now > before[broker] for broker, now in scene.incarnations().items()),
-        _HEAL_TIMEOUT_S,
-        "all brokers to be registered anew",
-    )
+    # Pings that waited in its sockets may be read before it looks at the clock: then a session lives on.
+    with contextlib.suppress(ClusterError):
+        wait_until(
+            lambda: all(now > before[broker] for broker, now in scene.incarnations().items()),
+            1.5 * options.session_s,
+            "all brokers to be registered anew",
+        )
     return _after_outage(scene, options)
 
 
