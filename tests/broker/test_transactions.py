@@ -225,22 +225,22 @@ def test_a_repeated_marker_is_answered_when_the_first_is_committed(cluster: Proc
 
 
 def test_abandoned_transactions_time_out_and_operators_end_others(cluster: ProcessCluster) -> None:
-    create_topic(cluster, "left")
+    create_topic(cluster, "abandoned")
     abandoned = Client(cluster, "left-key")
     abandoned.begin(timeout_ms=6000)
-    abandoned.write("left", 0, 2, "lost-")
+    abandoned.write("abandoned", 0, 2, "lost-")
     patient = Client(cluster, "patient-key")
     patient.begin()
-    patient.write("left", 0, 1, "patient-")
-    assert last_stable_offset(cluster, "left") == 0
+    patient.write("abandoned", 0, 1, "patient-")
+    assert last_stable_offset(cluster, "abandoned") == 0
     found = described(cluster, "patient-key")
     assert found is not None and (found.state, found.participants) == (
         "open",
-        ((patient.producer_id, 0, (("left", 0),)),),
+        ((patient.producer_id, 0, (("abandoned", 0),)),),
     )
     ask(cluster, patient.coordinator(), AbortTransaction(0, "patient-key"), Ack)
-    wait_until(lambda: last_stable_offset(cluster, "left") == 5, PATIENCE_S, "both markers")
-    assert read(cluster, "left", isolation=1).values == []
+    wait_until(lambda: last_stable_offset(cluster, "abandoned") == 5, PATIENCE_S, "both markers")
+    assert read(cluster, "abandoned", isolation=1).values == []
     with pytest.raises(BrokerError) as refused:
         abandoned.end(commit=True)
     assert refused.value.code is ErrorCode.INVALID_PRODUCER_EPOCH
