@@ -108,8 +108,10 @@ class Hearer:
 
 
 @asynccontextmanager
-async def hearing(connect: str, broker_id: int, *, trusted: bool = True) -> AsyncIterator[Hearer]:
-    async with opened(connect, session_timeout_ms=SESSION_TIMEOUT_MS) as store:
+async def hearing(
+    connect: str, broker_id: int, *, trusted: bool = True, session_timeout_ms: int = SESSION_TIMEOUT_MS
+) -> AsyncIterator[Hearer]:
+    async with opened(connect, session_timeout_ms=session_timeout_ms) as store:
         hearer = Hearer(broker_id, store)
         cluster_id = await store.cluster_id()
         hearer.server = await serve(
@@ -132,8 +134,8 @@ async def hearing(connect: str, broker_id: int, *, trusted: bool = True) -> Asyn
 
 
 @asynccontextmanager
-async def controlled(connect: str) -> AsyncIterator[ControllerLoop]:
-    loop = ControllerLoop(connect, session_timeout_ms=SESSION_TIMEOUT_MS)
+async def controlled(connect: str, session_timeout_ms: int = SESSION_TIMEOUT_MS) -> AsyncIterator[ControllerLoop]:
+    loop = ControllerLoop(connect, session_timeout_ms=session_timeout_ms)
     loop.start()
     try:
         yield loop
@@ -141,15 +143,19 @@ async def controlled(connect: str) -> AsyncIterator[ControllerLoop]:
         await asyncio.to_thread(loop.stop)
 
 
-def run_with_three(connect: str, scenario: Callable[[ControllerLoop, list[Hearer]], object]) -> None:
+def run_with_three(
+    connect: str,
+    scenario: Callable[[ControllerLoop, list[Hearer]], object],
+    session_timeout_ms: int = SESSION_TIMEOUT_MS,
+) -> None:
     """Three brokers, a controller, and topic t with its leaders known to all."""
 
     async def run() -> None:
         async with (
-            hearing(connect, 1) as one,
-            hearing(connect, 2) as two,
-            hearing(connect, 3) as three,
-            controlled(connect) as loop,
+            hearing(connect, 1, session_timeout_ms=session_timeout_ms) as one,
+            hearing(connect, 2, session_timeout_ms=session_timeout_ms) as two,
+            hearing(connect, 3, session_timeout_ms=session_timeout_ms) as three,
+            controlled(connect, session_timeout_ms) as loop,
         ):
             hearers = [one, two, three]
             await until(lambda: all(h.brokers == [1, 2, 3] for h in hearers), "a controller")
@@ -361,7 +367,9 @@ def test_a_zookeeper_restart_moves_no_leader_and_what_happens_after_it_is_seen(t
 
     cleanup: list[EmbeddedZookeeper] = []
     try:
-        run_with_three(server.connect, scenario)
+        # A session's time runs from the moment the server has loaded it, and a JVM's first requests are slow: long
+        # sessions, for the subject here is what outlives a restart, not how short a session may be.
+        run_with_three(server.connect, scenario, session_timeout_ms=6000)
     finally:
         for found in (server, *cleanup):
             found.stop()
