@@ -48,8 +48,8 @@ def settle_route(admin: Admin, topic: str, columns: StructType, options: WriteOp
             extended = replace(shape, schema=pa.schema([*shape.schema, *added]))
             route = plan_route(topic, extended, columns)  # before anything is changed
             admin.add_columns(topic, pa.schema(added))
-            return route
-    return plan_route(topic, shape, columns)
+            return replace(route, topic_id=found.topic_id)
+    return replace(plan_route(topic, shape, columns), topic_id=found.topic_id)
 
 
 def _found(admin: Admin, topic: str, columns: StructType, options: WriteOptions) -> TopicDescription:

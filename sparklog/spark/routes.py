@@ -34,11 +34,13 @@ _LEFT_BEHIND = frozenset({"offset", "timestampType", "_offset", "_timestamp", *_
 
 @dataclass(frozen=True, slots=True)
 class TopicRoute:
-    """How rows get into one topic: the columns sent, and the column that names the partition, if there is one."""
+    """How rows get into one topic: the columns sent, and the column that names the partition, if there is one.
+    ``topic_id``: of the topic as it was looked up."""
 
     topic: str
     payload: tuple[str, ...]
     partition_column: str | None
+    topic_id: str = ""
 
     def split(self, batch: pa.RecordBatch) -> Iterator[tuple[int | None, pa.RecordBatch]]:
         """The rows of ``batch`` by partition, in their order; None is for rows whose key or the producer decides."""

@@ -69,11 +69,16 @@ def new_run_id() -> str:
     return uuid.uuid4().hex
 
 
-def batch_run(run_id: str, named: NamedWrite | None) -> SinkRun:
-    """A write of its own, or the one that its user has named."""
+def batch_run(run_id: str, named: NamedWrite | None = None, *, topic_id: str | None = None) -> SinkRun:
+    """A write of its own, or the one that its user has named: for the topic with this id; None: its rows name topics.
+
+    The same name for two topics is two sequences of writes, and a topic made anew begins one of its own: else a write
+    would be taken for one committed elsewhere, and its rows left out. Source: Delta Lake, where it is by table.
+    """
     if named is None:
         return SinkRun(f"write:{run_id}", 0, run_id)
-    return SinkRun(f"app:{named.app_id}", named.version, run_id)
+    target = "*" if topic_id is None else topic_id
+    return SinkRun(f"app:{target}:{named.app_id}", named.version, run_id)
 
 
 def stream_run(run_id: str) -> SinkRun:

@@ -53,6 +53,12 @@ class WritePlan:
     routes: Mapping[str, TopicRoute]
     topic_column: str | None
 
+    def new_run(self) -> SinkRun:
+        """Of a batch write, whose topic has been looked up."""
+        topic = self.options.topic
+        topic_id = self.routes[topic].topic_id if topic is not None else None
+        return batch_run(new_run_id(), self.options.named, topic_id=topic_id)
+
 
 def plan_write(options: WriteOptions, *, schema: StructType, now: bool) -> WritePlan:
     """Check the columns of a DataFrame, ``now`` also against the topic it goes to, if an option names that.
@@ -75,7 +81,7 @@ class BatchWriter(DataSourceArrowWriter):
 
     def __init__(self, plan: WritePlan) -> None:
         self._plan = plan
-        self._run = batch_run(new_run_id(), plan.options.named) if plan.options.exactly_once else None
+        self._run = plan.new_run() if plan.options.exactly_once else None
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Append all rows, to be committed; returns once every one of them is on all in-sync replicas.

@@ -143,6 +143,42 @@ def test_batch_writes_have_a_key_each_or_the_one_they_were_given(plan: WritePlan
     assert seen(plan) == [1, 1, 1, 1]
 
 
+def test_a_name_is_one_sequence_for_each_topic(admin: Admin, plan: WritePlan) -> None:
+    """Two topics under one name and number, a topic made anew, and rows that name their topics: none is taken for
+    another, which would leave its rows out."""
+    first = str(plan.options.topic)
+    second = f"{first}-second"
+    admin.create_topic(second, partitions=1, schema="x bigint")
+    options = [
+        WriteOptions(plan.options.bootstrap, topic, None, named=NamedWrite("one", 1)) for topic in (first, second)
+    ]
+
+    def write(options: WriteOptions, *values: int) -> WritePlan:
+        made = plan_write(options, schema=X, now=True)
+        writer = BatchWriter(made)
+        writer.commit([writer.write(rows(*values))])
+        return made
+
+    for _ in range(2):
+        for number, written in enumerate(options):
+            assert seen(write(written, number)) == [number]
+    assert written_by_column(plan, first, 7, named=NamedWrite("one", 1)) == [0, 7]
+    assert written_by_column(plan, first, 7, named=NamedWrite("one", 1)) == [0, 7]
+    admin.delete_topic(first)
+    admin.create_topic(first, partitions=1, schema="x bigint")
+    assert seen(write(options[0], 2)) == [2]
+
+
+def written_by_column(plan: WritePlan, topic: str, value: int, *, named: NamedWrite) -> list[int]:
+    """A batch write whose row names its topic."""
+    columns = StructType().add("x", "long").add("topic", "string")
+    writer = BatchWriter(
+        plan_write(WriteOptions(plan.options.bootstrap, None, None, named=named), schema=columns, now=True)
+    )
+    writer.commit([writer.write(iter([pa.RecordBatch.from_pydict({"x": [value], "topic": [topic]})]))])
+    return seen(plan)
+
+
 def test_an_aborted_batch_leaves_nothing_and_its_tasks_cannot_go_on(plan: WritePlan) -> None:
     writer = BatchWriter(plan)
     writer.write(rows(1))
