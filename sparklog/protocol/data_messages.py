@@ -1,0 +1,243 @@
+"""Messages of the data plane: hello, metadata, produce, fetch, offsets of the log.
+
+Body of Produce and FetchReply: for each partition in order, ``batch_count`` batch headers (96 bytes each), then their
+bodies back to back (``body_bytes`` in all, each body padded to 8 as stored).
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from sparklog.model import NO_EPOCH, NO_LEADER, BrokerEndpoint, TopicSchema
+from sparklog.protocol.fields import Entries, Message, Name
+
+#: ``ListOffsetsPartition.timestamp_us`` for the ends of the log. Source: Kafka ListOffsets (-1 latest, -2 earliest).
+LATEST = -1
+EARLIEST = -2
+
+CONSUMER = -1  #: ``Fetch.replica_id`` of a client
+ACKS_ALL = -1
+
+# --- connection -------------------------------------------------------------------------------------------------------
+
+
+class Hello(Message, frozen=True, tag="hello"):
+    """First message of a connection. ``cluster_id`` empty: the client takes any cluster."""
+
+    min_version: int
+    max_version: int
+    client_id: Name
+    cluster_id: Name = ""
+
+
+class HelloReply(Message, frozen=True, tag="hello_reply"):
+    """``local_socket``: where processes of the host with this ``boot_id`` may ask for open files, see ``local_reads``;
+    empty: nowhere."""
+
+    version: int
+    broker_id: int
+    incarnation: int
+    cluster_id: str
+    max_frame_bytes: int
+    boot_id: str = ""
+    local_socket: str = ""
+
+
+class ErrorReply(Message, frozen=True, tag="error_reply"):
+    """The whole request failed. ``cid`` is -1 when the request could not be decoded far enough to know it."""
+
+    code: int
+    detail: str
+
+
+# --- metadata ---------------------------------------------------------------------------------------------------------
+
+
+class Metadata(Message, frozen=True, tag="metadata"):
+    """``topics`` None asks for all, internal ones only with ``internal``. Without ``schemas`` the topics' schema bytes
+    are left out."""
+
+    topics: Entries[str] | None = None
+    schemas: bool = True
+    internal: bool = False
+
+
+class PartitionMetadata(msgspec.Struct, frozen=True, array_like=True):
+    partition: int
+    leader: int
+    leader_epoch: int
+    replicas: tuple[int, ...]
+    isr: tuple[int, ...]
+
+
+class TopicMetadata(msgspec.Struct, frozen=True, array_like=True):
+    """``code`` not 0: the topic is unknown or its name is bad, and only ``name`` and ``detail`` mean anything."""
+
+    code: int
+    name: str
+    topic_id: str = ""
+    partitions: tuple[PartitionMetadata, ...] = ()
+    schemas: tuple[TopicSchema, ...] = ()
+    key_columns: tuple[str, ...] = ()
+    event_time: str | None = None
+    config: dict[str, str] = {}
+    detail: str = ""
+
+
+class MetadataReply(Message, frozen=True, tag="metadata_reply"):
+    """``controller_epoch`` orders replies of different brokers only roughly; leader epochs decide per partition."""
+
+    cluster_id: str
+    controller_epoch: int
+    brokers: tuple[BrokerEndpoint, ...]
+    topics: tuple[TopicMetadata, ...]
+
+
+# --- data plane -------------------------------------------------------------------------------------------------------
+
+
+class ProducePartition(msgspec.Struct, frozen=True, array_like=True):
+    """``topic_id`` empty: not checked."""
+
+    topic: str
+    partition: int
+    topic_id: str
+    batch_count: int
+    body_bytes: int
+
+
+class Produce(Message, frozen=True, tag="produce"):
+    """``acks``: 0, 1 or ACKS_ALL. With 0 there is no reply, not even for an error. ``transaction``: the key of the
+    transaction that transactional batches belong to; the leader asks its coordinator before it takes the first batch
+    of a producer id."""
+
+    acks: int
+    timeout_ms: int
+    partitions: Entries[ProducePartition]
+    transaction: Name = ""
+
+
+class ProduceResult(msgspec.Struct, frozen=True, array_like=True):
+    """``base_offset`` is the first batch's; the others follow without gaps. -1 on error.
+
+    With NOT_LEADER_OR_FOLLOWER, ``leader`` and its epoch are who leads as far as the broker knows. Source: KIP-951.
+    """
+
+    code: int
+    base_offset: int
+    append_time_us: int
+    log_start_offset: int
+    detail: str = ""
+    leader: int = NO_LEADER
+    leader_epoch: int = NO_EPOCH
+
+
+class ProduceReply(Message, frozen=True, tag="produce_reply"):
+    """Results in the order of the request's partitions."""
+
+    results: tuple[ProduceResult, ...]
+
+
+class FetchPartition(msgspec.Struct, frozen=True, array_like=True):
+    """``leader_epoch`` is the fetcher's current one (-1: not checked); ``last_epoch`` that of its last batch
+    (-1: its history is not compared). ``columns``: only these of the topic's newest schema are sent, those that a batch
+    has; (): headers alone; None: batches as they are stored, as followers need them."""
+
+    topic: str
+    partition: int
+    topic_id: str
+    leader_epoch: int
+    fetch_offset: int
+    max_bytes: int
+    last_epoch: int = -1
+    log_start_offset: int = -1
+    columns: Entries[str] | None = None
+
+
+class Fetch(Message, frozen=True, tag="fetch"):
+    """``replica_id`` CONSUMER for clients; a follower names itself and its incarnation.
+
+    Sessions (Source: KIP-227): ``session_epoch`` -1 is sessionless; 0 asks for a new session with ``partitions``
+    as its content; later epochs count up by one and name only changed partitions; ``forgotten`` leave the session.
+    """
+
+    replica_id: int
+    incarnation: int
+    max_wait_ms: int
+    min_bytes: int
+    max_bytes: int
+    isolation: int  #: 0 read uncommitted (below the high watermark), 1 read committed (below the last stable offset)
+    session_id: int
+    session_epoch: int
+    partitions: Entries[FetchPartition]
+    forgotten: Entries[tuple[str, int]] = ()
+
+
+class AbortedRange(msgspec.Struct, frozen=True, array_like=True):
+    producer_id: int
+    first_offset: int
+    last_offset: int
+
+
+class FetchedPartition(msgspec.Struct, frozen=True, array_like=True):
+    """``diverging`` (epoch, end offset) tells a follower to truncate to the smaller of that and its own epoch end, and
+    a consumer that what it has read from there on is not in the log any more. ``stored_bytes``: what the batches take
+    in the log, where only some of their columns were sent (each is marked in its header); else 0."""
+
+    topic: str
+    partition: int
+    code: int
+    high_watermark: int
+    last_stable_offset: int
+    log_start_offset: int
+    log_end_offset: int
+    batch_count: int = 0
+    body_bytes: int = 0
+    diverging: tuple[int, int] | None = None
+    aborted: tuple[AbortedRange, ...] = ()
+    detail: str = ""
+    stored_bytes: int = 0
+
+
+class FetchReply(Message, frozen=True, tag="fetch_reply"):
+    """``code`` is about the session. In a session, only partitions with something to say are named."""
+
+    code: int
+    session_id: int
+    partitions: tuple[FetchedPartition, ...]
+
+
+class ListOffsetsPartition(msgspec.Struct, frozen=True, array_like=True):
+    topic: str
+    partition: int
+    timestamp_us: int  #: LATEST, EARLIEST, or: first batch record at or after this time
+    leader_epoch: int = -1
+
+
+class ListOffsets(Message, frozen=True, tag="list_offsets"):
+    isolation: int
+    partitions: Entries[ListOffsetsPartition]
+
+
+class ListedOffset(msgspec.Struct, frozen=True, array_like=True):
+    """``offset`` -1: no record at or after the asked time. A time is answered with its batch's base offset: no
+    record before it has the asked timestamp or a later one."""
+
+    code: int
+    offset: int
+    timestamp_us: int
+    leader_epoch: int
+    detail: str = ""
+
+
+class ListOffsetsReply(Message, frozen=True, tag="list_offsets_reply"):
+    results: tuple[ListedOffset, ...]
+
+
+class InitProducerId(Message, frozen=True, tag="init_producer_id"):
+    transactional_id: str | None = None
+
+
+class InitProducerIdReply(Message, frozen=True, tag="init_producer_id_reply"):
+    producer_id: int
+    producer_epoch: int
