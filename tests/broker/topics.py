@@ -23,7 +23,8 @@ from sparklog.record.header import BatchHeader
 from sparklog.testing.process_cluster import ProcessCluster, wait_until
 from tests.broker.support import produce
 
-PATIENCE_S = 15.0
+#: Long: of what comes for certain, only how busy the machine is decides when.
+PATIENCE_S = 60.0
 
 
 def create_topic(
@@ -59,13 +60,20 @@ def running(cluster: ProcessCluster) -> list[int]:
 
 
 def partition(cluster: ProcessCluster, name: str, number: int = 0) -> PartitionMetadata:
-    """The partition as the running broker with the newest epoch knows it."""
-    found = [_partitions(cluster, broker_id, name) for broker_id in running(cluster)]
-    return max((p[number] for p in found if len(p) > number), key=lambda known: known.leader_epoch)
+    """The partition as the running broker with the newest epoch knows it; one that has just started knows none yet."""
+    known: list[PartitionMetadata] = []
+
+    def found() -> bool:
+        answers = [_partitions(cluster, broker_id, name) for broker_id in running(cluster)]
+        known.extend(answer[number] for answer in answers if len(answer) > number)
+        return bool(known)
+
+    wait_until(found, PATIENCE_S, f"a broker that knows {name}-{number}")
+    return max(known, key=lambda one: one.leader_epoch)
 
 
 def _partitions(cluster: ProcessCluster, broker_id: int, name: str) -> tuple[PartitionMetadata, ...]:
-    """None where the broker has just gone."""
+    """Empty where the broker has just gone."""
     try:
         return cluster.metadata(broker_id, name).topics[0].partitions
     except BrokerError as error:
