@@ -16,7 +16,7 @@ import pyarrow as pa
 import typer
 from pyarrow import types
 
-from sparklog.cli.options import Bootstrap, Timeout, moment, servers
+from sparklog.cli.options import FIRST_CONTACT_S, Bootstrap, Timeout, moment, servers
 from sparklog.client.consumer import Consumer
 from sparklog.client.errors import ClientTimeout
 from sparklog.client.origin import origin
@@ -53,7 +53,7 @@ def consume(
     """Read records, up to where the topics end now.
 
     Text prints values, of typed topics the columns with tabs between. JSON prints one object a line; bytes that are no
-    UTF-8 are base64. Arrow writes a file, or a stream to standard output.
+    UTF-8 are base64. Arrow writes a file, or a stream to standard output. --timeout is for the next record to come.
 
     Example: sparklog consume flights --from earliest --count 10 --format json
     """
@@ -79,7 +79,12 @@ def _consumer(
     if place is None:
         raise ConfigError(f"--from {start!r}: expected earliest, latest, an offset, or a time like 2026-01-31T12:00")
     consumer = Consumer(
-        bootstrap, wanted, start="earliest" if offset is not None else place, log_columns=places, timeout_s=timeout_s
+        bootstrap,
+        wanted,
+        start="earliest" if offset is not None else place,
+        log_columns=places,
+        timeout_s=timeout_s,
+        first_contact_s=FIRST_CONTACT_S,
     )
     if offset is not None:
         for tp in consumer.assignment:

@@ -7,9 +7,9 @@ from typing import Annotated, NamedTuple
 import typer
 
 from sparklog.cli.options import FIRST_CONTACT_S, AsJson, Bootstrap, Timeout, servers
-from sparklog.cli.output import print_json, print_table
+from sparklog.cli.output import note, print_json, print_table
 from sparklog.client.admin import Admin
-from sparklog.errors import BrokerError, ConfigError, ErrorCode
+from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import TopicPartition
 
 groups = typer.Typer(help="Consumer groups: list them, and show their lag.", no_args_is_help=True)
@@ -55,7 +55,8 @@ def describe(
     with Admin(servers(bootstrap), timeout_s=timeout, first_contact_s=FIRST_CONTACT_S) as admin:
         offsets = admin.group_offsets(group)
         if not offsets:
-            raise ConfigError(f"group {group!r} has no offsets")
+            note(f"sparklog: group {group!r} has no offsets")
+            raise typer.Exit(1)
         rows = _lags(admin, offsets)
     if as_json:
         print_json([row._asdict() for row in rows])

@@ -17,7 +17,7 @@ Bootstrap = Annotated[
         "-b",
         envvar=["SPARKLOG_BOOTSTRAP", "SPARKLOG_BOOTSTRAP_SERVERS"],
         metavar="HOST:PORT,...",
-        help="Brokers to start from.",
+        help="Addresses of brokers, some or all.",
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="JSON instead of a table.")]
@@ -27,7 +27,7 @@ Throttle = Annotated[
     typer.Option("--throttle", metavar="BYTES", help="A broker copies at most so much a second, as 50MB."),
 ]
 
-#: Whoever types a wrong address wants to know it now, not when the command's time is up.
+#: Seconds. Whoever types a wrong address wants to know it now, not when the command's time is up.
 FIRST_CONTACT_S = 2.5
 
 _UNITS = {"": 1, "b": 1} | {
@@ -50,7 +50,7 @@ def byte_count(text: str | None, *, what: str) -> int:
 def servers(bootstrap: str | None) -> str:
     """The bootstrap servers. Raises ConfigError when none are named."""
     if not bootstrap:
-        raise ConfigError("no brokers named: give --bootstrap host:port or set SPARKLOG_BOOTSTRAP")
+        raise ConfigError("no brokers named: give --bootstrap host:port or set SPARKLOG_BOOTSTRAP_SERVERS")
     return bootstrap
 
 

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from sparklog.cli.files import Format, format_of, open_input
-from sparklog.cli.options import Bootstrap, Timeout, servers
+from sparklog.cli.options import FIRST_CONTACT_S, Bootstrap, Timeout, servers
 from sparklog.cli.output import note
 from sparklog.client.admin import Admin
 from sparklog.client.producer import Producer
@@ -42,20 +42,22 @@ def produce(
         str | None, typer.Option("--key-separator", "-K", metavar="TEXT", help="Lines are key, TEXT, value.")
     ] = None,
     partition: Annotated[int | None, typer.Option("--partition", help="All records to this one.")] = None,
-    acks: Annotated[str, typer.Option(help="all, 1 or 0.")] = "all",
-    compression: Annotated[str | None, typer.Option(help="lz4 or zstd.")] = None,
+    acks: Annotated[str, typer.Option(help="Replicas that must have it: all in-sync ones, 1 (the leader), 0.")] = "all",
+    compression: Annotated[str | None, typer.Option(help="lz4 or zstd. Default: none.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no summary.")] = False,
     bootstrap: Bootstrap = None,
     timeout: Timeout = 120.0,
 ) -> None:
     """Write records: lines, JSON lines, CSV, a Parquet or an Arrow file. Columns are found by name.
 
+    --timeout is for each record's acknowledgement.
+
     Example: sparklog produce flights flights.parquet
     """
     path = None if file is None or str(file) == "-" else file
     kind = kind or format_of(path)
     started = time.monotonic()
-    with Admin(servers(bootstrap)) as admin:
+    with Admin(servers(bootstrap), timeout_s=timeout, first_contact_s=FIRST_CONTACT_S) as admin:
         schema = admin.describe_topic(topic).schema
     if kind is Format.LINES and not schema.equals(DEFAULT_SCHEMA):
         raise ConfigError(f"topic {topic!r} has columns {schema.names}: lines do not fit, give --format json or csv")

@@ -83,7 +83,7 @@ def create(
 
 @topics.command("list")
 def list_topics(bootstrap: Bootstrap = None, timeout: Timeout = 30.0, as_json: AsJson = False) -> None:
-    """List the topics: with their size on a terminal, only the names in a pipe.
+    """List the topics: on a terminal with partitions, replicas and whether they are in sync, in a pipe only the names.
 
     Example: sparklog topics list
     """

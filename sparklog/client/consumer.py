@@ -63,6 +63,7 @@ class Consumer:
         isolation: Isolation = "read_committed",
         timeout_s: float = 30.0,
         client_id: str = "sparklog-consumer",
+        first_contact_s: float | None = None,
     ) -> None:
         """Connects and looks up the positions to start from.
 
@@ -78,6 +79,7 @@ class Consumer:
             isolation: ``"read_committed"``: records of transactions once they are committed, up to the first that is
                 open, and never those of aborted ones; ``"read_uncommitted"``: everything that is replicated.
             timeout_s: a call, or a partition that cannot be read, fails after this.
+            first_contact_s: give up after this when no broker has ever answered; None: no sooner than any call.
 
         Raises:
             BrokerError: UNKNOWN_TOPIC_OR_PARTITION, INVALID_TOPIC_EXCEPTION.
@@ -92,7 +94,7 @@ class Consumer:
         self._log_columns = log_columns
         self._on_out_of_range = on_out_of_range
         self._isolation = wire_isolation(isolation)
-        self._link = ClusterLink(bootstrap, client_id=client_id, timeout_s=timeout_s)
+        self._link = ClusterLink(bootstrap, client_id=client_id, timeout_s=timeout_s, first_contact_s=first_contact_s)
         #: The columns of each topic; empty when all are wanted.
         self._choices: dict[str, ColumnChoice] = {}
         self._from_time = isinstance(start, dt.datetime)
@@ -109,6 +111,7 @@ class Consumer:
             raise
 
     def close(self) -> None:
+        """End the connections. Positions are forgotten; nothing is committed. Idempotent."""
         self._ready.clear()
         self._fetcher.close()
         self._link.close()
@@ -124,7 +127,7 @@ class Consumer:
     # --- reading ---
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
-        """Batches without end; leaving the loop loses nothing."""
+        """Batches without end; leaving the loop loses nothing. Raises as ``poll``."""
         while True:
             self._wait(1.0)
             while self._ready:
@@ -213,7 +216,7 @@ class Consumer:
         return self._position(tp, self._ready)
 
     def positions(self) -> dict[TopicPartition, int]:
-        """The positions of all partitions."""
+        """The positions of all partitions: what ``start=``, ``Admin.commit_offsets`` and ``send_offsets`` take."""
         return {tp: self._position(tp, self._ready) for tp in self._fetcher.feeds}
 
     def seek(self, partition: TopicPartition | tuple[str, int], to: int | Literal["earliest", "latest"]) -> None:
@@ -222,6 +225,7 @@ class Consumer:
         Raises:
             KeyError: the partition is not assigned.
             ClientTimeout: the leader did not tell where the end is.
+            ValueError: an offset below 0.
         """
         feed = self._feed(TopicPartition(*partition))
         if isinstance(to, str):
@@ -234,7 +238,12 @@ class Consumer:
         feed.failures, feed.retry_at = 0, 0.0
 
     def end_offsets(self) -> dict[TopicPartition, int]:
-        """Where the partitions end now: the offset of the next record that will become visible in each."""
+        """Where the partitions end now: the offset of the next record that will become visible in each, by the
+        consumer's ``isolation``.
+
+        Raises:
+            ClientTimeout: a leader did not tell.
+        """
         return self._latest()
 
     # --- inside ---

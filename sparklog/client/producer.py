@@ -82,7 +82,9 @@ class Producer:
             compression: None, ``"lz4"`` or ``"zstd"``, inside Arrow.
             buffer_bytes: what may be handed over and not yet acknowledged; then ``send`` and ``write`` block.
             max_block_s: how long they block before BufferFull, or ClientTimeout for a topic's metadata.
+            request_timeout_s: how long one answer of a broker is waited for before the batch is sent again.
             delivery_timeout_s: after that a record that is not acknowledged fails with ClientTimeout.
+            idempotent: number the batches, so that a retry is no duplicate; without effect unless acks is ``"all"``.
             transactional_id: write in transactions, see ``begin``. It names the writer from one life to the next: a
                 producer that begins under an id fences the one before it, and aborts what that left open.
             transaction_timeout_s: an open transaction is aborted when its producer gave no sign of life for so long.

@@ -181,7 +181,7 @@ def test_groups_and_their_lag(cli: Cli, fake: FakeCluster) -> None:
         "topic": "t", "partition": 0, "offset": 1, "end_offset": 3, "lag": 2,
     }  # fmt: skip
     unknown = cli("groups", "describe", "nobody")
-    assert (unknown.code, "'nobody' has no offsets" in unknown.err) == (2, True)
+    assert (unknown.code, "'nobody' has no offsets" in unknown.err) == (1, True)
 
 
 def test_a_wrong_address_is_told_soon(cli: Cli) -> None:
@@ -397,7 +397,7 @@ def test_usage_errors_are_one_line(cli: Cli, monkeypatch: pytest.MonkeyPatch) ->
     assert "Did you mean 'list'" in cli("topics", "lst").err
     monkeypatch.delenv("SPARKLOG_BOOTSTRAP")
     assert cli("topics", "list").err == (
-        "sparklog: no brokers named: give --bootstrap host:port or set SPARKLOG_BOOTSTRAP\n"
+        "sparklog: no brokers named: give --bootstrap host:port or set SPARKLOG_BOOTSTRAP_SERVERS\n"
     )
     assert "is no host:port" in cli("topics", "list", "-b", "a:b:c").err
 
@@ -413,6 +413,13 @@ def test_nobody_there_is_exit_3(cli: Cli) -> None:
     result = cli("topics", "list", "-b", "127.0.0.1:1", "--timeout", "0.3")
     assert result.code == 3
     assert result.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", ["produce", "consume"])
+def test_a_wrong_address_is_told_before_the_time_is_up(command: str, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(f"sparklog.cli.{command}.FIRST_CONTACT_S", 0.2)
+    result = cli(command, "t", "-b", "127.0.0.1:1")
+    assert (result.code, "tried for 0.2 s" in result.err) == (3, True)
 
 
 def test_version_and_help(cli: Cli) -> None:
