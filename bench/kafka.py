@@ -1,0 +1,179 @@
+"""A real Apache Kafka to compare with: one controller and three brokers of version 4.1 on loopback, without ZooKeeper.
+
+Brokers have their defaults but for ``min.insync.replicas`` 2: no fsync on the way of a write, as ours. Each process has
+a group of its own and is ended by its id.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import time
+import uuid
+from base64 import urlsafe_b64encode
+from collections.abc import Callable
+from pathlib import Path
+
+from sparklog.cluster.embedded_zookeeper import find_java
+from sparklog.errors import ClusterError
+
+_HOST = "127.0.0.1"
+_CONTROLLER = 100
+BROKERS = (1, 2, 3)
+_BROKER_HEAP = "1g"
+_CONTROLLER_HEAP = "512m"
+_UP_TIMEOUT_S = 60.0
+_DOWN_TIMEOUT_S = 40.0
+
+
+class KafkaCluster:
+    """Owner: the bench's main thread. ``start`` and ``stop``; everything is below ``directory``."""
+
+    def __init__(self, jars: Path, directory: Path) -> None:
+        self._class_path = str(jars / "*")
+        self._directory = directory
+        self._cluster_id = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+        self._ports = dict(zip((_CONTROLLER, *BROKERS), _free_ports(1 + len(BROKERS)), strict=True))
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+
+    @property
+    def bootstrap(self) -> str:
+        return ",".join(f"{_HOST}:{self._ports[node]}" for node in BROKERS)
+
+    def start(self) -> None:
+        """Returns when all brokers take connections. Raises ClusterError with a node's last words."""
+        self._directory.mkdir(parents=True, exist_ok=True)
+        for node in self._ports:
+            self._configure(node)
+        for node in self._ports:
+            self._launch(node)
+        for node in self._ports:
+            self._await_port(node)
+
+    def stop(self) -> None:
+        """Brokers first: they hand their leaderships to the controller."""
+        for node in (*BROKERS, _CONTROLLER):
+            if node != _CONTROLLER:
+                self._signal(node, signal.SIGTERM)
+        for node in BROKERS:
+            self._reap(node)
+        self._signal(_CONTROLLER, signal.SIGTERM)
+        self._reap(_CONTROLLER)
+
+    # --- one broker ---
+
+    def pids(self) -> list[int]:
+        """Of the brokers, without the controller."""
+        return [process.pid for node, process in self._processes.items() if node != _CONTROLLER]
+
+    def data(self, node: int) -> Path:
+        return self._directory / f"data-{node}"
+
+    def kill(self, node: int) -> None:
+        self._signal(node, signal.SIGKILL)
+        self._reap(node)
+
+    def stop_broker(self, node: int) -> None:
+        self._signal(node, signal.SIGTERM)
+        self._reap(node)
+
+    def launch_broker(self, node: int) -> None:
+        """Start it, and do not wait."""
+        self._launch(node)
+
+    def format(self, node: int) -> None:
+        """Give an empty directory its identity."""
+        output = self._log(node)
+        with output.open("ab") as log:
+            command = [*self._java("128m"), "kafka.tools.StorageTool", "format", "-t", self._cluster_id]
+            command += ["-c", str(self._config(node))]
+            done = subprocess.run(command, stdout=log, stderr=log, timeout=_UP_TIMEOUT_S, check=False)
+        if done.returncode:
+            raise ClusterError(f"Kafka cannot format {self.data(node)}: {self._last_words(node)}")
+
+    # --- inside ---
+
+    def _configure(self, node: int) -> None:
+        role, name = ("controller", "CONTROLLER") if node == _CONTROLLER else ("broker", "PLAINTEXT")
+        settings = {
+            "node.id": node,
+            "process.roles": role,
+            "listeners": f"{name}://{_HOST}:{self._ports[node]}",
+            "controller.listener.names": "CONTROLLER",
+            "controller.quorum.voters": f"{_CONTROLLER}@{_HOST}:{self._ports[_CONTROLLER]}",
+            "log.dirs": self.data(node),
+            "min.insync.replicas": 2,
+            "group.initial.rebalance.delay.ms": 0,
+        }
+        self._config(node).write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
+        self.format(node)
+
+    def _launch(self, node: int) -> None:
+        heap = _CONTROLLER_HEAP if node == _CONTROLLER else _BROKER_HEAP
+        # As Kafka's own start script chooses the collector.
+        options = [f"-Xms{heap}", "-XX:+UseG1GC", "-XX:MaxGCPauseMillis=20", "-XX:InitiatingHeapOccupancyPercent=35"]
+        with self._log(node).open("ab") as log:
+            self._processes[node] = subprocess.Popen(
+                [*self._java(heap, *options), "kafka.Kafka", str(self._config(node))],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def _java(self, heap: str, *options: str) -> list[str]:
+        return [find_java(), f"-Xmx{heap}", *options, "-cp", self._class_path]
+
+    def _config(self, node: int) -> Path:
+        return self._directory / f"node-{node}.properties"
+
+    def _log(self, node: int) -> Path:
+        return self._directory / f"node-{node}.log"
+
+    def _last_words(self, node: int) -> str:
+        return self._log(node).read_text(errors="replace")[-1500:]
+
+    def _await_port(self, node: int) -> None:
+        def up() -> bool:
+            if self._processes[node].poll() is not None:
+                raise ClusterError(f"Kafka's node {node} has ended: {self._last_words(node)}")
+            with contextlib.suppress(OSError), socket.create_connection((_HOST, self._ports[node]), timeout=1):
+                return True
+            return False
+
+        wait_for(up, _UP_TIMEOUT_S, f"Kafka's node {node}")
+
+    def _signal(self, node: int, number: signal.Signals) -> None:
+        process = self._processes.get(node)
+        if process is not None and process.poll() is None:
+            os.killpg(process.pid, number)
+
+    def _reap(self, node: int) -> None:
+        process = self._processes.pop(node, None)
+        if process is None:
+            return
+        try:
+            process.wait(_DOWN_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def wait_for(true: Callable[[], bool], timeout_s: float, what: str, *, every_s: float = 0.05) -> None:
+    """Raises ClusterError naming ``what`` was waited for."""
+    deadline = time.monotonic() + timeout_s
+    while not true():
+        if time.monotonic() > deadline:
+            raise ClusterError(f"waited {timeout_s:g} s in vain for {what}")
+        time.sleep(every_s)
+
+
+def _free_ports(count: int) -> list[int]:
+    probes = [socket.create_server((_HOST, 0)) for _ in range(count)]
+    ports: list[int] = [probe.getsockname()[1] for probe in probes]
+    for probe in probes:
+        probe.close()
+    return ports

@@ -1,0 +1,129 @@
+"""How a row of the table is measured: contestants take turns, and the medians of what they reached are compared.
+
+A row opens its contestants once (topics filled, sessions warm) and each of them runs as often as the others, in turns,
+so that what the machine does meanwhile meets all of them. A run checks what it read or wrote and raises when a record
+is missing: a figure of a run that lost something does not exist.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from bench.sides import Bench
+
+#: What one run reached, by name: ``rate`` in records/s, ``p50`` in ms, ...
+Figures = Mapping[str, float]
+#: A contestant's name and a figure's.
+Of = tuple[str, str]
+
+
+class Lost(Exception):
+    """What was read is not what was written."""
+
+
+class Contestant(NamedTuple):
+    """One way to do the work of a row."""
+
+    name: str
+    run: Callable[[], Figures]
+
+
+class Ratio(NamedTuple):
+    """A line of the table: one figure of ours over the best of those it is compared with."""
+
+    title: str
+    unit: str
+    ours: Of
+    #: Empty: the figure stands for itself.
+    against: tuple[Of, ...] = ()
+    #: Of the ratio; None: only reported.
+    goal: float | None = None
+    #: The smaller figure is the better one, and the ratio is to be at most the goal.
+    lower: bool = False
+
+
+class Row(NamedTuple):
+    """A piece of work, and what is said about it."""
+
+    name: str
+    ratios: tuple[Ratio, ...]
+    open: Callable[[Bench], AbstractContextManager[Sequence[Contestant]]]
+    #: A first run of each that is not counted: JVMs compile, files come into the page cache.
+    warm_up: bool = True
+    #: Runs of each, at most; what takes long is not run as often as the rest.
+    at_most: int = 100
+
+
+class Line(NamedTuple):
+    """A line of the table as printed and stored. ``theirs`` is None where nobody was there to compare with."""
+
+    row: str
+    title: str
+    unit: str
+    ours: float
+    theirs: float | None
+    against: str
+    goal: float | None
+    lower: bool
+    #: Of each contestant's figure, run by run.
+    runs: dict[str, list[float]]
+
+    @property
+    def ratio(self) -> float | None:
+        return self.ours / self.theirs if self.theirs else None
+
+    @property
+    def met(self) -> bool | None:
+        """None: no goal, or nothing to compare with."""
+        if self.goal is None or self.ratio is None:
+            return None
+        return self.ratio <= self.goal if self.lower else self.ratio >= self.goal
+
+
+def measure(row: Row, bench: Bench, runs: int) -> list[Line]:
+    """Raises Lost, or whatever ends a run, when a contestant does not do its work."""
+    found: dict[str, list[Figures]] = {}
+    with row.open(bench) as contestants:
+        if row.warm_up and not bench.quick:
+            for contestant in contestants:
+                contestant.run()
+        for _ in range(min(runs, row.at_most)):
+            for contestant in contestants:
+                os.sync()  # else the disk is still busy with what the one before wrote
+                figures = contestant.run()
+                bench.say(f"  {row.name}: {contestant.name} {_shown(figures)}")
+                found.setdefault(contestant.name, []).append(figures)
+    return list(lines(row, found))
+
+
+def lines(row: Row, found: Mapping[str, Sequence[Figures]]) -> Iterator[Line]:
+    def runs_of(of: Of) -> list[float]:
+        return [figures[of[1]] for figures in found.get(of[0], ())]
+
+    for ratio in row.ratios:
+        ours = runs_of(ratio.ours)
+        if not ours:
+            continue
+        others = {of: runs_of(of) for of in ratio.against}
+        medians = {of: statistics.median(runs) for of, runs in others.items() if runs}
+        best = (min if ratio.lower else max)(medians, key=lambda of: medians[of], default=None)
+        yield Line(
+            row.name,
+            ratio.title,
+            ratio.unit,
+            statistics.median(ours),
+            None if best is None else medians[best],
+            " or ".join(of[0] for of in ratio.against) if best is None else best[0],
+            ratio.goal,
+            ratio.lower,
+            {" ".join(of): runs for of, runs in {ratio.ours: ours, **others}.items() if runs},
+        )
+
+
+def _shown(figures: Figures) -> str:
+    return ", ".join(f"{name} {value:,.4g}" for name, value in figures.items())

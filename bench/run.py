@@ -1,0 +1,73 @@
+"""sparklog beside Apache Kafka on this machine: every figure a ratio, in one table, as JSON and as a picture.
+
+Three brokers on each side, replication factor 3, acks=all, min.insync.replicas 2, and their clients, all on this
+machine and in turns. Kafka's jars are fetched once (see ``bench/kafka_jars.py``), its Python clients come with
+``./spark-submit.sh --setup bench``. Where Kafka cannot be had, our figures are printed and the ratio is missing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from bench import report
+from bench.measure import Line, measure
+from bench.rows import ROWS
+from bench.sides import Bench
+
+_RUNS = 3
+_NAMES = [row.name for row in ROWS]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = _parse(arguments)
+    results = options.out / "results.json"
+    if not options.show:
+        lines = report.merged(results, _measure(options), _NAMES)
+        if not options.quick:
+            report.save(results, lines, report.machine())
+    else:
+        lines = report.load(results)
+    print(report.text(lines))
+    return 0
+
+
+def _measure(options: argparse.Namespace) -> list[Line]:
+    chosen = [row for row in ROWS if row.name in options.rows] if options.rows else ROWS
+    runs = 1 if options.quick else options.runs
+    with_kafka = {"yes": True, "no": False, "cached": None}[options.kafka or ("no" if options.quick else "yes")]
+    found: list[Line] = []
+    with Bench(quick=options.quick, scale=options.scale, with_kafka=with_kafka) as bench:
+        for row in chosen:
+            began = time.monotonic()
+            found += measure(row, bench, runs)
+            bench.say(f"{row.name}: {time.monotonic() - began:.1f} s")
+        if bench.missing:
+            print(f"Kafka is missing, and so are the ratios: {bench.missing}\n")
+    return found
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser("bench/run", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--rows", type=_names, default=[], help=f"some of {','.join(_NAMES)}")
+    parser.add_argument("--runs", type=int, default=_RUNS, help="of each contestant, in turns; medians count")
+    parser.add_argument("--scale", type=float, default=1.0, help="multiplies the numbers of records")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes, one run, no Kafka: only whether it works")
+    parser.add_argument("--kafka", choices=["yes", "no", "cached"], help="cached: if its jars are here (default: yes)")
+    parser.add_argument("--out", type=Path, default=Path("build/bench"), help="folder of results.json and the picture")
+    parser.add_argument("--show", action="store_true", help="measure nothing, print what the folder has")
+    return parser.parse_args(arguments)
+
+
+def _names(text: str) -> list[str]:
+    found = text.split(",")
+    for name in found:
+        if name not in _NAMES:
+            raise argparse.ArgumentTypeError(f"no row {name!r}: there are {', '.join(_NAMES)}")
+    return found
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,267 @@
+"""The two systems that are compared, and what a row needs of them: topics, processes, bytes on disk, a Spark session.
+
+Both are there at the same time for as long as a bench runs: an idle one costs the other a few per cent of a core, and
+starting them anew for each run would compare cold ones.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from bench.kafka import BROKERS, KafkaCluster, wait_for
+from bench.kafka_jars import broker_jars, connector_jars
+from sparklog import Admin
+from sparklog.errors import ClusterError
+from sparklog.testing.process_cluster import ProcessCluster
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_TICKS = os.sysconf("SC_CLK_TCK")
+_TOPIC_TIMEOUT_S = 60.0
+_SETTINGS = {"min.insync.replicas": "2"}
+
+
+class Side(Protocol):
+    """One of the two systems, running."""
+
+    #: Also what Spark calls its format.
+    name: str
+    bootstrap: str
+
+    def create(self, topic: str, *, partitions: int, replication_factor: int) -> None:
+        """Returns when every partition has a leader that answers."""
+
+    def delete(self, topic: str) -> None: ...
+
+    def pids(self) -> list[int]:
+        """Of its brokers."""
+
+    def disk_bytes(self, topic: str) -> int:
+        """What the topic takes on the disks of all brokers."""
+
+
+class Sparklog:
+    """Ours: ZooKeeper, two controllers (one stands by) and three brokers, all in processes of their own."""
+
+    name = "sparklog"
+
+    def __init__(self, directory: Path) -> None:
+        self.cluster = ProcessCluster(base_dir=directory, settings=_SETTINGS, controller_processes=True)
+
+    def start(self) -> None:
+        self.cluster.start()
+        self.bootstrap = self.cluster.bootstrap
+        self.admin = Admin(self.bootstrap)
+
+    def stop(self) -> None:
+        if hasattr(self, "admin"):
+            self.admin.close()
+        self.cluster.stop()
+
+    def create(
+        self, topic: str, *, partitions: int, replication_factor: int = 3, schema: Any = None, key: str | None = None
+    ) -> None:
+        self.admin.create_topic(
+            topic, partitions=partitions, replication_factor=replication_factor, schema=schema, key=key
+        )
+        self.admin.wait_until_in_sync([topic], timeout_s=_TOPIC_TIMEOUT_S)
+
+    def delete(self, topic: str) -> None:
+        self.admin.delete_topic(topic)
+
+    def pids(self) -> list[int]:
+        return [self.cluster.pid(broker_id) for broker_id in self.cluster.slots]
+
+    def disk_bytes(self, topic: str) -> int:
+        return sum(_bytes_below(slot.log_dir, topic) for slot in self.cluster.slots.values())
+
+
+class Kafka:
+    """Theirs."""
+
+    name = "kafka"
+
+    def __init__(self, jars: Path, directory: Path) -> None:
+        from confluent_kafka.admin import AdminClient
+
+        self.cluster = KafkaCluster(jars, directory)
+        self.bootstrap = self.cluster.bootstrap
+        self.admin = AdminClient({"bootstrap.servers": self.bootstrap, "log_level": 2})
+
+    def start(self) -> None:
+        self.cluster.start()
+        wait_for(self._complete, _TOPIC_TIMEOUT_S, "Kafka's brokers to know each other")
+
+    def stop(self) -> None:
+        self.cluster.stop()
+
+    def create(self, topic: str, *, partitions: int, replication_factor: int = 3) -> None:
+        from confluent_kafka.admin import NewTopic
+
+        for made in self.admin.create_topics([NewTopic(topic, partitions, replication_factor)]).values():
+            made.result()
+        wait_for(lambda: self.in_sync(topic, replication_factor), _TOPIC_TIMEOUT_S, f"the leaders of {topic}")
+
+    def in_sync(self, topic: str, replicas: int) -> bool:
+        """Whether every partition has a leader and so many replicas in sync."""
+        found = self.admin.list_topics(topic, timeout=10).topics[topic].partitions
+        return bool(found) and all(part.leader >= 0 and len(part.isrs) == replicas for part in found.values())
+
+    def delete(self, topic: str) -> None:
+        for gone in self.admin.delete_topics([topic]).values():
+            gone.result()
+
+    def pids(self) -> list[int]:
+        return self.cluster.pids()
+
+    def disk_bytes(self, topic: str) -> int:
+        return sum(_bytes_below(self.cluster.data(node), topic) for node in BROKERS)
+
+    def _complete(self) -> bool:
+        return len(self.admin.list_topics(timeout=10).brokers) == len(BROKERS)
+
+
+class Bench:
+    """What rows share. Everything is started when first asked for and ended by ``close``. Owner: the main thread.
+
+    ``scale`` multiplies the numbers of records; ``quick`` makes them so small that only the programs are tried.
+    ``with_kafka`` None: if its jars are here already.
+    """
+
+    def __init__(self, *, quick: bool = False, scale: float = 1.0, with_kafka: bool | None = True) -> None:
+        self.quick = quick
+        self._scale = scale
+        self._with_kafka = with_kafka
+        #: Why there is no Kafka; empty while there is, or nobody has asked.
+        self.missing = ""
+        self._directory = Path(tempfile.mkdtemp(prefix="sparklog-bench-"))
+        self._ends = ExitStack()
+        self._numbers = itertools.count()
+
+    def close(self) -> None:
+        try:
+            self._ends.close()
+        finally:
+            shutil.rmtree(self._directory, ignore_errors=True)
+
+    def __enter__(self) -> Bench:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def say(self, text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+    def count(self, records: int, quick: int) -> int:
+        """How many records a run has."""
+        return quick if self.quick else max(quick, round(records * self._scale))
+
+    @cached_property
+    def ours(self) -> Sparklog:
+        side = Sparklog(self._directory / "sparklog")
+        self._ends.callback(side.stop)
+        side.start()
+        return side
+
+    @cached_property
+    def kafka(self) -> Kafka | None:
+        """None where it cannot be had: ``missing`` says why."""
+        if self._with_kafka is False:
+            self.missing = "not asked for"
+            return None
+        try:
+            side = Kafka(broker_jars(fetch=self._with_kafka is True), self._directory / "kafka")
+        except (ClusterError, ImportError, OSError) as error:
+            self.missing = str(error)
+            return None
+        self._ends.callback(side.stop)
+        side.start()
+        return side
+
+    def sides(self) -> Iterator[Side]:
+        """Ours, and Kafka where it is."""
+        yield self.ours
+        if self.kafka is not None:
+            yield self.kafka
+
+    @cached_property
+    def spark(self) -> SparkSession:
+        """One session on two cores for both, with Kafka's connector where that is."""
+        from bench.spark_session import open_session
+
+        jars: list[Path] = []
+        if self.kafka is not None:
+            try:
+                jars = connector_jars(fetch=self._with_kafka is True)
+            except (ClusterError, OSError) as error:
+                self.missing = str(error)
+        spark = open_session(jars, self._directory / "spark")
+        self._ends.callback(spark.stop)
+        return spark
+
+    @property
+    def connector(self) -> bool:
+        """Whether the session can read and write Kafka."""
+        return bool(self.spark.conf.get("spark.jars", ""))
+
+    @contextmanager
+    def topic(self, side: Any, *, partitions: int, **options: Any) -> Iterator[str]:
+        """A topic with a name that nobody had, deleted at the end."""
+        name = f"bench-{os.getpid()}-{next(self._numbers)}"
+        side.create(name, partitions=partitions, **options)
+        try:
+            yield name
+        finally:
+            side.delete(name)
+
+    def scratch(self) -> Path:
+        return Path(tempfile.mkdtemp(dir=self._directory))
+
+
+class CpuTime:
+    """Seconds of processor time that some processes take: ``with CpuTime(pids) as cpu: ...; cpu.seconds``."""
+
+    def __init__(self, pids: list[int]) -> None:
+        self._pids = pids
+        self.seconds = 0.0
+        self.wall = 0.0
+
+    def __enter__(self) -> CpuTime:
+        self.seconds = -cpu_seconds(self._pids)
+        self.wall = -time.perf_counter()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.wall += time.perf_counter()
+        self.seconds += cpu_seconds(self._pids)
+
+
+def cpu_seconds(pids: list[int]) -> float:
+    """User and system time of processes that live."""
+    total = 0
+    for pid in pids:
+        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+        total += int(fields[11]) + int(fields[12])
+    return total / _TICKS
+
+
+def _bytes_below(directory: Path, topic: str) -> int:
+    """What files of the topic's partitions take; logs have one directory a partition, named ``<topic>-<number>``."""
+    return sum(
+        path.stat().st_blocks * 512
+        for partition in directory.glob(f"{topic}-*")
+        for path in partition.rglob("*")
+        if path.is_file()
+    )
