@@ -35,10 +35,12 @@ from sparklog.protocol.messages import DescribeBroker, DescribeBrokerReply, Meta
 from sparklog.testing.network import CONTROLLER, ZOOKEEPER, Network, broker_party
 from sparklog.zk import paths
 from sparklog.zk.cluster_store import ClusterStore
+from sparklog.zk.errors import ZkNoNode
 from sparklog.zk.session import ZkSession
 
-_START_TIMEOUT_S = 30.0
-_STOP_TIMEOUT_S = 15.0
+#: Of a machine on which much else runs.
+_START_TIMEOUT_S = 60.0
+_STOP_TIMEOUT_S = 30.0
 _T = TypeVar("_T")
 Process = subprocess.Popen[bytes]
 
@@ -266,9 +268,10 @@ class ProcessCluster:
         """Which of the controller processes holds ``/controller``; None while none does."""
 
         async def holder(store: ClusterStore) -> str:
-            if not await store.session.exists(paths.CONTROLLER):
+            try:
+                return (await store.session.get(paths.CONTROLLER)).data.decode()
+            except ZkNoNode:
                 return ""
-            return (await store.session.get(paths.CONTROLLER)).data.decode()
 
         text = self.ask_zookeeper(holder)
         for slot in self.controllers:

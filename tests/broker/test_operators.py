@@ -20,7 +20,7 @@ from sparklog.zk.cluster_store import ClusterStore
 from tests.broker.support import encoded, produce, produce_request
 from tests.broker.topics import Writer, create_topic, hosted, leader, partition, segment_digests, wait_equal, wait_isr
 
-PATIENCE_S = 15.0
+PATIENCE_S = 60.0
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from sparklog.testing.process_cluster import ProcessCluster, wait_until
 from tests.broker.support import encoded
 from tests.broker.topics import Writer, create_topic, hosted, partition, segment_digests, wait_equal, wait_isr
 
-PATIENCE_S = 15.0
+PATIENCE_S = 60.0
 SETTINGS = {"broker.replace.after.ms": "300", "zookeeper.session.timeout.ms": "1000"}
 
 

@@ -11,6 +11,7 @@ from sparklog.testing.process_cluster import ProcessCluster, wait_until
 from sparklog.testing.proxies import ProxyNetwork
 from sparklog.zk import codecs, paths
 from sparklog.zk.cluster_store import ClusterStore
+from sparklog.zk.errors import ZkNoNode
 from tests.broker.support import encoded, read_all
 from tests.broker.topics import PATIENCE_S, Writer, create_topic, leader, new_producer_id, wait_equal, wait_isr
 
@@ -38,9 +39,10 @@ def controller_epoch(cluster: ProcessCluster) -> int | None:
     """The epoch of the controller with a live session."""
 
     async def read(store: ClusterStore) -> int | None:
-        if not await store.session.exists(paths.CONTROLLER):
+        try:
+            node = await store.session.get(paths.CONTROLLER)
+        except ZkNoNode:
             return None
-        node = await store.session.get(paths.CONTROLLER)
         return codecs.decode(paths.CONTROLLER, node.data, codecs.ControllerNode).controller_epoch
 
     return cluster.ask_zookeeper(read)

@@ -87,7 +87,7 @@ def kill_noted(log_dir: Path) -> None:
             os.waitpid(process.pid, 0)
 
 
-async def eventually(condition: Callable[[], bool], *, timeout_s: float = 20.0) -> None:
+async def eventually(condition: Callable[[], bool], *, timeout_s: float = 60.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, "did not happen in time"

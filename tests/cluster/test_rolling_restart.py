@@ -19,7 +19,7 @@ from sparklog.errors import BrokerError, ErrorCode
 from tests.cluster.supervised_cluster import SupervisedCluster
 
 PARTITIONS = 6
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 
 
 class Traffic:

@@ -28,7 +28,7 @@ def keeper(tmp_path: Path) -> Iterator[ZookeeperKeeper]:
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline, "did not happen in time"
         time.sleep(0.02)

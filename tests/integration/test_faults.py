@@ -30,7 +30,7 @@ from tests.broker.support import encoded, produce
 
 pytestmark = pytest.mark.integration
 SESSION_S = 1.0
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 SETTINGS = {
     "zookeeper.session.timeout.ms": str(int(SESSION_S * 1000)),
     "replica.lag.time.max.ms": "1500",

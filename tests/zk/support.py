@@ -29,7 +29,7 @@ async def opened(connect: str, *, session_timeout_ms: int = 2000) -> AsyncIterat
         await session.close()
 
 
-async def until(condition: Callable[[], bool], what: str, *, timeout_s: float = 10.0) -> None:
+async def until(condition: Callable[[], bool], what: str, *, timeout_s: float = 60.0) -> None:
     deadline = asyncio.get_running_loop().time() + timeout_s
     while not condition():
         assert asyncio.get_running_loop().time() < deadline, f"not within {timeout_s} s: {what}"
