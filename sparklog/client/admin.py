@@ -11,9 +11,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from sparklog.client import groups, moves, rolling_restart
+from sparklog.client import groups, moves, rolling_restart, topics
 from sparklog.client.coordination import TRANSACTION, Coordination, ask_all_brokers
-from sparklog.client.ddl import parse_columns
 from sparklog.client.descriptions import (
     BrokerDescription,
     ClusterDescription,
@@ -30,15 +29,10 @@ from sparklog.client.isolation import Isolation, wire_isolation
 from sparklog.client.link import ClusterLink
 from sparklog.client.offsets import OffsetQuery, list_offsets
 from sparklog.errors import BrokerError, ErrorCode
-from sparklog.model import NO_LEADER, BrokerEndpoint, TopicPartition, check_topic_name
+from sparklog.model import BrokerEndpoint, TopicPartition
 from sparklog.protocol.messages import (
     AbortTransaction,
     Ack,
-    AddColumns,
-    CreatePartitions,
-    CreateTopic,
-    CreateTopicReply,
-    DeleteTopic,
     DescribeBroker,
     DescribeBrokerReply,
     GroupOffset,
@@ -46,16 +40,13 @@ from sparklog.protocol.messages import (
     ListTransactionsReply,
     Metadata,
     MetadataReply,
-    TopicMetadata,
 )
-from sparklog.record.schema import parse_schema, schema_message
-
-#: In CreateTopic: let the broker's settings decide.
-_BROKER_DEFAULT = -1
 
 
 class Admin:
     """A client for administration. Use from one thread at a time; close it, or use it in a ``with`` block.
+
+    Every call raises ClientTimeout when it is not done in its time; the ones below say where that leaves the cluster.
 
     >>> with Admin("localhost:9092") as admin:                                              # doctest: +SKIP
     ...     admin.create_topic("flights", partitions=6, schema="carrier string, dep_delay double", key="carrier")
@@ -117,34 +108,17 @@ class Admin:
             ConfigError: ``schema`` is text that is not understood.
             ClientTimeout: not done in time; the topic may come into being later.
         """
-        reason = check_topic_name(name)
-        if reason is not None:
-            raise BrokerError(ErrorCode.INVALID_TOPIC_EXCEPTION, reason)
-        timeout_s = self._timeout_s if timeout_s is None else timeout_s
-        request = CreateTopic(
-            0,
+        warning = topics.create_topic(
+            self._link,
             name,
-            _BROKER_DEFAULT if partitions is None else partitions,
-            _BROKER_DEFAULT if replication_factor is None else replication_factor,
-            self._server_timeout_ms(timeout_s),
-            schema=b"" if schema is None else schema_message(to_arrow_schema(schema)),
-            key_columns=(key,) if isinstance(key, str) else tuple(key or ()),
+            partitions=partitions,
+            replication_factor=replication_factor,
+            schema=schema,
+            key=key,
             event_time=event_time,
-            config={str(setting): _as_text(value) for setting, value in (config or {}).items()},
+            config=config,
+            timeout_s=self._timeout_s if timeout_s is None else timeout_s,
         )
-        uncertain = False
-
-        def attempt() -> str:
-            nonlocal uncertain
-            try:
-                return self._link.ask_any(request, CreateTopicReply).warning
-            except BrokerError as error:
-                if error.code == ErrorCode.TOPIC_ALREADY_EXISTS and uncertain:
-                    return ""  # made by the attempt whose answer was lost
-                uncertain = uncertain or error.code in {ErrorCode.NETWORK_EXCEPTION, ErrorCode.REQUEST_TIMED_OUT}
-                raise
-
-        warning = self._link.retrying(f"creating topic {name!r}", attempt, timeout_s=timeout_s)
         return describe_topic(self._link.topic(name, refresh=True), warning=warning)
 
     def delete_topic(self, name: str, *, timeout_s: float | None = None) -> None:
@@ -154,22 +128,7 @@ class Admin:
             BrokerError: UNKNOWN_TOPIC_OR_PARTITION.
             ClientTimeout: not done in time; it may be deleted later.
         """
-        timeout_s = self._timeout_s if timeout_s is None else timeout_s
-        request = DeleteTopic(0, name, self._server_timeout_ms(timeout_s))
-        uncertain = False
-
-        def attempt() -> None:
-            nonlocal uncertain
-            try:
-                self._link.ask_any(request, Ack)
-            except BrokerError as error:
-                if error.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION and uncertain:
-                    return
-                uncertain = uncertain or error.code in {ErrorCode.NETWORK_EXCEPTION, ErrorCode.REQUEST_TIMED_OUT}
-                raise
-
-        self._link.retrying(f"deleting topic {name!r}", attempt, timeout_s=timeout_s)
-        self._link.metadata.forget(name)
+        topics.delete_topic(self._link, name, timeout_s=self._timeout_s if timeout_s is None else timeout_s)
 
     def create_partitions(
         self,
@@ -191,23 +150,7 @@ class Admin:
             ClientTimeout: not done in time; they may come into being later.
         """
         timeout_s = self._timeout_s if timeout_s is None else timeout_s
-        replicas = tuple(tuple(brokers) for brokers in assignment)
-        request = CreatePartitions(0, name, partitions, self._server_timeout_ms(timeout_s), replicas)
-        uncertain = False
-
-        def attempt() -> str:
-            nonlocal uncertain
-            try:
-                return self._link.ask_any(request, CreateTopicReply).warning
-            except BrokerError as error:
-                if uncertain and error.code == ErrorCode.INVALID_PARTITIONS:
-                    there = len(self._link.topic(name, refresh=True).partitions)
-                    if there == partitions:
-                        return ""  # made by the attempt whose answer was lost
-                uncertain = uncertain or error.code in {ErrorCode.NETWORK_EXCEPTION, ErrorCode.REQUEST_TIMED_OUT}
-                raise
-
-        warning = self._link.retrying(f"partitions for topic {name!r}", attempt, timeout_s=timeout_s)
+        warning = topics.create_partitions(self._link, name, partitions, assignment=assignment, timeout_s=timeout_s)
         return describe_topic(self._link.topic(name, refresh=True), warning=warning)
 
     def add_columns(
@@ -224,29 +167,7 @@ class Admin:
             ClientTimeout: not done in time; they may have been added.
         """
         timeout_s = self._timeout_s if timeout_s is None else timeout_s
-        wanted = to_arrow_schema(columns)
-        request = AddColumns(0, name, schema_message(wanted), self._server_timeout_ms(timeout_s))
-        what = f"columns for topic {name!r}"
-        self._link.retrying(what, lambda: self._link.ask_any(request, Ack), timeout_s=timeout_s)
-        found = self._link.topic(name, refresh=True)
-        for broker_id in list(self._link.metadata.brokers):
-            found = self._described_by(broker_id, name, set(wanted.names), timeout_s) or found
-        return describe_topic(found)
-
-    def _described_by(self, broker_id: int, name: str, columns: set[str], timeout_s: float) -> TopicMetadata | None:
-        """The topic as one broker knows it, once it has heard of ``columns``. None: it cannot be asked."""
-
-        def attempt() -> TopicMetadata | None:
-            try:
-                reply = self._link.ask_broker(broker_id, Metadata(0, (name,)), MetadataReply)
-            except BrokerError:
-                return None
-            topic = reply.topics[0]
-            if topic.code or columns - set(parse_schema(topic.schemas[-1].message).names):
-                raise BrokerError(ErrorCode.SCHEMA_OUTDATED, f"broker {broker_id} has not heard of {sorted(columns)}")
-            return topic
-
-        return self._link.retrying(f"columns of topic {name!r}", attempt, timeout_s=timeout_s)
+        return describe_topic(topics.add_columns(self._link, name, columns, timeout_s=timeout_s))
 
     def list_topics(self) -> list[str]:
         """The names of all topics, in order."""
@@ -260,8 +181,8 @@ class Admin:
         """The topics named, in that order; without names all there are. Raises as ``describe_topic``."""
         if names is not None:
             return [self.describe_topic(name) for name in names]
-        topics = [topic for topic in self._metadata(None).topics if not topic.code]
-        return [describe_topic(topic) for topic in sorted(topics, key=lambda topic: topic.name)]
+        found = [topic for topic in self._metadata(None).topics if not topic.code]
+        return [describe_topic(topic) for topic in sorted(found, key=lambda topic: topic.name)]
 
     # --- replicas and leaders ---
 
@@ -323,7 +244,7 @@ class Admin:
             BrokerError: NO_REASSIGNMENT_IN_PROGRESS, UNKNOWN_TOPIC_OR_PARTITION; the others are taken back.
         """
         targets = {TopicPartition(*tp): None for tp in partitions}
-        moves.alter(self._link, targets, throttle_bytes=0, timeout_ms=self._server_timeout_ms(self._timeout_s))
+        moves.alter(self._link, targets, throttle_bytes=0, timeout_ms=self._link.broker_timeout_ms())
 
     def reassignments(self) -> list[MoveDescription]:
         """Moves under way, and how far each has come."""
@@ -337,19 +258,7 @@ class Admin:
         Raises:
             ClientTimeout: names partitions that are not.
         """
-
-        def problems(replies: MetadataReply) -> list[str]:
-            there = {(t.name, p.partition): p for t in replies.topics for p in t.partitions}
-            found = []
-            for tp, target in targets.items():
-                part = there.get(tp)
-                if part is None:
-                    found.append(f"{TopicPartition(*tp)} is gone")
-                elif tuple(part.replicas) != tuple(target) or set(part.isr) != set(target):
-                    found.append(f"{TopicPartition(*tp)} is on {list(part.replicas)}, in sync are {list(part.isr)}")
-            return found
-
-        self._wait("moves", problems, timeout_s)
+        self._wait("moves", lambda reply: moves.not_on_target(reply, targets), timeout_s)
 
     def elect_leaders(
         self, partitions: Iterable[TopicPartition] | None = None, *, unclean: bool = False
@@ -363,7 +272,7 @@ class Admin:
 
         Returns the partitions that have not got the leader they should have, with the reason.
         """
-        return moves.elect(self._link, partitions, unclean=unclean, timeout_ms=self._server_timeout_ms(self._timeout_s))
+        return moves.elect(self._link, partitions, unclean=unclean, timeout_ms=self._link.broker_timeout_ms())
 
     def wait_until_in_sync(self, topics: Iterable[str] | None = None, *, timeout_s: float | None = None) -> None:
         """Wait until every partition (of ``topics``) has a leader and all replicas in sync.
@@ -372,20 +281,7 @@ class Admin:
             ClientTimeout: names partitions that have not.
         """
         wanted = None if topics is None else set(topics)
-
-        def problems(reply: MetadataReply) -> list[str]:
-            missing = sorted((wanted or set()) - {topic.name for topic in reply.topics if not topic.code})
-            found = [f"topic {name!r} is not known" for name in missing]
-            for topic in reply.topics:
-                for part in topic.partitions if wanted is None or topic.name in wanted else ():
-                    tp = TopicPartition(topic.name, part.partition)
-                    if part.leader == NO_LEADER:
-                        found.append(f"{tp} has no leader")
-                    elif set(part.isr) != set(part.replicas):
-                        found.append(f"{tp} is on {list(part.replicas)}, in sync are {list(part.isr)}")
-            return found
-
-        self._wait("replicas in sync", problems, timeout_s)
+        self._wait("replicas in sync", lambda reply: moves.not_in_sync(reply, wanted), timeout_s)
 
     # --- the cluster ---
 
@@ -445,16 +341,17 @@ class Admin:
     # --- consumer groups ---
 
     def commit_offsets(self, group: str, offsets: Mapping[TopicPartition, int]) -> None:
-        """Set the next offsets of a group in these partitions; its others stay. No records are looked at.
+        """Set the offsets of the next records to read of a group in these partitions; its others stay. No records are
+        looked at.
 
         Raises:
-            BrokerError: of the first partition refused.
+            BrokerError: of the first partition refused, UNKNOWN_TOPIC_OR_PARTITION; the others are set.
         """
         entries = [GroupOffset(*TopicPartition(*tp), offset) for tp, offset in offsets.items()]
         groups.commit_offsets(self._link, group, entries, timeout_s=self._timeout_s)
 
     def group_offsets(self, group: str) -> dict[TopicPartition, int]:
-        """The next offsets of a group; none for a group that nobody has written to."""
+        """The offset of the next record to read, by partition; none for a group that nobody has written to."""
         found = groups.group_offsets(self._link, group, timeout_s=self._timeout_s)
         return {TopicPartition(entry.topic, entry.partition): entry.offset for entry in found}
 
@@ -503,7 +400,7 @@ class Admin:
         return reply.brokers, moves.replicas_of(reply, moves.under_way(self._link))
 
     def _move(self, targets: Mapping[TopicPartition, tuple[int, ...]], throttle_bytes: int) -> Reassigned:
-        timeout_ms = self._server_timeout_ms(self._timeout_s)
+        timeout_ms = self._link.broker_timeout_ms()
         warning = moves.alter(self._link, targets, throttle_bytes=throttle_bytes, timeout_ms=timeout_ms)
         return Reassigned(dict(targets), warning)
 
@@ -515,10 +412,6 @@ class Admin:
                 raise BrokerError(ErrorCode.REPLICA_NOT_AVAILABLE, f"{'; '.join(found[:3])}{more}")
 
         self._link.retrying(what, attempt, timeout_s=timeout_s)
-
-    def _server_timeout_ms(self, timeout_s: float) -> int:
-        """What a broker may take, so that its answer still comes within ours."""
-        return max(1, int(min(timeout_s, self._link.request_timeout_s) * 800))
 
     def _metadata(
         self, topics: tuple[str, ...] | None, *, schemas: bool = True, internal: bool = False
@@ -539,20 +432,3 @@ class Admin:
         except BrokerError as error:
             return BrokerDescription(address, error=str(error))
         return describe_broker(address, reply)
-
-
-def to_arrow_schema(schema: pa.Schema | str | Any) -> pa.Schema:
-    """A pyarrow schema out of one, out of text, or out of a Spark ``StructType`` (times become us, UTC)."""
-    if isinstance(schema, pa.Schema):
-        return schema
-    if isinstance(schema, str):
-        return parse_columns(schema)
-    if hasattr(schema, "fieldNames") and hasattr(schema, "jsonValue"):
-        from pyspark.sql.pandas.types import to_arrow_schema as spark_to_arrow  # heavy, and only Spark users need it
-
-        return spark_to_arrow(schema, timezone="UTC")
-    raise TypeError(f"schema: {type(schema).__name__} found; expected pyarrow.Schema, StructType or text")
-
-
-def _as_text(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -102,6 +102,11 @@ class ClusterLink:
         """Ask one broker, once."""
         return self._ask(self.connection(broker_id), request, expected)
 
+    def broker_timeout_ms(self, timeout_s: float | None = None) -> int:
+        """What a broker may take of a call's time (left out: of any call's), so that its answer still comes within
+        it."""
+        return max(1, int(min(self.timeout_s if timeout_s is None else timeout_s, self.request_timeout_s) * 800))
+
     def retrying(self, what: str, attempt: Callable[[], T], *, timeout_s: float | None = None) -> T:
         """Call ``attempt`` until it succeeds, fails for good, or the time is up.
 

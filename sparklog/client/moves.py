@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from sparklog.client.descriptions import BrokerDescription, MoveDescription
 from sparklog.client.link import ClusterLink
 from sparklog.controller.targets import Targets
 from sparklog.errors import BrokerError, ErrorCode
-from sparklog.model import BrokerEndpoint, TopicPartition
+from sparklog.model import NO_LEADER, BrokerEndpoint, TopicPartition
 from sparklog.protocol.messages import (
     AlterReassignments,
     AlterReassignmentsReply,
@@ -17,6 +17,7 @@ from sparklog.protocol.messages import (
     ListReassignments,
     ListReassignmentsReply,
     MetadataReply,
+    PartitionMetadata,
     PartitionResult,
     ReplicaMove,
 )
@@ -98,6 +99,37 @@ def under_way(link: ClusterLink, brokers: Iterable[BrokerDescription] = ()) -> l
             )
         )
     return found
+
+
+def not_on_target(reply: MetadataReply, targets: Replicas) -> list[str]:
+    """Which partitions are not on their target, only there and in sync, one sentence each."""
+    there = {(t.name, p.partition): p for t in reply.topics for p in t.partitions}
+    found = []
+    for tp, target in targets.items():
+        part = there.get(tp)
+        if part is None:
+            found.append(f"{TopicPartition(*tp)} is gone")
+        elif tuple(part.replicas) != tuple(target) or set(part.isr) != set(target):
+            found.append(_place(TopicPartition(*tp), part))
+    return found
+
+
+def not_in_sync(reply: MetadataReply, topics: Collection[str] | None) -> list[str]:
+    """Which partitions (of ``topics``, None: of all) have no leader or not all replicas in sync, one sentence each."""
+    missing = sorted(set(topics or ()) - {topic.name for topic in reply.topics if not topic.code})
+    found = [f"topic {name!r} is not known" for name in missing]
+    for topic in reply.topics:
+        for part in topic.partitions if topics is None or topic.name in topics else ():
+            tp = TopicPartition(topic.name, part.partition)
+            if part.leader == NO_LEADER:
+                found.append(f"{tp} has no leader")
+            elif set(part.isr) != set(part.replicas):
+                found.append(_place(tp, part))
+    return found
+
+
+def _place(tp: TopicPartition, part: PartitionMetadata) -> str:
+    return f"{tp} is on {list(part.replicas)}, in sync are {list(part.isr)}"
 
 
 def elect(
