@@ -15,7 +15,7 @@ import msgspec
 
 from sparklog.config import TopicConfig, topic_config
 from sparklog.errors import ErrorCode
-from sparklog.model import BrokerEndpoint, LeaderAndIsr, TopicPartition, check_topic_name, is_internal
+from sparklog.model import NO_LEADER, BrokerEndpoint, LeaderAndIsr, TopicPartition, check_topic_name, is_internal
 from sparklog.protocol.messages import (
     ControlUpdate,
     MetadataReply,
@@ -183,6 +183,9 @@ class MetadataCache:
         known = topic.partitions.get(decision.partition)
         if known is not None and decision.version < known.version:
             decision = msgspec.structs.replace(decision, state=known.state, version=known.version)
+        elif known is not None and _masked(decision.state, known.state):
+            led = msgspec.structs.replace(decision.state, leader=known.state.leader)
+            decision = msgspec.structs.replace(decision, state=led)
         if decision != known:
             topic.partitions[decision.partition] = decision
             topic.built = None
@@ -202,6 +205,13 @@ class MetadataCache:
         for tp in gone:
             del self.moving[tp]
         self.moves_seen += bool(gone)
+
+
+def _masked(told: LeaderAndIsr, known: LeaderAndIsr) -> bool:
+    """Whether the leader was left out of a state that is known with it. A broker that has registered again is told of
+    no leader where its earlier incarnation led, and leads on until there is a new epoch: its clients must find it. A
+    partition that has lost its leader is in a new epoch."""
+    return told.leader == NO_LEADER != known.leader and told.leader_epoch == known.leader_epoch
 
 
 def _built(topic: CachedTopic) -> TopicMetadata:

@@ -127,8 +127,8 @@ class MetadataCache:
         for partition in topic.partitions:
             tp = TopicPartition(topic.name, partition.partition)
             before = self._partitions.get(tp) or earlier.get(partition.partition)
-            if before is not None and before.leader_epoch > partition.leader_epoch:
-                partition = before
+            if before is not None:
+                partition = _newer(before, partition)
             self._partitions[tp] = partition
             merged.append(partition)
         if known is not None:
@@ -137,6 +137,15 @@ class MetadataCache:
             if len(known.schemas) > len(topic.schemas):
                 topic = msgspec.structs.replace(topic, schemas=known.schemas)
         self._topics[topic.name] = msgspec.structs.replace(topic, partitions=tuple(merged))
+
+
+def _newer(known: PartitionMetadata, told: PartitionMetadata) -> PartitionMetadata:
+    """Within one epoch nobody loses the lead: a broker that says so was not told who has it."""
+    if known.leader_epoch > told.leader_epoch:
+        return known
+    if known.leader_epoch == told.leader_epoch and told.leader == NO_LEADER:
+        return msgspec.structs.replace(told, leader=known.leader)
+    return told
 
 
 def topic_error(topic: TopicMetadata) -> BrokerError | None:

@@ -7,7 +7,7 @@ import pytest
 
 from sparklog.broker.metadata_cache import MetadataCache
 from sparklog.errors import ConfigError, ErrorCode
-from sparklog.model import BrokerEndpoint, LeaderAndIsr, TopicPartition, TopicSchema
+from sparklog.model import NO_LEADER, BrokerEndpoint, LeaderAndIsr, TopicPartition, TopicSchema
 from sparklog.protocol.messages import ControlUpdate, PartitionDecision, TopicChange
 
 BROKERS = tuple(BrokerEndpoint(number, "host", 9092 + number, 1) for number in range(3))
@@ -57,6 +57,28 @@ def test_an_older_version_changes_nothing_whichever_way_it_comes(cache: Metadata
     assert leader(cache) == 1
     cache.state_written(tp, LeaderAndIsr(1, 5, (1,), 1), version=6, topic_id="id-1")
     assert cache.metadata(0, ("t",), schemas=True).topics[0].partitions[0].isr == (1,)
+
+
+def test_a_broker_that_registered_again_goes_on_telling_that_it_leads(cache: MetadataCache) -> None:
+    """It is told of no leader where its earlier incarnation led, in the same epoch."""
+    cache.apply(update(decision(3, leader=NO_LEADER), topics=(topic(),), full=True))
+    assert leader(cache) == 0
+    assert cache.metadata(0, ("t",), schemas=False).topics[0].partitions[0].leader == 0
+    shrunk = PartitionDecision("t", "id-1", 0, LeaderAndIsr(NO_LEADER, 3, (0, 1), 1), 4, (0, 1, 2))
+    cache.apply(update(shrunk, sequence=1))
+    known = cache.partition(TopicPartition("t", 0))
+    assert known is not None
+    assert (known.version, known.state) == (4, LeaderAndIsr(0, 3, (0, 1), 1)), "its ISR changes, its leader does not"
+    cache.apply(update(decision(5, leader=NO_LEADER), sequence=2))
+    assert leader(cache) == NO_LEADER, "a partition that has lost its leader is in a new epoch"
+
+
+def test_a_new_process_knows_no_leader_until_the_next_epoch() -> None:
+    fresh = MetadataCache("cluster", {})
+    fresh.apply(update(decision(3, leader=NO_LEADER), topics=(topic(),), full=True))
+    assert leader(fresh) == NO_LEADER
+    fresh.apply(update(decision(4, leader=1)))
+    assert leader(fresh) == 1
 
 
 def test_an_update_that_comes_after_a_later_one_of_its_controller_changes_nothing(cache: MetadataCache) -> None:

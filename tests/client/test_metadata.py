@@ -60,6 +60,17 @@ def test_no_leader_is_none() -> None:
     assert cache.leader(TP) is None
 
 
+def test_a_leader_is_not_lost_within_its_epoch() -> None:
+    cache = MetadataCache()
+    cache.update(reply(topic(0, 5)))
+    cache.update(reply(topic(-1, 5)))
+    assert cache.leader(TP) == Leader(0, 5), "the broker that says so was not told who leads"
+    cache.update(reply(topic(-1, 6)))
+    assert cache.leader(TP) is None
+    cache.update(reply(topic(1, 6)))
+    assert cache.leader(TP) == Leader(1, 6), "another broker knows"
+
+
 def test_a_recreated_topic_starts_its_epochs_anew() -> None:
     cache = MetadataCache()
     cache.update(reply(topic(0, 9, partitions=3)))
