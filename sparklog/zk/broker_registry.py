@@ -23,7 +23,7 @@ from sparklog.errors import ClusterError
 from sparklog.model import NO_EPOCH, BrokerRegistration
 from sparklog.zk import codecs, paths
 from sparklog.zk.errors import ZkMultiFailed, ZkNodeExists, ZkNoNode, ZkUnreachable
-from sparklog.zk.session import Create, Delete, Op, SessionState, SetData, ZkSession
+from sparklog.zk.session import Create, Delete, Node, Op, SessionState, SetData, ZkSession
 
 log = logging.getLogger(__name__)
 
@@ -199,7 +199,8 @@ class BrokerRegistry:
             # dead. Waiting for ZooKeeper to notice would cost a session timeout.
             ops.append(Delete(ids, node.version))
         # A process that could not vouch for its log may have come and gone without a controller to act on it.
-        marked = await session.exists(untrusted)
+        mark = await self._mark(untrusted)
+        marked = mark is not None
         # This very process was untrusted and a controller has acted on it: its log is whole from then on.
         trusted = mine.trusted or (self.incarnation != NO_EPOCH and not marked)
         if self._behind(version):
@@ -209,12 +210,23 @@ class BrokerRegistry:
             # Before: a process that ends in between must not find its directory behind. An untrusted one notes it
             # after: until the mark stands nobody else knows.
             await self._note(version + 1)
-        if not trusted and not marked:
-            ops.append(Create(untrusted, codecs.encode(codecs.CounterNode(version + 1))))
+        name = codecs.encode(codecs.CounterNode(version + 1))
+        if mark is not None:
+            # It is this incarnation's from now on. A controller that has acted on the one before may be about to take
+            # it away: then the multi fails, and what stands is looked at again.
+            ops.append(SetData(untrusted, name, mark.version))
+        elif not trusted:
+            ops.append(Create(untrusted, name))
         claim = msgspec.structs.replace(mine, incarnation=version + 1, trusted=trusted and not marked)
         ops.append(Create(ids, codecs.encode_broker(claim), ephemeral=True))
         ops.append(SetData(counter, b"", version))
         return int((await session.multi(ops))[-1])
+
+    async def _mark(self, path: str) -> Node | None:
+        try:
+            return await self._session.get(path)
+        except ZkNoNode:
+            return None
 
     def _behind(self, registered: int) -> bool:
         """Whether an incarnation was registered of which the log directory does not know."""

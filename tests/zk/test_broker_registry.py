@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 import pytest
 
@@ -11,6 +12,8 @@ from sparklog.model import BrokerRegistration
 from sparklog.zk import codecs, paths
 from sparklog.zk.broker_registry import BrokerRegistry
 from sparklog.zk.cluster_store import ClusterStore
+from sparklog.zk.controller_store import ControllerStore
+from sparklog.zk.ops import Op
 
 from .support import broker, expire, opened, until
 
@@ -109,6 +112,36 @@ def test_an_untrusted_process_stays_untrusted_until_a_controller_has_acted(conne
         async with opened(connect) as store:
             registry = await registered(store, broker(1, trusted=True))
             assert [b.trusted for b in await store.live_brokers()] == [True]
+            await registry.close()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("trusted", [False, True])
+def test_a_mark_that_goes_while_another_untrusted_process_registers_is_made_anew(connect: str, trusted: bool) -> None:
+    """A second power cut. What a controller does for the first incarnation comes late, between look and multi: it must
+    not make the second one trusted. One that can vouch for itself is trusted from then on."""
+
+    async def scenario() -> None:
+        async with opened(connect) as store:
+            await (await registered(store, broker(1, trusted=False))).close()
+        async with opened(connect) as store, opened(connect) as other:
+            controller = ControllerStore(other.session)
+            late = iter([controller.trust_broker(1, 1)])
+            multi = store.session.multi
+
+            async def after_the_controller(ops: Sequence[Op]) -> tuple[object, ...]:
+                for word in late:
+                    await word
+                return await multi(ops)
+
+            store.session.multi = after_the_controller  # type: ignore[assignment, method-assign]
+            registry = await registered(store, broker(1, trusted=trusted))
+            assert [b.trusted for b in await controller.read_brokers()] == [trusted]
+            assert [b.trusted for b in await store.live_brokers()] == [trusted]
+            assert await store.session.exists(paths.untrusted(1)) is not trusted
+            await controller.trust_broker(1, 1)
+            assert await store.session.exists(paths.untrusted(1)) is not trusted, "not the one that was acted on"
             await registry.close()
 
     asyncio.run(scenario())
