@@ -105,7 +105,10 @@ BROKER_SETTINGS: dict[str, Setting] = {
         "offsets_partitions", 16, "of the internal topic of group offsets; fixed when that is made", 1, 1000
     ),
     "transaction.max.timeout.ms": Setting(
-        "transaction_max_timeout_ms", 3_600_000, "longest life of a transaction, signs of life or not", 1000
+        "transaction_max_timeout_ms", 86_400_000, "longest life of a transaction, signs of life or not", 1000
+    ),
+    "transaction.hanging.after.ms": Setting(
+        "transaction_hanging_after_ms", 900_000, "open in a partition for so long: coordinators are asked why", 1000
     ),
     "transactional.id.expiration.ms": Setting(
         "transactional_id_expiration_ms", 7 * 86_400_000, "idle transactional producers are forgotten", 1000
@@ -167,6 +170,7 @@ class BrokerConfig(msgspec.Struct, frozen=True):
     transaction_partitions: int
     offsets_partitions: int
     transaction_max_timeout_ms: int
+    transaction_hanging_after_ms: int
     transactional_id_expiration_ms: int
     sink_id_expiration_ms: int
     offsets_retention_ms: int

@@ -23,7 +23,7 @@ from sparklog.broker.state import BrokerState
 from sparklog.config import MIB
 from sparklog.coordinator.effects import Answer, Append, Outcome, Refused, Report, Rewritten
 from sparklog.coordinator.events import Appended, AppendRefused, RewriteRequested, Ticked
-from sparklog.coordinator.records import Record
+from sparklog.coordinator.log_records import Record
 from sparklog.errors import BrokerError, ErrorCode, SparklogError, StorageError
 from sparklog.protocol.messages import ACKS_ALL
 from sparklog.record.codec import decode_batch, encode_batch

@@ -13,6 +13,8 @@ import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
+
 from sparklog.broker.coordinator_host import CoordinatorHost
 from sparklog.broker.group_requests import commit_offsets
 from sparklog.broker.internal_topics import OFFSETS, coordinator_of, make_topic
@@ -20,6 +22,7 @@ from sparklog.broker.peers import Peers
 from sparklog.broker.state import BrokerState
 from sparklog.coordinator.effects import SendMarkers, SendOffsets
 from sparklog.coordinator.events import MarkersWritten, OffsetsWritten
+from sparklog.coordinator.records import Place
 from sparklog.errors import BrokerError, ClusterError, ErrorCode
 from sparklog.model import TopicPartition
 from sparklog.protocol.messages import (
@@ -73,6 +76,8 @@ class Deliveries:
         self._broker = broker
         self._peers = Peers(broker, "transactions")
         self._lines: dict[int, _Line] = {}
+        #: Markers for topics (name, id) that this broker does not know, while ZooKeeper is asked about them.
+        self._lost: dict[tuple[str, str], list[_Due]] = {}
 
     def close(self) -> None:
         self._peers.close()
@@ -80,26 +85,57 @@ class Deliveries:
     # --- markers ---------------------------------------------------------------------------------------------------
 
     def send_markers(self, host: CoordinatorHost, effect: SendMarkers) -> None:
-        due = [_Due(host, effect.key, effect.decision, marker) for marker in effect.markers]
+        said_by = {"coordinator": host.partition.tp.partition, "coordinator_epoch": host.epoch}
+        due = [_Due(host, effect.key, effect.decision, replace(marker, **said_by)) for marker in effect.markers]
         # Never in the middle of a partition's step: the marker's partition might be that one.
         asyncio.get_running_loop().call_soon(self._dispatch, due)
 
     def _dispatch(self, dues: Iterable[_Due]) -> None:
-        written: list[_Due] = []
         for due in dues:
             if due.host.ended:
                 continue
-            known = self._broker.cache.partition(due.tp)
-            if known is None:
-                _log.info("%s: %s is gone, its marker is not needed", due.key, due.tp)
-                written.append(due)
-            elif known.state.leader == self._broker.broker_id:
-                self._write_here(due)
-            elif known.state.leader in self._broker.cache.incarnations:
-                self._enqueue(known.state.leader, due)
-            else:
+            try:
+                self._dispatch_one(due)
+            except Exception as error:
+                self._failed(due, error)
+
+    def _dispatch_one(self, due: _Due) -> None:
+        known = self._broker.cache.partition(due.tp)
+        if known is None or due.marker.topic_id not in {"", known.topic_id}:
+            self._unknown_here(due)
+        elif known.state.leader == self._broker.broker_id:
+            self._write_here(due)
+        elif known.state.leader in self._broker.cache.incarnations:
+            self._enqueue(known.state.leader, due)
+        else:
+            self._again(due)
+
+    def _failed(self, due: _Due, error: Exception) -> None:
+        """In a way that was not foreseen: what is due is so still, and the others must not suffer from it."""
+        self._broker.counters["transactions.markers.failed"] += 1
+        _log.error("%s: marker for %s not sent", due.key, due.tp, exc_info=error)
+        self._again(due)
+
+    def _unknown_here(self, due: _Due) -> None:
+        """The topic was deleted; or it is new, and this broker has not been told of it yet: ZooKeeper knows."""
+        waiting = self._lost.setdefault((due.marker.topic, due.marker.topic_id), [])
+        waiting.append(due)
+        if len(waiting) == 1:
+            self._broker.spawn(self._look_for(due.marker.topic, due.marker.topic_id), f"topic of {due.tp}")
+
+    async def _look_for(self, topic: str, topic_id: str) -> None:
+        lives = True  # as long as nobody says otherwise
+        try:
+            lives = await self._broker.registry.topic_lives(topic, topic_id)
+        except (BrokerError, ClusterError) as error:
+            _log.info("whether topic %s (%s) is gone is not known: %s", topic, topic_id, error)
+        finally:
+            waiting = self._lost.pop((topic, topic_id))
+            for due in waiting if lives else ():
                 self._again(due)
-        self._arrived(written)
+        if not lives:
+            _log.info("topic %s (%s) is gone, its %d markers are not needed", topic, topic_id, len(waiting))
+            self._arrived(waiting)
 
     def _write_here(self, due: _Due) -> None:
         def answered(result: PartitionResult) -> None:
@@ -133,16 +169,19 @@ class Deliveries:
             _log.info("%d markers for broker %d not written: %s", len(batch), leader, error)
             for due in batch:
                 self._again(due)
+        except Exception as error:
+            for due in batch:
+                self._failed(due, error)
 
     async def _ask_to_write(self, leader: int, batch: list[_Due]) -> None:
-        """Raises BrokerError when it was not reached, or has not answered."""
+        """Raises BrokerError when it was not reached, or has not answered; then for all of the batch."""
         if not batch:
             return
         request = WriteMarkers(0, tuple(due.marker for due in batch))
         reply = await self._peers.ask(
             leader, request, timeout_s=_ANSWER_TIMEOUT_S, still=lambda: any(self._leads(leader, due) for due in batch)
         )
-        assert isinstance(reply, WriteMarkersReply)
+        assert isinstance(reply, WriteMarkersReply) and len(reply.results) == len(batch), reply
         written = []
         for due, result in zip(batch, reply.results, strict=True):
             if result.code == ErrorCode.NONE:
@@ -170,9 +209,9 @@ class Deliveries:
 
     def _arrived(self, written: Iterable[_Due]) -> None:
         """Tell the coordinators, once for each decision."""
-        decisions: dict[tuple[CoordinatorHost, str, int], list[tuple[str, int]]] = {}
+        decisions: dict[tuple[CoordinatorHost, str, int], list[Place]] = {}
         for due in written:
-            place = (due.marker.topic, due.marker.partition)
+            place = Place(due.marker.topic, due.marker.partition, due.marker.topic_id)
             decisions.setdefault((due.host, due.key, due.decision), []).append(place)
         for (host, key, decision), places in decisions.items():
             self._broker.counters["transactions.markers"] += len(places)

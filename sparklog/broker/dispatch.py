@@ -19,6 +19,7 @@ from sparklog.broker import (
     elections,
     fetch,
     group_requests,
+    hanging,
     internal_topics,
     list_offsets,
     marker_writes,
@@ -31,6 +32,7 @@ from sparklog.broker.state import BrokerState
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.net.server import ServerConnection
 from sparklog.protocol.messages import (
+    AbortHanging,
     AbortTransaction,
     AddColumns,
     AddToTransaction,
@@ -48,9 +50,11 @@ from sparklog.protocol.messages import (
     Fetch,
     FetchOffsets,
     FindCoordinator,
+    FindHanging,
     InitProducerId,
     ListGroups,
     ListOffsets,
+    ListParticipants,
     ListReassignments,
     ListTransactions,
     Metadata,
@@ -88,6 +92,9 @@ HANDLERS: dict[type, HandleRequest] = {
     AbortTransaction: transaction_requests.handle_abort_transaction,
     VerifyTransaction: transaction_requests.handle_verify_transaction,
     WriteMarkers: marker_writes.handle_write_markers,
+    ListParticipants: hanging.handle_list_participants,
+    FindHanging: hanging.handle_find_hanging,
+    AbortHanging: hanging.handle_abort_hanging,
     CommitOffsets: group_requests.handle_commit_offsets,
     FetchOffsets: group_requests.handle_fetch_offsets,
     ListGroups: group_requests.handle_list_groups,

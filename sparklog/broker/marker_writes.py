@@ -9,6 +9,7 @@ producers are fenced: verifications of theirs that are under way end, and late b
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -26,12 +27,31 @@ from sparklog.protocol.messages import (
 )
 from sparklog.record.marker import Marker, encode_marker
 
+_log = logging.getLogger(__name__)
+
 #: For a marker to be committed; the coordinator tries again.
 _TIMEOUT_MS = 2000
 #: Fenced producers remembered by a broker.
 _FENCED_KEPT = 100_000
 
 Answered = Callable[[PartitionResult], None]
+
+
+class _Once:
+    """Tells what became of a marker, the first time; what fails when it is told is not the marker's failure."""
+
+    def __init__(self, marker: TransactionMarker, answered: Answered) -> None:
+        self._marker = marker
+        self._answered: Answered | None = answered
+
+    def __call__(self, result: PartitionResult) -> None:
+        answered, self._answered = self._answered, None
+        if answered is None:
+            return
+        try:
+            answered(result)
+        except Exception:
+            _log.exception("answer about a marker for %s-%d", self._marker.topic, self._marker.partition)
 
 
 @dataclass(eq=False, slots=True)
@@ -58,15 +78,26 @@ class MarkerWrites:
 
     def write(self, marker: TransactionMarker, answered: Answered) -> None:
         """``answered`` is called once, now or later; NONE: the decision stands in the partition, committed."""
-        tp = TopicPartition(marker.topic, marker.partition)
+        once = _Once(marker, answered)
         try:
-            if self._broker.quiesced:
-                raise BrokerError(ErrorCode.BROKER_STOPPING, f"broker {self._broker.broker_id} takes no new writes")
-            partition = self._broker.partitions.require(tp)
-            partition.require_leader(-1)
+            self._write(marker, once)
         except BrokerError as error:
-            answered(PartitionResult(tp.topic, tp.partition, error.code, error.detail))
-            return
+            once(PartitionResult(marker.topic, marker.partition, error.code, error.detail))
+        except Exception as error:
+            # One that cannot be written must not take along what came with it in one request.
+            _log.exception("marker for %s-%d", marker.topic, marker.partition)
+            detail = f"{type(error).__name__}: {error}"
+            once(PartitionResult(marker.topic, marker.partition, ErrorCode.UNKNOWN_SERVER_ERROR, detail))
+
+    def _write(self, marker: TransactionMarker, answered: Answered) -> None:
+        """Raises BrokerError."""
+        tp = TopicPartition(marker.topic, marker.partition)
+        if marker.coordinator >= 0:
+            self._broker.coordinator_epochs.heard(marker.coordinator, marker.coordinator_epoch)
+        if self._broker.quiesced:
+            raise BrokerError(ErrorCode.BROKER_STOPPING, f"broker {self._broker.broker_id} takes no new writes")
+        partition = self._broker.partitions.require(tp, marker.topic_id)
+        partition.require_leader(-1)
         for producer_id, _ in (*marker.committed, *marker.aborted):
             self._fence(tp, producer_id)
             self._broker.verifications.cancel(tp, producer_id)

@@ -21,11 +21,13 @@ from pathlib import Path
 from typing import Any
 
 from sparklog.broker.control_socket import ControlSocket
+from sparklog.broker.coordinator_epochs import CoordinatorEpochs
 from sparklog.broker.coordinators import Coordinators
 from sparklog.broker.deliveries import Deliveries
 from sparklog.broker.dispatch import ConnectionHandler
 from sparklog.broker.fetch import Fetches
 from sparklog.broker.fetcher import Fetchers
+from sparklog.broker.hanging import Hanging
 from sparklog.broker.lease import Lease, LeaseName, OrphanStep, relief
 from sparklog.broker.local_reads import LocalReads, readers_socket
 from sparklog.broker.marker_writes import MarkerWrites
@@ -146,10 +148,12 @@ class BrokerProcess:
         for log in await loop.run_in_executor(None, self._directory.load):
             for finding in log.findings:
                 _log.warning("%s: %s", log.tp, finding)
+        broker.coordinator_epochs = CoordinatorEpochs(broker.cache)
         broker.coordinators = Coordinators(broker)
         broker.deliveries = Deliveries(broker)
         broker.markers = MarkerWrites(broker)
         broker.verifications = Verifications(broker)
+        broker.hanging = Hanging(broker)
         self._fetchers = Fetchers(broker)
         self._upkeep = Upkeep(broker, self._directory)
         broker.partitions = Partitions(broker, self._directory)
@@ -164,6 +168,7 @@ class BrokerProcess:
         self._registry = broker.registry = await Registry.open(broker, config.zookeeper, self._registration())
         self._watchdog.start()
         self._upkeep.start()
+        broker.hanging.start()
         # What was made until now lives as long as the process: the collector need not look at it again.
         gc.collect()
         gc.freeze()
@@ -411,6 +416,7 @@ class BrokerProcess:
         if self._fetchers is not None:
             broker.deliveries.close()
             broker.verifications.close()
+            broker.hanging.close()
         if self._registry is not None:
             await self._registry.close()
 

@@ -203,6 +203,13 @@ class Registry:
             if found is None or found[0].topic_id != record.topic_id:
                 raise
 
+    async def topic_lives(self, name: str, topic_id: str) -> bool:
+        """Whether ZooKeeper has this topic; with an empty id, any of this name. What was written before it was asked
+        counts. Raises ZkUnreachable."""
+        path = paths.topic_id(topic_id) if topic_id else paths.topic(name)
+        await self._session.sync(path)
+        return await self._session.exists(path)
+
     async def request_delete(self, name: str, topic_id: str) -> None:
         await self._store.request_delete_topic(name, topic_id)
 

@@ -16,9 +16,11 @@ from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import NO_EPOCH
 
 if TYPE_CHECKING:
+    from sparklog.broker.coordinator_epochs import CoordinatorEpochs
     from sparklog.broker.coordinators import Coordinators
     from sparklog.broker.deliveries import Deliveries
     from sparklog.broker.fetch import Fetches
+    from sparklog.broker.hanging import Hanging
     from sparklog.broker.marker_writes import MarkerWrites
     from sparklog.broker.partition import Partition
     from sparklog.broker.partitions import Partitions
@@ -34,9 +36,11 @@ class BrokerState:
     partitions: Partitions
     fetches: Fetches
     coordinators: Coordinators
+    coordinator_epochs: CoordinatorEpochs
     deliveries: Deliveries
     markers: MarkerWrites
     verifications: Verifications
+    hanging: Hanging
 
     def __init__(
         self,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from sparklog.broker.coordinator_host import CoordinatorHost
@@ -10,6 +10,7 @@ from sparklog.broker.partition import Partition
 from sparklog.broker.state import BrokerState
 from sparklog.config import BrokerConfig
 from sparklog.coordinator.effects import SendMarkers, SendOffsets
+from sparklog.coordinator.records import Participant
 from sparklog.coordinator.transactions import Transactions, TransactionSettings
 from sparklog.protocol.messages import TransactionDescription
 
@@ -30,6 +31,10 @@ class TransactionHost(CoordinatorHost):
             case _:
                 raise AssertionError(f"not an order of a transaction coordinator: {effect!r}")
 
+    def participants(self, producer_ids: Iterable[int]) -> Iterator[tuple[int, str]]:
+        """As ``Transactions.participants``."""
+        return self._transactions.participants(producer_ids)
+
     def describe(self) -> Iterator[TransactionDescription]:
         for key, now, participants, due_ms in self._transactions.entries():
             yield TransactionDescription(
@@ -42,10 +47,14 @@ class TransactionHost(CoordinatorHost):
                 now.began_ms,
                 due_ms,
                 tuple(
-                    (producer_id, participant.epoch, tuple(sorted(participant.all_partitions())))
+                    (producer_id, participant.epoch, _partitions(participant))
                     for producer_id, participant in sorted(participants.items())
                 ),
             )
+
+
+def _partitions(participant: Participant) -> tuple[tuple[str, int], ...]:
+    return tuple(sorted({(place.topic, place.partition) for place in participant.places()}))
 
 
 def _settings(config: BrokerConfig) -> TransactionSettings:

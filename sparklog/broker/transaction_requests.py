@@ -8,6 +8,7 @@ from sparklog.broker.state import BrokerState
 from sparklog.broker.waiting import limit_s
 from sparklog.coordinator import events
 from sparklog.coordinator.effects import Begun, Done, Ended, Outcome, Refused
+from sparklog.coordinator.records import Place
 from sparklog.errors import BrokerError, ClusterError, ErrorCode
 from sparklog.model import TopicPartition, is_internal
 from sparklog.net.server import ServerConnection
@@ -25,15 +26,19 @@ from sparklog.protocol.messages import (
     Reply,
     TouchTransaction,
     VerifyTransaction,
+    VerifyTransactionReply,
 )
 
 
 def handle_begin_transaction(
     broker: BrokerState, connection: ServerConnection, request: BeginTransaction, body: memoryview
 ) -> None:
-    if not request.run_id or request.version < -1 or request.timeout_ms <= 0:
-        detail = f"run {request.run_id!r}, version {request.version}, timeout {request.timeout_ms} ms found; expected "
-        raise BrokerError(ErrorCode.INVALID_REQUEST, detail + "a name, -1 or more, more than 0")
+    if not request.run_id or request.version < -1 or request.timeout_ms <= 0 or request.turn < 0:
+        detail = (
+            f"run {request.run_id!r}, version {request.version}, timeout {request.timeout_ms} ms, turn {request.turn} "
+            "found; expected a name, -1 or more, more than 0, 0 or more"
+        )
+        raise BrokerError(ErrorCode.INVALID_REQUEST, detail)
     broker.coordinators.transactions.of(request.key)
     broker.spawn(_begin(broker, connection, request), f"begin of {request.key}")
 
@@ -51,7 +56,7 @@ async def _begin(broker: BrokerState, connection: ServerConnection, request: Beg
         return
     host.ask(
         lambda ticket: events.BeginRequested(
-            ticket, request.key, request.run_id, request.version, request.timeout_ms, producer_id
+            ticket, request.key, request.run_id, request.version, request.timeout_ms, producer_id, request.turn
         ),
         _answering(connection, request.cid),
     )
@@ -60,13 +65,7 @@ async def _begin(broker: BrokerState, connection: ServerConnection, request: Beg
 def handle_add_to_transaction(
     broker: BrokerState, connection: ServerConnection, request: AddToTransaction, body: memoryview
 ) -> None:
-    for topic, number in request.partitions:
-        # A decision whose partition is not known is taken for one whose topic was deleted: it must be known before.
-        tp = TopicPartition(topic, number)
-        if is_internal(topic):
-            raise BrokerError(ErrorCode.INVALID_TOPIC_EXCEPTION, f"{tp}: internal topics are not written to by clients")
-        if broker.cache.partition(tp) is None:
-            raise BrokerError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"no partition {tp} is known here")
+    places = tuple(_place(broker, TopicPartition(*named)) for named in request.partitions)
     if request.offsets and not request.group:
         raise BrokerError(ErrorCode.INVALID_REQUEST, f"{len(request.offsets)} offsets of no group found")
     broker.coordinators.transactions.of(request.key).ask(
@@ -76,19 +75,32 @@ def handle_add_to_transaction(
             request.run_id,
             request.producer_id,
             request.producer_epoch,
-            request.partitions,
+            places,
             request.group,
             request.offsets,
+            request.version,
+            request.turn,
         ),
         _answering(connection, request.cid),
     )
+
+
+def _place(broker: BrokerState, tp: TopicPartition) -> Place:
+    """With the topic's id: one made later under this name is another. Raises BrokerError."""
+    if is_internal(tp.topic):
+        raise BrokerError(ErrorCode.INVALID_TOPIC_EXCEPTION, f"{tp}: internal topics are not written to by clients")
+    known = broker.cache.partition(tp)
+    if known is None:
+        raise BrokerError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"no partition {tp} is known here")
+    return Place(tp.topic, tp.partition, known.topic_id)
 
 
 def handle_touch_transaction(
     broker: BrokerState, connection: ServerConnection, request: TouchTransaction, body: memoryview
 ) -> None:
     broker.coordinators.transactions.of(request.key).ask(
-        lambda ticket: events.TouchRequested(ticket, request.key, request.run_id), _answering(connection, request.cid)
+        lambda ticket: events.TouchRequested(ticket, request.key, request.run_id, request.version, request.turn),
+        _answering(connection, request.cid),
     )
 
 
@@ -101,7 +113,14 @@ def handle_end_transaction(
     deadline_ms = broker.wall_ms() + int(limit_s(request.timeout_ms) * 1000)
     broker.coordinators.transactions.of(request.key).ask(
         lambda ticket: events.EndRequested(
-            ticket, request.key, request.run_id, request.version, request.commit, request.winners, deadline_ms
+            ticket,
+            request.key,
+            request.run_id,
+            request.version,
+            request.commit,
+            request.winners,
+            deadline_ms,
+            request.turn,
         ),
         _answering(connection, request.cid),
     )
@@ -110,17 +129,22 @@ def handle_end_transaction(
 def handle_verify_transaction(
     broker: BrokerState, connection: ServerConnection, request: VerifyTransaction, body: memoryview
 ) -> None:
-    verify(broker, request, _answering(connection, request.cid))
+    connection.reply(verify(broker, request))
 
 
-def verify(broker: BrokerState, request: VerifyTransaction, answered: Callable[[Outcome], None]) -> None:
-    """Raises BrokerError when this broker does not coordinate the key now."""
-    broker.coordinators.transactions.of(request.key).ask(
-        lambda ticket: events.VerifyRequested(
-            ticket, request.key, request.producer_id, request.producer_epoch, request.topic, request.partition
-        ),
-        answered,
+def verify(broker: BrokerState, request: VerifyTransaction) -> VerifyTransactionReply:
+    """Raises BrokerError: the producer may not append, or this broker does not coordinate the key now."""
+    host = broker.coordinators.transactions.of(request.key)
+    place = Place(request.topic, request.partition, request.topic_id)
+    outcomes: list[Outcome] = []
+    host.ask(
+        lambda ticket: events.VerifyRequested(ticket, request.key, request.producer_id, request.producer_epoch, place),
+        outcomes.append,
     )
+    assert outcomes, "a verification is answered at once"
+    if isinstance(outcomes[0], Refused):
+        raise BrokerError(outcomes[0].code, outcomes[0].detail)
+    return VerifyTransactionReply(request.cid, host.epoch)
 
 
 def handle_abort_transaction(

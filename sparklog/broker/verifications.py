@@ -12,15 +12,15 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from sparklog.broker.coordinator_epochs import believe
 from sparklog.broker.internal_topics import TRANSACTIONS, coordinator_of
 from sparklog.broker.partition import Answer, Batches, Partition
 from sparklog.broker.peers import Peers
 from sparklog.broker.state import BrokerState
 from sparklog.broker.transaction_requests import verify
-from sparklog.coordinator.effects import Outcome, Refused
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import TopicPartition
-from sparklog.protocol.messages import ACKS_ALL, VerifyTransaction
+from sparklog.protocol.messages import ACKS_ALL, VerifyTransaction, VerifyTransactionReply
 
 _log = logging.getLogger(__name__)
 
@@ -100,7 +100,7 @@ class Verifications:
             question.held.append(held)
             return
         self._broker.counters["verifications.asked"] += 1
-        request = VerifyTransaction(0, key, producer_id, epoch, tp.topic, tp.partition)
+        request = VerifyTransaction(0, key, producer_id, epoch, tp.topic, tp.partition, partition.topic_id)
         question = self._questions[tp, producer_id] = _Question(request, partition.replica.leader_epoch, [held])
         self._broker.spawn(self._verify(tp, question), f"verification of {producer_id} in {tp}")
 
@@ -146,13 +146,17 @@ class Verifications:
         left_s = (max(held.deadline_ms for held in question.held) - broker.now_ms()) / 1000
         try:
             if wanted == broker.broker_id:
-                return _verified_here(broker, request)
-            await self._peers.ask(
+                believe(broker, request.key, verify(broker, request).coordinator_epoch)
+                return None
+            reply = await self._peers.ask(
                 wanted,
                 request,
                 timeout_s=max(0.001, min(left_s, _ANSWER_TIMEOUT_S)),
                 still=lambda: not question.over and coordinator_of(broker, TRANSACTIONS, request.key) == wanted,
             )
+            assert isinstance(reply, VerifyTransactionReply)
+            # A deposed coordinator that does not know it yet vouches for what its successor may have ended.
+            believe(broker, request.key, reply.coordinator_epoch)
         except BrokerError as error:
             return error
         except Exception as error:
@@ -192,15 +196,6 @@ class Verifications:
         if question.held and self._broker.now_ms() >= question.held[0].deadline_ms:
             detail = f"{tp}: the coordinator of {question.request.key!r} has not answered in time: {error}"
             self._refuse(question, BrokerError(ErrorCode.REQUEST_TIMED_OUT, detail))
-
-
-def _verified_here(broker: BrokerState, request: VerifyTransaction) -> BrokerError | None:
-    """Raises BrokerError when this broker does not coordinate the transaction now."""
-    outcomes: list[Outcome] = []
-    verify(broker, request, outcomes.append)
-    assert outcomes, "a verification is answered at once"
-    found = outcomes[0]
-    return BrokerError(found.code, found.detail) if isinstance(found, Refused) else None
 
 
 def _producer(tp: TopicPartition, batches: Batches, *, key: str, acks: int) -> tuple[int, int]:

@@ -38,6 +38,8 @@ class SenderTransactions:
         self._coordination = AsyncCoordination(link, TRANSACTION, key, request_timeout_s=request_timeout_s)
         self._discard = discard
         self._changed = changed
+        #: How many this run has begun.
+        self._turn = 0
         self._open: OpenTransaction | None = None
         #: The last one, for who did not wait until it had ended and asks again.
         self._ended: OpenTransaction | None = None
@@ -63,8 +65,10 @@ class SenderTransactions:
     # --- by the producer ---
 
     async def begin(self, run: TransactionRun, *, timeout_s: float) -> None:
-        """Raises as ``transaction.begin``."""
+        """The next of this run. Raises as ``transaction.begin``; called again, it is the same one that begins."""
+        run = run._replace(turn=self._turn)
         begun = await begin(self._coordination, run, timeout_s=timeout_s)
+        self._turn += 1
         await self.take_part(run, ProducerIdentity(begun.producer_id, begun.producer_epoch))
 
     async def take_part(self, run: TransactionRun, identity: ProducerIdentity) -> None:

@@ -41,12 +41,14 @@ SERVER_SHARE = 0.8
 
 
 class TransactionRun(NamedTuple):
-    """Whose transactions these are. ``version`` -1: a producer's; else a sink's. See ``messages.BeginTransaction``."""
+    """Whose transaction this is. ``version`` -1: a producer's, ``turn`` counts those of its run; else a sink's. See
+    ``messages.BeginTransaction``."""
 
     key: str
     run_id: str
     version: int
     timeout_s: float
+    turn: int = 0
 
     def __str__(self) -> str:
         return f"transaction {self.key!r}" + (f" version {self.version}" if self.version >= 0 else "")
@@ -73,7 +75,7 @@ async def begin(coordination: AsyncCoordination, run: TransactionRun, *, timeout
         ProducerFenced: a later run has come.
         ClientTimeout: the coordinator did not answer in time.
     """
-    request = BeginTransaction(0, run.key, run.run_id, run.version, max(1, int(run.timeout_s * 1000)))
+    request = BeginTransaction(0, run.key, run.run_id, run.version, max(1, int(run.timeout_s * 1000)), run.turn)
     try:
         return await Attempts(coordination, timeout_s=timeout_s).ask(request, BeginTransactionReply)
     except BrokerError as error:
@@ -95,7 +97,7 @@ async def end(
     markers_by = time.monotonic() + MARKERS_WAIT_S
     while decided is None or not decided.complete:
         server_ms = max(1, int(attempts.patience_s * 1000 * SERVER_SHARE))
-        request = EndTransaction(0, run.key, run.run_id, run.version, commit, winners, server_ms)
+        request = EndTransaction(0, run.key, run.run_id, run.version, commit, winners, server_ms, run.turn)
         try:
             decided = await attempts.ask(request, EndTransactionReply)
         except (BrokerError, ClientTimeout) as error:
@@ -186,7 +188,9 @@ class OpenTransaction:
     ) -> AddToTransaction:
         run, (producer_id, epoch) = self.run, self.identity
         named = tuple((tp.topic, tp.partition) for tp in partitions)
-        return AddToTransaction(0, run.key, run.run_id, producer_id, epoch, named, group, tuple(offsets))
+        return AddToTransaction(
+            0, run.key, run.run_id, producer_id, epoch, named, group, tuple(offsets), run.version, run.turn
+        )
 
     async def _register(self, wanted: Callable[[], Iterable[TopicPartition]]) -> None:
         """Goes on until nothing is missing: what waits too long is given up by who wants it."""
@@ -221,7 +225,7 @@ class OpenTransaction:
             if wait_s > 0:
                 await self._sleep(wait_s)
                 continue
-            touch = TouchTransaction(0, self.run.key, self.run.run_id)
+            touch = TouchTransaction(0, self.run.key, self.run.run_id, self.run.version, self.run.turn)
             try:
                 await Attempts(self._coordination, timeout_s=self.run.timeout_s).ask(touch, Ack)
             except BrokerError as error:

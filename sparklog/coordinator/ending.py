@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from sparklog.coordinator.effects import Answer, Effect, Ended, Outcome, Refused, SendMarkers, SendOffsets
 from sparklog.coordinator.entry import Draft, Entry
 from sparklog.coordinator.events import EndRequested
-from sparklog.coordinator.records import ABORTING, COMMITTING, EMPTY, UNNUMBERED, Transaction
+from sparklog.coordinator.records import ABORTING, COMMITTING, EMPTY, UNNUMBERED, Place, Transaction
 from sparklog.errors import ErrorCode
 from sparklog.protocol.messages import GroupOffset, TransactionMarker
 
@@ -38,18 +38,23 @@ def known_outcome(entry: Entry, request: EndRequested) -> Outcome | None:
         return _when_empty(entry.key, now, request)
     if request.run_id != now.run_id or request.run_id in now.fenced:
         return _refused(entry.key, now, request)
-    if request.version != now.version:
-        detail = f"{entry.key}: version {request.version} found, {now.version} is open"
-        return Refused(ErrorCode.INVALID_TXN_STATE, detail)
+    if (request.version, request.turn) != (now.version, now.turn):
+        return another_open(entry.key, now, version=request.version, turn=request.turn)
     strangers = sorted(set(request.winners) - set(entry.participants))
     if request.commit and strangers:
         detail = f"{entry.key}: producers {strangers[:8]} have registered nothing in this transaction"
         return Refused(ErrorCode.INVALID_TXN_STATE, detail)
     if request.commit and not now.numbered and not request.winners and (entry.participants or now.offsets):
-        # Late, of an empty transaction before this one: it must not hand over this one's offsets without its records.
+        # It must not hand over offsets without the records.
         detail = f"{entry.key}: a commit without producers found, {sorted(entry.participants)} take part"
         return Refused(ErrorCode.INVALID_TXN_STATE, detail)
     return None
+
+
+def another_open(key: str, now: Transaction, *, version: int, turn: int) -> Refused:
+    """The request is about another transaction than the one that is open: it comes late."""
+    detail = f"{key}: version {version}, turn {turn} found, version {now.version}, turn {now.turn} is open"
+    return Refused(ErrorCode.INVALID_TXN_STATE, detail)
 
 
 def _when_empty(key: str, now: Transaction, request: EndRequested) -> Outcome | None:
@@ -59,7 +64,8 @@ def _when_empty(key: str, now: Transaction, request: EndRequested) -> Outcome | 
         return _refused(key, now, request)
     if not request.commit:
         return Ended(True)
-    if request.version == UNNUMBERED and now.decided_run == request.run_id and request.winners == now.winners:
+    known = (now.decided_run, now.turn, now.winners)
+    if request.version == UNNUMBERED and (request.run_id, request.turn, tuple(sorted(request.winners))) == known:
         return Ended(True)
     if request.version == UNNUMBERED or request.winners:
         return Refused(ErrorCode.INVALID_TXN_STATE, f"{key}: nothing is open that could be committed")
@@ -69,7 +75,7 @@ def _when_empty(key: str, now: Transaction, request: EndRequested) -> Outcome | 
 def _repeats(now: Transaction, request: EndRequested) -> bool:
     return (
         now.decided_run == request.run_id
-        and now.version == request.version
+        and (now.version, now.turn) == (request.version, request.turn)
         and request.commit == (now.state == COMMITTING)
         and (not request.commit or set(request.winners) == set(now.winners))
     )
@@ -100,7 +106,7 @@ def decide(entry: Entry, *, commit: bool, now_ms: int, winners: tuple[int, ...] 
         fenced=now.fencing(now.run_id) if fence else now.fenced,
         used_ms=now_ms,
     )
-    if any(participant.partitions for participant in entry.participants.values()) or decided.offsets:
+    if any(participant.topics for participant in entry.participants.values()) or decided.offsets:
         return Draft(decided)
     return Draft(_over(decided, now_ms), dict.fromkeys(entry.participants))
 
@@ -140,29 +146,26 @@ def orders(entry: Entry) -> list[Effect]:
     """Markers for every registered partition, and the offsets that a commit hands over."""
     now = entry.transaction
     effects: list[Effect] = []
-    markers = tuple(_marker(entry, topic, partition) for topic, partition in sorted(marked_partitions(entry)))
-    if markers:
+    if markers := _markers(entry):
         effects.append(SendMarkers(entry.key, now.decision, markers))
     effects += [SendOffsets(entry.key, now.decision, group, offsets) for group, offsets in now.offsets]
     return effects
 
 
-def marked_partitions(entry: Entry) -> set[tuple[str, int]]:
-    return {found for participant in entry.participants.values() for found in participant.all_partitions()}
+def marked_places(entry: Entry) -> set[Place]:
+    return {found for participant in entry.participants.values() for found in participant.places()}
 
 
-def _marker(entry: Entry, topic: str, partition: int) -> TransactionMarker:
-    here = {
-        producer_id: participant.epoch
-        for producer_id, participant in sorted(entry.participants.items())
-        if (topic, partition) in participant.all_partitions()
-    }
+def _markers(entry: Entry) -> tuple[TransactionMarker, ...]:
     winners = set(entry.transaction.winners) if entry.transaction.state == COMMITTING else set()
-    return TransactionMarker(
-        topic,
-        partition,
-        tuple((found, epoch) for found, epoch in here.items() if found in winners),
-        tuple((found, epoch) for found, epoch in here.items() if found not in winners),
+    fates: dict[Place, tuple[list[tuple[int, int]], list[tuple[int, int]]]] = {}
+    for producer_id, participant in sorted(entry.participants.items()):
+        for place in participant.places():
+            committed, aborted = fates.setdefault(place, ([], []))
+            (committed if producer_id in winners else aborted).append((producer_id, participant.epoch))
+    return tuple(
+        TransactionMarker(place.topic, place.partition, tuple(committed), tuple(aborted), place.topic_id)
+        for place, (committed, aborted) in sorted(fates.items())
     )
 
 

@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 
 from sparklog.coordinator.effects import Answer
 from sparklog.coordinator.events import BeginRequested, Request
+from sparklog.coordinator.log_records import Record
 from sparklog.coordinator.records import (
     ABORTING,
     COMMITTING,
     OPEN,
     Participant,
-    Record,
+    Place,
     Transaction,
     participant_record,
     transaction_record,
@@ -29,8 +30,6 @@ class Draft:
     answers: list[Answer] = field(default_factory=list)
     #: (ticket, deadline) of the end request that this carries out
     ended: tuple[int, int] | None = None
-    #: nothing changes, all is only written anew
-    rewrites: bool = False
 
     def records(self, key: str, before: Transaction) -> list[Record]:
         changed = [participant_record(key, found, value) for found, value in self.participants.items()]
@@ -58,7 +57,7 @@ class Entry:
         #: End requests that wait for the markers: ticket to deadline.
         self.waiting: dict[int, int] = {}
         #: Partitions whose markers, and groups whose offsets, are still on their way.
-        self.missing: set[tuple[str, int]] = set()
+        self.missing: set[Place] = set()
         self.missing_groups: set[str] = set()
         #: Last sign of life.
         self.touched_ms = now_ms
@@ -77,6 +76,10 @@ class Entry:
             transaction_record(self.key, self.transaction),
             *(participant_record(self.key, found, value) for found, value in self.participants.items()),
         ]
+
+    @property
+    def record_count(self) -> int:
+        return 1 + len(self.participants)
 
     def apply(self, draft: Draft) -> None:
         if draft.transaction is not None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from sparklog.coordinator.records import Place
 from sparklog.protocol.messages import GroupOffset
 
 
@@ -21,6 +22,7 @@ class BeginRequested:
     version: int
     timeout_ms: int
     producer_id: int
+    turn: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +34,11 @@ class AddRequested:
     run_id: str
     producer_id: int
     producer_epoch: int
-    partitions: tuple[tuple[str, int], ...]
+    places: tuple[Place, ...]
     group: str = ""
     offsets: tuple[GroupOffset, ...] = ()
+    version: int = -1
+    turn: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +48,8 @@ class TouchRequested:
     ticket: int
     key: str
     run_id: str
+    version: int = -1
+    turn: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +63,7 @@ class EndRequested:
     commit: bool
     winners: tuple[int, ...]
     deadline_ms: int
+    turn: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +74,7 @@ class VerifyRequested:
     key: str
     producer_id: int
     producer_epoch: int
-    topic: str
-    partition: int
+    place: Place
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +106,7 @@ class MarkersWritten:
 
     key: str
     decision: int
-    partitions: tuple[tuple[str, int], ...]
+    places: tuple[Place, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,4 +129,5 @@ class Ticked:
 
 
 Request = BeginRequested | AddRequested | TouchRequested | EndRequested | VerifyRequested | AbortRequested
-Event = Request | Appended | AppendRefused | MarkersWritten | OffsetsWritten | RewriteRequested | Ticked
+TransactionEvent = Request | MarkersWritten | OffsetsWritten
+Event = TransactionEvent | Appended | AppendRefused | RewriteRequested | Ticked

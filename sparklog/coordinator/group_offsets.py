@@ -1,8 +1,8 @@
 """One partition's group coordinator: how far groups have read. Events in, effects out. Pure.
 
-As for transactions, the log of the coordinator's partition is the only memory: an offset is shown and acknowledged
-once it is committed there. One append is under way for each group, and what comes meanwhile goes together into the
-next, so that offsets take effect in the order in which they came.
+An offset is shown and acknowledged once it is committed in the coordinator's log. One append is under way for each
+group, and what comes meanwhile goes together into the next, so that offsets take effect in the order in which they
+came.
 
 What a transaction's coordinator hands over carries (key, decision): it tries again until it is answered, so the last
 decision of each key is remembered and a repetition changes nothing. Decisions of a key count up, but begin anew when
@@ -11,11 +11,11 @@ the key has expired: the memory of one is kept for a shorter time than that.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from sparklog.coordinator.effects import Answer, Append, Done, Effect, Refused, Rewritten
-from sparklog.coordinator.events import Appended, AppendRefused, RewriteRequested, Ticked
+from sparklog.coordinator.core import CoordinatorCore
+from sparklog.coordinator.effects import Answer, Done, Refused
 from sparklog.coordinator.group_records import (
     FORMAT_VERSION,
     CommittedOffset,
@@ -27,17 +27,13 @@ from sparklog.coordinator.group_records import (
     decode_group_record,
     group_record,
 )
-from sparklog.coordinator.records import Record
+from sparklog.coordinator.log_records import Record
 from sparklog.errors import ErrorCode
 from sparklog.model import assert_never
 from sparklog.protocol.messages import GroupOffset
 
 #: Commits of one group that may wait.
 MAX_QUEUED = 10_000
-#: Groups nobody commits for are looked for so often.
-EXPIRY_CHECK_MS = 60_000
-#: Groups written anew in one append.
-REWRITE_GROUPS = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +61,7 @@ class TopicsGone:
     topics: tuple[tuple[str, str], ...]
 
 
-GroupEvent = CommitRequested | TopicsGone | Appended | AppendRefused | RewriteRequested | Ticked
+GroupEvent = CommitRequested | TopicsGone
 
 
 @dataclass(slots=True)
@@ -78,7 +74,8 @@ class _Draft:
 
 @dataclass(slots=True)
 class _Group:
-    name: str
+    #: Its name.
+    key: str
     #: What is committed in the log.
     state: dict[GroupKey, GroupValue] = field(default_factory=dict)
     draft: _Draft | None = None
@@ -88,20 +85,20 @@ class _Group:
     def last_commit_ms(self) -> int:
         return max((value.commit_ms for value in self.state.values()), default=0)
 
+    @property
+    def record_count(self) -> int:
+        return len(self.state)
 
-class Groups:
-    """Owner: the broker's event loop, for one leader epoch of one partition. ``load`` all records, then ``start``."""
+    def all_records(self) -> list[Record]:
+        return [group_record(key, value) for key, value in self.state.items()]
+
+
+class Groups(CoordinatorCore[_Group, _Draft]):
+    """One entry for each group."""
 
     def __init__(self, settings: GroupSettings | None = None) -> None:
+        super().__init__()
         self._settings = settings or GroupSettings()
-        self._groups: dict[str, _Group] = {}
-        self._appends: dict[int, list[_Group]] = {}
-        self._append = 0
-        #: Groups still to be written anew, and appends that do it; None when there is no need.
-        self._rewrite: dict[str, None] | None = None
-        self._rewriting: set[int] = set()
-        self._next_expiry_ms = 0
-        self._effects: list[Effect] = []
 
     # --- the door --------------------------------------------------------------------------------------------------
 
@@ -115,51 +112,28 @@ class Groups:
             else:
                 group.state[key] = value
             if not group.state:
-                del self._groups[key.group]
+                del self._entries[key.group]
 
-    def start(self, now_ms: int) -> Sequence[Effect]:
-        """All is read."""
-        self._next_expiry_ms = now_ms + EXPIRY_CHECK_MS
-        return []
-
-    def step(self, event: GroupEvent, now_ms: int) -> Sequence[Effect]:
-        """Take one fact; return what is to be done about it, in order."""
-        self._effects = []
+    def _take(self, event: GroupEvent, now_ms: int) -> None:
         match event:
             case CommitRequested():
                 self._enqueue(event, now_ms)
             case TopicsGone():
-                for group in list(self._groups.values()):
+                for group in list(self._entries.values()):
                     group.queue.append(event)
                     self._serve(group, now_ms)
-            case Appended():
-                self._appended(event.append, now_ms)
-            case AppendRefused():
-                self._append_refused(event, now_ms)
-            case RewriteRequested():
-                if self._rewrite is None:
-                    self._rewrite = dict.fromkeys(self._groups)
-                self._rewrite_more()
-            case Ticked():
-                self._ticked(now_ms)
             case _:
                 assert_never(event)
-        return self._effects
-
-    @property
-    def deadline_ms(self) -> int | None:
-        """When to send ``Ticked``, at the latest."""
-        return self._next_expiry_ms if self._groups else None
 
     # --- questions -------------------------------------------------------------------------------------------------
 
     def names(self) -> list[str]:
         """Groups that have committed something."""
-        return sorted(name for name, group in self._groups.items() if group.state)
+        return sorted(name for name, group in self._entries.items() if group.state)
 
     def offsets(self, group: str) -> Mapping[tuple[str, int], GroupOffset]:
         """By topic and partition."""
-        known = self._groups.get(group)
+        known = self._entries.get(group)
         return {
             (key.topic, key.partition): value.offset
             for key, value in (known.state.items() if known else ())
@@ -169,23 +143,19 @@ class Groups:
     def topics(self) -> dict[tuple[str, str], int]:
         """Topics that groups have offsets in, by (name, topic id): when one was last committed."""
         found: dict[tuple[str, str], int] = {}
-        for group in self._groups.values():
+        for group in self._entries.values():
             for value in group.state.values():
                 if isinstance(value, CommittedOffset):
                     topic = (value.offset.topic, value.offset.topic_id)
                     found[topic] = max(found.get(topic, 0), value.commit_ms)
         return found
 
-    @property
-    def live_records(self) -> int:
-        return sum(len(group.state) for group in self._groups.values())
-
     # --- commits ---------------------------------------------------------------------------------------------------
 
     def _group(self, name: str) -> _Group:
-        group = self._groups.get(name)
+        group = self._entries.get(name)
         if group is None:
-            group = self._groups[name] = _Group(name)
+            group = self._entries[name] = _Group(name)
         return group
 
     def _enqueue(self, request: CommitRequested, now_ms: int) -> None:
@@ -209,7 +179,7 @@ class Groups:
             else:
                 self._commit(group, event, draft, now_ms)
         if draft.changes:
-            self._stage([group], draft)
+            self._change(group, draft)
         else:
             self._effects += draft.answers
             self._forget_if_empty(group)
@@ -217,7 +187,7 @@ class Groups:
     def _commit(self, group: _Group, request: CommitRequested, draft: _Draft, now_ms: int) -> None:
         if request.transaction is not None:
             key, decision = request.transaction
-            handover = HandoverKey(FORMAT_VERSION, group.name, key)
+            handover = HandoverKey(FORMAT_VERSION, group.key, key)
             known = draft.changes.get(handover) or group.state.get(handover)
             if (
                 isinstance(known, Handover)
@@ -228,7 +198,7 @@ class Groups:
                 return
             draft.changes[handover] = Handover(FORMAT_VERSION, decision, now_ms)
         for offset in request.offsets:
-            place = OffsetKey(FORMAT_VERSION, group.name, offset.topic, offset.partition)
+            place = OffsetKey(FORMAT_VERSION, group.key, offset.topic, offset.partition)
             draft.changes[place] = CommittedOffset(FORMAT_VERSION, offset, now_ms)
         draft.answers.append(Answer(request.ticket, Done()))
 
@@ -242,92 +212,42 @@ class Groups:
 
     # --- durability ------------------------------------------------------------------------------------------------
 
-    def _stage(self, groups: list[_Group], draft: _Draft) -> None:
-        for group in groups:
-            group.draft = draft
-        self._order(groups, [group_record(key, value) for key, value in draft.changes.items()])
+    def _change(self, group: _Group, draft: _Draft) -> None:
+        self._stage(group, draft, [group_record(key, value) for key, value in draft.changes.items()])
 
-    def _order(self, groups: list[_Group], records: list[Record]) -> int:
-        self._append += 1
-        self._appends[self._append] = groups
-        self._effects.append(Append(self._append, tuple(records)))
-        return self._append
+    def _unchanged(self, entry: _Group) -> _Draft:
+        return _Draft()
 
-    def _appended(self, append: int, now_ms: int) -> None:
-        self._rewriting.discard(append)
-        for group in self._appends.pop(append, ()):
-            draft, group.draft = group.draft, None
-            assert draft is not None
-            for key, value in draft.changes.items():
-                if value is None:
-                    group.state.pop(key, None)
-                else:
-                    group.state[key] = value
-            self._effects += draft.answers
-            self._serve(group, now_ms)
-            self._forget_if_empty(group)
-        self._rewrite_more()
+    def _committed(self, entry: _Group, draft: _Draft, now_ms: int) -> None:
+        for key, value in draft.changes.items():
+            if value is None:
+                entry.state.pop(key, None)
+            else:
+                entry.state[key] = value
+        self._effects += draft.answers
+        self._serve(entry, now_ms)
+        self._forget_if_empty(entry)
 
-    def _append_refused(self, event: AppendRefused, now_ms: int) -> None:
-        """Nothing has changed. Who waits is told; what nobody waits for comes again."""
-        rewriting = event.append in self._rewriting
-        self._rewriting.discard(event.append)
-        for group in self._appends.pop(event.append, ()):
-            draft, group.draft = group.draft, None
-            assert draft is not None
-            if rewriting and self._rewrite is not None:
-                self._rewrite[group.name] = None
-            refusal = Refused(ErrorCode.COORDINATOR_NOT_AVAILABLE, f"{group.name}: {event.detail}")
-            self._effects += [Answer(answer.ticket, refusal) for answer in draft.answers]
-            self._serve(group, now_ms)
-            self._forget_if_empty(group)
+    def _refused(self, entry: _Group, draft: _Draft, detail: str, now_ms: int) -> None:
+        """What nobody waits for comes again."""
+        refusal = Refused(ErrorCode.COORDINATOR_NOT_AVAILABLE, f"{entry.key}: {detail}")
+        self._effects += [Answer(answer.ticket, refusal) for answer in draft.answers]
+        self._serve(entry, now_ms)
+        self._forget_if_empty(entry)
 
     def _forget_if_empty(self, group: _Group) -> None:
         if not group.state and group.draft is None and not group.queue:
-            self._groups.pop(group.name, None)
+            self._entries.pop(group.key, None)
 
     # --- time ------------------------------------------------------------------------------------------------------
 
-    def _ticked(self, now_ms: int) -> None:
-        if now_ms < self._next_expiry_ms:
-            return
-        self._next_expiry_ms = now_ms + EXPIRY_CHECK_MS
-        for group in list(self._groups.values()):
-            if group.draft is None and not group.queue:
-                self._expire(group, now_ms)
-        self._rewrite_more()
-
-    def _expire(self, group: _Group, now_ms: int) -> None:
+    def _expire(self, entry: _Group, now_ms: int) -> None:
         """A group that commits no more goes whole; of others only the memory of what transactions handed over."""
-        over = now_ms >= group.last_commit_ms + self._settings.retention_ms
+        over = now_ms >= entry.last_commit_ms + self._settings.retention_ms
         gone = [
             key
-            for key, value in group.state.items()
+            for key, value in entry.state.items()
             if over or (isinstance(value, Handover) and now_ms >= value.commit_ms + self._settings.handover_ms)
         ]
-        if gone:
-            self._stage([group], _Draft(dict.fromkeys(gone)))
-
-    # --- bounding the log ------------------------------------------------------------------------------------------
-
-    def _rewrite_more(self) -> None:
-        """Write groups anew that nothing else is being written for; the others follow when that is done."""
-        if self._rewrite is None:
-            return
-        ready: list[_Group] = []
-        for name in list(self._rewrite):
-            group = self._groups.get(name)
-            if group is None:
-                del self._rewrite[name]
-            elif group.draft is None and len(ready) < REWRITE_GROUPS:
-                ready.append(group)
-        if ready:
-            records: list[Record] = []
-            for group in ready:
-                del self._rewrite[group.name]
-                group.draft = _Draft()
-                records += [group_record(key, value) for key, value in group.state.items()]
-            self._rewriting.add(self._order(ready, records))
-        elif not self._rewrite and not self._rewriting:
-            self._rewrite = None
-            self._effects.append(Rewritten())
+        if gone and not entry.queue:
+            self._change(entry, _Draft(dict.fromkeys(gone)))

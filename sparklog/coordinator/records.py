@@ -1,15 +1,17 @@
 """What a transaction coordinator writes into its partition of the internal topic, and reads back.
 
 Two kinds of records, by key: a transaction, and a participant of it. A participant has a record of its own so that the
-thousandth task of a write costs as many bytes as the first. The last record of a key counts; a null value ends it.
-Keys and values are MessagePack arrays that begin with a format version; a newer one is refused by name.
+thousandth task of a write costs as many bytes as the first.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import NamedTuple
+
 import msgspec
 
-from sparklog.errors import ClusterError
+from sparklog.coordinator.log_records import Record, RecordCodec
 from sparklog.protocol.messages import GroupOffset
 
 FORMAT_VERSION = 1
@@ -42,6 +44,8 @@ class Transaction(msgspec.Struct, frozen=True, array_like=True):
     decided_run: str = ""  #: whose decision that was
     offsets: tuple[tuple[str, tuple[GroupOffset, ...]], ...] = ()  #: by group, for when it commits
     fenced: tuple[str, ...] = ()  #: run ids that may do nothing any more, newest last
+    turn: int = 0  #: which transaction of its run the present or last one is, of a producer; of a sink 0
+    producer_id: int = -1  #: the one that a producer's transaction was begun with; -1: a sink's tasks have their own
 
     @property
     def numbered(self) -> bool:
@@ -59,20 +63,35 @@ class Transaction(msgspec.Struct, frozen=True, array_like=True):
         return (*self.fenced, run_id)[-FENCED_KEPT:]
 
 
+class Place(NamedTuple):
+    """A partition of one topic, not of whatever has its name later; ``topic_id`` empty: not known."""
+
+    topic: str
+    partition: int
+    topic_id: str = ""
+
+
+class RegisteredTopic(msgspec.Struct, frozen=True, array_like=True):
+    topic: str
+    numbers: tuple[int, ...]
+    topic_id: str = ""
+
+
 class Participant(msgspec.Struct, frozen=True, array_like=True):
     """One producer id and the partitions it may append to."""
 
     epoch: int
-    partitions: tuple[tuple[str, tuple[int, ...]], ...] = ()  #: by topic
+    topics: tuple[RegisteredTopic, ...] = ()
 
-    def all_partitions(self) -> set[tuple[str, int]]:
-        return {(topic, number) for topic, numbers in self.partitions for number in numbers}
+    def places(self) -> set[Place]:
+        return {Place(found.topic, number, found.topic_id) for found in self.topics for number in found.numbers}
 
-    def with_partitions(self, added: set[tuple[str, int]]) -> Participant:
-        by_topic: dict[str, list[int]] = {}
-        for topic, number in sorted(self.all_partitions() | added):
-            by_topic.setdefault(topic, []).append(number)
-        return Participant(self.epoch, tuple((topic, tuple(numbers)) for topic, numbers in by_topic.items()))
+    def with_places(self, added: Iterable[Place]) -> Participant:
+        by_topic: dict[tuple[str, str], list[int]] = {}
+        for place in sorted(self.places().union(added)):
+            by_topic.setdefault((place.topic, place.topic_id), []).append(place.partition)
+        topics = (RegisteredTopic(topic, tuple(found), topic_id) for (topic, topic_id), found in by_topic.items())
+        return Participant(self.epoch, tuple(topics))
 
 
 class TransactionKey(msgspec.Struct, frozen=True, array_like=True, tag="transaction"):
@@ -96,50 +115,30 @@ class _ParticipantValue(msgspec.Struct, frozen=True, array_like=True):
     participant: Participant
 
 
-#: (key, value) as they stand in the internal topic; value None: forget it.
-Record = tuple[bytes, bytes | None]
 Change = tuple[TransactionKey, Transaction | None] | tuple[ParticipantKey, Participant | None]
+_Key = TransactionKey | ParticipantKey
+_Value = _TransactionValue | _ParticipantValue
 
-_encode = msgspec.msgpack.Encoder().encode
-_decode_key = msgspec.msgpack.Decoder(TransactionKey | ParticipantKey).decode
-_decode_transaction = msgspec.msgpack.Decoder(_TransactionValue).decode
-_decode_participant = msgspec.msgpack.Decoder(_ParticipantValue).decode
+_codec: RecordCodec[_Key, _Value] = RecordCodec(
+    "transactions", {TransactionKey: _TransactionValue, ParticipantKey: _ParticipantValue}, newest=FORMAT_VERSION
+)
 
 
 def transaction_record(key: str, value: Transaction | None) -> Record:
-    encoded = None if value is None else _encode(_TransactionValue(FORMAT_VERSION, value))
-    return _encode(TransactionKey(FORMAT_VERSION, key)), encoded
+    found = None if value is None else _TransactionValue(FORMAT_VERSION, value)
+    return _codec.encode(TransactionKey(FORMAT_VERSION, key), found)
 
 
 def participant_record(key: str, producer_id: int, value: Participant | None) -> Record:
-    encoded = None if value is None else _encode(_ParticipantValue(FORMAT_VERSION, value))
-    return _encode(ParticipantKey(FORMAT_VERSION, key, producer_id)), encoded
+    found = None if value is None else _ParticipantValue(FORMAT_VERSION, value)
+    return _codec.encode(ParticipantKey(FORMAT_VERSION, key, producer_id), found)
 
 
 def decode_record(record: Record) -> Change:
     """Raises ClusterError for a record of a newer format, or one that is none of ours."""
-    key_bytes, value = record
-    try:
-        key = _decode_key(key_bytes)
-        _check_version(key.version)
-        if isinstance(key, TransactionKey):
-            if value is None:
-                return key, None
-            found = _decode_transaction(value)
-            _check_version(found.version)
-            return key, found.transaction
-        if value is None:
-            return key, None
-        joined = _decode_participant(value)
-        _check_version(joined.version)
-        return key, joined.participant
-    except msgspec.MsgspecError as error:
-        raise ClusterError(f"a record of the transactions' topic cannot be read: {error}: {key_bytes[:80]!r}") from None
-
-
-def _check_version(version: int) -> None:
-    if version > FORMAT_VERSION:
-        raise ClusterError(
-            f"a record of the transactions' topic has format version {version}; this sparklog reads up to "
-            f"{FORMAT_VERSION}: upgrade it"
-        )
+    key, value = _codec.decode(record)
+    if isinstance(key, TransactionKey):
+        assert value is None or isinstance(value, _TransactionValue)
+        return key, None if value is None else value.transaction
+    assert value is None or isinstance(value, _ParticipantValue)
+    return key, None if value is None else value.participant

@@ -13,37 +13,35 @@ is a replay. Source: KIP-98, KIP-890; the runs and versions are sparklog's own.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from msgspec.structs import replace
 
 from sparklog.coordinator import ending
-from sparklog.coordinator.effects import Answer, Append, Begun, Done, Effect, Ended, Outcome, Refused, Report, Rewritten
+from sparklog.coordinator.core import CoordinatorCore
+from sparklog.coordinator.effects import Answer, Begun, Done, Ended, Outcome, Refused, Report
 from sparklog.coordinator.entry import Draft, Entry
 from sparklog.coordinator.events import (
     AbortRequested,
     AddRequested,
-    Appended,
-    AppendRefused,
     BeginRequested,
     EndRequested,
-    Event,
     MarkersWritten,
     OffsetsWritten,
     Request,
-    RewriteRequested,
-    Ticked,
     TouchRequested,
+    TransactionEvent,
     VerifyRequested,
 )
+from sparklog.coordinator.log_records import Record
 from sparklog.coordinator.records import (
     EMPTY,
     ONCE_PREFIX,
     OPEN,
     UNNUMBERED,
     Participant,
-    Record,
+    Place,
     Transaction,
     TransactionKey,
     decode_record,
@@ -53,12 +51,6 @@ from sparklog.model import assert_never
 
 #: Requests of one key that may wait; a Spark stage has some thousand tasks.
 MAX_QUEUED = 10_000
-#: While something is open, time-outs are looked at so often.
-TICK_MS = 500
-#: Idle keys are looked for so often.
-EXPIRY_CHECK_MS = 60_000
-#: Keys written anew in one append.
-REWRITE_KEYS = 200
 
 #: Every producer id serves one attempt, so its epoch never moves.
 EPOCH = 0
@@ -66,28 +58,20 @@ EPOCH = 0
 
 @dataclass(frozen=True, slots=True)
 class TransactionSettings:
-    max_timeout_ms: int = 3_600_000
+    max_timeout_ms: int = 86_400_000
     producer_expiration_ms: int = 7 * 86_400_000
     sink_expiration_ms: int = 30 * 86_400_000
     once_expiration_ms: int = 3_600_000
 
 
-class Transactions:
-    """Owner: the broker's event loop, for one leader epoch of one partition. ``load`` all records, then ``start``."""
+class Transactions(CoordinatorCore[Entry, Draft]):
+    """One entry for each key."""
 
     def __init__(self, settings: TransactionSettings | None = None) -> None:
+        super().__init__()
         self._settings = settings or TransactionSettings()
-        self._entries: dict[str, Entry] = {}
         #: Keys with something open, waiting or under way.
         self._active: dict[str, Entry] = {}
-        self._appends: dict[int, list[Entry]] = {}
-        self._append = 0
-        #: Keys still to be written anew, and appends that do it; None when there is no need.
-        self._rewrite: dict[str, None] | None = None
-        self._rewriting: set[int] = set()
-        self._next_expiry_ms = 0
-        self._next_tick_ms = 0
-        self._effects: list[Effect] = []
 
     # --- the door --------------------------------------------------------------------------------------------------
 
@@ -108,19 +92,13 @@ class Transactions:
                 assert isinstance(value, Participant)
                 self._entry(key.key, 0).participants[key.producer_id] = value
 
-    def start(self, now_ms: int) -> list[Effect]:
-        """All is read: go on with what was under way. Everybody is taken to have been alive until now."""
-        self._effects = []
-        self._next_expiry_ms = now_ms + EXPIRY_CHECK_MS
-        self._next_tick_ms = now_ms + TICK_MS
+    def _started(self, now_ms: int) -> None:
+        """Everybody is taken to have been alive until now."""
         for entry in self._entries.values():
             entry.touched_ms = now_ms
             self._carry_out(entry, now_ms)
-        return self._effects
 
-    def step(self, event: Event, now_ms: int) -> list[Effect]:
-        """Take one fact; return what is to be done about it, in order."""
-        self._effects = []
+    def _take(self, event: TransactionEvent, now_ms: int) -> None:
         match event:
             case BeginRequested() | AddRequested() | EndRequested() | AbortRequested():
                 self._enqueue(event, now_ms)
@@ -128,31 +106,14 @@ class Transactions:
                 self._touch(event, now_ms)
             case VerifyRequested():
                 self._answer(event.ticket, self._verified(event))
-            case Appended():
-                self._appended(event.append, now_ms)
-            case AppendRefused():
-                self._append_refused(event, now_ms)
             case MarkersWritten():
-                self._arrived(event.key, event.decision, now_ms, partitions=event.partitions)
+                self._arrived(event.key, event.decision, now_ms, places=event.places)
             case OffsetsWritten():
                 self._arrived(event.key, event.decision, now_ms, groups=(event.group,))
-            case RewriteRequested():
-                if self._rewrite is None:
-                    self._rewrite = dict.fromkeys(self._entries)
-                self._rewrite_more()
-            case Ticked():
-                self._ticked(now_ms)
             case _:
                 assert_never(event)
-        return self._effects
 
-    @property
-    def deadline_ms(self) -> int | None:
-        """When to send ``Ticked``, at the latest."""
-        times = [self._next_tick_ms] if self._active or self._rewrite is not None else []
-        if self._entries:
-            times.append(self._next_expiry_ms)
-        return min(times, default=None)
+    # --- questions -------------------------------------------------------------------------------------------------
 
     def entries(self) -> Iterable[tuple[str, Transaction, dict[int, Participant], int]]:
         """For people: key, transaction, participants, and until when a sign of life is due (ms; 0: nothing open)."""
@@ -160,13 +121,11 @@ class Transactions:
             due = self._due_ms(entry) if entry.transaction.state == OPEN else 0
             yield entry.key, entry.transaction, entry.participants, due
 
-    def __len__(self) -> int:
-        return len(self._entries)
-
-    @property
-    def live_records(self) -> int:
-        """What a rewrite of the whole log would write."""
-        return sum(1 + len(entry.participants) for entry in self._entries.values())
+    def participants(self, producer_ids: Iterable[int]) -> Iterator[tuple[int, str]]:
+        """Those of ``producer_ids`` that take part in something open, or being ended; with its key."""
+        wanted = set(producer_ids)
+        for key, entry in self._entries.items():
+            yield from ((found, key) for found in entry.participants if found in wanted)
 
     # --- requests --------------------------------------------------------------------------------------------------
 
@@ -213,7 +172,7 @@ class Transactions:
             if draft is not None and not isinstance(request, AddRequested):
                 break
         if draft is not None:
-            self._stage(entry, draft)
+            self._change(entry, draft)
         self._watch(entry)
 
     def _begin(self, entry: Entry, request: BeginRequested, now_ms: int) -> Draft | None:
@@ -224,15 +183,18 @@ class Transactions:
         if request.version != UNNUMBERED and request.version <= now.decided_version:
             self._answer(ticket, Begun(True, now.decided_version, -1, -1, now.run))
             return None
+        same = request.run_id == now.run_id
+        if same and _comes_late(now, request):
+            self._answer(ticket, ending.another_open(entry.key, now, version=request.version, turn=request.turn))
+            return None
         if entry.ending:
             entry.begins.append(request)
             return None
-        same = request.run_id == now.run_id
         if now.state == OPEN:
-            joins = same and request.version == now.version and (now.numbered or not entry.participants)
-            if joins:
+            if same and (request.version, request.turn) == (now.version, now.turn):
                 entry.touched_ms = now_ms
-                self._answer(ticket, Begun(False, now.last_version, request.producer_id, EPOCH, now.run))
+                producer_id = request.producer_id if now.numbered else now.producer_id
+                self._answer(ticket, Begun(False, now.last_version, producer_id, EPOCH, now.run))
                 return None
             entry.begins.append(request)
             return ending.decide(entry, commit=False, now_ms=now_ms, fence=not same)
@@ -248,6 +210,8 @@ class Transactions:
             winners=(),
             offsets=(),
             fenced=now.fenced if same else now.fencing(now.run_id),
+            turn=request.turn,
+            producer_id=request.producer_id if request.version == UNNUMBERED else -1,
         )
         entry.touched_ms = now_ms
         begun = Begun(False, now.last_version, request.producer_id, EPOCH, fresh.run)
@@ -257,25 +221,25 @@ class Transactions:
         """Register for one producer id, together with what ``draft`` registers already."""
         now = draft.transaction if draft is not None and draft.transaction is not None else entry.transaction
         joined = {**entry.participants, **(draft.participants if draft else {})}
-        refusal = _not_open(entry.key, now, request.run_id)
+        refusal = _not_open(entry.key, now, request)
         if refusal is None and request.producer_epoch != EPOCH:
             refusal = _fenced(entry.key, f"{request.run_id}, producer epoch {request.producer_epoch}")
-        if refusal is None and not now.numbered and set(joined) - {request.producer_id}:
-            detail = f"{entry.key}: producer {request.producer_id} found, {min(joined)} has this transaction"
+        if refusal is None and not now.numbered and request.producer_id != now.producer_id:
+            detail = f"{entry.key}: producer {request.producer_id} found, {now.producer_id} has this transaction"
             refusal = Refused(ErrorCode.INVALID_PRODUCER_EPOCH, detail)
         if refusal is not None:
             self._answer(request.ticket, refusal)
             return draft
         entry.touched_ms = now_ms
         participant = joined.get(request.producer_id) or Participant(EPOCH)
-        added = set(request.partitions) - participant.all_partitions()
+        added = set(request.places) - participant.places()
         staged = draft is not None and request.producer_id in draft.participants
         if not added and not request.offsets and not staged:
             self._answer(request.ticket, Done())
             return draft
         draft = draft or Draft(entry.transaction)
         if added or request.producer_id not in joined:
-            draft.participants[request.producer_id] = participant.with_partitions(added)
+            draft.participants[request.producer_id] = participant.with_places(added)
         if request.offsets:
             draft.transaction = replace(now, offsets=ending.with_offsets(now.offsets, request.group, request.offsets))
         draft.answers.append(Answer(request.ticket, Done()))
@@ -310,7 +274,7 @@ class Transactions:
     def _touch(self, request: TouchRequested, now_ms: int) -> None:
         entry = self._entries.get(request.key)
         now = entry.transaction if entry is not None else Transaction()
-        refusal = _not_open(request.key, now, request.run_id)
+        refusal = _not_open(request.key, now, request)
         if refusal is None and entry is not None:
             entry.touched_ms = now_ms
         self._answer(request.ticket, refusal or Done())
@@ -324,8 +288,9 @@ class Transactions:
             return Refused(ErrorCode.INVALID_TXN_STATE, detail)
         if entry.draft is not None and entry.draft.transaction is not None and entry.draft.transaction.state != OPEN:
             return Refused(ErrorCode.INVALID_TXN_STATE, f"{request.key}: the transaction is being ended")
-        if (request.topic, request.partition) not in participant.all_partitions():
-            detail = f"{request.key}: {request.topic}-{request.partition} is not registered for {request.producer_id}"
+        if request.place not in participant.places():
+            topic, number, _ = request.place
+            detail = f"{request.key}: {topic}-{number} is not registered for {request.producer_id}"
             return Refused(ErrorCode.INVALID_TXN_STATE, detail)
         if request.producer_epoch != participant.epoch:
             return _fenced(request.key, f"producer epoch {request.producer_epoch}")
@@ -333,53 +298,38 @@ class Transactions:
 
     # --- durability ------------------------------------------------------------------------------------------------
 
-    def _stage(self, entry: Entry, draft: Draft) -> None:
-        entry.draft = draft
-        self._order([entry], draft.records(entry.key, entry.transaction))
+    def _change(self, entry: Entry, draft: Draft) -> None:
+        self._stage(entry, draft, draft.records(entry.key, entry.transaction))
 
-    def _order(self, entries: list[Entry], records: list[Record]) -> int:
-        self._append += 1
-        self._appends[self._append] = entries
-        self._effects.append(Append(self._append, tuple(records)))
-        return self._append
+    def _unchanged(self, entry: Entry) -> Draft:
+        return Draft(entry.transaction)
 
-    def _appended(self, append: int, now_ms: int) -> None:
-        self._rewriting.discard(append)
-        for entry in self._appends.pop(append, ()):
-            draft, entry.draft = entry.draft, None
-            assert draft is not None
-            entry.apply(draft)
-            self._effects += draft.answers
-            if draft.ended is not None:
-                ticket, deadline_ms = draft.ended
-                if entry.ending:
-                    entry.waiting[ticket] = deadline_ms
-                else:
-                    self._answer(ticket, Ended(True))
-            if draft.transaction is None:
-                self._forget(entry, now_ms)
-                continue
-            self._carry_out(entry, now_ms)
-            self._serve(entry, now_ms)
-        self._rewrite_more()
+    def _committed(self, entry: Entry, draft: Draft, now_ms: int) -> None:
+        entry.apply(draft)
+        self._effects += draft.answers
+        if draft.ended is not None:
+            ticket, deadline_ms = draft.ended
+            if entry.ending:
+                entry.waiting[ticket] = deadline_ms
+            else:
+                self._answer(ticket, Ended(True))
+        if draft.transaction is None:
+            self._forget(entry, now_ms)
+            return
+        self._carry_out(entry, now_ms)
+        self._serve(entry, now_ms)
 
-    def _append_refused(self, event: AppendRefused, now_ms: int) -> None:
-        """Nothing has changed. Who waits is told; what nobody waits for is tried again by the next tick."""
-        self._rewriting.discard(event.append)
-        for entry in self._appends.pop(event.append, ()):
-            draft, entry.draft = entry.draft, None
-            assert draft is not None
-            if draft.rewrites and self._rewrite is not None:
-                self._rewrite[entry.key] = None
-            refusal = Refused(ErrorCode.COORDINATOR_NOT_AVAILABLE, f"{entry.key}: {event.detail}")
-            tickets = [answer.ticket for answer in draft.answers] + [begin.ticket for begin in entry.begins]
-            if draft.ended is not None:
-                tickets.append(draft.ended[0])
-            for ticket in tickets:
-                self._answer(ticket, refusal)
-            entry.begins.clear()
-            self._watch(entry)
-            self._serve(entry, now_ms)
+    def _refused(self, entry: Entry, draft: Draft, detail: str, now_ms: int) -> None:
+        """What nobody waits for is tried again by the next tick."""
+        refusal = Refused(ErrorCode.COORDINATOR_NOT_AVAILABLE, f"{entry.key}: {detail}")
+        tickets = [answer.ticket for answer in draft.answers] + [begin.ticket for begin in entry.begins]
+        if draft.ended is not None:
+            tickets.append(draft.ended[0])
+        for ticket in tickets:
+            self._answer(ticket, refusal)
+        entry.begins.clear()
+        self._watch(entry)
+        self._serve(entry, now_ms)
 
     def _forget(self, entry: Entry, now_ms: int) -> None:
         """The key has expired; requests that came meanwhile find it unknown."""
@@ -395,7 +345,7 @@ class Transactions:
         if entry.ending and not entry.missing and not entry.missing_groups:
             orders = ending.orders(entry)
             self._effects += orders
-            entry.missing = ending.marked_partitions(entry)
+            entry.missing = ending.marked_places(entry)
             entry.missing_groups = {group for group, _ in entry.transaction.offsets}
             self._complete_if_done(entry, now_ms)
         elif entry.transaction.state == EMPTY:
@@ -408,13 +358,13 @@ class Transactions:
         decision: int,
         now_ms: int,
         *,
-        partitions: Iterable[tuple[str, int]] = (),
+        places: Iterable[Place] = (),
         groups: Iterable[str] = (),
     ) -> None:
         entry = self._entries.get(key)
         if entry is None or not entry.ending or entry.transaction.decision != decision:
             return
-        entry.missing.difference_update(partitions)
+        entry.missing.difference_update(places)
         entry.missing_groups.difference_update(groups)
         self._complete_if_done(entry, now_ms)
 
@@ -424,7 +374,7 @@ class Transactions:
         for ticket in entry.waiting:
             self._answer(ticket, Ended(True))
         entry.waiting.clear()
-        self._stage(entry, ending.completed(entry, now_ms=now_ms))
+        self._change(entry, ending.completed(entry, now_ms=now_ms))
 
     def _resume_begins(self, entry: Entry, now_ms: int) -> None:
         begins, entry.begins = entry.begins, []
@@ -444,16 +394,12 @@ class Transactions:
         now = entry.transaction
         return min(entry.touched_ms + now.timeout_ms, now.began_ms + self._settings.max_timeout_ms)
 
+    def _watches(self) -> bool:
+        return bool(self._active)
+
     def _ticked(self, now_ms: int) -> None:
-        if now_ms >= self._next_tick_ms:
-            self._next_tick_ms = now_ms + TICK_MS
-            for entry in list(self._active.values()):
-                self._look_after(entry, now_ms)
-            self._rewrite_more()
-        if now_ms >= self._next_expiry_ms:
-            self._next_expiry_ms = now_ms + EXPIRY_CHECK_MS
-            for entry in list(self._entries.values()):
-                self._expire(entry, now_ms)
+        for entry in list(self._active.values()):
+            self._look_after(entry, now_ms)
 
     def _look_after(self, entry: Entry, now_ms: int) -> None:
         for ticket in [ticket for ticket, deadline_ms in entry.waiting.items() if now_ms >= deadline_ms]:
@@ -464,7 +410,7 @@ class Transactions:
         if entry.transaction.state == OPEN and now_ms >= self._due_ms(entry):
             detail = f"{entry.key}: run {entry.transaction.run_id} gave no sign of life in time"
             self._effects.append(Report("transactions.timed_out", detail))
-            self._stage(entry, ending.decide(entry, commit=False, now_ms=now_ms, fence=True))
+            self._change(entry, ending.decide(entry, commit=False, now_ms=now_ms, fence=True))
         elif entry.ending:
             self._complete_if_done(entry, now_ms)
         self._watch(entry)
@@ -476,31 +422,7 @@ class Transactions:
         if entry.key.startswith(ONCE_PREFIX):
             limit_ms = settings.once_expiration_ms
         if entry.idle and not entry.queue and now.state == EMPTY and now_ms >= now.used_ms + limit_ms:
-            self._stage(entry, Draft(None))
-
-    # --- bounding the log ------------------------------------------------------------------------------------------
-
-    def _rewrite_more(self) -> None:
-        """Write keys anew that nothing else is being written for; the others follow when that is done."""
-        if self._rewrite is None:
-            return
-        ready: list[Entry] = []
-        for key in list(self._rewrite):
-            entry = self._entries.get(key)
-            if entry is None:
-                del self._rewrite[key]
-            elif entry.draft is None and len(ready) < REWRITE_KEYS:
-                ready.append(entry)
-        if ready:
-            records: list[Record] = []
-            for entry in ready:
-                del self._rewrite[entry.key]
-                records += entry.all_records()
-                entry.draft = Draft(entry.transaction, rewrites=True)
-            self._rewriting.add(self._order(ready, records))
-        elif not self._rewrite and not self._rewriting:
-            self._rewrite = None
-            self._effects.append(Rewritten())
+            self._change(entry, Draft(None))
 
     # --- answers ---------------------------------------------------------------------------------------------------
 
@@ -512,10 +434,20 @@ def _fenced(key: str, run: str) -> Refused:
     return Refused(ErrorCode.INVALID_PRODUCER_EPOCH, f"{key}: a later run has fenced run {run}, or its time was up")
 
 
-def _not_open(key: str, now: Transaction, run_id: str) -> Refused | None:
-    """Why ``run_id`` may not go on, or None."""
+def _comes_late(now: Transaction, request: BeginRequested) -> bool:
+    """Whether its run has gone on since: its transaction is over, or another one is open."""
+    if request.version != UNNUMBERED:
+        return now.numbered and request.version < now.version
+    return request.turn < now.turn or (request.turn == now.turn and now.state != OPEN)
+
+
+def _not_open(key: str, now: Transaction, request: AddRequested | TouchRequested) -> Refused | None:
+    """Why the request cannot be followed, or None."""
+    run_id = request.run_id
     if run_id in now.fenced or (now.run_id and run_id != now.run_id):
         return _fenced(key, run_id)
     if now.state != OPEN:
         return Refused(ErrorCode.INVALID_TXN_STATE, f"{key}: nothing is open, it is {now.state}")
+    if (request.version, request.turn) != (now.version, now.turn):
+        return ending.another_open(key, now, version=request.version, turn=request.turn)
     return None

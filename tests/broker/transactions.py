@@ -85,7 +85,13 @@ class Client:
         self.version = version
         self.producer_id = -1
         self._coordinator = -1
+        self._turn = -1
         self._sequences: dict[tuple[str, int], int] = {}
+
+    @property
+    def turn(self) -> int:
+        """Which transaction of the run this is; of a sink 0."""
+        return max(self._turn, 0)
 
     def coordinator(self) -> int:
         return find_coordinator(self._cluster, "transaction", self.key)
@@ -102,14 +108,16 @@ class Client:
         return retried(self._cluster, self.coordinator, request, kind)
 
     def begin(self, *, timeout_ms: int = 60_000) -> BeginTransactionReply:
-        request = BeginTransaction(0, self.key, self.run_id, self.version, timeout_ms)
+        self._turn += self.version < 0
+        request = BeginTransaction(0, self.key, self.run_id, self.version, timeout_ms, self.turn)
         reply = self.ask(request, BeginTransactionReply)
         self.producer_id = reply.producer_id
         self._sequences.clear()
         return reply
 
     def add(self, *partitions: tuple[str, int], group: str = "", offsets: tuple[GroupOffset, ...] = ()) -> None:
-        self.ask(AddToTransaction(0, self.key, self.run_id, self.producer_id, 0, partitions, group, offsets), Ack)
+        named = (partitions, group, offsets, self.version, self.turn)
+        self.ask(AddToTransaction(0, self.key, self.run_id, self.producer_id, 0, *named), Ack)
 
     def batch(self, topic: str, partition: int, count: int, prefix: str) -> EncodedBatch:
         """The producer's next batch for the partition."""
@@ -163,7 +171,7 @@ class Client:
         self, *, commit: bool, winners: Sequence[int] | None = None, timeout_ms: int = 10_000
     ) -> EndTransactionReply:
         chosen = tuple(winners) if winners is not None else (self.producer_id,) if commit else ()
-        request = EndTransaction(0, self.key, self.run_id, self.version, commit, chosen, timeout_ms)
+        request = EndTransaction(0, self.key, self.run_id, self.version, commit, chosen, timeout_ms, self.turn)
         return self.ask(request, EndTransactionReply)
 
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from sparklog.coordinator import events
 from sparklog.coordinator.effects import Answer, Append, Begun, Done, Ended, Outcome, Refused, SendMarkers, SendOffsets
-from sparklog.coordinator.records import Record
+from sparklog.coordinator.log_records import Record
+from sparklog.coordinator.records import Place
 from sparklog.coordinator.transactions import Transactions
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import TopicPartition
@@ -77,7 +78,7 @@ class FakeCoordinator:
         found: list[Outcome] = []
         self._ask(
             lambda ticket: events.VerifyRequested(
-                ticket, key, header.producer_id, header.producer_epoch, tp.topic, tp.partition
+                ticket, key, header.producer_id, header.producer_epoch, Place(tp.topic, tp.partition)
             ),
             found.append,
         )
@@ -91,7 +92,10 @@ class FakeCoordinator:
 
     def _descriptions(self) -> Iterable[TransactionDescription]:
         for key, now, participants, due_ms in self._core.entries():
-            parts = tuple((i, p.epoch, tuple(sorted(p.all_partitions()))) for i, p in participants.items())
+            parts = tuple(
+                (i, p.epoch, tuple(sorted((place.topic, place.partition) for place in p.places())))
+                for i, p in participants.items()
+            )
             yield TransactionDescription(
                 key, now.state, now.run_id, now.run, now.version, now.last_version, now.began_ms, due_ms, parts
             )
@@ -107,6 +111,7 @@ class FakeCoordinator:
                     request.version,
                     request.timeout_ms,
                     self.cluster.next_producer_id,
+                    request.turn,
                 )
             case AddToTransaction():
                 return events.AddRequested(
@@ -115,16 +120,25 @@ class FakeCoordinator:
                     request.run_id,
                     request.producer_id,
                     request.producer_epoch,
-                    request.partitions,
+                    tuple(Place(*named) for named in request.partitions),
                     request.group,
                     request.offsets,
+                    request.version,
+                    request.turn,
                 )
             case TouchTransaction():
-                return events.TouchRequested(ticket, request.key, request.run_id)
+                return events.TouchRequested(ticket, request.key, request.run_id, request.version, request.turn)
             case EndTransaction():
                 until_ms = _now_ms() + request.timeout_ms
                 return events.EndRequested(
-                    ticket, request.key, request.run_id, request.version, request.commit, request.winners, until_ms
+                    ticket,
+                    request.key,
+                    request.run_id,
+                    request.version,
+                    request.commit,
+                    request.winners,
+                    until_ms,
+                    request.turn,
                 )
             case AbortTransaction():
                 return events.AbortRequested(ticket, request.key)
@@ -152,7 +166,7 @@ class FakeCoordinator:
                 case SendMarkers(key, decision, markers):
                     for marker in markers:
                         self._mark(marker.topic, marker.partition, Marker(marker.committed, marker.aborted))
-                    there = tuple((marker.topic, marker.partition) for marker in markers)
+                    there = tuple(Place(marker.topic, marker.partition) for marker in markers)
                     todo += self._core.step(events.MarkersWritten(key, decision, there), _now_ms())
                 case SendOffsets(key, decision, group, offsets):
                     for found in offsets:

@@ -20,7 +20,8 @@ from sparklog.coordinator.events import (
     TouchRequested,
     VerifyRequested,
 )
-from sparklog.coordinator.records import Record
+from sparklog.coordinator.log_records import Record
+from sparklog.coordinator.records import Place
 from sparklog.coordinator.transactions import Transactions, TransactionSettings
 from sparklog.protocol.messages import TransactionMarker
 
@@ -41,6 +42,8 @@ class Host:
         self.markers: list[SendMarkers] = []
         self.offsets: list[SendOffsets] = []
         self.reports: list[str] = []
+        #: Which transaction of its run each producer is in, by key and run.
+        self.turns: dict[tuple[str, str], int] = {}
         self.core = self._fresh()
 
     def _fresh(self) -> Transactions:
@@ -91,7 +94,7 @@ class Host:
                 self.commit_one()
             if markers:
                 for sent in self._take(self.markers):
-                    written = tuple((marker.topic, marker.partition) for marker in sent.markers)
+                    written = tuple(Place(marker.topic, marker.partition, marker.topic_id) for marker in sent.markers)
                     self.step(MarkersWritten(sent.key, sent.decision, written))
                 for handed in self._take(self.offsets):
                     self.step(OffsetsWritten(handed.key, handed.decision, handed.group))
@@ -115,26 +118,40 @@ class Host:
         self.tickets += 1
         return self.tickets
 
-    def begin(self, key: str, run_id: str, version: int = -1, *, timeout_ms: int = 60_000) -> int:
+    def begin(
+        self, key: str, run_id: str, version: int = -1, *, turn: int | None = None, timeout_ms: int = 60_000
+    ) -> int:
+        """``turn`` None: of a producer the next one."""
         self.producer_ids += 1
-        self.step(BeginRequested(self._ticket(), key, run_id, version, timeout_ms, self.producer_ids))
+        if turn is None:
+            turn = self.turns.get((key, run_id), -1) + 1 if version == -1 else 0
+        self.turns[key, run_id] = turn
+        self.step(BeginRequested(self._ticket(), key, run_id, version, timeout_ms, self.producer_ids, turn))
         return self.tickets
 
-    def add(self, key: str, run_id: str, producer_id: int, *partitions: tuple[str, int], **more: Any) -> int:
-        self.step(AddRequested(self._ticket(), key, run_id, producer_id, 0, partitions, **more))
+    def add(self, key: str, run_id: str, producer_id: int, *places: tuple[str, int], **more: Any) -> int:
+        """Of the transaction begun last, unless ``version`` and ``turn`` say of which."""
+        named = {**self._present(key, run_id), **more}
+        self.step(AddRequested(self._ticket(), key, run_id, producer_id, 0, tuple(Place(*p) for p in places), **named))
         return self.tickets
 
-    def end(self, key: str, run_id: str, version: int, *winners: int, commit: bool = True) -> int:
-        self.step(EndRequested(self._ticket(), key, run_id, version, commit, winners, self.now_ms + 5_000))
+    def end(self, key: str, run_id: str, version: int, *winners: int, commit: bool = True, turn: int | None = None,
+            ) -> int:  # fmt: skip
+        turn = self.turns.get((key, run_id), 0) if turn is None else turn
+        self.step(EndRequested(self._ticket(), key, run_id, version, commit, winners, self.now_ms + 5_000, turn))
         return self.tickets
 
-    def verify(self, key: str, producer_id: int, topic: str, partition: int) -> int:
-        self.step(VerifyRequested(self._ticket(), key, producer_id, 0, topic, partition))
+    def verify(self, key: str, producer_id: int, *place: Any) -> int:
+        self.step(VerifyRequested(self._ticket(), key, producer_id, 0, Place(*place)))
         return self.tickets
 
-    def touch(self, key: str, run_id: str) -> int:
-        self.step(TouchRequested(self._ticket(), key, run_id))
+    def touch(self, key: str, run_id: str, **named: int) -> int:
+        self.step(TouchRequested(self._ticket(), key, run_id, **{**self._present(key, run_id), **named}))
         return self.tickets
+
+    def _present(self, key: str, run_id: str) -> dict[str, int]:
+        version = next((now.version for found, now, *_ in self.core.entries() if found == key), -1)
+        return {"version": version, "turn": self.turns.get((key, run_id), 0)}
 
     def abort(self, key: str) -> int:
         self.step(AbortRequested(self._ticket(), key))

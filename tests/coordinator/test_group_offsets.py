@@ -8,7 +8,7 @@ from sparklog.coordinator.effects import Answer, Append, Done, Outcome, Refused,
 from sparklog.coordinator.events import Appended, AppendRefused, RewriteRequested, Ticked
 from sparklog.coordinator.group_offsets import CommitRequested, Groups, GroupSettings, TopicsGone
 from sparklog.coordinator.group_records import FORMAT_VERSION, CommittedOffset, OffsetKey, group_record
-from sparklog.coordinator.records import Record
+from sparklog.coordinator.log_records import Record
 from sparklog.errors import ClusterError
 from sparklog.protocol.messages import GroupOffset
 
@@ -40,7 +40,7 @@ class Host:
         self.core = self._fresh()
 
     def step(self, event: object) -> None:
-        for effect in self.core.step(event, self.now_ms):  # type: ignore[arg-type]
+        for effect in self.core.step(event, self.now_ms):
             if isinstance(effect, Append):
                 self.appends.append(effect)
             elif isinstance(effect, Answer):

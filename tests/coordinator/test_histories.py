@@ -9,6 +9,7 @@ import pytest
 
 from sparklog.coordinator.effects import Begun, Done, Ended
 from sparklog.coordinator.events import MarkersWritten
+from sparklog.coordinator.records import Place
 from tests.coordinator.host import Host
 
 PARTITIONS = [("a", 0), ("a", 1), ("b", 0)]
@@ -112,7 +113,7 @@ class History:
         for sent in list(self.host.markers):
             marker = self.chance.choice(sent.markers)
             self.mark(marker)
-            self.host.step(MarkersWritten(sent.key, sent.decision, ((marker.topic, marker.partition),)))
+            self.host.step(MarkersWritten(sent.key, sent.decision, (Place(marker.topic, marker.partition),)))
 
     def mark(self, marker: object) -> None:
         log = self.logs[marker.topic, marker.partition]  # type: ignore[attr-defined]

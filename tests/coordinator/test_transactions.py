@@ -218,9 +218,9 @@ def test_a_producer_begins_one_transaction_after_the_other(host: Host) -> None:
 
 
 def test_a_begin_whose_answer_was_lost_opens_nothing_twice(host: Host) -> None:
-    opened(host)
-    again = host.begin("k", "r1")
-    assert isinstance(host.answers[again], Begun) and not host.appends
+    first = opened(host)
+    again = host.begin("k", "r1", turn=0)
+    assert host.answers[again] == Begun(False, -1, first, 0, 1) and not host.appends
 
 
 def test_offsets_go_to_their_group_only_with_a_commit(host: Host) -> None:
