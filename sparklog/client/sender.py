@@ -2,19 +2,18 @@
 
 One function, ``_pump``, looks at everything and starts what can be started. It runs when something was handed over,
 when an answer or a connection came, when metadata changed, and when the earliest delay ends; it never waits. All
-decisions about order, retries and sequences are the accumulator's.
+decisions about order, retries and sequences are the accumulator's; requests under way are ``produce_requests``'.
 """
 
 from __future__ import annotations
 
 import asyncio
-import functools
 import math
 import random
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Future
 from typing import Any, NamedTuple, TypeVar
 
@@ -23,33 +22,23 @@ from sparklog.client.async_link import AsyncLink
 from sparklog.client.collector import Collector, RecordChunk
 from sparklog.client.errors import ClientTimeout, ProducerClosed, transaction_error
 from sparklog.client.partitioning import ProducerTopic, encode_parts, under_newest_schema
+from sparklog.client.produce_requests import ProduceRequests
 from sparklog.client.results import BatchOutcome, Completion
 from sparklog.client.sender_transactions import SenderTransactions
 from sparklog.client.topic_board import UNKNOWN_TOPIC_GRACE_S, TopicBoard, TopicWish
 from sparklog.errors import TRAITS, BrokerError, ErrorCode, SparklogError
 from sparklog.model import TopicPartition
-from sparklog.net.async_client import Answer, AsyncConnection
 from sparklog.net.loop import new_event_loop
-from sparklog.protocol.frames import Buffer
 from sparklog.protocol.messages import (
     InitProducerId,
     InitProducerIdReply,
-    Produce,
-    ProducePartition,
-    ProduceReply,
     ProduceResult,
 )
 from sparklog.record.codec import EncodedBatch
 
 T = TypeVar("T")
 
-_MAX_REQUESTS_PER_BROKER = 5
 _STOP_TIMEOUT_S = 15.0
-#: What a broker may use of a request's time: it says why it could not do it, which its silence would not.
-_BROKERS_SHARE = 0.9
-#: A request open for so long makes the thread ask who leads now: a leader that hangs does not say so itself.
-_SUSPECT_AFTER_S = 1.0
-_LOOK_AGAIN_S = 0.2
 
 
 class SenderSettings(NamedTuple):
@@ -75,20 +64,6 @@ class Ticket(NamedTuple):
     completion: Completion
     number: int
     reserved: int
-
-
-class _Sent:
-    """A produce request under way."""
-
-    __slots__ = ("batches", "connection", "deadline_ms", "suspected", "timer")
-
-    def __init__(self, connection: AsyncConnection, batches: list[ProducerBatch], deadline_ms: float) -> None:
-        self.connection = connection
-        self.batches = batches
-        self.deadline_ms = deadline_ms
-        self.timer: asyncio.TimerHandle | None = None
-        #: Open for so long that its leader may hang: news of another leader ends it.
-        self.suspected = False
 
 
 class Sender:
@@ -117,14 +92,18 @@ class Sender:
         self._accumulator = Accumulator(idempotent=settings.idempotent, transactional=bool(settings.transaction))
         self.transactions = self._transactions() if settings.transaction else None
         self._incoming: deque[ProducerBatch] = deque()
-        self._in_flight: dict[AsyncConnection, int] = {}
-        self._suspected: dict[_Sent, None] = {}
-        self._suspected_version = -1
+        self._requests = ProduceRequests(
+            self._link,
+            acks=settings.acks,
+            transaction=settings.transaction,
+            request_timeout_s=settings.request_timeout_s,
+            told=self._told,
+            changed=self._pump,
+        )
         self._getting_identity = False
         self._timer: asyncio.TimerHandle | None = None
         self._refreshed_ms = 0.0
         self._woken = False
-        self._draining: set[AsyncConnection] = set()
         self._broken: BaseException | None = None
         self._closed_error = ProducerClosed("the producer is closed")
         self._thread = threading.Thread(target=self._run, name="sparklog-producer", daemon=True)
@@ -252,7 +231,7 @@ class Sender:
                 self._give_up_topic(name, error)
             for batch in self._accumulator.expire(now):
                 self._expired(batch)
-            self._end_deposed()
+            self._requests.end_deposed()
             if self.transactions is not None:
                 self.transactions.look()
             self._send_all(now)
@@ -265,151 +244,41 @@ class Sender:
     def _send_all(self, now: float) -> None:
         while True:
             requests = self._accumulator.drain(
-                now, self._destination, can_take=self._can_take, max_request_bytes=self._settings.max_request_bytes
+                now,
+                self._destination,
+                can_take=self._requests.can_take,
+                max_request_bytes=self._settings.max_request_bytes,
             )
             if not requests:
                 return
             for broker_id, batches in requests.items():
-                self._send(broker_id, batches)
-
-    def _leader(self, tp: TopicPartition) -> int | None:
-        leader = self._link.metadata.leader(tp)
-        return leader.broker_id if leader else None
+                self._requests.send(broker_id, batches)
 
     def _destination(self, tp: TopicPartition) -> int | None:
         """Where a batch may go: in a transaction nowhere before its partition is registered."""
-        return self._leader(tp) if self.transactions is None or self.transactions.may_send(tp) else None
-
-    def _can_take(self, broker_id: int) -> bool:
-        connection = self._link.connection(broker_id)
-        if connection is None or self._in_flight.get(connection, 0) >= _MAX_REQUESTS_PER_BROKER:
-            return False
-        if self._settings.acks == 0 and not connection.writable:  # no answers that would hold us back
-            if connection not in self._draining:
-                self._draining.add(connection)
-                self._link.start(self._drain(connection))
-            return False
-        return True
-
-    async def _drain(self, connection: AsyncConnection) -> None:
-        await connection.drained()
-        self._draining.discard(connection)
-        self._pump()
-
-    def _send(self, broker_id: int, batches: list[ProducerBatch]) -> None:
-        connection = self._link.connection(broker_id)
-        assert connection is not None, "drain asked can_take"
-        now = _now_ms()
-        latest = min(batch.deadline_ms for batch in batches)
-        timeout_s = max(0.001, min(self._settings.request_timeout_s, (latest - now) / 1000))
-        partitions = []
-        body: list[Buffer] = []
-        for batch in batches:
-            header, encoded = batch.encoded
-            partitions.append(
-                ProducePartition(batch.tp.topic, batch.tp.partition, batch.topic_id, 1, header.stored_bytes)
-            )
-            body += (header.pack(), memoryview(encoded))
-        broker_timeout_ms = int(timeout_s * 1000 * _BROKERS_SHARE) or 1
-        request = Produce(0, self._settings.acks, broker_timeout_ms, tuple(partitions), self._settings.transaction)
-        if self._settings.acks == 0:
-            self._send_unacknowledged(connection, request, body, batches)
-            return
-        self._in_flight[connection] = self._in_flight.get(connection, 0) + 1
-        sent = _Sent(connection, batches, now + timeout_s * 1000)
-        self._watch(sent)
-        connection.request(request, body).add_done_callback(functools.partial(self._answered, sent))
-
-    def _watch(self, sent: _Sent) -> None:
-        """Look after a request: at its end of time, and before that whether it waits for somebody deposed."""
-        wait_s = min(_LOOK_AGAIN_S if sent.suspected else _SUSPECT_AFTER_S, (sent.deadline_ms - _now_ms()) / 1000)
-        sent.timer = self._loop.call_later(max(0.0, wait_s), self._suspect, sent)
-
-    def _suspect(self, sent: _Sent) -> None:
-        if _now_ms() >= sent.deadline_ms or self._deposed(sent):
-            sent.connection.abort()  # fails what is in flight on it; the same sequences go to the new leader
-            return
-        if not sent.suspected:
-            sent.suspected = True
-            self._suspected[sent] = None
-        self._link.want_metadata({batch.tp.topic for batch in sent.batches})
-        self._watch(sent)
-
-    def _deposed(self, sent: _Sent) -> bool:
-        return any(self._leader(batch.tp) not in {batch.broker_id, None} for batch in sent.batches)
-
-    def _end_deposed(self) -> None:
-        """New metadata: give up the requests that wait for somebody who hangs and leads no more."""
-        if self._suspected and self._suspected_version != self._link.version:
-            self._suspected_version = self._link.version
-            for sent in [sent for sent in self._suspected if self._deposed(sent)]:
-                self._loop.call_soon(sent.connection.abort)
-
-    def _send_unacknowledged(
-        self,
-        connection: AsyncConnection,
-        request: Produce,
-        body: Sequence[Buffer],
-        batches: list[ProducerBatch],
-    ) -> None:
-        try:
-            connection.send_only(request, body)
-        except BrokerError as error:
-            for batch in batches:
-                self._failed(batch, error.code, error.detail)
-            return
-        for batch in batches:
-            self._succeeded(batch, -1)
-
-    def _answered(self, sent: _Sent, future: asyncio.Future[Answer]) -> None:
-        if sent.timer is not None:
-            sent.timer.cancel()
-        self._suspected.pop(sent, None)
-        self._in_flight[sent.connection] -= 1
-        if not self._in_flight[sent.connection]:
-            del self._in_flight[sent.connection]
-        if future.cancelled():
-            return
-        error = future.exception()  # looked at in any case: asyncio complains of errors that nobody has seen
-        if self._broken is not None:
-            return
-        if error is None:
-            self._take_results(sent.batches, future)
-        else:
-            known = error if isinstance(error, BrokerError) else None
-            for batch in _not_given_up(sent.batches):
-                self._failed(
-                    batch, known.code if known else ErrorCode.NETWORK_EXCEPTION, known.detail if known else str(error)
-                )
-        self._pump()
-
-    def _take_results(self, batches: list[ProducerBatch], future: asyncio.Future[Answer]) -> None:
-        reply, _ = future.result()
-        results: Sequence[ProduceResult] = reply.results if isinstance(reply, ProduceReply) else ()
-        for index, batch in enumerate(batches):
-            if batch.state is not BatchState.IN_FLIGHT:
-                continue  # its transaction was aborted meanwhile
-            if index >= len(results):
-                self._failed(batch, ErrorCode.INVALID_REQUEST, f"no result in {type(reply).__name__}")
-            elif results[index].code == ErrorCode.NONE:
-                self._succeeded(batch, results[index].base_offset)
-            elif results[index].code == ErrorCode.DUPLICATE_SEQUENCE_NUMBER:
-                self._succeeded(batch, -1)  # in the log, so long ago that the broker does not know where
-            else:
-                self._refused(batch, results[index])
-
-    def _refused(self, batch: ProducerBatch, result: ProduceResult) -> None:
-        told = self._link.metadata.leader_told(batch.tp, result.leader, result.leader_epoch)
-        self._failed(batch, ErrorCode(result.code), result.detail, leader_known=told)
+        if self.transactions is not None and not self.transactions.may_send(tp):
+            return None
+        leader = self._link.metadata.leader(tp)
+        return leader.broker_id if leader else None
 
     # --- outcomes ---
+
+    def _told(self, batch: ProducerBatch, result: ProduceResult) -> None:
+        """What became of a batch in flight."""
+        if result.code == ErrorCode.NONE:
+            self._succeeded(batch, result.base_offset)
+        elif result.code == ErrorCode.DUPLICATE_SEQUENCE_NUMBER:
+            self._succeeded(batch, -1)  # in the log, so long ago that the broker does not know where
+        else:
+            leader_known = self._link.metadata.leader_told(batch.tp, result.leader, result.leader_epoch)
+            self._failed(batch, ErrorCode(result.code), result.detail, leader_known=leader_known)
 
     def _succeeded(self, batch: ProducerBatch, base_offset: int) -> None:
         self._accumulator.succeeded(batch)
         self._link.progress()
         self._finish(batch, base_offset, None)
 
-    def _failed(self, batch: ProducerBatch, code: ErrorCode, detail: str, *, leader_known: bool = False) -> None:
+    def _failed(self, batch: ProducerBatch, code: ErrorCode, detail: str, *, leader_known: bool) -> None:
         if TRAITS[code].refresh_metadata and not leader_known:
             self._link.want_metadata([batch.tp.topic])
         if not self._accumulator.failed(batch, code, now_ms=_now_ms(), roll=random.random(), detail=detail):
@@ -586,11 +455,6 @@ class Sender:
             self._timer = None
         if times:
             self._timer = self._loop.call_later(max(0.0, min(times) - now) / 1000, self._pump)
-
-
-def _not_given_up(batches: list[ProducerBatch]) -> list[ProducerBatch]:
-    """Without those of a transaction that was aborted meanwhile."""
-    return [batch for batch in batches if batch.state is BatchState.IN_FLIGHT]
 
 
 def _now_ms() -> float:

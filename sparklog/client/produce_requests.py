@@ -1,0 +1,191 @@
+"""The produce requests of one producer that are under way: how many a broker has, and when one is given up.
+
+A leader that hangs says nothing. So a request that is open for long makes the link ask who leads now, and ends, by its
+connection, when that is somebody else or its time is up. What happened is told batch by batch, in the broker's words or
+in words like a broker's; what follows from it is not decided here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import time
+from collections.abc import Callable, Sequence
+
+from sparklog.client.accumulator import BatchState, ProducerBatch
+from sparklog.client.async_link import AsyncLink
+from sparklog.errors import BrokerError, ErrorCode
+from sparklog.net.async_client import Answer, AsyncConnection
+from sparklog.protocol.frames import Buffer
+from sparklog.protocol.messages import Produce, ProducePartition, ProduceReply, ProduceResult
+
+_MAX_REQUESTS_PER_BROKER = 5
+#: What a broker may use of a request's time: it says why it could not do it, which its silence would not.
+_BROKERS_SHARE = 0.9
+#: A request open for so long makes the thread ask who leads now: a leader that hangs does not say so itself.
+_SUSPECT_AFTER_S = 1.0
+_LOOK_AGAIN_S = 0.2
+
+
+class _Sent:
+    """A produce request under way."""
+
+    __slots__ = ("batches", "connection", "deadline_ms", "suspected", "timer")
+
+    def __init__(self, connection: AsyncConnection, batches: list[ProducerBatch], deadline_ms: float) -> None:
+        self.connection = connection
+        self.batches = batches
+        self.deadline_ms = deadline_ms
+        self.timer: asyncio.TimerHandle | None = None
+        #: Open for so long that its leader may hang: news of another leader ends it.
+        self.suspected = False
+
+
+class ProduceRequests:
+    """Owner: the producer's I/O thread.
+
+    ``told`` gets what became of each batch that is still in flight then, code NONE and offset -1 where nobody tells;
+    ``changed`` is called when there may be room for more, after that.
+    """
+
+    def __init__(
+        self,
+        link: AsyncLink,
+        *,
+        acks: int,
+        transaction: str,
+        request_timeout_s: float,
+        told: Callable[[ProducerBatch, ProduceResult], None],
+        changed: Callable[[], None],
+    ) -> None:
+        self._link = link
+        self._acks = acks
+        self._transaction = transaction
+        self._request_timeout_s = request_timeout_s
+        self._told = told
+        self._changed = changed
+        self._in_flight: dict[AsyncConnection, int] = {}
+        self._draining: set[AsyncConnection] = set()
+        self._suspected: dict[_Sent, None] = {}
+        self._suspected_version = -1
+
+    def can_take(self, broker_id: int) -> bool:
+        """A connection is there and has room for one request more; if not, ``changed`` is called when it has."""
+        connection = self._link.connection(broker_id)
+        if connection is None or self._in_flight.get(connection, 0) >= _MAX_REQUESTS_PER_BROKER:
+            return False
+        if self._acks == 0 and not connection.writable:  # no answers that would hold us back
+            if connection not in self._draining:
+                self._draining.add(connection)
+                self._link.start(self._drain(connection))
+            return False
+        return True
+
+    async def _drain(self, connection: AsyncConnection) -> None:
+        await connection.drained()
+        self._draining.discard(connection)
+        self._changed()
+
+    def send(self, broker_id: int, batches: list[ProducerBatch]) -> None:
+        """Send batches to a broker that ``can_take`` them, and look after the request until it is answered."""
+        connection = self._link.connection(broker_id)
+        assert connection is not None, "drain asked can_take"
+        now = _now_ms()
+        latest = min(batch.deadline_ms for batch in batches)
+        timeout_s = max(0.001, min(self._request_timeout_s, (latest - now) / 1000))
+        request, body = self._request(batches, int(timeout_s * 1000 * _BROKERS_SHARE) or 1)
+        if self._acks == 0:
+            self._send_unacknowledged(connection, request, body, batches)
+            return
+        self._in_flight[connection] = self._in_flight.get(connection, 0) + 1
+        sent = _Sent(connection, batches, now + timeout_s * 1000)
+        self._watch(sent)
+        connection.request(request, body).add_done_callback(functools.partial(self._answered, sent))
+
+    def _request(self, batches: Sequence[ProducerBatch], broker_timeout_ms: int) -> tuple[Produce, list[Buffer]]:
+        partitions = []
+        body: list[Buffer] = []
+        for batch in batches:
+            header, encoded = batch.encoded
+            partitions.append(
+                ProducePartition(batch.tp.topic, batch.tp.partition, batch.topic_id, 1, header.stored_bytes)
+            )
+            body += (header.pack(), memoryview(encoded))
+        return Produce(0, self._acks, broker_timeout_ms, tuple(partitions), self._transaction), body
+
+    def _send_unacknowledged(
+        self, connection: AsyncConnection, request: Produce, body: Sequence[Buffer], batches: list[ProducerBatch]
+    ) -> None:
+        try:
+            connection.send_only(request, body)
+        except BrokerError as error:
+            self._tell_all(batches, error.code, error.detail)
+        else:
+            self._tell_all(batches, ErrorCode.NONE)
+
+    # --- requests that take long ---
+
+    def _watch(self, sent: _Sent) -> None:
+        """Look after a request: at its end of time, and before that whether it waits for somebody deposed."""
+        wait_s = min(_LOOK_AGAIN_S if sent.suspected else _SUSPECT_AFTER_S, (sent.deadline_ms - _now_ms()) / 1000)
+        sent.timer = asyncio.get_running_loop().call_later(max(0.0, wait_s), self._suspect, sent)
+
+    def _suspect(self, sent: _Sent) -> None:
+        if _now_ms() >= sent.deadline_ms or self._deposed(sent):
+            sent.connection.abort()  # fails what is in flight on it; the same sequences go to the new leader
+            return
+        if not sent.suspected:
+            sent.suspected = True
+            self._suspected[sent] = None
+        self._link.want_metadata({batch.tp.topic for batch in sent.batches})
+        self._watch(sent)
+
+    def _deposed(self, sent: _Sent) -> bool:
+        leaders = ((batch, self._link.metadata.leader(batch.tp)) for batch in sent.batches)
+        return any(leader is not None and leader.broker_id != batch.broker_id for batch, leader in leaders)
+
+    def end_deposed(self) -> None:
+        """New metadata: give up the requests that wait for somebody who hangs and leads no more."""
+        if self._suspected and self._suspected_version != self._link.version:
+            self._suspected_version = self._link.version
+            for sent in [sent for sent in self._suspected if self._deposed(sent)]:
+                asyncio.get_running_loop().call_soon(sent.connection.abort)
+
+    # --- answers ---
+
+    def _answered(self, sent: _Sent, future: asyncio.Future[Answer]) -> None:
+        if sent.timer is not None:
+            sent.timer.cancel()
+        self._suspected.pop(sent, None)
+        self._in_flight[sent.connection] -= 1
+        if not self._in_flight[sent.connection]:
+            del self._in_flight[sent.connection]
+        if future.cancelled():
+            return
+        error = future.exception()  # looked at in any case: asyncio complains of errors that nobody has seen
+        if error is None:
+            self._take_results(sent.batches, future)
+        elif isinstance(error, BrokerError):
+            self._tell_all(sent.batches, error.code, error.detail)
+        else:
+            self._tell_all(sent.batches, ErrorCode.NETWORK_EXCEPTION, str(error))
+        self._changed()
+
+    def _take_results(self, batches: list[ProducerBatch], future: asyncio.Future[Answer]) -> None:
+        reply, _ = future.result()
+        results: Sequence[ProduceResult] = reply.results if isinstance(reply, ProduceReply) else ()
+        for batch, result in zip(batches, results, strict=False):
+            self._tell(batch, result)
+        self._tell_all(batches[len(results) :], ErrorCode.INVALID_REQUEST, f"no result in {type(reply).__name__}")
+
+    def _tell_all(self, batches: Sequence[ProducerBatch], code: ErrorCode, detail: str = "") -> None:
+        for batch in batches:
+            self._tell(batch, ProduceResult(code, -1, -1, -1, detail))
+
+    def _tell(self, batch: ProducerBatch, result: ProduceResult) -> None:
+        if batch.state is BatchState.IN_FLIGHT:  # else its transaction, or the producer, was given up meanwhile
+            self._told(batch, result)
+
+
+def _now_ms() -> float:
+    return time.monotonic() * 1000
