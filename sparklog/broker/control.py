@@ -1,7 +1,7 @@
 """What the controller says: checked against epochs and incarnation, then carried out, one update after the other.
 
 A request of an older controller, or meant for an earlier incarnation of this broker, changes nothing; nor does one
-that the same controller has given up and told again, when it comes after its repetition. Within one
+that the same controller has given up and told again, when it comes after its repetition: each is refused. Within one
 update the picture of the cluster comes first, so that a leader named by a decision can be reached, then leadership,
 then deletions. A small update takes one turn of the loop. A large one is carried out in slices, between which clients
 are served: a hundred thousand new logs take longer than a broker may be silent. What happens in between is in order,
@@ -70,8 +70,11 @@ def _carry_out(broker: BrokerState, connection: ServerConnection, request: Contr
         return
     if broker.cache.overtaken(request):
         broker.counters["control.overtaken"] += 1
-        _log.info("control update %d of %s came after a later one", request.sequence, request.controller_id)
-        connection.reply(ControlUpdateReply(request.cid, ErrorCode.NONE))
+        detail = f"update {request.sequence} of controller epoch {request.controller_epoch} came after a later one"
+        _log.info("control update of %s: %s", request.controller_id, detail)
+        # Not NONE: who still waits for this answer would take it for told. Only another sender of its epoch can have
+        # sent the later one, for each waits for an answer, or gives it up, before it goes on.
+        connection.reply(ControlUpdateReply(request.cid, ErrorCode.STALE_CONTROLLER_EPOCH, (), detail))
         return
     broker.counters["control.updates"] += 1
     broker.registry.vouch()

@@ -219,8 +219,16 @@ class ControllerTerm:
     async def _look_for_topic(self, name: str) -> None:
         """Brokers throw away what is reported gone: look again, since it may have been created anew meanwhile. A
         deletion by our own hand is reported by the task that does it."""
-        if name not in self._deleting and await self._store.cluster.read_topic(name) is None:
-            self._step(TopicGone(name))
+        found: tuple[TopicRecord, int] | None = None
+
+        async def look() -> None:
+            nonlocal found
+            found = await self._store.cluster.read_topic(name)
+
+        if name not in self._deleting:
+            await self._patiently(look)
+            if found is None and name not in self._deleting:
+                self._step(TopicGone(name))
 
     def _topic_reader(self, name: str) -> Callable[[Node | None], None]:
         def read(node: Node | None) -> None:

@@ -234,7 +234,7 @@ class SimBroker(ReplicaPerformer):
             return
         if self.cache.overtaken(update):
             self.world.happened["update overtaken"] += 1
-            answer(ErrorCode.NONE)
+            answer(ErrorCode.STALE_CONTROLLER_EPOCH)
             return
         self._carry_out(update)
         answer(ErrorCode.NONE)

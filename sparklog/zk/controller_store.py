@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import msgspec
 
-from sparklog.model import BrokerRegistration, LeaderAndIsr, TopicPartition, TopicRecord, VersionedState
+from sparklog.model import NO_EPOCH, BrokerRegistration, LeaderAndIsr, TopicPartition, TopicRecord, VersionedState
 from sparklog.zk import codecs, paths
 from sparklog.zk.cluster_store import ClusterStore, FateUnknown, NodeGone, Refused, WriteOutcome, Written, encode_record
 from sparklog.zk.errors import ZkError, ZkMultiFailed, ZkNoNode, ZkUnreachable
@@ -56,15 +57,37 @@ class StateChange(NamedTuple):
 
 
 class ControllerStore:
-    """One controller's view, for one session. ``elect`` first; its writes need the epoch that gives."""
+    """One controller's view. ``elect`` first; its writes need the epoch that gives."""
 
     def __init__(self, session: ZkSession) -> None:
         self.session = session
         self.cluster = ClusterStore(session)
         self._epoch_version = NO_NODE
+        #: The newest epoch that ``elect`` has given.
+        self._given = NO_EPOCH
 
     async def elect(self, controller_id: str) -> int | None:
-        """Take ``/controller`` and a new controller epoch. None: another controller holds it."""
+        """Take ``/controller`` and a new controller epoch, which no term has had. None: another controller holds it."""
+        if self._given != NO_EPOCH:
+            await self._give_up_served()
+        epoch = await self._claim(controller_id)
+        if epoch is not None:
+            self._given = epoch
+        return epoch
+
+    async def _give_up_served(self) -> None:
+        """A claim that has served a term goes: it could not be deleted when that ended. A second term under the same
+        epoch would count its updates from the beginning, and brokers would take them for old ones."""
+        try:
+            holder = await self.session.get(paths.CONTROLLER)
+        except ZkNoNode:
+            return
+        held = codecs.decode(paths.CONTROLLER, holder.data, codecs.ControllerNode)
+        if self.owns(holder) and held.controller_epoch <= self._given:
+            with suppress(ZkNoNode):
+                await self.session.delete(paths.CONTROLLER, holder.version)
+
+    async def _claim(self, controller_id: str) -> int | None:
         node = await self.session.get(paths.CONTROLLER_EPOCH)
         epoch = codecs.decode(paths.CONTROLLER_EPOCH, node.data, codecs.CounterNode).value + 1
         claim = codecs.ControllerNode(controller_id, epoch)
@@ -89,7 +112,7 @@ class ControllerStore:
             return None
         held = codecs.decode(paths.CONTROLLER, holder.data, codecs.ControllerNode)
         newest = codecs.decode(paths.CONTROLLER_EPOCH, counter.data, codecs.CounterNode).value
-        if holder.ephemeral_owner != self.session.session_id or held.controller_epoch != newest:
+        if not self.owns(holder) or held.controller_epoch != newest:
             return None
         self._epoch_version = counter.version
         return newest

@@ -60,9 +60,29 @@ def test_epochs_grow_and_only_one_controller_is_elected(connect: str) -> None:
             epochs = await asyncio.gather(first.elect("c1"), second.elect("c2"))
             assert sorted(epochs, key=str) == [1, None]
             winner, loser = (first, second) if epochs[0] == 1 else (second, first)
-            assert await winner.elect("again") == 1, "its own claim, whose answer may have been lost"
+            again = ControllerStore(winner.session)
+            assert await again.elect("again") == 1, "its own claim, whose answer may have been lost"
             await winner.session.delete(paths.CONTROLLER)
             assert await loser.elect("c") == 2
+
+    asyncio.run(scenario())
+
+
+def test_no_epoch_serves_two_terms(connect: str) -> None:
+    """A term that ends while ZooKeeper is away leaves its claim behind, and the session may come back with it."""
+
+    async def scenario() -> None:
+        async with opened(connect) as one, opened(connect) as other:
+            store = ControllerStore(one.session)
+            await other.create_topic(TOPIC)
+            assert await store.elect("c1") == 1
+            assert await write(store, WRITES[0]) == [Written(0)]
+            assert await store.elect("c1") == 2
+            assert await store.elect("c1") == 3
+            node = await other.session.get(paths.CONTROLLER)
+            assert codecs.decode(paths.CONTROLLER, node.data, codecs.ControllerNode).controller_epoch == 3
+            assert await write(store, (TP, NEXT, 0, "id-1")) == [Written(1)], "its writes are bound to the new epoch"
+            assert await ControllerStore(other.session).elect("c2") is None
 
     asyncio.run(scenario())
 
