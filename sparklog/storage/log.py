@@ -105,6 +105,8 @@ class Log:
         self._clean = False
         self._unflushed_since_us = -1
         self._unflushed_records = 0
+        #: the most that a checkpoint, on disk or on its way there, says of this log
+        self._claimed_end = 0
 
     def __repr__(self) -> str:
         return f"Log({self.tp}, [{self.log_start_offset}, {self.log_end_offset}), hw {self.high_watermark})"
@@ -137,6 +139,7 @@ class Log:
         self.log_end_offset = last.end_offset if last is not None else start
         self.log_start_offset = min(max(start, self.first_segment_offset), self.log_end_offset)
         high_watermark = checkpoint.high_watermark if checkpoint is not None else 0
+        self._claimed_end = max(high_watermark, recovery_point)
         self.high_watermark = min(max(high_watermark, self.log_start_offset), self.log_end_offset)
         self.recovery_point = min(recovery_point, self.log_end_offset)
         # a reader of the earlier process may still have any of this mapped
@@ -172,6 +175,8 @@ class Log:
         return self._epochs.end_of_epoch(epoch, self.log_start_offset, log_end_offset=self.log_end_offset)
 
     def checkpoint(self) -> PartitionCheckpoint:
+        """What is to be written now; it counts as claimed from here on."""
+        self._claimed_end = max(self._claimed_end, self.high_watermark, self.recovery_point)
         return PartitionCheckpoint(
             self.tp.topic,
             self.tp.partition,
@@ -565,13 +570,15 @@ class Log:
         """Before a cut to ``end`` the checkpoint on disk must not claim more than will be left.
 
         What is appended next above ``end`` is not fsynced, whatever was there before; a log shorter than its
-        checkpoint is taken for a damaged one; and segments below its log start are removed on open.
+        checkpoint is taken for a damaged one; and segments below its log start are removed on open. What it claims
+        is not what is known here: whoever orders the cut lowers the high watermark first.
         """
-        if end < max(self.high_watermark, self.recovery_point):
+        if end < max(self._claimed_end, self.high_watermark, self.recovery_point):
             self.log_start_offset = min(self.log_start_offset, end)
             self.high_watermark = min(self.high_watermark, end)
             self.recovery_point = min(self.recovery_point, end)
             self._services.checkpoint_now()
+            self._claimed_end = max(self.high_watermark, self.recovery_point)
 
     # --- sealing and durability ---------------------------------------------------------------------------------
 

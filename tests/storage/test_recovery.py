@@ -9,6 +9,7 @@ import pytest
 
 from sparklog.model import EpochEnd
 from sparklog.record.header import HEADER_BYTES
+from sparklog.storage.checkpoints import CHECKPOINT_FILE
 from sparklog.storage.disk import read_file, replace_file
 from sparklog.storage.epochs import EPOCHS_FILE
 from sparklog.storage.formats import NewerFormatError
@@ -88,6 +89,45 @@ def test_high_watermark_and_log_start_come_from_the_checkpoint(disk: SimDisk) ->
     log.set_high_watermark(25)
     again = reopened(disk)
     assert (again.log_start_offset, again.high_watermark, again.recovery_point) == (13, 20, 12)
+
+
+@pytest.mark.parametrize("regrown_to", [15, 45])
+@pytest.mark.parametrize("on_its_way", [False, True])
+def test_a_cut_below_the_checkpointed_mark_is_in_the_checkpoint_before_it_is_made(
+    disk: SimDisk, regrown_to: int, on_its_way: bool
+) -> None:
+    """After an unclean election: the follower lowers its mark, then cuts. Killed, it must neither take what it fetched
+    since for committed, nor its own log for one that has lost its end."""
+    directory = open_directory(disk=disk)
+    log = create_log(directory, segment_bytes=SMALL)
+    fill(log, 10)
+    log.set_high_watermark(30)
+    write = directory.checkpoint_job()
+    if not on_its_way:
+        write()
+    log.set_high_watermark(15)
+    log.truncate(15)
+    write()  # comes late
+    fill(log, (regrown_to - 15) // 3, leader_epoch=2)
+    disk.restart(page_cache_lost=False)
+    directory = open_directory(disk=disk)
+    again = directory.get(TP)
+    assert again is not None and directory.trusted
+    assert (again.log_end_offset, again.high_watermark) == (regrown_to, 15)
+
+
+def test_cuts_above_the_checkpointed_mark_cost_no_checkpoint(disk: SimDisk) -> None:
+    directory = open_directory(disk=disk)
+    log = create_log(directory, segment_bytes=SMALL)
+    fill(log, 10)
+    log.set_high_watermark(15)
+    directory.checkpoint()
+    before = read_file(disk, LOG_DIR / CHECKPOINT_FILE)
+    log.set_high_watermark(21)
+    log.truncate(21)
+    assert read_file(disk, LOG_DIR / CHECKPOINT_FILE) == before
+    log.truncate(9)
+    assert read_file(disk, LOG_DIR / CHECKPOINT_FILE) != before
 
 
 def test_torn_data(disk: SimDisk) -> None:
