@@ -29,6 +29,8 @@ from sparklog.record.schema import DEFAULT_SCHEMA, fit_table
 #: What a record takes in the buffer besides its bytes: list slots, the future, Arrow's offsets.
 RECORD_OVERHEAD_BYTES = 64
 
+_DEFAULT_TYPES = [DEFAULT_SCHEMA.field(name).type for name in ("key", "value", "headers", "timestamp")]
+
 Header: TypeAlias = "dict[str, str | bytes | None]"
 #: Key, value, headers, timestamp in microseconds.
 Record: TypeAlias = "tuple[bytes | str | None, Any, list[Header] | None, int]"
@@ -171,12 +173,10 @@ class RecordChunk:
 
 
 def _default_batch(records: Sequence[Record]) -> pa.RecordBatch:
-    keys, values, headers, timestamps = zip(*records, strict=True)
     columns = [
-        pa.array(keys, DEFAULT_SCHEMA.field("key").type),
-        pa.array(values, DEFAULT_SCHEMA.field("value").type),
-        pa.array(headers, DEFAULT_SCHEMA.field("headers").type),
-        pa.array(timestamps, pa.int64()).cast(DEFAULT_SCHEMA.field("timestamp").type),
+        # Most records have no headers, and an array of nested nulls costs more than the rest of a small batch.
+        pa.array(found, kind) if any(found) or not pa.types.is_nested(kind) else pa.nulls(len(found), kind)
+        for found, kind in zip(zip(*records, strict=True), _DEFAULT_TYPES, strict=True)
     ]
     return pa.RecordBatch.from_arrays(columns, schema=DEFAULT_SCHEMA)
 

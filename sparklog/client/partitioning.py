@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -203,7 +203,7 @@ def _assign(topic: ProducerTopic, batch: pa.RecordBatch, destination: Destinatio
     if isinstance(destination, int):
         return destination
     if destination is None:
-        if not topic.key_columns:
+        if topic.partition_count == 1 or not _has_key(batch, topic.key_columns):
             return topic.next_partition()
         destination = partitions_of(batch, topic.key_columns, topic.partition_count).astype(np.int64)
         without_key = destination == NO_PARTITION
@@ -211,6 +211,12 @@ def _assign(topic: ProducerTopic, batch: pa.RecordBatch, destination: Destinatio
             destination[without_key] = topic.next_partition()
     first = int(destination[0])
     return first if (destination == first).all() else destination
+
+
+def _has_key(batch: pa.RecordBatch, key_columns: Sequence[str]) -> bool:
+    """Whether any record has one. Asked first, since hashing a few records costs as much as a thousand."""
+    indices = [batch.schema.get_field_index(name) for name in key_columns]
+    return any(index < 0 or batch.column(index).null_count < batch.num_rows for index in indices)
 
 
 def _encode_cut(
@@ -224,7 +230,11 @@ def _encode_cut(
 ) -> Iterator[EncodedPart]:
     # A quarter is left for what encoding adds: padding of every buffer and the message's metadata.
     wanted = min(batch_bytes, topic.max_message_bytes * 3 // 4)
-    count = max(1, min(batch.num_rows, batch.num_rows * wanted // max(1, batch.nbytes)))
+    rows_wanted = batch.num_rows * wanted // max(1, batch.nbytes) if batch.num_rows > 1 else 1
+    if rows_wanted >= batch.num_rows:
+        yield from _encode_one(topic, batch, partition, rows, compression=compression)
+        return
+    count = max(1, rows_wanted)
     for at in range(0, batch.num_rows, count):
         yield from _encode_one(topic, batch.slice(at, count), partition, rows[at : at + count], compression=compression)
 
@@ -233,7 +243,8 @@ def _encode_one(
     topic: ProducerTopic, batch: pa.RecordBatch, partition: int, rows: Rows, *, compression: str | None
 ) -> Iterator[EncodedPart]:
     encoded = encode_batch(batch, schema_id=topic.schema_id, compression=compression, event_time=topic.event_time)
-    size = max(encoded.header.length, batch.nbytes)
+    # The broker goes by the size that readers have to find room for.
+    size = encoded.header.length if compression is None else max(encoded.header.length, batch.nbytes)
     if size <= topic.max_message_bytes:
         yield EncodedPart(partition, encoded, rows)
     elif batch.num_rows == 1:
