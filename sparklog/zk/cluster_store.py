@@ -10,11 +10,12 @@ import asyncio
 import uuid
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from sparklog.errors import BrokerError, ClusterError, ErrorCode
 from sparklog.model import BrokerRegistration, LeaderAndIsr, TopicPartition, TopicRecord, VersionedState
 from sparklog.zk import codecs, paths
-from sparklog.zk.errors import ZkBadVersion, ZkMultiFailed, ZkNodeExists, ZkNoNode, ZkUnreachable
+from sparklog.zk.errors import ZkBadVersion, ZkError, ZkMultiFailed, ZkNodeExists, ZkNoNode, ZkUnreachable
 from sparklog.zk.session import Check, Create, Delete, Op, SetData, ZkSession
 
 #: Producer ids are handed to brokers in blocks of this many.
@@ -47,9 +48,22 @@ class NodeGone:
 @dataclass(frozen=True, slots=True)
 class FateUnknown:
     """The connection broke. ``sent`` false: certainly not written. Then read the state with
-    ``read_state_again`` and treat what it says as what was decided."""
+    ``read_state_again`` and treat what it says as what was decided.
+
+    ``why``: the connection stands, and this is what was answered, which is not understood: pause before the next
+    attempt."""
 
     sent: bool
+    why: str = ""
+
+
+class BarrierJob(NamedTuple):
+    """The barrier job of the living driver; neither: no driver lives. ``awaited``: its next generation has not
+    reported yet, so one of its tasks may be about to take hold of a broker that nobody supervises. ``at_work``: it
+    has."""
+
+    awaited: bool = False
+    at_work: codecs.GenerationName | None = None
 
 
 WriteOutcome = Written | Refused | NodeGone | FateUnknown
@@ -158,13 +172,12 @@ class ClusterStore:
         Raises:
             ZkUnreachable: the session was closed.
         """
-        while True:
-            await self.session.connected()
-            try:
-                await self.session.sync(paths.state(tp))
-                return await self.read_state(tp)
-            except ZkUnreachable:
-                continue
+
+        async def read() -> VersionedState | None:
+            await self.session.sync(paths.state(tp))
+            return await self.read_state(tp)
+
+        return await self.session.patiently(read)
 
     async def write_isr(
         self,
@@ -197,10 +210,14 @@ class ClusterStore:
                 reason = f"broker {added[error.index][0]} is no longer incarnation {added[error.index][1]}"
             else:
                 reason = f"the node is not at version {expected_version} any more"
+        except ZkError as error:
+            return FateUnknown(sent=True, why=str(error))
         try:
             found = await self.read_state(tp)
         except ZkUnreachable:
             return FateUnknown(sent=False)
+        except ZkError as error:
+            return FateUnknown(sent=False, why=str(error))
         return NodeGone() if found is None else Refused(found, reason)
 
     async def notify_isr_change(self, partitions: Iterable[TopicPartition]) -> None:
@@ -303,14 +320,18 @@ class ClusterStore:
                 f"another driver runs this cluster: {found.host} pid {found.pid}, driver epoch {found.driver_epoch}"
             )
 
-    async def generation_awaited(self) -> bool:
-        """Whether a living driver has called for a generation of the barrier job that has not reported yet: one of its
-        tasks may be about to take hold of a broker that nobody supervises. Raises ZkUnreachable."""
-        if not await self.session.exists(paths.DRIVER):
-            return False
+    async def barrier_job(self) -> BarrierJob:
+        """How far the living driver has come with its generations. Raises ZkUnreachable."""
+        try:
+            node = await self.session.get(paths.DRIVER)
+        except ZkNoNode:
+            return BarrierJob()
+        driver = codecs.decode(paths.DRIVER, node.data, codecs.DriverNode)
         called = await self._generation(paths.DIRECTIVE)
         formed = await self._generation(paths.GENERATION)
-        return called is not None and (formed is None or formed < called)
+        if called is None or called.driver_epoch < driver.driver_epoch or formed is None or formed < called:
+            return BarrierJob(awaited=True)
+        return BarrierJob(at_work=formed)
 
     async def _generation(self, path: str) -> codecs.GenerationName | None:
         try:

@@ -14,10 +14,10 @@ import asyncio
 import logging
 import select
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from enum import Enum
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from kazoo import exceptions as kazoo_errors
 from kazoo.client import KazooClient, KazooRetry
@@ -32,7 +32,10 @@ from sparklog.zk.ops import Check, Create, Delete, Op, SetData
 #: Requests inside kazoo at a time. kazoo wakes its thread with one byte a request over a blocking socket pair that
 #: holds a few hundred: more would block our event loop until ZooKeeper answers, or for ever when it does not.
 WINDOW = 128
+#: Before a request is repeated that ZooKeeper refused for a reason nobody here knows.
+PAUSE_S = 0.2
 
+_T = TypeVar("_T")
 log = logging.getLogger(__name__)
 _kazoo_log = logging.getLogger("sparklog.zk.kazoo")
 
@@ -55,7 +58,7 @@ class Node(NamedTuple):
     ephemeral_owner: int
 
 
-__all__ = ["WINDOW", "Check", "Create", "Delete", "Node", "Op", "SessionState", "SetData", "ZkSession"]
+__all__ = ["PAUSE_S", "WINDOW", "Check", "Create", "Delete", "Node", "Op", "SessionState", "SetData", "ZkSession"]
 
 _STATES = {
     KazooState.CONNECTED: SessionState.CONNECTED,
@@ -283,6 +286,25 @@ class ZkSession:
         with suppress(ZkNodeExists):
             await self._submit(lambda: self._client.create_async(absolute, b""), lambda _: None)
 
+    async def patiently(self, ask: Callable[[], Awaitable[_T]]) -> _T:
+        """Repeat what may be repeated until ZooKeeper has answered it, however long that takes. What is refused for a
+        reason that is understood is answered, and raised; what is not is asked again after a pause.
+
+        Raises:
+            ZkUnreachable: the session was closed.
+        """
+        while True:
+            await self.connected()
+            try:
+                return await ask()
+            except ZkUnreachable:
+                continue
+            except (ZkNoNode, ZkNodeExists, ZkBadVersion, ZkMultiFailed):
+                raise
+            except ZkError as error:
+                log.warning("asking ZooKeeper again after %s", error)
+                await asyncio.sleep(PAUSE_S)
+
     # --- watches -------------------------------------------------------------------------------------------------
 
     def watch_children(self, path: str, on_children: Callable[[tuple[str, ...] | None], None]) -> Callable[[], None]:
@@ -417,6 +439,8 @@ class ZkSession:
                 future.set_exception(_translate(error))
         except ZkError as failed:
             future.set_exception(failed)
+        except Exception as failed:  # an answer of another shape: whoever waits must hear of it
+            future.set_exception(ZkError(f"ZooKeeper: not understood: {type(failed).__name__} {failed}"))
 
 
 _NAMED: tuple[tuple[type[Exception], type[ZkError]], ...] = (
