@@ -23,7 +23,7 @@ from sparklog.zk.broker_registry import BrokerRegistry
 from sparklog.zk.cluster_store import ClusterStore, FateUnknown, NodeGone, Refused, Written
 from sparklog.zk.codecs import ElectionRequest
 from sparklog.zk.errors import ZkError, ZkNoNode, ZkUnreachable
-from sparklog.zk.session import ZkSession
+from sparklog.zk.session import PAUSE_S, ZkSession
 
 _log = logging.getLogger(__name__)
 
@@ -150,6 +150,9 @@ class Registry:
         elif isinstance(outcome, FateUnknown):
             self._broker.counters["isr.writes.lost"] += 1
             partition.step(IsrWriteFailed(expected))
+            if outcome.why:
+                _log.warning("%s: ISR %s: %s; looking again", partition.tp, list(effect.isr), outcome.why)
+                await asyncio.sleep(PAUSE_S)
             found = await self._store.read_state_again(partition.tp)
             if found is not None:
                 await self._refused(partition, found, expected)
@@ -159,11 +162,7 @@ class Registry:
 
     async def _refused(self, partition: Partition, found: VersionedState, expected: int) -> None:
         """Hand over what the node holds, unless it is by now the node of another topic of this name."""
-        while True:
-            await self._session.connected()
-            with suppress(ZkUnreachable):
-                lives = await self._session.exists(paths.topic_id(partition.topic_id))
-                break
+        lives = await self._session.patiently(lambda: self._session.exists(paths.topic_id(partition.topic_id)))
         if not lives or partition.stopped:
             return
         self._state_known(partition, found.state, found.version)
@@ -183,11 +182,7 @@ class Registry:
         with suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._isr_settled.wait(), _NOTIFY_LATEST_S)
         changed, self._changed = tuple(self._changed), {}
-        while True:
-            await self._session.connected()
-            with suppress(ZkUnreachable):
-                await self._store.notify_isr_change(changed)
-                return
+        await self._session.patiently(lambda: self._store.notify_isr_change(changed))
 
     # --- topics and producers ---------------------------------------------------------------------------------------
 

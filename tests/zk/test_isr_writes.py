@@ -1,0 +1,147 @@
+"""A leader's ISR write, from the broker's registry to a real ZooKeeper: something always comes back to the partition.
+
+A change in flight blocks every later one of its epoch, so one that ended in silence would keep a dead follower in the
+set for ever.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from sparklog.broker.partition import Partition
+from sparklog.broker.registry import Registry
+from sparklog.broker.state import BrokerState
+from sparklog.config import broker_config
+from sparklog.model import LeaderAndIsr, TopicPartition
+from sparklog.replica.effects import WriteIsr
+from sparklog.replica.events import Event, IsrRefused, IsrWriteFailed, IsrWritten
+from sparklog.zk import paths
+from sparklog.zk.cluster_store import ClusterStore
+from sparklog.zk.errors import ZkError, ZkUnreachable
+from sparklog.zk.ops import Op
+from sparklog.zk.session import ZkSession
+
+from .support import STATE, TOPIC, TP, broker, opened, put_state, until
+
+SHRINK = WriteIsr(1, 0, 1, (1, 2), expected_version=0, added=())
+
+
+class Leading:
+    """A partition that keeps its events and repeats a write whose fate is unknown, as the replica core does."""
+
+    def __init__(self, registry: Registry) -> None:
+        self.tp: TopicPartition = TP
+        self.topic_id = TOPIC.topic_id
+        self.stopped = False
+        self.events: list[Event] = []
+        self._registry = registry
+        self._unknown = False
+
+    def write(self) -> None:
+        self._registry.write_isr(cast(Partition, self), SHRINK)
+
+    def step(self, event: Event) -> None:
+        self.events.append(event)
+        if isinstance(event, IsrWriteFailed):
+            self._unknown = True
+        elif isinstance(event, IsrRefused) and self._unknown:
+            self._unknown = False
+            self.write()
+
+
+def leading(store: ClusterStore, directory: Path) -> tuple[Leading, BrokerState]:
+    state = BrokerState(
+        1, "c1", log_dir=str(directory), config=broker_config({}), on_log_failed=lambda *_: None, restart=lambda: None
+    )
+    state.partitions = cast(Any, SimpleNamespace(directory=None))
+    return Leading(Registry(state, store.session, broker(1))), state
+
+
+def answer_once(session: ZkSession, error: ZkError, *, carry_out: bool) -> None:
+    """The next multi that travels in company gets this answer, whether it was carried out or not."""
+    really: Callable[[Sequence[Op]], asyncio.Future[Any]] = session.multi_in_company
+
+    def answer(ops: Sequence[Op]) -> asyncio.Future[Any]:
+        session.multi_in_company = really  # type: ignore[method-assign]
+
+        async def refuse() -> None:
+            if carry_out:
+                await really(ops)
+            raise error
+
+        return asyncio.ensure_future(refuse())
+
+    session.multi_in_company = answer  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("carry_out", [False, True])
+@pytest.mark.parametrize("error", [ZkError("ZooKeeper: UnknownError -127"), ZkUnreachable("gone", sent=True)])
+def test_a_write_that_ends_in_whatever_error_is_settled(
+    connect: str, tmp_path: Path, error: ZkError, carry_out: bool
+) -> None:
+    async def scenario() -> None:
+        async with opened(connect) as store:
+            await store.create_topic(TOPIC)
+            await put_state(store)
+            subject, state = leading(store, tmp_path)
+            answer_once(store.session, error, carry_out=carry_out)
+            subject.write()
+            shrunk = LeaderAndIsr(1, 0, (1, 2), 1)
+            if carry_out:
+                expected: list[Event] = [IsrWriteFailed(0), IsrRefused(shrunk, 1, 0)]
+            else:
+                expected = [IsrWriteFailed(0), IsrRefused(STATE, 0, 0), IsrWritten((1, 2), 1)]
+            await until(lambda: subject.events[: len(expected)] == expected, "the write's fate")
+            await state.end_tasks()
+            assert not state.counters["tasks.failed"]
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("asked", [paths.state(TP), paths.topic_id(TOPIC.topic_id)])
+def test_what_a_refused_write_has_to_read_is_asked_until_it_is_answered(
+    connect: str, tmp_path: Path, asked: str
+) -> None:
+    """The node has moved on; the read that shows how is refused for a reason that nobody knows."""
+
+    async def scenario() -> None:
+        async with opened(connect) as store:
+            await store.create_topic(TOPIC)
+            await put_state(store)
+            await store.session.set(paths.state(TP), (await store.session.get(paths.state(TP))).data)
+            subject, state = leading(store, tmp_path)
+            session = store.session
+            refused = _refuse_once(session, asked)
+            subject.write()
+            await until(lambda: IsrRefused(STATE, 1, 0) in subject.events, "what the node holds")
+            assert refused == [asked]
+            await state.end_tasks()
+            assert not state.counters["tasks.failed"]
+
+    asyncio.run(scenario())
+
+
+def _refuse_once(session: ZkSession, asked: str) -> list[str]:
+    """The next ``get`` or ``exists`` of this path fails. Returns what was refused."""
+    refused: list[str] = []
+
+    def faulty(request: Callable[..., asyncio.Future[Any]]) -> Callable[..., asyncio.Future[Any]]:
+        def ask(path: str, **options: Any) -> asyncio.Future[Any]:
+            if path != asked or refused:
+                return request(path, **options)
+            refused.append(path)
+            future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+            future.set_exception(ZkError("ZooKeeper: UnknownError -127"))
+            return future
+
+        return ask
+
+    session.get = faulty(session.get)  # type: ignore[method-assign]
+    session.exists = faulty(session.exists)  # type: ignore[method-assign]
+    return refused
