@@ -15,6 +15,7 @@ from sparklog.errors import BrokerError, ErrorCode
 from sparklog.record.checksum import crc32c
 from sparklog.record.codec import NO_TIMESTAMP
 from sparklog.record.header import HEADER_BYTES, BatchHeader, Flag, unpack_header
+from sparklog.record.marker import Marker, decode_marker
 from sparklog.storage.disk import Buffer
 
 #: Running maximum timestamp before the first batch of a segment.
@@ -173,6 +174,20 @@ def plan_follower_append(
     if at != len(bodies):
         raise _corrupt(end, "bytes of bodies", found=len(bodies), expected=at)
     return runs
+
+
+def markers_of(runs: Sequence[Run]) -> dict[int, Marker]:
+    """What the markers among these batches say, by base offset; to be read before anything is written.
+
+    Raises:
+        BrokerError: CORRUPT_MESSAGE for a marker that cannot be read.
+    """
+    return {
+        header.base_offset: decode_marker(header, body)
+        for run in runs
+        for header, body in zip(run.headers, run.data, strict=True)
+        if header.flags & Flag.CONTROL
+    }
 
 
 def _corrupt(offset: int, what: str, *, found: object, expected: object) -> BrokerError:

@@ -15,53 +15,32 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import NamedTuple
 
 import pyarrow as pa
 
 from sparklog.config import TopicConfig
 from sparklog.errors import BrokerError, ErrorCode, StorageError
 from sparklog.model import EpochEnd, OffsetRange, TopicPartition, TopicSchema
-from sparklog.record.header import BatchHeader, Flag
-from sparklog.record.marker import Marker, decode_marker
+from sparklog.record.header import BatchHeader
+from sparklog.record.marker import Marker
 from sparklog.record.schema import parse_schema
-from sparklog.storage import retention
-from sparklog.storage.append_plan import NO_MAXIMUM, LogTail, Run, plan_follower_append, plan_leader_append
+from sparklog.storage import log_reads, retention
+from sparklog.storage.append_plan import NO_MAXIMUM, LogTail, Run, markers_of, plan_follower_append, plan_leader_append
 from sparklog.storage.checkpoints import PartitionCheckpoint
 from sparklog.storage.disk import Buffer, is_full, sync_file
 from sparklog.storage.epochs import EpochCache
 from sparklog.storage.hot_batches import HotBatch, HotLog, forget_from
+from sparklog.storage.log_reads import HandedOut
+from sparklog.storage.log_reads import LogSlice as LogSlice  # what ``read`` gives: known from here
 from sparklog.storage.log_services import LogServices
 from sparklog.storage.partition_file import PARTITION_FILE, PartitionFile, write_partition_file
-from sparklog.storage.producers import ProducerEntry, ProducerTable, check_sequence, with_batch
+from sparklog.storage.producers import ProducerTable
 from sparklog.storage.recovery import load_producers, recover_log
 from sparklog.storage.seal_queue import SealQueue
 from sparklog.storage.sealing import SealJob
 from sparklog.storage.segment import Segment
 from sparklog.storage.segment_chain import SegmentChain
 from sparklog.storage.transactions import EndedTransaction, OpenTransaction
-
-
-class LogSlice(NamedTuple):
-    """Whole batches read from a log. ``bodies`` back to back are ``body_bytes`` long; ``headers`` are packed."""
-
-    headers: bytes
-    bodies: list[Buffer]
-    body_bytes: int
-    batch_count: int
-    #: where to read on; the offset asked for when there is nothing
-    next_offset: int
-
-
-class HandedOut(NamedTuple):
-    """Batches ``[first, last)`` of a segment's index, and so many bytes of its data that a reader may map."""
-
-    data_path: Path
-    index_path: Path
-    first: int
-    last: int
-    data_bytes: int
-    next_offset: int
 
 
 class Log:
@@ -221,7 +200,8 @@ class Log:
                 ErrorCode.FENCED_LEADER_EPOCH,
                 f"{self.tp}: leader epoch {leader_epoch} found, {self._epochs.last_epoch} is in the log",
             )
-        fresh, known = self._without_duplicates(batches)
+        known = self._producers.known([header for header, _ in batches], self.tp)
+        fresh = batches[len(known) :] if known else batches
         start = self.log_end_offset
         if fresh:
             runs = plan_leader_append(
@@ -256,31 +236,7 @@ class Log:
     def duplicate_count(self, batches: Sequence[tuple[BatchHeader, Buffer]]) -> int:
         """How many of the first batches are in the log already: a retry is answered as such before its content is
         checked against a schema that may have moved on. Raises BrokerError as ``append_as_leader``."""
-        return len(self._without_duplicates(batches)[1])
-
-    def _without_duplicates(
-        self, batches: Sequence[tuple[BatchHeader, Buffer]]
-    ) -> tuple[Sequence[tuple[BatchHeader, Buffer]], list[OffsetRange]]:
-        """Split off what is in the log already: a prefix, since a retry begins with the oldest batch."""
-        known: list[OffsetRange] = []
-        staged: dict[int, ProducerEntry] = {}
-        for number, (header, _) in enumerate(batches):
-            producer_id = header.producer_id
-            if producer_id < 0 or header.first_sequence < 0:
-                continue
-            entry = staged.get(producer_id) or self._producers.get(producer_id)
-            earlier = check_sequence(entry, header)
-            if earlier is None:
-                if len(batches) > 1:
-                    staged[producer_id] = with_batch(entry, header)
-            elif len(known) < number:
-                raise BrokerError(
-                    ErrorCode.INVALID_REQUEST,
-                    f"{self.tp}: a known batch of producer {producer_id} follows a new one in one request",
-                )
-            else:
-                known.append(earlier)
-        return (batches[len(known) :] if known else batches), known
+        return len(self._producers.known([header for header, _ in batches], self.tp))
 
     def _tail(self, *, reopen_sealed: bool) -> LogTail:
         """``reopen_sealed``: a follower goes on in a sealed segment if its leader did; a leader begins a new one."""
@@ -299,7 +255,7 @@ class Log:
 
     def _append(self, runs: list[Run], now_us: int) -> None:
         """Carry out a plan whole, or leave the log as it was."""
-        markers = _markers(runs)
+        markers = markers_of(runs)
         try:
             if not self._on_disk:
                 self._make_directory()
@@ -352,27 +308,11 @@ class Log:
         """
         self._check_readable(offset)
         if offset >= end_offset or offset == self.log_end_offset:
-            return LogSlice(b"", [], 0, 0, offset)
-        try:
-            segment = self._chain.at(offset)
-            first = segment.find(offset)
-            last = segment.reach(first, max_bytes, end_offset=end_offset)
-            if first >= last:
-                return LogSlice(b"", [], 0, 0, offset)
-            bases = segment.bases()
-            next_offset = bases[last] if last < segment.count else segment.end_offset
-            hot = self._hot
-            if bases[first] in hot:
-                found = [hot[base] for base in bases[first:last]]
-                bodies: list[Buffer] = [body for _, body in found]
-                headers = b"".join([header for header, _ in found])
-            else:
-                headers, body = segment.read(first, last)
-                bodies = [body]
-            size = segment.position_of(last) - segment.position_of(first)
+            return log_reads.nothing_at(offset)
+        try:  # every fetch comes here: cheaper than ``_offline_on_error``
+            return log_reads.whole_batches(self._chain, self._hot, offset, max_bytes=max_bytes, end_offset=end_offset)
         except (OSError, StorageError) as failure:
             raise self._services.offline(f"reading {self.tp}: {failure}") from failure
-        return LogSlice(headers, bodies, size, last - first, next_offset)
 
     def read_headers(self, offset: int, *, max_batches: int, end_offset: int) -> LogSlice:
         """As ``read``, but the headers alone; ``body_bytes`` is what the batches take.
@@ -383,17 +323,9 @@ class Log:
         """
         self._check_readable(offset)
         if offset >= end_offset or offset == self.log_end_offset:
-            return LogSlice(b"", [], 0, 0, offset)
-        try:
-            segment = self._chain.at(offset)
-            first = segment.find(offset)
-            last = min(segment.reach(first, segment.data_size, end_offset=end_offset), first + max_batches)
-            headers = segment.read_headers(first, last)
-            size = segment.position_of(last) - segment.position_of(first)
-            next_offset = segment.bases()[last] if last < segment.count else segment.end_offset
-        except (OSError, StorageError) as failure:
-            raise self._services.offline(f"reading {self.tp}: {failure}") from failure
-        return LogSlice(headers, [], size, last - first, next_offset if last > first else offset)
+            return log_reads.nothing_at(offset)
+        with self._offline_on_error("reading"):
+            return log_reads.headers_alone(self._chain, offset, max_batches=max_batches, end_offset=end_offset)
 
     def hand_out(self, offset: int, *, end_offset: int) -> HandedOut | None:
         """The files of the segment that holds ``offset``, for a reader that maps them, up to the last batch that ends
@@ -408,18 +340,24 @@ class Log:
         self._check_readable(offset)
         if offset >= end_offset or offset == self.log_end_offset:
             return None
-        try:
-            segment = self._chain.at(offset)
-            first = segment.find(offset)
-            last = segment.reach(first, segment.data_size, end_offset=end_offset)
-            data_bytes = segment.position_of(last)
-            next_offset = segment.bases()[last] if last < segment.count else segment.end_offset
-        except (OSError, StorageError) as failure:
-            raise self._services.offline(f"reading {self.tp}: {failure}") from failure
-        if first >= last:
-            return None
-        self._served_end = max(self._served_end, next_offset)
-        return HandedOut(segment.data_path, segment.index_path, first, last, data_bytes, next_offset)
+        with self._offline_on_error("reading"):
+            found = log_reads.files(self._chain, offset, end_offset=end_offset)
+        if found is not None:
+            self._served_end = max(self._served_end, found.next_offset)
+        return found
+
+    def offset_for_time(self, timestamp_us: int, *, end_offset: int) -> tuple[int, int] | None:
+        """Base offset and greatest timestamp of the first batch below ``end_offset`` that holds a record at or after
+        ``timestamp_us``; None when there is none.
+
+        Raises:
+            StorageError: the log directory must go offline.
+        """
+        self._check_open()
+        with self._offline_on_error("reading"):
+            return log_reads.offset_for_time(
+                self._chain, timestamp_us, log_start_offset=self.log_start_offset, end_offset=end_offset
+            )
 
     def schema(self, schema_id: int) -> pa.Schema:
         """The columns of the batches with this schema id. Raises BrokerError SCHEMA_OUTDATED for an unknown one."""
@@ -442,22 +380,6 @@ class Log:
     def open_transactions(self) -> dict[int, OpenTransaction]:
         """By producer id."""
         return self._producers.transactions.open()
-
-    def offset_for_time(self, timestamp_us: int, *, end_offset: int) -> tuple[int, int] | None:
-        """Base offset and greatest timestamp of the first batch below ``end_offset`` that holds a record at or after
-        ``timestamp_us``; None when there is none."""
-        self._check_open()
-        try:
-            for segment in self._chain.segments:
-                if segment.base_offset >= end_offset:
-                    break
-                header = segment.first_at_or_after(timestamp_us, log_start_offset=self.log_start_offset)
-                if header is not None:
-                    offset = max(header.base_offset, self.log_start_offset)
-                    return (offset, header.max_timestamp) if offset < end_offset else None
-        except (OSError, StorageError) as failure:
-            raise self._services.offline(f"reading {self.tp}: {failure}") from failure
-        return None
 
     # --- cutting ------------------------------------------------------------------------------------------------
 
@@ -697,17 +619,3 @@ class Log:
 
     def _offline_on_error(self, doing: str) -> AbstractContextManager[None]:
         return self._services.offline_on_error(f"{doing} {self.tp}")
-
-
-def _markers(runs: list[Run]) -> dict[int, Marker]:
-    """What the markers among these batches say, by base offset; read before anything is written.
-
-    Raises:
-        BrokerError: CORRUPT_MESSAGE for a marker that cannot be read.
-    """
-    return {
-        header.base_offset: decode_marker(header, body)
-        for run in runs
-        for header, body in zip(run.headers, run.data, strict=True)
-        if header.flags & Flag.CONTROL
-    }

@@ -1,6 +1,6 @@
 """Which batches of which producer are in the log: the table that makes a retried batch a duplicate.
 
-Pure: the log asks ``check`` before it appends as a leader, and records with ``record`` whatever was appended, as leader
+Pure: the log asks ``known`` before it appends as a leader, and records with ``record`` whatever was appended, as leader
 or follower. Entries are immutable, so a snapshot is a shallow copy. For each producer id the newest epoch and its last
 five batches are kept: a producer has at most five in flight. Source: KIP-98, KIP-360.
 
@@ -13,13 +13,13 @@ overtakes a refused first one would be accepted there and the first be lost.)
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
 
 from sparklog.errors import BrokerError, ErrorCode
-from sparklog.model import NO_PRODUCER, OffsetRange
+from sparklog.model import NO_PRODUCER, OffsetRange, TopicPartition
 from sparklog.record.header import BatchHeader
 from sparklog.record.marker import Marker
 from sparklog.storage.transactions import EndedTransaction, OpenTransaction, TransactionState, TransactionTable
@@ -134,6 +134,33 @@ class ProducerTable:
 
     def get(self, producer_id: int) -> ProducerEntry | None:
         return self._entries.get(producer_id)
+
+    def known(self, headers: Sequence[BatchHeader], tp: TopicPartition) -> list[OffsetRange]:
+        """Offsets of the first of these batches, as far as they are in the log already: a prefix, since a retry begins
+        with the oldest batch. ``tp`` is for the error.
+
+        Raises:
+            BrokerError: as ``check_sequence``; INVALID_REQUEST for a known batch behind a new one.
+        """
+        known: list[OffsetRange] = []
+        staged: dict[int, ProducerEntry] = {}
+        for number, header in enumerate(headers):
+            producer_id = header.producer_id
+            if producer_id < 0 or header.first_sequence < 0:
+                continue
+            entry = staged.get(producer_id) or self._entries.get(producer_id)
+            earlier = check_sequence(entry, header)
+            if earlier is None:
+                if len(headers) > 1:
+                    staged[producer_id] = with_batch(entry, header)
+            elif len(known) < number:
+                raise BrokerError(
+                    ErrorCode.INVALID_REQUEST,
+                    f"{tp}: a known batch of producer {producer_id} follows a new one in one request",
+                )
+            else:
+                known.append(earlier)
+        return known
 
     def record(self, header: BatchHeader, marker: Marker | None = None) -> None:
         """``header`` was appended; ``marker`` is what it says, if it is one."""
