@@ -24,18 +24,31 @@ if _kafka_jars := os.environ.get("SPARKLOG_KAFKA_JARS"):
     _names = ",".join(sorted(str(path) for path in Path(_kafka_jars, "spark").glob("*.jar")))
     os.environ["PYSPARK_SUBMIT_ARGS"] = f"--jars {_names} pyspark-shell"
 
-#: Directories and files whose tests run in one process when tests run in several: they share a Spark session, or ports
-#: that a job takes unasked. In this order, as long ones that begin last are waited for.
-ONE_PROCESS = ("demo", "spark", "packaging", "integration/test_faults.py")
+#: What runs in one process when tests run in several: who shares a Spark session, or ports that a job takes unasked.
+#: Any other file is a group of its own. In this order, as long ones that begin last are waited for.
+GROUPS = {
+    "integration/test_standalone_spark.py": "standalone",
+    "spark/test_streams.py": "streams",
+    "spark/test_killed_writes.py": "streams",
+    "spark/test_writes.py": "streams",
+    "spark/test_stream_reader.py": "streams",
+    "spark": "spark",
+    "demo": "demo",
+    "integration/test_cluster_job_faults.py": "job faults",
+    "packaging": "packaging",
+    "integration/test_faults.py": "faults",
+    "integration/test_local_cluster.py": "local",
+}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Every other file is a group of its own. Groups count with ``--dist loadgroup`` only."""
+    """Groups count with ``--dist loadgroup`` only, their order always."""
+    order = list(dict.fromkeys(GROUPS.values()))
     groups = {item: _group(item.path.relative_to(ROOT / "tests")) for item in items}
     for item, group in groups.items():
         item.add_marker(pytest.mark.xdist_group(group))
-    items.sort(key=lambda item: ONE_PROCESS.index(groups[item]) if groups[item] in ONE_PROCESS else len(ONE_PROCESS))
+    items.sort(key=lambda item: order.index(groups[item]) if groups[item] in order else len(order))
 
 
 def _group(path: Path) -> str:
-    return path.parts[0] if path.parts[0] in ONE_PROCESS else path.as_posix()
+    return GROUPS.get(path.as_posix()) or GROUPS.get(path.parts[0]) or path.as_posix()

@@ -207,6 +207,7 @@ def test_the_commands(cluster: ProcessCluster, capsys: pytest.CaptureFixture[str
     assert "broker 9 found; known are [0, 1, 2]" in capsys.readouterr().err
 
 
+@pytest.mark.alone
 def test_copying_keeps_to_its_limit_and_others_do_not_wait(cluster: ProcessCluster, admin: Admin) -> None:
     """Both topics are led by broker 0 and followed by broker 2: one fetch session carries both."""
     create_topic(cluster, "heavy", partitions=4, assignment=((0,),) * 4)

@@ -203,6 +203,7 @@ def test_acks_all_is_refused_below_min_insync_and_writes_nothing(cluster: Proces
     wait_equal(cluster, "min-isr", 1)
 
 
+@pytest.mark.alone
 def test_a_controlled_stop_moves_leaderships_first(cluster: ProcessCluster, writers: Writers) -> None:
     create_topic(cluster, "controlled", assignment=((1, 0, 2),))
     producer_id = new_producer_id(cluster)

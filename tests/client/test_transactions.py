@@ -653,6 +653,7 @@ def test_a_sinks_decision_that_nobody_answers(fake: FakeCluster) -> None:
 # --- readers ---
 
 
+@pytest.mark.alone
 def test_readers_pass_over_aborted_records_without_decoding_them(
     fake: FakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -317,6 +317,7 @@ def test_leaders_can_be_elected_by_the_order_just_asked_for(cluster: ProcessClus
         assert admin.describe_topic("reordered").partitions[0].leader == order[0]
 
 
+@pytest.mark.alone
 def test_a_planned_stop_fails_no_request(cluster: ProcessCluster, admin: Admin) -> None:
     admin.create_topic("planned", partitions=3)
     with Producer(cluster.bootstrap) as producer, Consumer(cluster.bootstrap, "planned") as consumer:

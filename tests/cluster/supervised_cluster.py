@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from sparklog.client.admin import Admin
+from sparklog.cluster.barrier_task import retire_through
 from sparklog.cluster.controller_loop import ControllerLoop
 from sparklog.cluster.embedded_zookeeper import EmbeddedZookeeper
 from sparklog.cluster.slots import Slot
@@ -82,7 +83,7 @@ class SupervisedCluster:
             )
             for slot in self._slots:
                 slot.path.mkdir()
-                supervisor = BrokerSupervisor(slot, generation, host="127.0.0.1", retire=store.retire_broker)
+                supervisor = BrokerSupervisor(slot, generation, host="127.0.0.1", retire=retire_through(store))
                 self.supervisors.append(supervisor)
             runs = [asyncio.create_task(supervisor.run()) for supervisor in self.supervisors]
             await eventually(
@@ -98,9 +99,10 @@ class SupervisedCluster:
 
 
 def _ports(count: int) -> list[int]:
-    """Free ones below those that the system hands out: none must be taken while its broker restarts."""
+    """Free ones below those that the system hands out: none must be taken while its broker restarts. Tests that name
+    their ports take them from 29,000 on."""
     found: list[int] = []
-    for port in random.sample(range(20_000, 30_000), 1000):
+    for port in random.sample(range(20_000, 29_000), 1000):
         with socket.socket() as probe:
             if probe.connect_ex(("127.0.0.1", port)) != 0:
                 found.append(port)

@@ -30,7 +30,7 @@ def test_all_rows_survive_a_killed_executor_and_a_killed_leader(tmp_path: Path) 
         finally:
             if job.poll() is None:
                 os.killpg(job.pid, signal.SIGTERM)  # the job stops its cluster, then itself
-                job.wait(30)
+                job.wait(60)
     text = output.read_text()
     assert code == 0, text
     for event in ("executor killed", "broker killed", "leader elected", "All of it is equal."):

@@ -42,6 +42,7 @@ def values(bootstrap: str, topic: str, count: int) -> list[int]:
     return found
 
 
+@pytest.mark.alone
 def test_a_cluster_survives_its_executors_and_its_driver(tmp_path: Path, jobs: list[ClusterJob]) -> None:
     def start(*arguments: str) -> ClusterJob:
         jobs.append(ClusterJob(tmp_path, "--port", "29692", *arguments))

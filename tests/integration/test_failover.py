@@ -15,7 +15,7 @@ from bench.steady_stream import Report, StreamProcess
 from sparklog import Admin
 from sparklog.testing.process_cluster import ProcessCluster, wait_until
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.alone]
 
 PARTITIONS = 12
 SESSION_S = 4.0

@@ -1,11 +1,17 @@
-"""``spark-submit.sh`` in a copy of the project: the first run, the runs after it, and what it says when it cannot."""
+"""``spark-submit.sh`` in a copy of the project: the first run, the runs after it, and what it says when it cannot.
+
+The Python that the copy's environment is made from gives it what the environment of this test run holds, so that 400 MB
+need not be unpacked a second time: that a fresh environment gets all of it is what ``tests/run`` itself begins with.
+"""
 
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 import subprocess
-import time
+import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -32,6 +38,15 @@ TOOLS = (
     *("bash", "sh", "env", "cat", "cksum", "dirname", "find", "head", "id", "ls", "mktemp", "mv"),
     *("printf", "readlink", "rm", "sed", "sort", "tail", "tar", "tr", "uname", "xargs"),
 )
+
+#: A Python that is one, but for the environments it makes.
+LENDING_PYTHON = """#!/bin/sh
+"{python}" "$@" || exit
+case $1$2 in
+    -mvenv) for last; do :; done
+        echo '{packages}' >"$last"/lib/python{version}/site-packages/lent.pth ;;
+esac
+"""
 
 PROBE = """
 import sys
@@ -61,6 +76,15 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return target
 
 
+@pytest.fixture(scope="module")
+def python(tmp_path_factory: pytest.TempPathFactory) -> str:
+    program = tmp_path_factory.mktemp("python") / "python3"
+    paths = {"python": sys.executable, "packages": sysconfig.get_path("purelib")}
+    program.write_text(LENDING_PYTHON.format(version=sysconfig.get_python_version(), **paths))
+    program.chmod(0o755)
+    return str(program)
+
+
 def environment(**changes: str) -> dict[str, str]:
     """A user's: nothing of this test run's."""
     private = ("PYTHONPATH", "PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON", "SPARK_CONF_DIR", "VIRTUAL_ENV")
@@ -81,12 +105,12 @@ def submit(clone: Path, *arguments: str, **changes: str) -> subprocess.Completed
 
 
 @pytest.fixture(scope="module")
-def installed(clone: Path) -> list[str]:
+def installed(clone: Path, python: str) -> list[str]:
     """What two first runs at the same time print."""
     runs = [
         subprocess.Popen(
             [str(clone / "spark-submit.sh"), "--setup"],
-            env=environment(),
+            env=environment(PYTHON=python),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -104,11 +128,17 @@ def test_of_two_first_runs_one_installs_and_both_succeed(installed: list[str]) -
     assert sorted(output.count("\n") for output in installed) == [0, 2]
 
 
+def processor_s() -> float:
+    """What all processes have used that this one has started and seen end: that is the same on a busy machine."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
 def test_later_runs_print_nothing_and_lose_no_time(clone: Path, installed: list[str]) -> None:
-    began = time.monotonic()
+    before = processor_s()
     done = submit(clone, "--setup")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-    assert time.monotonic() - began < 3
+    assert processor_s() - before < 1
 
 
 def test_a_job_finds_the_source_without_registering_it(clone: Path, installed: list[str]) -> None:
