@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, NamedTuple
 
+from bench.machine import Others
+
 if TYPE_CHECKING:
     from bench.sides import Bench
 
@@ -41,7 +43,7 @@ class Ratio(NamedTuple):
     ours: Of
     #: Empty: the figure stands for itself.
     against: tuple[Of, ...] = ()
-    #: Of the ratio; None: only reported.
+    #: Of the ratio, or of the figure where there is none; None: only reported.
     goal: float | None = None
     #: The smaller figure is the better one, and the ratio is to be at most the goal.
     lower: bool = False
@@ -72,6 +74,8 @@ class Line(NamedTuple):
     lower: bool
     #: Of each contestant's figure, run by run.
     runs: dict[str, list[float]]
+    #: Cores that programs besides the bench took during its most disturbed run.
+    others: float = 0.0
 
     @property
     def ratio(self) -> float | None:
@@ -80,14 +84,16 @@ class Line(NamedTuple):
     @property
     def met(self) -> bool | None:
         """None: no goal, or nothing to compare with."""
-        if self.goal is None or self.ratio is None:
+        reached = self.ratio if self.against else self.ours
+        if self.goal is None or reached is None:
             return None
-        return self.ratio <= self.goal if self.lower else self.ratio >= self.goal
+        return reached <= self.goal if self.lower else reached >= self.goal
 
 
 def measure(row: Row, bench: Bench, runs: int) -> list[Line]:
     """Raises Lost, or whatever ends a run, when a contestant does not do its work."""
     found: dict[str, list[Figures]] = {}
+    disturbed = 0.0
     with row.open(bench) as contestants:
         if row.warm_up and not bench.quick:
             for contestant in contestants:
@@ -95,10 +101,12 @@ def measure(row: Row, bench: Bench, runs: int) -> list[Line]:
         for _ in range(min(runs, row.at_most)):
             for contestant in contestants:
                 os.sync()  # else the disk is still busy with what the one before wrote
-                figures = contestant.run()
-                bench.say(f"  {row.name}: {contestant.name} {_shown(figures)}")
+                with Others() as others:
+                    figures = contestant.run()
+                disturbed = max(disturbed, others.cores)
+                bench.say(f"  {row.name}: {contestant.name} {_shown(figures)}; others {others.cores:.2f} cores")
                 found.setdefault(contestant.name, []).append(figures)
-    return list(lines(row, found))
+    return [line._replace(others=disturbed) for line in lines(row, found)]
 
 
 def lines(row: Row, found: Mapping[str, Sequence[Figures]]) -> Iterator[Line]:

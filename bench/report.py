@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import platform
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -46,20 +44,13 @@ def merged(path: Path, lines: Iterable[Line], order: Sequence[str]) -> list[Line
 
 
 def load(path: Path) -> list[Line]:
-    return [Line(**{field: found[field] for field in Line._fields}) for found in json.loads(path.read_text())["lines"]]
+    return [
+        Line(**{field: found[field] for field in Line._fields if field in found})
+        for found in json.loads(path.read_text())["lines"]
+    ]
 
 
 def save(path: Path, lines: Sequence[Line], machine: dict[str, Any]) -> None:
     found = [{**line._asdict(), "ratio": line.ratio, "met": line.met} for line in lines]
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({"machine": machine, "lines": found}, indent=1) + "\n")
-
-
-def machine() -> dict[str, Any]:
-    """What the figures were measured on."""
-    return {
-        "cores": os.cpu_count(),
-        "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9),
-        "system": platform.system(),
-        "python": platform.python_version(),
-    }

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import argparse
 import time
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench import report
+from bench import machine, report
 from bench.measure import Line, measure
+from bench.picture import svg
 from bench.rows import ROWS
 from bench.sides import Bench
 
@@ -24,29 +26,41 @@ _NAMES = [row.name for row in ROWS]
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parse(arguments)
     results = options.out / "results.json"
-    if not options.show:
-        lines = report.merged(results, _measure(options), _NAMES)
-        if not options.quick:
-            report.save(results, lines, report.machine())
+    if options.show:
+        print(report.text(report.load(results)))
+        return 0
+    measured, failed = _measure(options)
+    if options.quick:
+        lines = measured
     else:
-        lines = report.load(results)
+        lines = report.merged(results, measured, _NAMES)
+        report.save(results, lines, machine.describe())
+        (options.out / "results.svg").write_text(svg(lines))
     print(report.text(lines))
-    return 0
+    if failed:
+        print(f"\nFailed: {', '.join(failed)}")
+    return 1 if failed else 0
 
 
-def _measure(options: argparse.Namespace) -> list[Line]:
+def _measure(options: argparse.Namespace) -> tuple[list[Line], list[str]]:
+    """What was measured, and the rows of which a run failed."""
     chosen = [row for row in ROWS if row.name in options.rows] if options.rows else ROWS
     runs = 1 if options.quick else options.runs
     with_kafka = {"yes": True, "no": False, "cached": None}[options.kafka or ("no" if options.quick else "yes")]
     found: list[Line] = []
+    failed: list[str] = []
     with Bench(quick=options.quick, scale=options.scale, with_kafka=with_kafka) as bench:
         for row in chosen:
             began = time.monotonic()
-            found += measure(row, bench, runs)
+            try:
+                found += measure(row, bench, runs)
+            except Exception:  # whatever it is, the other rows are still worth measuring
+                failed.append(row.name)
+                bench.say(traceback.format_exc())
             bench.say(f"{row.name}: {time.monotonic() - began:.1f} s")
         if bench.missing:
             print(f"Kafka is missing, and so are the ratios: {bench.missing}\n")
-    return found
+    return found, failed
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -11,7 +11,6 @@ import os
 import shutil
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cached_property
@@ -27,7 +26,6 @@ from sparklog.testing.process_cluster import ProcessCluster
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_TICKS = os.sysconf("SC_CLK_TCK")
 _TOPIC_TIMEOUT_S = 60.0
 _SETTINGS = {"min.insync.replicas": "2"}
 
@@ -228,33 +226,6 @@ class Bench:
 
     def scratch(self) -> Path:
         return Path(tempfile.mkdtemp(dir=self._directory))
-
-
-class CpuTime:
-    """Seconds of processor time that some processes take: ``with CpuTime(pids) as cpu: ...; cpu.seconds``."""
-
-    def __init__(self, pids: list[int]) -> None:
-        self._pids = pids
-        self.seconds = 0.0
-        self.wall = 0.0
-
-    def __enter__(self) -> CpuTime:
-        self.seconds = -cpu_seconds(self._pids)
-        self.wall = -time.perf_counter()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.wall += time.perf_counter()
-        self.seconds += cpu_seconds(self._pids)
-
-
-def cpu_seconds(pids: list[int]) -> float:
-    """User and system time of processes that live."""
-    total = 0
-    for pid in pids:
-        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-        total += int(fields[11]) + int(fields[12])
-    return total / _TICKS
 
 
 def _bytes_below(directory: Path, topic: str) -> int:

@@ -7,12 +7,17 @@ and a look at the columns tells whether any is missing, doubled or damaged.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from bench.measure import Lost
+from sparklog import Consumer
+
+if TYPE_CHECKING:
+    from bench.sides import Side
 
 DIGITS = 16
 FILLER = b"x"
@@ -52,6 +57,17 @@ def objects(count: int, size: int) -> list[bytes]:
 def check_arrow(batches: Iterable[pa.RecordBatch], count: int, size: int) -> None:
     """Raises Lost unless the column ``value`` holds every number below ``count`` once, each intact."""
     check([_bytes_of(batch.column("value"), size) for batch in batches], count, size)
+
+
+def check_topic(side: Side, topic: str, count: int, size: int) -> None:
+    """Read a whole topic of one of the two systems from Python and check it as ``check_arrow``."""
+    if side.name == "kafka":
+        from bench.kafka_clients import consume_confluent
+
+        check_objects(consume_confluent(side.bootstrap, topic, count)[1], count, size)
+    else:
+        with Consumer(side.bootstrap, topic, columns=["value"]) as consumer:
+            check_arrow(consumer.to_table().to_batches(), count, size)
 
 
 def check_objects(found: Sequence[bytes], count: int, size: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bench.measure import Row
-from bench.rows import produce
+from bench.rows import consume, end_to_end, latency, limits, produce, recovery, spark, tailing, typed
 
-ROWS: tuple[Row, ...] = (*produce.ROWS,)
+_MODULES = (produce, latency, consume, end_to_end, spark, typed, tailing, recovery, limits)
+ROWS: tuple[Row, ...] = tuple(row for module in _MODULES for row in module.ROWS)

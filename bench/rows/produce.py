@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from bench.machine import CpuTime
 from bench.measure import Contestant, Figures, Ratio, Row
-from bench.sides import Bench, CpuTime, Side
-from bench.values import check_arrow, check_objects, objects, tables
-from sparklog import Consumer, Producer
+from bench.sides import Bench, Side
+from bench.values import check_topic, objects, tables
+from sparklog import Producer
 
 PARTITIONS = 6
 _SEND_ROWS, _SEND_SIZE = 300_000, 100
@@ -45,13 +46,7 @@ def one_write(
         with CpuTime(side.pids()) as cpu:
             took = work(side.bootstrap, topic, data)
         stored = side.disk_bytes(topic)
-        if side is bench.ours:
-            with Consumer(side.bootstrap, topic) as consumer:
-                check_arrow(consumer.to_table().to_batches(), count, size)
-        else:
-            from bench.kafka_clients import consume_confluent
-
-            check_objects(consume_confluent(side.bootstrap, topic, count)[1], count, size)
+        check_topic(side, topic, count, size)
     volume = count * size
     return {"rate": count / took, "cpu_per_gb": cpu.seconds / volume * 1e9, "disk": stored / volume}
 

@@ -1,0 +1,91 @@
+"""What this machine does while something is measured: processor time of some processes, and of all that is not ours."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+_TICKS = os.sysconf("SC_CLK_TCK")
+#: Of the fields of /proc/<pid>/stat behind the name: user and system time, and those of children that have ended.
+_PARENT, _OWN, _WITH_ENDED = 1, slice(11, 13), slice(11, 15)
+
+
+class CpuTime:
+    """Seconds of processor time that some processes take: ``with CpuTime(pids) as cpu: ...; cpu.seconds``."""
+
+    def __init__(self, pids: Iterable[int]) -> None:
+        self._pids = list(pids)
+        self.seconds = 0.0
+
+    def __enter__(self) -> CpuTime:
+        self.seconds = -self._taken()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.seconds += self._taken()
+
+    def _taken(self) -> float:
+        return sum(sum(map(int, _fields(pid)[_OWN])) for pid in self._pids) / _TICKS
+
+
+class Others:
+    """How many cores programs took, on average, that this one did not start: ``with Others() as others: ...;
+    others.cores``. What they take is missing to both systems, though not in equal parts."""
+
+    cores = 0.0
+
+    def __enter__(self) -> Others:
+        self._began, self._before = time.perf_counter(), _busy_s() - _ours_s()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        took = time.perf_counter() - self._began
+        self.cores = max(0.0, (_busy_s() - _ours_s() - self._before) / took)
+
+
+def describe() -> dict[str, Any]:
+    """What figures were measured on."""
+    return {
+        "cores": os.cpu_count(),
+        "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9),
+        "system": platform.system(),
+        "python": platform.python_version(),
+    }
+
+
+def _busy_s() -> float:
+    """Of all cores since the start of the machine; without waiting for disks."""
+    user, nice, system, _idle, _wait, *interrupts = map(int, Path("/proc/stat").read_text().split("\n")[0].split()[1:9])
+    return (user + nice + system + sum(interrupts)) / _TICKS
+
+
+def _ours_s() -> float:
+    """Of this process and everything below it, ended or not."""
+    children: dict[int, list[int]] = {}
+    times: dict[int, float] = {}
+    for pid, fields in _processes():
+        children.setdefault(int(fields[_PARENT]), []).append(pid)
+        times[pid] = sum(map(int, fields[_WITH_ENDED])) / _TICKS
+    total, left = 0.0, [os.getpid()]
+    while left:
+        pid = left.pop()
+        total += times.get(pid, 0.0)
+        left += children.get(pid, ())
+    return total
+
+
+def _processes() -> Iterator[tuple[int, list[str]]]:
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                yield int(entry.name), _fields(int(entry.name))
+            except (OSError, IndexError):  # it has ended meanwhile
+                continue
+
+
+def _fields(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()

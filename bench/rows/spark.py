@@ -1,0 +1,157 @@
+"""Batches and streams through Spark, two cores: DataFrames into six partitions, and topics to the sink ``noop``."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
+
+from bench.measure import Contestant, Figures, Lost, Ratio, Row
+from bench.sides import Bench, Side
+from bench.values import DIGITS, FILLER, check_topic
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+PARTITIONS = 6
+_RECORDS = {100: 5_000_000, 1000: 1_000_000}
+#: What Kafka's connector is given by those who know it.
+TUNED = {"kafka.linger.ms": "5", "kafka.batch.size": "262144"}
+_NOTHING: Mapping[str, str] = {}
+
+
+def frame(bench: Bench, count: int, size: int) -> DataFrame:
+    """The numbered values, made by Spark."""
+    numbers = bench.spark.range(count, numPartitions=4)
+    filler = FILLER.decode() * (size - DIGITS)
+    return numbers.selectExpr(f"cast(concat(lpad(cast(id as string), {DIGITS}, '0'), '{filler}') as binary) as value")
+
+
+def address(side: Side) -> Mapping[str, str]:
+    return {"kafka.bootstrap.servers": side.bootstrap}
+
+
+def source(bench: Bench, side: Side, topic: str, *, stream: bool = False) -> Any:
+    reader = bench.spark.readStream if stream else bench.spark.read
+    options = {**address(side), "subscribe": topic, "startingOffsets": "earliest"}
+    return reader.format(side.name).options(**options)
+
+
+def to_noop(data: DataFrame) -> float:
+    began = time.perf_counter()
+    data.write.format("noop").mode("overwrite").save()
+    return time.perf_counter() - began
+
+
+def write(data: DataFrame, side: Side, topic: str, options: Mapping[str, str] = _NOTHING) -> float:
+    writer = data.write.format(side.name).options(**address(side), **options).option("topic", topic)
+    began = time.perf_counter()
+    writer.mode("append").save()
+    return time.perf_counter() - began
+
+
+def sides(bench: Bench) -> Iterator[Side]:
+    """Ours, and Kafka where Spark can reach it."""
+    yield bench.ours
+    if bench.kafka is not None and bench.connector:
+        yield bench.kafka
+
+
+# --- writing ---
+
+
+def one_write(
+    bench: Bench, side: Side, options: Mapping[str, str], *, data: DataFrame, count: int, size: int
+) -> Figures:
+    # A topic of a name of its own: Spark keeps Kafka's producers, which stall when theirs is made anew.
+    with bench.topic(side, partitions=PARTITIONS) as topic:
+        took = write(data, side, topic, options)
+        check_topic(side, topic, count, size)
+    return {"rate": count / took}
+
+
+@contextmanager
+def open_write(bench: Bench, *, size: int) -> Iterator[list[Contestant]]:
+    count = bench.count(_RECORDS[size], 20_000)
+    data = frame(bench, count, size)
+    names = {"sparklog": ("sparklog", _NOTHING), "default": ("kafka", _NOTHING), "tuned": ("kafka", TUNED)}
+    there = {side.name: side for side in sides(bench)}
+    yield [
+        Contestant(name, functools.partial(one_write, bench, there[kind], options, data=data, count=count, size=size))
+        for name, (kind, options) in names.items()
+        if kind in there
+    ]
+
+
+# --- reading ---
+
+
+def one_read(bench: Bench, side: Side, topic: str, count: int) -> Figures:
+    return {"rate": count / to_noop(source(bench, side, topic).load())}
+
+
+def one_stream(bench: Bench, side: Side, topic: str, count: int) -> Figures:
+    writer = source(bench, side, topic, stream=True).load().writeStream.format("noop")
+    writer = writer.option("checkpointLocation", str(bench.scratch())).trigger(availableNow=True)
+    began = time.perf_counter()
+    query = writer.start()
+    query.awaitTermination()
+    took = time.perf_counter() - began
+    rows = sum(progress["numInputRows"] for progress in query.recentProgress)
+    if rows != count:
+        raise Lost(f"{side.name}: a stream read {rows:,} rows, {count:,} expected")
+    return {"rate": count / took}
+
+
+def filled(bench: Bench, side: Side, data: DataFrame, ends: ExitStack) -> str:
+    """A topic with ``data``, of which Spark has seen every byte come back. Raises Lost."""
+    topic = ends.enter_context(bench.topic(side, partitions=PARTITIONS))
+    write(data, side, topic, TUNED if side.name == "kafka" else _NOTHING)
+    sums = ("count(1)", "sum(crc32(value))")
+    found, expected = (rows.selectExpr(*sums).collect() for rows in (source(bench, side, topic).load(), data))
+    if found != expected:
+        raise Lost(f"{side.name}: {found} found, {expected} expected")
+    return topic
+
+
+@contextmanager
+def open_read(bench: Bench, *, size: int, one: Callable[..., Figures]) -> Iterator[list[Contestant]]:
+    count = bench.count(_RECORDS[size], 20_000)
+    data = frame(bench, count, size)
+    with ExitStack() as ends:
+        yield [
+            Contestant(side.name, functools.partial(one, bench, side, filled(bench, side, data, ends), count))
+            for side in sides(bench)
+        ]
+
+
+def _write_row(size: int, words: str, *, default: float, tuned: float) -> Row:
+    ours = ("sparklog", "rate")
+    return Row(
+        f"spark-write-{size}",
+        (
+            Ratio(f"Spark batch write, {words}", "records/s", ours, (("default", "rate"),), default),
+            Ratio("the same, Kafka tuned", "records/s", ours, (("tuned", "rate"),), tuned),
+        ),
+        functools.partial(open_write, size=size),
+    )
+
+
+def _read_row(kind: str, size: int, title: str, one: Callable[..., Figures], goal: float) -> Row:
+    return Row(
+        f"spark-{kind}-{size}",
+        (Ratio(f"{title}, {size} B", "records/s", ("sparklog", "rate"), (("kafka", "rate"),), goal),),
+        functools.partial(open_read, size=size, one=one),
+    )
+
+
+ROWS = (
+    _write_row(100, "5 million x 100 B", default=3.0, tuned=2.0),
+    _write_row(1000, "1 million x 1 kB", default=3.0, tuned=1.5),
+    _read_row("read", 100, "Spark batch read to noop", one_read, 2.5),
+    _read_row("read", 1000, "Spark batch read to noop", one_read, 3.0),
+    _read_row("stream", 100, "Spark stream, AvailableNow to noop", one_stream, 2.0),
+    _read_row("stream", 1000, "Spark stream, AvailableNow to noop", one_stream, 3.0),
+)

@@ -1,0 +1,33 @@
+"""The Spark session that all rows share: two cores, and Kafka's connector where it is."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+_CONF = Path(__file__).resolve().parent.parent / "conf"
+
+
+def open_session(jars: Sequence[Path], scratch: Path) -> SparkSession:
+    os.environ.setdefault("SPARK_CONF_DIR", str(_CONF))
+    builder = (
+        SparkSession.builder.master("local[2]")
+        .appName("sparklog-bench")
+        .config("spark.driver.memory", "2g")
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.local.dir", str(scratch))
+        .config("spark.sql.warehouse.dir", str(scratch / "warehouse"))
+        .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.sql.session.timeZone", "UTC")
+    )
+    if jars:
+        builder = builder.config("spark.jars", ",".join(map(str, jars)))
+    spark = builder.getOrCreate()
+    spark.sparkContext.setLogLevel("ERROR")
+    return spark

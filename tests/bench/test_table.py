@@ -1,0 +1,103 @@
+"""The bench's own arithmetic: medians, ratios, goals, what counts as lost, and how it is shown."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from bench import report, values
+from bench.measure import Line, Lost, Ratio, Row, lines
+from bench.picture import svg
+
+COUNT, SIZE = 1000, 20
+
+
+def row(*, lower: bool = False, goal: float | None = 2.0) -> Row:
+    ratio = Ratio("work", "1/s", ("ours", "rate"), (("a", "rate"), ("b", "rate")), goal, lower)
+    return Row("row", (ratio,), open=None)  # type: ignore[arg-type]  # nothing is run
+
+
+def only(row: Row, found: dict[str, list[float]]) -> Line:
+    (line,) = lines(row, {name: [{"rate": rate} for rate in rates] for name, rates in found.items()})
+    return line
+
+
+def test_medians_are_compared_with_the_best_of_the_others() -> None:
+    line = only(row(), {"ours": [10, 90, 30], "a": [10, 11, 12], "b": [14, 15, 1000]})
+    assert (line.ours, line.theirs, line.against, line.ratio, line.met) == (30, 15, "b", 2.0, True)
+    assert line.runs == {"ours rate": [10, 90, 30], "a rate": [10, 11, 12], "b rate": [14, 15, 1000]}
+
+
+def test_of_times_the_shortest_is_the_best_and_a_goal_an_upper_bound() -> None:
+    line = only(row(lower=True, goal=0.5), {"ours": [6], "a": [20], "b": [10]})
+    assert (line.theirs, line.against, line.ratio, line.met) == (10, "b", 0.6, False)
+
+
+def test_without_the_others_our_figure_stands_and_the_ratio_is_missing() -> None:
+    line = only(row(), {"ours": [10]})
+    assert (line.ours, line.theirs, line.ratio, line.met) == (10, None, None, None)
+    assert "missing" in report.text([line])
+
+
+def test_a_figure_that_is_compared_with_nobody_meets_its_goal_or_not() -> None:
+    alone = Row("row", (Ratio("work", "%", ("ours", "rate"), goal=10, lower=True),), open=None)  # type: ignore[arg-type]
+    assert only(alone, {"ours": [9]}).met is True
+    assert only(alone, {"ours": [11]}).met is False
+
+
+def arrow(numbers: list[int]) -> list[pa.RecordBatch]:
+    whole = values.objects(COUNT, SIZE)
+    return [pa.record_batch({"value": pa.array([whole[number] for number in numbers], pa.binary())})]
+
+
+def test_values_are_the_same_in_every_form() -> None:
+    batches = [batch for table in values.tables(COUNT, SIZE) for batch in table.to_batches()]
+    assert pa.Table.from_batches(batches)["value"].to_pylist() == values.objects(COUNT, SIZE)
+    values.check_arrow(batches, COUNT, SIZE)
+    values.check_objects(values.objects(COUNT, SIZE)[::-1], COUNT, SIZE)
+    values.check_arrow([arrow(list(range(COUNT)))[0].slice(500), arrow(list(range(500)))[0]], COUNT, SIZE)
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [list(range(COUNT - 1)), [*range(COUNT), 7], [*range(COUNT - 1), 7]],
+    ids=["missing", "doubled", "one for another"],
+)
+def test_a_loss_is_seen(numbers: list[int]) -> None:
+    with pytest.raises(Lost):
+        values.check_arrow(arrow(numbers), COUNT, SIZE)
+
+
+def test_damage_is_seen() -> None:
+    whole = values.matrix(COUNT, SIZE)
+    values.check([whole.reshape(-1)], COUNT, SIZE)
+    for column, byte in ((SIZE - 1, ord("y")), (3, ord("7")), (0, ord(" "))):
+        damaged = whole.copy()
+        damaged[500, column] = byte
+        with pytest.raises(Lost):
+            values.check([np.ascontiguousarray(damaged).reshape(-1)], COUNT, SIZE)
+
+
+def line_of(row: str, ours: float) -> Line:
+    return Line(
+        row, f"work of <{row}>", "1/s", ours, 10.0, "a", 2.0, lower=False, runs={"ours rate": [ours]}, others=0.0
+    )
+
+
+def test_rows_measured_at_another_time_are_kept(tmp_path: Path) -> None:
+    path = tmp_path / "results.json"
+    report.save(path, [line_of("one", 30), line_of("two", 10)], {})
+    found = report.merged(path, [line_of("two", 50), line_of("three", 40)], ["three", "two", "one"])
+    assert [(line.row, line.ours) for line in found] == [("three", 40), ("two", 50), ("one", 30)]
+
+
+def test_the_picture_has_a_bar_for_each_ratio() -> None:
+    picture = ET.fromstring(svg([line_of("one", 30), line_of("two", 5), line_of("three", 1e6)]))
+    bars = picture.findall(".//{*}rect")
+    assert [bar.get("class") for bar in bars] == ["good", "short", "good"]
+    widths = [float(bar.get("width", "0")) for bar in bars]
+    assert widths[1] < widths[0] < widths[2] < 600  # half as good, three times, far beyond the scale
