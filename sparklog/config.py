@@ -98,6 +98,9 @@ BROKER_SETTINGS: dict[str, Setting] = {
     "log.checkpoint.interval.ms": Setting("checkpoint_interval_ms", 5000, "high watermark checkpoints", 100, 600_000),
     "log.retention.check.interval.ms": Setting("retention_check_interval_ms", 30_000, "", 100, 86_400_000),
     "producer.id.expiration.ms": Setting("producer_id_expiration_ms", 86_400_000, "idle producer ids expire", 1000),
+    "internal.topic.replication.factor": Setting(
+        "internal_replication_factor", 3, "of internal topics, which are made when so many brokers are alive", 1, 32
+    ),
     "transaction.state.log.num.partitions": Setting(
         "transaction_partitions", 16, "of the internal topic of transactions; fixed when that is made", 1, 1000
     ),
@@ -167,6 +170,7 @@ class BrokerConfig(msgspec.Struct, frozen=True):
     checkpoint_interval_ms: int
     retention_check_interval_ms: int
     producer_id_expiration_ms: int
+    internal_replication_factor: int
     transaction_partitions: int
     offsets_partitions: int
     transaction_max_timeout_ms: int

@@ -31,7 +31,6 @@ OFFSETS = INTERNAL_PREFIX + "consumer_offsets"
 #: ``FindCoordinator.kind`` to the topic whose leaders coordinate it.
 TOPIC_OF_KIND = {"transaction": TRANSACTIONS, "group": OFFSETS}
 
-_REPLICAS = 3
 #: For the topic to be made and a leader to be there; the client asks again.
 _WAIT_MS = 5000
 _CONFIG = {
@@ -100,8 +99,11 @@ async def _find(broker: BrokerState, request: FindCoordinator, topic: str) -> Re
 async def make_topic(broker: BrokerState, name: str) -> None:
     """Create the topic unless it is there; several brokers may try at the same time.
 
+    Not before enough brokers are alive for ``internal.topic.replication.factor``: with fewer replicas, for good, the
+    loss of one broker would lose what was committed. Source: Kafka, offsets.topic.replication.factor.
+
     Raises:
-        BrokerError: it cannot be placed, or is not known here in time.
+        BrokerError: too few brokers are alive (COORDINATOR_NOT_AVAILABLE), or it is not known here in time.
         ClusterError: ZooKeeper is away.
     """
     if broker.cache.topic(name) is not None:
@@ -113,6 +115,12 @@ async def make_topic(broker: BrokerState, name: str) -> None:
             raise BrokerError(ErrorCode.COORDINATOR_NOT_AVAILABLE, detail)
         if broker.cache.topic(name) is not None:
             return
+        factor, live = broker.config.internal_replication_factor, len(broker.cache.brokers)
+        if live < factor:
+            detail = (
+                f"{name}: {live} brokers are alive, internal.topic.replication.factor={factor} are needed to make it"
+            )
+            raise BrokerError(ErrorCode.COORDINATOR_NOT_AVAILABLE, detail)
         try:
             await broker.registry.create_topic(_record(broker, name))
             _log.info("topic %s created", name)
@@ -129,7 +137,7 @@ def _record(broker: BrokerState, name: str) -> TopicRecord:
     placement = place(
         live,
         partitions=config.transaction_partitions if name == TRANSACTIONS else config.offsets_partitions,
-        replication_factor=max(1, min(_REPLICAS, len(live))),
+        replication_factor=config.internal_replication_factor,
         load=load(broker),
     )
     return TopicRecord(

@@ -24,6 +24,13 @@ from sparklog.errors import BrokerError, ConfigError, ErrorCode
 from sparklog.model import TopicPartition
 
 
+class Level(str, Enum):
+    """What is seen of transactions."""
+
+    COMMITTED = "read_committed"
+    UNCOMMITTED = "read_uncommitted"
+
+
 class Format(str, Enum):
     """Formats of output."""
 
@@ -47,6 +54,10 @@ def consume(
     output: Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="Not to stdout.")] = None,
     keys: Annotated[bool, typer.Option("--keys", help="Text: the key and a tab before each value.")] = False,
     places: Annotated[bool, typer.Option("--places", help="JSON and Arrow: topic, partition and offset too.")] = False,
+    isolation: Annotated[
+        Level,
+        typer.Option("--isolation", help="Only committed records, or also those of open and aborted transactions."),
+    ] = Level.COMMITTED,
     bootstrap: Bootstrap = None,
     timeout: Timeout = 30.0,
 ) -> None:
@@ -60,20 +71,20 @@ def consume(
     kind = kind or (Format.ARROW if output is not None and output.suffix == ".arrow" else Format.TEXT)
     if kind is Format.ARROW and output is None and sys.stdout.isatty():
         raise ConfigError("Arrow to a terminal: give --output, or pipe it somewhere")
+    wanted: Any = topics
+    if partition:
+        wanted = [TopicPartition(topic, number) for topic in topics for number in partition]
     with (
-        _consumer(servers(bootstrap), topics, partition, start=start, places=places, timeout_s=timeout) as consumer,
+        _consumer(
+            servers(bootstrap), wanted, start=start, places=places, isolation=isolation, timeout_s=timeout
+        ) as consumer,
         _sink(kind, output, keys=keys) as sink,
     ):
         for batch in _batches(consumer, count, follow=follow, timeout_s=timeout):
             sink.write(batch)
 
 
-def _consumer(
-    bootstrap: str, topics: list[str], partitions: list[int] | None, *, start: str, places: bool, timeout_s: float
-) -> Consumer:
-    wanted: Any = topics
-    if partitions:
-        wanted = [TopicPartition(topic, number) for topic in topics for number in partitions]
+def _consumer(bootstrap: str, wanted: Any, *, start: str, places: bool, isolation: Level, timeout_s: float) -> Consumer:
     offset = int(start) if start.isascii() and start.isdigit() else None
     place: Any = start if start in {"earliest", "latest"} or offset is not None else moment(start)
     if place is None:
@@ -83,6 +94,7 @@ def _consumer(
         wanted,
         start="earliest" if offset is not None else place,
         log_columns=places,
+        isolation=isolation.value,
         timeout_s=timeout_s,
         first_contact_s=FIRST_CONTACT_S,
     )

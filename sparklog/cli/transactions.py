@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import datetime as dt
 import sys
+from collections.abc import Callable
+from functools import partial
 from typing import Annotated, Any
 
 import typer
@@ -11,8 +13,9 @@ import typer
 from sparklog.cli.options import FIRST_CONTACT_S, AsJson, Bootstrap, Timeout, servers
 from sparklog.cli.output import print_json, print_table
 from sparklog.client.admin import Admin
-from sparklog.client.descriptions import TransactionDescription
+from sparklog.client.descriptions import HangingTransaction, TransactionDescription
 from sparklog.errors import ConfigError
+from sparklog.model import TopicPartition
 
 transactions = typer.Typer(help="Transactions of producers and Spark sinks: list and abort.", no_args_is_help=True)
 
@@ -53,25 +56,71 @@ def list_transactions(
         print("no transaction is open")
 
 
+@transactions.command("find-hanging")
+def find_hanging(
+    open_s: Annotated[float, typer.Option("--open-for", min=0, metavar="SECONDS", help="At least so long.")] = 900.0,
+    bootstrap: Bootstrap = None,
+    timeout: Timeout = 30.0,
+    as_json: AsJson = False,
+) -> None:
+    """Find transactions that are open in a partition and that no coordinator knows. There should be none: readers of
+    committed records wait for them, and brokers end them after transaction.hanging.after.ms. 'abort' ends one now.
+
+    Example: sparklog transactions find-hanging --open-for 60
+    """
+    with Admin(servers(bootstrap), timeout_s=timeout, first_contact_s=FIRST_CONTACT_S) as admin:
+        found = admin.hanging_transactions(open_s=open_s)
+    if as_json:
+        print_json([_plain_hanging(one) for one in found])
+    elif found:
+        now = dt.datetime.now(dt.timezone.utc)
+        rows = [(str(one.partition), one.producer_id, one.first_offset, _seconds(now - one.began)) for one in found]
+        columns = ("partition", "producer id", "first offset", "open for")
+        print_table(columns, rows, numeric=("producer id", "first offset", "open for"))
+    else:
+        print("no transaction hangs")
+
+
 @transactions.command("abort")
 def abort(
-    key: Annotated[str, typer.Argument(metavar="KEY", show_default=False)],
+    key: Annotated[str | None, typer.Argument(metavar="[KEY]", show_default=False)] = None,
+    *,
+    topic: Annotated[str | None, typer.Option("--topic", help="Of a hanging one.")] = None,
+    partition: Annotated[int | None, typer.Option("--partition", help="Of a hanging one.")] = None,
+    producer_id: Annotated[int | None, typer.Option("--producer-id", help="Of a hanging one.")] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     bootstrap: Bootstrap = None,
     timeout: Timeout = 30.0,
 ) -> None:
     """Abort an open transaction: what it has written is never seen, and who began it cannot go on. KEY is as 'list'
-    shows it. Asks first, unless --yes.
+    shows it; one of 'find-hanging' is named by its topic, partition and producer id, and refused if it does not hang.
+    Asks first, unless --yes.
 
     Example: sparklog transactions abort id:orders --yes
     """
+    work: Callable[[Admin], None]
+    if key is not None and topic is None and partition is None and producer_id is None:
+        name, work = key, partial(_abort, key=key)
+    elif key is None and topic is not None and partition is not None and producer_id is not None:
+        tp = TopicPartition(topic, partition)
+        name, work = f"producer {producer_id} in {tp}", partial(_abort_hanging, tp=tp, producer_id=producer_id)
+    else:
+        raise ConfigError("give either KEY, or --topic, --partition and --producer-id")
     if not yes:
         if not sys.stdin.isatty():
-            raise ConfigError(f"aborting {key} cannot be undone: give --yes")
-        typer.confirm(f"Abort what {key} has open?", abort=True)
+            raise ConfigError(f"aborting {name} cannot be undone: give --yes")
+        typer.confirm(f"Abort what {name} has open?", abort=True)
     with Admin(servers(bootstrap), timeout_s=timeout, first_contact_s=FIRST_CONTACT_S) as admin:
-        admin.abort_transaction(key)
-    print(f"{key}: aborted")
+        work(admin)
+    print(f"{name}: aborted")
+
+
+def _abort(admin: Admin, *, key: str) -> None:
+    admin.abort_transaction(key)
+
+
+def _abort_hanging(admin: Admin, *, tp: TopicPartition, producer_id: int) -> None:
+    admin.abort_hanging(tp, producer_id)
 
 
 def _seconds(span: dt.timedelta | None) -> str | None:
@@ -95,4 +144,14 @@ def _plain(one: TransactionDescription) -> dict[str, Any]:
             }
             for producer_id, partitions in one.producers.items()
         ],
+    }
+
+
+def _plain_hanging(one: HangingTransaction) -> dict[str, Any]:
+    return {
+        "topic": one.partition.topic,
+        "partition": one.partition.partition,
+        "producer_id": one.producer_id,
+        "first_offset": one.first_offset,
+        "began": one.began,
     }

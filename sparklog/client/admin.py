@@ -11,11 +11,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from sparklog.client import groups, moves, rolling_restart, topics
-from sparklog.client.coordination import TRANSACTION, Coordination, ask_all_brokers
+from sparklog.client import groups, moves, rolling_restart, topics, transaction_admin
 from sparklog.client.descriptions import (
     BrokerDescription,
     ClusterDescription,
+    HangingTransaction,
     MoveDescription,
     Reassigned,
     TopicDescription,
@@ -23,7 +23,6 @@ from sparklog.client.descriptions import (
     describe_broker,
     describe_cluster,
     describe_topic,
-    describe_transaction,
 )
 from sparklog.client.isolation import Isolation, wire_isolation
 from sparklog.client.link import ClusterLink
@@ -31,13 +30,9 @@ from sparklog.client.offsets import OffsetQuery, list_offsets
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import BrokerEndpoint, TopicPartition
 from sparklog.protocol.messages import (
-    AbortTransaction,
-    Ack,
     DescribeBroker,
     DescribeBrokerReply,
     GroupOffset,
-    ListTransactions,
-    ListTransactionsReply,
     Metadata,
     MetadataReply,
 )
@@ -367,9 +362,7 @@ class Admin:
         Raises:
             ClientTimeout: a broker did not answer, or one is still reading its state.
         """
-        replies = ask_all_brokers(self._link, "transactions", ListTransactions(0), ListTransactionsReply)
-        found = [describe_transaction(one) for reply in replies for one in reply.transactions]
-        return sorted(found, key=lambda one: one.key)
+        return transaction_admin.list_transactions(self._link)
 
     def abort_transaction(self, key: str) -> None:
         """End an open transaction in place of who began it, which is fenced. Keys are as ``transactions`` gives them:
@@ -379,20 +372,25 @@ class Admin:
             BrokerError: INVALID_TXN_STATE when nothing is open, or it is decided already.
             ClientTimeout: its coordinator did not answer; it may have been aborted.
         """
-        coordination = Coordination(self._link)
-        uncertain = False
+        transaction_admin.abort_transaction(self._link, key)
 
-        def attempt() -> None:
-            nonlocal uncertain
-            try:
-                coordination.ask_once(TRANSACTION, key, AbortTransaction(0, key), Ack)
-            except BrokerError as error:
-                if error.code == ErrorCode.INVALID_TXN_STATE and uncertain:
-                    return  # by the attempt whose answer was lost
-                uncertain = uncertain or error.retriable
-                raise
+    def hanging_transactions(self, *, open_s: float = 900.0) -> list[HangingTransaction]:
+        """What is open in partitions for ``open_s`` or longer and no coordinator knows: it holds up readers, and nobody
+        but ``abort_hanging``, or the brokers after ``transaction.hanging.after.ms``, will end it.
 
-        self._link.retrying(f"aborting transaction {key!r}", attempt)
+        Raises:
+            ClientTimeout: a broker did not answer, or not every coordinator could be asked.
+        """
+        return transaction_admin.find_hanging(self._link, open_s=open_s)
+
+    def abort_hanging(self, partition: TopicPartition, producer_id: int) -> None:
+        """End what a producer id has open in one partition: what it wrote there is never seen.
+
+        Raises:
+            BrokerError: INVALID_TXN_STATE when nothing is open, or a coordinator knows it: abort it by its key.
+            ClientTimeout: the leader did not answer; it may have been ended.
+        """
+        transaction_admin.abort_hanging(self._link, TopicPartition(*partition), producer_id)
 
     def _replicas(self) -> tuple[tuple[BrokerEndpoint, ...], dict[TopicPartition, tuple[int, ...]]]:
         """The live brokers, and where every partition is or is going."""

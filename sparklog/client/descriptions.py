@@ -119,6 +119,17 @@ class TransactionDescription:
 
 
 @dataclass(frozen=True, slots=True)
+class HangingTransaction:
+    """Open in a partition, and known to no coordinator: nobody will end it."""
+
+    partition: TopicPartition
+    producer_id: int
+    #: Of its first batch there: its offset, and when it was appended.
+    first_offset: int
+    began: dt.datetime
+
+
+@dataclass(frozen=True, slots=True)
 class BrokerAddress:
     """A live broker as the cluster knows it; ``incarnation`` counts its registrations."""
 
@@ -219,6 +230,11 @@ def describe_transaction(found: messages.TransactionDescription) -> TransactionD
             for producer_id, _, partitions in found.participants
         },
     )
+
+
+def describe_hanging(found: messages.HangingTransaction) -> HangingTransaction:
+    tp = TopicPartition(found.topic, found.partition)
+    return HangingTransaction(tp, found.producer_id, found.first_offset, _moment(found.began_ms))
 
 
 def _moment(at_ms: int) -> dt.datetime:

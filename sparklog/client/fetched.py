@@ -7,7 +7,7 @@ copied: uncompressed columns are views of the frame they arrived in.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -90,7 +90,7 @@ def decode_partition(
     """
     at = 0
     tp = TopicPartition(fetched.answer.topic, fetched.answer.partition)
-    aborted = fetched.answer.aborted
+    aborted = _by_producer(fetched.answer.aborted)
     projected: dict[int, pa.Schema] = {}
     for header in fetched.headers:
         body = fetched.bodies[at : at + header.stored_bytes]
@@ -120,10 +120,17 @@ def decode_partition(
             yield found
 
 
-def _is_aborted(header: BatchHeader, aborted: Sequence[AbortedRange]) -> bool:
+def _by_producer(aborted: Sequence[AbortedRange]) -> dict[int, list[AbortedRange]]:
+    """A fetch may name thousands of ranges, but hardly two of one producer id, which serves one transaction."""
+    found: dict[int, list[AbortedRange]] = {}
+    for one in aborted:
+        found.setdefault(one.producer_id, []).append(one)
+    return found
+
+
+def _is_aborted(header: BatchHeader, aborted: Mapping[int, Sequence[AbortedRange]]) -> bool:
     return bool(header.flags & Flag.TRANSACTIONAL) and any(
-        found.producer_id == header.producer_id and found.first_offset <= header.base_offset <= found.last_offset
-        for found in aborted
+        found.first_offset <= header.base_offset <= found.last_offset for found in aborted.get(header.producer_id, ())
     )
 
 

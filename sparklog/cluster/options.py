@@ -66,7 +66,8 @@ class ClusterOptions(msgspec.Struct, frozen=True, kw_only=True):
         if len({path.resolve() for path in self.log_dirs}) != len(self.log_dirs):
             raise ConfigError(f"log directories must differ: {', '.join(str(path) for path in self.log_dirs)}")
         broker_config(self.settings)
-        following = {"default.replication.factor": str(min(DEFAULT_REPLICATION_FACTOR, self.brokers))}
+        replicas = str(min(DEFAULT_REPLICATION_FACTOR, self.brokers))
+        following = {"default.replication.factor": replicas, "internal.topic.replication.factor": replicas}
         if not self.zookeeper:
             following |= EMBEDDED_SETTINGS
         return structs.replace(self, settings=merged(following, self.settings))

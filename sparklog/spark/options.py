@@ -48,7 +48,7 @@ WRITE_OPTIONS: dict[str, str] = {
     "compression": "none, lz4 or zstd",
     "exactlyOnce": "true: all rows show together, once; false: each when acknowledged, twice when a task runs again",
     "acks": "with exactlyOnce=false: all, 1 or 0",
-    "transactionTimeout": "an unfinished write that gives no sign of life for so long is aborted (2m)",
+    "transactionTimeout": "an unfinished write that gives no sign of life for so long is aborted (15m)",
     "txnAppId": "batch: name of writes to this topic that are run again until they succeed; with txnVersion",
     "txnVersion": "batch: number of the write within txnAppId, growing; what is committed already is not written again",
     "createTopic": "true: make a topic that is not there, with the DataFrame's columns",

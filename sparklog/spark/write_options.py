@@ -24,7 +24,7 @@ _COMPRESSIONS: dict[str, str | None] = {"none": None, "lz4": "lz4", "zstd": "zst
 _ACKS = {"all": "all", "-1": "all", "1": "1", "0": "0"}
 _MAX_VERSION = 2**62
 #: As ``transaction.max.timeout.ms`` of brokers, by default.
-_MAX_TIMEOUT_S = 3600.0
+_MAX_TIMEOUT_S = 86_400.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class WriteOptions:
     #: False: at least once, by a plain producer with ``acks``.
     exactly_once: bool = True
     acks: str = "all"
-    timeout_s: float = 120.0
+    timeout_s: float = 900.0
     named: NamedWrite | None = None
     new_topic: NewTopic | None = None
     #: None: not said, whatever the topic has.
@@ -105,9 +105,9 @@ def _acks(given: Mapping[str, str], *, exactly_once: bool) -> str:
 
 
 def _timeout_s(given: Mapping[str, str]) -> float:
-    timeout_s = parse_duration_ms(given, "transactionTimeout", default="2m") / 1000
+    timeout_s = parse_duration_ms(given, "transactionTimeout", default="15m") / 1000
     if not 1 <= timeout_s <= _MAX_TIMEOUT_S:
-        raise ConfigError(f"option transactionTimeout={given['transactionTimeout']!r}: expected 1s to 1h")
+        raise ConfigError(f"option transactionTimeout={given['transactionTimeout']!r}: expected 1s to 24h")
     return timeout_s
 
 

@@ -10,24 +10,18 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator
-from operator import attrgetter
 from typing import NamedTuple
 
 from sparklog.record.header import BatchHeader, Flag
 from sparklog.record.marker import Marker
+from sparklog.storage.aborted_ranges import AbortedRanges, EndedTransaction, last_offset_of
+
+__all__ = ["EndedTransaction", "OpenTransaction", "TransactionState", "TransactionTable"]
 
 
 class OpenTransaction(NamedTuple):
     epoch: int
     first_offset: int
-
-
-class EndedTransaction(NamedTuple):
-    """Batches of ``producer_id`` between ``first_offset`` and ``last_offset``, its marker's, belong to it."""
-
-    producer_id: int
-    first_offset: int
-    last_offset: int
 
 
 class TransactionState(NamedTuple):
@@ -38,7 +32,8 @@ class TransactionState(NamedTuple):
     recent: tuple[EndedTransaction, ...]
 
 
-_last_offset = attrgetter("last_offset")
+#: A plain number: every batch of a producer is asked, and ``&`` of an enum makes a new member each time.
+_TRANSACTIONAL = int(Flag.TRANSACTIONAL)
 
 
 class TransactionTable:
@@ -47,8 +42,8 @@ class TransactionTable:
     def __init__(self, state: TransactionState | None = None) -> None:
         #: By producer id, in order of first offset: logs grow at their end.
         self._open: dict[int, OpenTransaction] = dict(state.open) if state else {}
+        self._aborted = AbortedRanges(state.aborted if state else ())
         #: In order of the markers' offsets.
-        self._aborted: list[EndedTransaction] = list(state.aborted) if state else []
         self._recent: list[EndedTransaction] = list(state.recent) if state else []
 
     def __contains__(self, producer_id: int) -> bool:
@@ -57,7 +52,7 @@ class TransactionTable:
 
     def appended(self, header: BatchHeader) -> None:
         """A producer's batch was appended."""
-        if header.flags & Flag.TRANSACTIONAL and header.producer_id not in self._open:
+        if header.flags & _TRANSACTIONAL and header.producer_id not in self._open:
             self._open[header.producer_id] = OpenTransaction(header.producer_epoch, header.base_offset)
 
     def ended(self, header: BatchHeader, marker: Marker) -> None:
@@ -76,7 +71,7 @@ class TransactionTable:
         """Markers below are committed: what they ended holds no reader up any more. To be told of every move, by
         replicas that nobody reads from as well, or the list would grow for ever."""
         if self._recent and self._recent[0].last_offset < high_watermark:
-            del self._recent[: bisect_left(self._recent, high_watermark, key=_last_offset)]
+            del self._recent[: bisect_left(self._recent, high_watermark, key=last_offset_of)]
 
     def last_stable_offset(self, high_watermark: int) -> int:
         """First offset whose fate is open, at most ``high_watermark``."""
@@ -90,13 +85,11 @@ class TransactionTable:
 
     def aborted_between(self, start: int, end: int) -> Iterator[EndedTransaction]:
         """Aborted transactions with an offset in ``[start, end)``."""
-        for at in range(bisect_left(self._aborted, start, key=_last_offset), len(self._aborted)):
-            if self._aborted[at].first_offset < end:
-                yield self._aborted[at]
+        return self._aborted.between(start, end)
 
     def forget_below(self, log_start_offset: int) -> None:
         """Records below are gone: so are aborted transactions that ended there."""
-        del self._aborted[: bisect_left(self._aborted, log_start_offset, key=_last_offset)]
+        self._aborted.forget_below(log_start_offset)
 
     def forget_open(self) -> None:
         """Nothing is known of what followed: only ranges that ended stay."""
@@ -108,7 +101,7 @@ class TransactionTable:
         return dict(self._open)
 
     def state(self) -> TransactionState:
-        return TransactionState(dict(self._open), tuple(self._aborted), tuple(self._recent))
+        return TransactionState(dict(self._open), tuple(self._aborted.all()), tuple(self._recent))
 
     def clear(self) -> None:
         self._open.clear()

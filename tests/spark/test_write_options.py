@@ -26,6 +26,7 @@ def test_what_may_be_asked_for() -> None:
     assert parse(exactlyOnce="false", acks="0").acks == "0"
     assert parse(acks="all").exactly_once
     assert parse(transactionTimeout="10m").timeout_s == 600
+    assert parse().timeout_s == 900, "longer than stages pause between two tasks"
     made = parse(createTopic="true", partitions="6", replicationFactor="3", keyColumns="carrier, flight")
     assert (made.new_topic, made.key_columns) == (NewTopic(6, 3), ("carrier", "flight"))
     assert parse(createTopic="true").new_topic == NewTopic(None, None)
@@ -48,7 +49,7 @@ def test_what_may_be_asked_for() -> None:
         ({"partitions": "3"}, "are for createTopic=true"),
         ({"createTopic": "true", "partitions": "0"}, "whole number from 1"),
         ({"keyColumns": "a,a"}, "expected columns"),
-        ({"transactionTimeout": "2h"}, "expected 1s to 1h"),
+        ({"transactionTimeout": "25h"}, "expected 1s to 24h"),
         ({"failOnDataLoss": "no"}, "expected true or false"),
         ({"txnAppid": "a", "txnVerson": "1"}, "did you mean 'txnVersion'"),
         ({"mergeSchemas": "true"}, "did you mean 'mergeSchema'"),
