@@ -14,7 +14,7 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
@@ -32,18 +32,28 @@ _QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto"
 class StandaloneSpark:
     """Context manager, or ``start`` and ``stop``. Owner: one thread. Workers are numbered from 0.
 
+    ``hosts``: addresses that Workers get in turn. To Spark they are hosts; it starts no second attempt of a task on the
+    host of the first.
     ``keep_state`` false is Spark's own default: a Master started again knows nobody, and has the executors of the
     applications before it ended.
     """
 
     def __init__(
-        self, directory: Path, *, workers: int = 3, cores: int = 1, memory: str = "640m", keep_state: bool = True
+        self,
+        directory: Path,
+        *,
+        workers: int = 3,
+        cores: int = 1,
+        memory: str = "640m",
+        keep_state: bool = True,
+        hosts: Sequence[str] = (_HOST,),
     ) -> None:
         self.directory = directory
         self._count = workers
         self._cores = cores
         self._memory = memory
         self._keep_state = keep_state
+        self._hosts = hosts
         self._port, self._ui_port = _free_ports(2)
         self._master: subprocess.Popen[bytes] | None = None
         self._workers: dict[int, subprocess.Popen[bytes]] = {}
@@ -82,9 +92,12 @@ class StandaloneSpark:
         self.wait_until(bool, "Master")
 
     def start_worker(self, number: int) -> None:
-        words = ["--host", _HOST, "--webui-port", "0", "--cores", str(self._cores), "--memory", self._memory]
+        host = self._hosts[number % len(self._hosts)]
+        words = ["--host", host, "--webui-port", "0", "--cores", str(self._cores), "--memory", self._memory]
         words += ["--work-dir", str(self._made(f"worker-{number}") / "work"), self.url]
-        self._workers[number] = self._launch(f"worker-{number}", ["org.apache.spark.deploy.worker.Worker", *words], [])
+        self._workers[number] = self._launch(
+            f"worker-{number}", ["org.apache.spark.deploy.worker.Worker", *words], [], host
+        )
 
     def kill_master(self) -> None:
         assert self._master is not None
@@ -133,7 +146,9 @@ class StandaloneSpark:
 
     # --- processes -------------------------------------------------------------------------------------------------
 
-    def _launch(self, name: str, command: list[str], java_options: list[str]) -> subprocess.Popen[bytes]:
+    def _launch(
+        self, name: str, command: list[str], java_options: list[str], host: str = _HOST
+    ) -> subprocess.Popen[bytes]:
         directory = self._made(name)
         environment = {
             **os.environ,
@@ -143,7 +158,7 @@ class StandaloneSpark:
             "SPARK_DAEMON_MEMORY": "256m",
             "SPARK_DAEMON_JAVA_OPTS": " ".join([_QUICK_JVM, *java_options]),
             "SPARK_LOCAL_DIRS": str(directory / "local"),
-            "SPARK_LOCAL_IP": _HOST,
+            "SPARK_LOCAL_IP": host,
         }
         with (directory / "log").open("ab") as output:
             return subprocess.Popen(

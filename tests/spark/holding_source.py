@@ -34,8 +34,7 @@ def register_holding_source(spark: SparkSession, bootstrap: str, points: Path) -
         def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
             message = super().write(iterator)
             killing = self._point("kill-task")
-            if killing.exists():
-                killing.rename(killing.with_suffix(".done"))
+            if _taken(killing, killing.with_suffix(".done")):
                 os.kill(os.getpid(), signal.SIGKILL)
             self._hold("hold-write")
             return message
@@ -52,9 +51,8 @@ def register_holding_source(spark: SparkSession, bootstrap: str, points: Path) -
 
         def _hold(self, name: str) -> None:
             point = self._point(name)
-            if not point.exists():
+            if not _taken(point, Path(f"{point}.reached")):
                 return
-            point.rename(f"{point}.reached")
             deadline = time.monotonic() + _MOST_S
             while not Path(f"{point}.go").exists():
                 if time.monotonic() > deadline:
@@ -70,3 +68,12 @@ def register_holding_source(spark: SparkSession, bootstrap: str, points: Path) -
             return HoldingWriter(writer._plan)
 
     spark.dataSource.register(HoldingSource)
+
+
+def _taken(point: Path, taken: Path) -> bool:
+    """Whether the point is there, and this attempt is the one that it holds."""
+    try:
+        point.rename(taken)
+    except FileNotFoundError:
+        return False
+    return True

@@ -57,6 +57,9 @@ class Side(Protocol):
 
     def create_partitions(self, topic: str, count: int) -> None: ...
 
+    def delete_topic(self, topic: str) -> None:
+        """Returns when it is not listed any more."""
+
     def send(self, topic: str, records: Sequence[Record]) -> None:
         """Returns when all are acknowledged; several batches for more than a few records."""
 
@@ -177,6 +180,10 @@ class KafkaSide:
         self._admin.createPartitions({topic: more}).all().get()
         self._await_partitions(topic, count)
 
+    def delete_topic(self, topic: str) -> None:
+        self._admin.deleteTopics([topic]).all().get()
+        wait_until(lambda: topic not in set(self._admin.listTopics().names().get()))
+
     def _await_partitions(self, topic: str, count: int) -> None:
         """What the controller has made the broker hears of a little later."""
         self._producer.partitionsFor(topic)  # waits until the topic is known
@@ -211,6 +218,9 @@ class SparklogSide:
 
     def create_partitions(self, topic: str, count: int) -> None:
         self._admin.create_partitions(topic, count)
+
+    def delete_topic(self, topic: str) -> None:
+        self._admin.delete_topic(topic)
 
     def send(self, topic: str, records: Sequence[Record]) -> None:
         with Producer(self.bootstrap) as producer:

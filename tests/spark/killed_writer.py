@@ -1,6 +1,10 @@
 """A driver to be killed: copies one topic to others, with writers that stop where the test says.
 
-python -m tests.spark.killed_writer <bootstrap> <directory> <from> <to> ...
+Slow tasks get a second attempt.
+
+python -m tests.spark.killed_writer <master> <bootstrap> <directory> <from> <to> ...
+
+``<directory>/<to>.failed`` gets the error of a query that has failed.
 """
 
 from __future__ import annotations
@@ -11,40 +15,53 @@ import time
 from pathlib import Path
 
 from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
 
 from tests.spark.holding_source import register_holding_source
 
+_QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
-def main(bootstrap: str, directory: Path, source: str, targets: list[str]) -> None:
+
+def main(master: str, bootstrap: str, directory: Path, source: str, targets: list[str]) -> None:
     spark = (
-        SparkSession.builder.master("local[3,2]")  # a task may fail once
-        .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+        SparkSession.builder.master(master)
+        .config("spark.driver.extraJavaOptions", _QUICK_JVM)
+        .config("spark.executor.extraJavaOptions", _QUICK_JVM)
+        .config("spark.executor.memory", "512m")
+        .config("spark.driver.host", "127.0.0.1")
         .config("spark.ui.enabled", "false")
         .config("spark.python.authenticate.socketTimeout", "60s")  # of a busy machine
+        .config("spark.speculation", "true")
+        .config("spark.speculation.quantile", "0.5")
+        .config("spark.speculation.interval", "200ms")
         .getOrCreate()
     )
     register_holding_source(spark, bootstrap, directory)
     jvm = spark.sparkContext._jvm
     assert jvm is not None
     (directory / "jvm").write_text(str(jvm.java.lang.ProcessHandle.current().pid()))
-    for target in targets:
-        begin(spark, source, target, directory / f"checkpoint-{target}")
+    queries = {target: begin(spark, source, target, directory / f"checkpoint-{target}") for target in targets}
     parent = os.getppid()
     while os.getppid() == parent:  # nobody may be left to kill it
-        time.sleep(1)
+        for target, query in queries.items():
+            if (error := query.exception()) is not None:
+                (directory / f"{target}.failed").write_text(str(error))
+        time.sleep(0.2)
     os._exit(1)
 
 
-def begin(spark: SparkSession, source: str, target: str, checkpoint: Path) -> None:
+def begin(spark: SparkSession, source: str, target: str, checkpoint: Path) -> StreamingQuery:
     """Start one query, and wait for its first batch: Spark gives a query's Python process 10 s to come up, which is
     little for several at once on a busy machine, and not always enough for one."""
-    while not (checkpoint / "offsets" / "0").exists():
+    while True:
         frame = spark.readStream.format("sparklog").option("subscribe", source).option("startingOffsets", "earliest")
         writer = frame.load().select("x").writeStream.format("sparklog").option("topic", target)
         query = writer.option("checkpointLocation", str(checkpoint)).start()
         while query.isActive and not (checkpoint / "offsets" / "0").exists():
             time.sleep(0.1)
+        if (checkpoint / "offsets" / "0").exists():
+            return query
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]), sys.argv[3], sys.argv[4:])
+    main(sys.argv[1], sys.argv[2], Path(sys.argv[3]), sys.argv[4], sys.argv[5:])

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
-from pyspark.sql import Row, SparkSession
+from pyspark.sql import Column, Row, SparkSession
 from pyspark.sql import functions as sf
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -20,6 +20,7 @@ from sparklog.client.admin import Admin
 from sparklog.client.errors import ProducerFenced
 from sparklog.spark.sink import commit_run
 from sparklog.testing.process_cluster import ProcessCluster, wait_until
+from sparklog.testing.standalone_spark import StandaloneSpark
 from tests.broker.topics import leader
 from tests.broker.transactions import find_coordinator
 from tests.spark.holding_source import register_holding_source
@@ -30,27 +31,34 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 ROWS = 40
 
 
-def fill(spark: SparkSession, topic: str, start: int, end: int) -> None:
-    spark.range(start, end).withColumnRenamed("id", "x").write.format("sparklog").option("topic", topic).mode(
-        "append"
-    ).save()
+def fill(spark: SparkSession, topic: str, start: int, end: int, *, partitions: int = 1) -> None:
+    frame = spark.range(start, end).withColumnRenamed("id", "x").withColumn("partition", place(partitions))
+    frame.write.format("sparklog").option("topic", topic).mode("append").save()
 
 
-def copy(spark: SparkSession, source: str, target: str, checkpoint: Path, **options: str) -> StreamingQuery:
-    frame = spark.readStream.format("sparklog").options(subscribe=source, startingOffsets="earliest", **options).load()
-    writer = frame.select("x").writeStream.format("sparklog").option("topic", target)
+def place(partitions: int) -> Column:
+    return (sf.col("x") % partitions).cast("int").alias("partition")
+
+
+def copy(spark: SparkSession, source: str, target: str, checkpoint: Path, *, partitions: int = 1) -> StreamingQuery:
+    frame = spark.readStream.format("sparklog").options(subscribe=source, startingOffsets="earliest").load()
+    chosen = frame.select("x", place(partitions)) if partitions > 1 else frame.select("x")
+    writer = chosen.writeStream.format("sparklog").option("topic", target)
     return writer.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start()
 
 
-def counts(spark: SparkSession, topic: str) -> Row | None:
-    frame = spark.read.format("sparklog").option("subscribe", topic).load()
+def counts(spark: SparkSession, topic: str, **options: str) -> Row | None:
+    frame = spark.read.format("sparklog").options(subscribe=topic, **options).load()
     return frame.agg(sf.count("*").alias("rows"), sf.countDistinct("x").alias("different")).first()
 
 
 @contextmanager
 def driver(bootstrap: str, directory: Path, *topics: str) -> Iterator[subprocess.Popen[bytes]]:
-    command = [sys.executable, "-m", "tests.spark.killed_writer", bootstrap, str(directory), *topics]
-    with (directory / "output").open("wb") as output:
+    """On two hosts, as far as Spark can tell: it gives a task no second attempt on the host of the first."""
+    hosts = ("127.0.0.1", "127.0.0.2")
+    standalone = StandaloneSpark(directory / "standalone", workers=2, cores=3, keep_state=False, hosts=hosts)
+    with standalone as cluster, (directory / "output").open("wb") as output:
+        command = [sys.executable, "-m", "tests.spark.killed_writer", cluster.url, bootstrap, str(directory), *topics]
         process = subprocess.Popen(
             command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
             env={**os.environ, "PYTHONPATH": str(ROOT), "PYSPARK_PYTHON": sys.executable},
@@ -66,30 +74,40 @@ def driver(bootstrap: str, directory: Path, *topics: str) -> Iterator[subprocess
 def test_a_driver_killed_before_its_commit_and_one_before_its_checkpoint(
     spark: SparkSession, brokers: ProcessCluster, admin: Admin, topic: str, tmp_path: Path
 ) -> None:
-    """Also: a task that is killed once it has written, whose stage goes on; and what the first driver would
-    have committed, once a second one has taken over the checkpoint."""
-    before, after, task = targets = [f"{topic}-{point}" for point in ("before", "after", "task")]
+    """Also: a task that is killed once it has written, whose stage goes on; a task whose second attempt is quicker than
+    the first, which has written, too; and a driver that lingers when another has taken over its checkpoint."""
+    before, after, task, twice, taken = targets = [
+        f"{topic}-{point}" for point in ("before", "after", "task", "twice", "taken")
+    ]
     for name in (topic, *targets):
         admin.create_topic(name, partitions=2, schema="x bigint")
-    fill(spark, topic, 0, ROWS)
-    held, replay = tmp_path / f"{before}.hold-commit", tmp_path / f"{after}.hold-after"
-    for point in (held, replay, tmp_path / f"{task}.kill-task"):
+    fill(spark, topic, 0, ROWS, partitions=2)
+    points = {before: "hold-commit", after: "hold-after", task: "kill-task", twice: "hold-write", taken: "hold-commit"}
+    held = {target: tmp_path / f"{target}.{point}" for target, point in points.items()}
+    for point in held.values():
         point.touch()
     with driver(brokers.bootstrap, tmp_path, topic, *targets) as process:
 
         def all_there() -> bool:
             assert process.poll() is None, (tmp_path / "output").read_text()
-            reached = all(Path(f"{point}.reached").exists() for point in (held, replay))
-            return reached and (tmp_path / f"{task}.committed").exists()
+            reached = all(Path(f"{held[target]}.reached").exists() for target in (before, after, taken, twice))
+            return reached and all((tmp_path / f"{target}.committed").exists() for target in (task, twice))
 
-        wait_until(all_there, 200, "all queries at their points")
+        wait_until(all_there, 240, "all queries at their points")
+        assert copy(spark, topic, taken, tmp_path / f"checkpoint-{taken}").awaitTermination(60)
+        Path(f"{held[taken]}.go").touch()
+        failed = tmp_path / f"{taken}.failed"
+        wait_until(lambda: failed.exists() and failed.read_text(), 60, "the driver that lingers to be refused")
+        assert "ProducerFenced" in failed.read_text()
         for pid in (int((tmp_path / "jvm").read_text()), process.pid):
             os.kill(pid, signal.SIGKILL)
         process.wait(20)
         assert counts(spark, before) == Row(rows=0, different=0)
         assert counts(spark, after) == Row(rows=ROWS, different=ROWS)
-        assert (tmp_path / f"{task}.kill-task").with_suffix(".done").exists()
-        for target in targets:
+        assert held[task].with_suffix(".done").exists()
+        stored = counts(spark, twice, **{"isolation.level": "read_uncommitted"})
+        assert stored is not None and stored.rows > ROWS, "both attempts have written"
+        for target in (before, after, task):
             assert copy(spark, topic, target, tmp_path / f"checkpoint-{target}").awaitTermination(60)
         with pytest.raises(ProducerFenced):  # as the first driver would, had it only been slow
             commit_run(brokers.bootstrap, pickle.loads((tmp_path / f"{before}.messages").read_bytes()))
@@ -116,6 +134,42 @@ def test_the_leader_and_then_the_coordinator_are_killed_under_a_write(
     assert counts(spark, target) == Row(rows=ROWS, different=ROWS)
     fill(spark, topic, ROWS, 2 * ROWS)
     copy(spark, topic, target, tmp_path / "checkpoint").awaitTermination(60)
+    assert counts(spark, target) == Row(rows=2 * ROWS, different=2 * ROWS)
+
+
+def test_the_coordinator_is_killed_between_its_decision_and_the_markers(
+    spark: SparkSession, brokers: ProcessCluster, admin: Admin, topic: str, *, tmp_path: Path
+) -> None:
+    """One partition of the target has no leader, so that its marker cannot be written before the coordinator dies."""
+    target = f"{topic}-copy"
+    admin.create_topic(topic, partitions=1, schema="x bigint")
+    admin.create_topic(target, partitions=3, replication_factor=1, schema="x bigint")
+    fill(spark, topic, 0, ROWS)
+    register_holding_source(spark, brokers.bootstrap, tmp_path)
+    point = tmp_path / f"{target}.hold-commit"
+    point.touch()
+    query = copy(spark, topic, target, tmp_path / "checkpoint", partitions=3)
+    wait_until(lambda: Path(f"{point}.reached").exists() or not query.isActive, 60, "the write at its commit")
+    assert query.isActive, query.exception()
+    key = f"query:{query.id}"
+    coordinator = find_coordinator(brokers, "transaction", key)
+    silent = next(broker_id for broker_id in brokers.slots if broker_id != coordinator)
+    brokers.kill(silent)
+    Path(f"{point}.go").touch()
+
+    def decided() -> bool:
+        assert query.isActive, query.exception()
+        return any(found.key == key and found.state == "committing" for found in admin.transactions())
+
+    wait_until(decided, 60, "the decision")
+    brokers.kill(coordinator)
+    for broker_id in (silent, coordinator):
+        brokers.start_broker(broker_id)
+    brokers.wait_ready()
+    assert query.awaitTermination(90)
+    assert counts(spark, target) == Row(rows=ROWS, different=ROWS)
+    fill(spark, topic, ROWS, 2 * ROWS)
+    assert copy(spark, topic, target, tmp_path / "checkpoint", partitions=3).awaitTermination(60)
     assert counts(spark, target) == Row(rows=2 * ROWS, different=2 * ROWS)
 
 

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import Row, SparkSession
+from pyspark.sql import functions as sf
 
+import sparklog
 from sparklog.client.admin import Admin
 from sparklog.client.producer import Producer
 from sparklog.testing.process_cluster import ProcessCluster
@@ -68,6 +70,22 @@ def test_batches_and_streams_fetch_the_columns_of_their_schema(
     assert spark.table("wide_c4").count() == ROWS
     streamed = counted(brokers)
     assert (streamed[0] - headers[0], streamed[1] - headers[1]) == (stored, sent)
+
+
+def test_places_and_times_alone(spark: SparkSession, brokers: ProcessCluster, admin: Admin, topic: str) -> None:
+    """Of a topic without a schema too: beside headers the column of times is sent, and of a local replica no more than
+    that is looked at."""
+    admin.create_topic(topic, partitions=1)
+    with Producer(brokers.bootstrap) as producer:
+        for number in range(ROWS):
+            producer.send(topic, random.Random(number).randbytes(2000), timestamp=number)
+    before = counted(brokers)
+    frame = sparklog.read(spark, topic, columns=["partition", "offset", "timestamp"], localReads="never")
+    found = frame.select("partition", "offset", sf.unix_micros("timestamp").alias("us")).collect()
+    assert sorted(found) == [Row(partition=0, offset=number, us=number) for number in range(ROWS)]
+    after = counted(brokers)
+    stored, sent = after[0] - before[0], after[1] - before[1]
+    assert stored > 2000 * ROWS and 8 * ROWS <= sent < 0.03 * stored
 
 
 def test_tasks_map_the_files_of_a_replica_on_their_host(

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import itertools
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from py4j.protocol import Py4JJavaError
-from pyspark.errors import PySparkException
+from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as sf
 from pyspark.sql.streaming.query import StreamingQuery
@@ -353,6 +354,62 @@ def test_a_start_at_latest_and_a_restart(spark: SparkSession, sides: Sides, topi
     assert [len(found) for found in seen[1]] == [1, 1, 4]
 
 
+def test_waiting_for_enough_or_for_long_enough(spark: SparkSession, sides: Sides, topic: str, tmp_path: Path) -> None:
+    """``minOffsetsPerTrigger``, and ``maxTriggerDelay`` that ends it; the first batch of a run waits for nothing."""
+    least = {"subscribe": topic, "startingOffsets": "earliest", "minOffsetsPerTrigger": "8"}
+    seen: list[list[list[Row]]] = []
+    for side in sides:
+        side.create_topic(topic, 1, KEPT)
+        side.send(topic, numbered(0, 0, 2))
+        sink = Sink(tmp_path / side.name)
+        query = sink.start(stream(spark, side, **least, maxTriggerDelay="1h"))
+        try:
+            until(sink, query, 2)
+            side.send(topic, numbered(0, 2, 3))
+            query.processAllAvailable()  # it has looked, and found too few
+            assert len(sink.rows) == 2
+            side.send(topic, numbered(0, 5, 6))
+            until(sink, query, 11)
+            query.processAllAvailable()
+        finally:
+            query.stop()
+        side.send(topic, numbered(0, 20, 1))
+        query = sink.start(stream(spark, side, **least, maxTriggerDelay="3s"))
+        try:
+            until(sink, query, 12)
+            began = time.monotonic()
+            side.send(topic, numbered(0, 21, 2))
+            until(sink, query, 14)
+            assert time.monotonic() - began > 1, "not for the delay, but with the next trigger"
+        finally:
+            query.stop()
+        seen.append(sink.filled)
+    assert seen[1] == seen[0]
+    assert [len(found) for found in seen[1]] == [2, 9, 1, 2]
+
+
+def test_a_topic_is_deleted(spark: SparkSession, sides: Sides, topic: str, tmp_path: Path) -> None:
+    """``failOnDataLoss`` decides whether a query goes on without it."""
+    options = {"subscribePattern": f"{topic}-[xy]", "startingOffsets": "earliest"}
+    seen: list[list[list[Row]]] = []
+    for side in sides:
+        for name in ("x", "y"):
+            side.create_topic(f"{topic}-{name}", 1, KEPT)
+            side.send(f"{topic}-{name}", numbered(0, 0, 4))
+        sink = Sink(tmp_path / side.name)
+        sink.drain(stream(spark, side, **options))
+        side.delete_topic(f"{topic}-y")
+        side.send(f"{topic}-x", numbered(0, 4, 3))
+        with pytest.raises(StreamingQueryException):
+            sink.drain(stream(spark, side, **options))
+        sink.drain(stream(spark, side, **options, failOnDataLoss="false"))
+        side.send(f"{topic}-x", numbered(0, 7, 1))
+        sink.drain(stream(spark, side, **options))  # nothing is left of the deleted one
+        seen.append(sink.filled)
+    assert seen[1] == seen[0]
+    assert [len(found) for found in seen[1]] == [8, 3, 1]
+
+
 WRITTEN = "key binary, value string, headers array<struct<key: string, value: binary>>, partition int, topic string"
 PLACED = ["key", "value", "headers", "topic", "partition", "offset", "timestampType"]
 
@@ -391,6 +448,23 @@ def test_what_differs_in_reads(spark: SparkSession, sides: Sides) -> None:
     """There, ``maxRecordsPerPartition`` alone cuts micro-batches but no batches."""
     tasks = [load(spark, side, subscribe=A, maxRecordsPerPartition="7").rdd.getNumPartitions() for side in sides]
     assert tasks == [2, 7]
+
+
+def test_what_differs_in_runs_that_end(spark: SparkSession, sides: Sides, topic: str, tmp_path: Path) -> None:
+    """There, AvailableNow leaves a rest that is smaller than ``minOffsetsPerTrigger`` to the next run."""
+    options = {"subscribe": topic, "startingOffsets": "earliest"}
+    limits = {"minOffsetsPerTrigger": "4", "maxOffsetsPerTrigger": "5"}
+    sizes, read = [], []
+    for side in sides:
+        side.create_topic(topic, 1, KEPT)
+        side.send(topic, numbered(0, 0, 11))
+        sink = Sink(tmp_path / side.name)
+        sink.drain(stream(spark, side, **options, **limits))
+        sizes.append([len(found) for found in sink.filled])
+        sink.drain(stream(spark, side, **options))
+        read.append(sink.rows)
+    assert sizes == [[5, 5], [5, 5, 1]]
+    assert read[1] == read[0] and len(read[1]) == 11
 
 
 def test_what_differs_in_writes(spark: SparkSession, sides: Sides, topic: str) -> None:

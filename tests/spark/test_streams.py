@@ -21,7 +21,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 from sparklog.client.admin import Admin
 from sparklog.client.producer import Producer
 from sparklog.model import TopicPartition
-from sparklog.testing.process_cluster import ProcessCluster
+from sparklog.testing.process_cluster import ProcessCluster, wait_until
+from tests.broker.topics import create_topic, hosted, leader
 
 pytestmark = pytest.mark.integration
 
@@ -38,6 +39,11 @@ def produce(brokers: ProcessCluster, topic: str, *values: str, partition: int = 
     with Producer(brokers.bootstrap) as producer:
         for value in values:
             producer.send(topic, value.encode(), key=value.encode(), partition=partition, timestamp=at(minute))
+
+
+def hosted_end(brokers: ProcessCluster, broker_id: int, topic: str) -> int:
+    found = hosted(brokers, broker_id, topic)
+    return found.log_end_offset if found is not None else -1
 
 
 def stream(spark: SparkSession, **options: str) -> DataFrame:
@@ -143,6 +149,64 @@ def test_data_loss(spark: SparkSession, admin: Admin, brokers: ProcessCluster, t
     admin.delete_topic(f"{topic}-more")
     with pytest.raises(StreamingQueryException, match=f"{topic}-more-0 is not there any more"):
         sink.drain(frame)
+
+
+def test_a_log_that_an_unclean_election_has_cut(
+    spark: SparkSession, admin: Admin, brokers: ProcessCluster, topic: str, *, tmp_path: Path
+) -> None:
+    """The query has read what only the old leader had. First the log is shorter than that, then longer again, with
+    another history."""
+    config = {"min.insync.replicas": "1", "unclean.leader.election.enable": "true"}
+    create_topic(brokers, topic, assignment=((0, 1),), config=config)
+    produce(brokers, topic, "both")
+    wait_until(lambda: hosted_end(brokers, 1, topic) == 1, 30, "the follower to be level")
+    brokers.kill(1)
+    produce(brokers, topic, "cut-1", "cut-2")
+    options = {"subscribe": topic, "startingOffsets": "earliest"}
+    sink = Sink(tmp_path)
+    sink.drain(stream(spark, **options))
+    assert sink.values == ["both", "cut-1", "cut-2"]
+    brokers.kill(0)
+    brokers.start_broker(1)
+    assert leader(brokers, topic) == 1
+    with pytest.raises(StreamingQueryException, match="the log ends at 1, read up to offset 3: it was cut"):
+        sink.drain(stream(spark, **options))
+    produce(brokers, topic, "new-1", "new-2", "new-3")
+    with pytest.raises(StreamingQueryException, match=r"DataLoss: offsets 3 to 4 .*failOnDataLoss=false"):
+        sink.drain(stream(spark, **options))
+    sink.drain(stream(spark, **options, failOnDataLoss="false"))
+    assert sink.values == ["both", "cut-1", "cut-2", "new-3"]
+    brokers.start_broker(0)
+    brokers.wait_ready()
+
+
+def test_aborted_transactions_are_gaps_and_an_open_one_is_waited_for(
+    spark: SparkSession, admin: Admin, brokers: ProcessCluster, topic: str, *, tmp_path: Path
+) -> None:
+    admin.create_topic(topic, partitions=1)
+    frame = stream(spark, subscribe=topic, startingOffsets="earliest", maxOffsetsPerTrigger="3")
+    with Producer(brokers.bootstrap, transactional_id=topic) as producer:
+        for value, is_kept in (("a", True), ("b", False), ("c", False), ("d", True)):
+            producer.begin()
+            for number in range(4):
+                producer.send(topic, f"{value}{number}".encode())
+            producer.commit() if is_kept else producer.abort()
+        producer.begin()
+        producer.send(topic, b"e0").result(30)
+        produce(brokers, topic, "behind it")
+        sink = Sink(tmp_path)
+        sink.drain(frame)
+        kept = [f"{value}{number}" for value in "ad" for number in range(4)]
+        assert sink.values == kept
+        # Twenty offsets by three, five of them markers; some batches have no rows.
+        assert len(sink.batches) == 7 and [] in sink.batches.values()
+        batch = spark.read.format("sparklog").option("subscribe", topic)
+        assert sorted(row.offset for row in batch.load().collect()) == [0, 1, 2, 3, 15, 16, 17, 18]
+        from_gap = batch.option("startingOffsets", f'{{"{topic}": {{"0": 6}}}}').load()
+        assert from_gap.count() == 4
+        producer.commit()
+    sink.drain(frame)
+    assert sink.values == sorted([*kept, "e0", "behind it"])
 
 
 def test_windows_and_a_join_of_two_topics(
