@@ -2,9 +2,10 @@
 
 A supervisor holds a lease named by (driver epoch, barrier generation). The broker obeys the highest name it has seen
 and tells an older supervisor that it is superseded, so two generations of barrier tasks never pull at one broker.
-Without a supervisor for ``orphan_timeout_ms`` the broker asks to be relieved of its leaderships; it stops only when
-that has been done, which takes a live controller. Without one it serves on, up to ``orphan_max_ms`` if that is set:
-else a dead driver would stop the whole cluster.
+A broker that the generation at work of a living driver leaves out for ``orphan_timeout_ms`` asks to be relieved of its
+leaderships, and stops only when nobody counts on it any more, which takes a live controller. Without a driver it
+serves on, whoever controls the cluster, up to ``orphan_max_ms`` if that is set: all brokers are orphans then, and
+would stop one another's service.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ class OrphanStep(Enum):
 
     NOTHING = "nothing"
     ASK_RELIEF = "ask_relief"
+    #: take back that relief was asked for
+    SERVE_ON = "serve_on"
     STOP = "stop"
 
 
@@ -38,6 +41,8 @@ class Lease:
         self._orphan_max_ms = orphan_max_ms
         self._supervised = supervised
         self._alone_since_ms: int | None = None
+        #: of the generations at work the one seen last, as a supervisor or from afar
+        self._at_work = highest
 
     @property
     def held(self) -> bool:
@@ -49,7 +54,7 @@ class Lease:
             return False
         if name > self.highest:
             self._holders = 0
-        self.highest = name
+        self.highest = self._at_work = name
         self._holders += 1
         self._supervised = True
         self._alone_since_ms = None
@@ -76,12 +81,27 @@ class Lease:
             return OrphanStep.STOP
         return OrphanStep.ASK_RELIEF if alone_ms >= self._orphan_timeout_ms else OrphanStep.NOTHING
 
+    def left_out(self, generation: LeaseName | None) -> bool:
+        """Whether an orphan whose time is up by ``check`` is without a supervisor because the ``generation`` at work
+        goes without it. None: there is none, or no driver. Being alone counts anew from the first sight of each: its
+        tasks may still be on their way."""
+        if generation is None:
+            return False
+        if generation != self._at_work:
+            self._at_work = generation
+            self._alone_since_ms = None
+            return False
+        return True
 
-def relief(*, controller_lives: bool, announced: bool, movable: int, held: bool) -> OrphanStep:
-    """What an orphan that asks for relief does next: without a controller it serves on, and it stops only when it
-    leads nothing that another could lead (``movable``). ``announced``: the controller knows that it wants to go."""
-    if not controller_lives:
+
+def relief(*, left_out: bool, controller_lives: bool, announced: bool, counted_on: int, held: bool) -> OrphanStep:
+    """What an orphan whose time is up does next. It stops only when it is in no ISR (``counted_on`` are the partitions
+    that have it there, those it leads among them): so the last one to serve a partition stays. ``announced``: the
+    controller knows that it wants to go."""
+    if not left_out:
+        return OrphanStep.SERVE_ON if announced and not held else OrphanStep.NOTHING
+    if not controller_lives or held:
         return OrphanStep.NOTHING
     if not announced:
         return OrphanStep.ASK_RELIEF
-    return OrphanStep.STOP if not movable and not held else OrphanStep.NOTHING
+    return OrphanStep.NOTHING if counted_on else OrphanStep.STOP

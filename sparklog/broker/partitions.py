@@ -187,6 +187,12 @@ class Partitions:
         )
 
     @property
+    def in_sync(self) -> int:
+        """Partitions that have this broker in the ISR, whoever leads them, as far as it was told."""
+        own = self._broker.broker_id
+        return sum(own in partition.replica.isr for partition in self._hosted.values())
+
+    @property
     def lagging(self) -> int:
         """Led partitions whose in-sync followers do not have the whole log yet."""
         return sum(

@@ -306,20 +306,27 @@ class BrokerProcess:
             asyncio.get_running_loop().call_later(_ORPHAN_CHECK_S, self._check_lease)
 
     async def _ask_relief(self) -> None:
-        """An orphan stops once a live controller has moved its leaderships, and serves on without one."""
+        """An orphan stops once nobody counts on it, if the driver lives and goes without it; else it serves on."""
         registry = self._broker.registry
-        if await registry.supervisor_awaited():
+        awaited, at_work = await registry.barrier_job()
+        if awaited:
             self._lease.expect_supervisor()
             return
         step = relief(
+            left_out=self._lease.left_out(at_work and LeaseName(at_work.driver_epoch, at_work.generation)),
             controller_lives=await registry.controller_lives(),
             announced=registry.announced,
-            movable=self._broker.partitions.movable,
+            counted_on=self._broker.partitions.in_sync,
             held=self._lease.held,
         )
+        if self._ending is not None:
+            return
         if step is OrphanStep.ASK_RELIEF:
-            _log.warning("no supervisor: asking to be relieved")
+            _log.warning("the driver goes without this broker: asking to be relieved")
             await registry.announce_stopping()
+        elif step is OrphanStep.SERVE_ON:
+            _log.warning("the driver is gone: serving on")
+            await registry.withdraw_stopping()
         elif step is OrphanStep.STOP:
             self._end(Ending.CONTROLLED)
 

@@ -20,7 +20,7 @@ from sparklog.replica.effects import WriteIsr
 from sparklog.replica.events import IsrRefused, IsrWriteFailed, IsrWritten
 from sparklog.zk import paths
 from sparklog.zk.broker_registry import BrokerRegistry
-from sparklog.zk.cluster_store import ClusterStore, FateUnknown, NodeGone, Refused, Written
+from sparklog.zk.cluster_store import BarrierJob, ClusterStore, FateUnknown, NodeGone, Refused, Written
 from sparklog.zk.codecs import ElectionRequest
 from sparklog.zk.errors import ZkError, ZkNoNode, ZkUnreachable
 from sparklog.zk.session import PAUSE_S, ZkSession
@@ -290,12 +290,13 @@ class Registry:
         """A controller has told this incarnation what it is, so it has taken note if its logs were untrusted."""
         self._registration.vouch()
 
-    async def supervisor_awaited(self) -> bool:
-        """Whether a task that may adopt this broker is on its way; yes while ZooKeeper is away, as nobody knows."""
+    async def barrier_job(self) -> BarrierJob:
+        """What the driver has a broker without a supervisor expect. A generation is awaited while ZooKeeper is away, as
+        nobody knows."""
         try:
             return await self._store.generation_awaited()
         except ZkUnreachable:
-            return True
+            return BarrierJob(awaited=True)
 
     async def controller_lives(self) -> bool:
         """Whether somebody is there to move leaderships."""

@@ -75,9 +75,51 @@ def test_a_broker_that_never_had_a_supervisor_is_no_orphan() -> None:
     assert subject.check(2 * 10**9) is OrphanStep.ASK_RELIEF
 
 
+def test_an_orphan_is_left_out_only_by_a_generation_that_is_at_work_for_long_enough() -> None:
+    subject, first, second = lease(), LeaseName(1, 2), LeaseName(2, 1)
+    subject.check(0)
+    assert subject.check(1000) is OrphanStep.ASK_RELIEF
+    assert not subject.left_out(None), "no driver lives: nobody goes without it"
+    assert not subject.left_out(first), "its tasks may still be on their way"
+    assert subject.check(1001) is OrphanStep.NOTHING
+    assert subject.check(2001) is OrphanStep.ASK_RELIEF
+    assert subject.left_out(first)
+    assert not subject.left_out(None), "the driver is gone again"
+    assert not subject.left_out(second), "another generation, another chance"
+
+
+def test_who_was_supervised_by_the_generation_at_work_is_left_out_by_it_at_once() -> None:
+    subject, name = lease(), LeaseName(1, 2)
+    subject.admit(name)
+    subject.released(name)
+    subject.check(0)
+    assert subject.check(1000) is OrphanStep.ASK_RELIEF
+    assert subject.left_out(name)
+
+
+def next_step(
+    *,
+    left_out: bool = True,
+    controller_lives: bool = True,
+    announced: bool = True,
+    counted_on: int = 0,
+    held: bool = False,
+) -> OrphanStep:
+    return relief(
+        left_out=left_out, controller_lives=controller_lives, announced=announced, counted_on=counted_on, held=held
+    )
+
+
 def test_an_orphan_stops_only_once_a_live_controller_has_moved_what_it_leads() -> None:
-    assert relief(controller_lives=False, announced=True, movable=0, held=False) is OrphanStep.NOTHING
-    assert relief(controller_lives=True, announced=False, movable=0, held=False) is OrphanStep.ASK_RELIEF
-    assert relief(controller_lives=True, announced=True, movable=1, held=False) is OrphanStep.NOTHING
-    assert relief(controller_lives=True, announced=True, movable=0, held=True) is OrphanStep.NOTHING
-    assert relief(controller_lives=True, announced=True, movable=0, held=False) is OrphanStep.STOP
+    assert next_step(controller_lives=False) is OrphanStep.NOTHING
+    assert next_step(announced=False) is OrphanStep.ASK_RELIEF
+    assert next_step(counted_on=1) is OrphanStep.NOTHING, "nobody else may be able to lead what it leads"
+    assert next_step(held=True) is OrphanStep.NOTHING
+    assert next_step() is OrphanStep.STOP
+
+
+def test_a_dead_driver_stops_no_broker_whoever_controls_the_cluster() -> None:
+    """All brokers are orphans then: each that went would take its replicas along, and the last one everything."""
+    for counted_on in (0, 1):
+        assert next_step(left_out=False, announced=False, counted_on=counted_on) is OrphanStep.NOTHING
+        assert next_step(left_out=False, counted_on=counted_on) is OrphanStep.SERVE_ON

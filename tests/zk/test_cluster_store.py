@@ -11,7 +11,7 @@ from sparklog.errors import BrokerError, ClusterError, ErrorCode
 from sparklog.model import LeaderAndIsr, TopicPartition, VersionedState
 from sparklog.zk import codecs, paths
 from sparklog.zk.broker_registry import BrokerRegistry
-from sparklog.zk.cluster_store import FateUnknown, NodeGone, Refused, Written
+from sparklog.zk.cluster_store import BarrierJob, FateUnknown, NodeGone, Refused, Written
 
 from .support import STATE, TOPIC, TP, broker, expire, opened, put_state, until
 
@@ -193,7 +193,11 @@ def test_a_second_driver_is_refused_while_the_first_ones_node_lives(connect: str
     asyncio.run(scenario())
 
 
-def test_a_generation_is_awaited_from_the_drivers_call_to_its_report(connect: str) -> None:
+def at_work(driver_epoch: int, generation: int) -> BarrierJob:
+    return BarrierJob(at_work=codecs.GenerationName(driver_epoch, generation))
+
+
+def test_a_generation_is_awaited_from_the_drivers_claim_to_its_report(connect: str) -> None:
     async def scenario() -> None:
         async with opened(connect) as driver, opened(connect) as store:
 
@@ -205,15 +209,21 @@ def test_a_generation_is_awaited_from_the_drivers_call_to_its_report(connect: st
                     await driver.session.create(path, value)
 
             await put(paths.DIRECTIVE, 1, 1)
-            assert not await store.generation_awaited(), "no driver lives"
-            await driver.claim_driver("h1", 10)
-            assert await store.generation_awaited()
+            assert await store.barrier_job() == BarrierJob(), "no driver lives"
             await put(paths.GENERATION, 1, 1)
-            assert not await store.generation_awaited()
+            assert await store.barrier_job() == BarrierJob(), "nor afterwards"
+            assert await driver.claim_driver("h1", 10) == 1
+            assert await store.barrier_job() == at_work(1, 1)
             await put(paths.DIRECTIVE, 1, 2)
-            assert await store.generation_awaited()
+            assert await store.barrier_job() == BarrierJob(awaited=True)
             await put(paths.GENERATION, 1, 2)
+            assert await store.barrier_job() == at_work(1, 2)
+            await driver.session.delete(paths.DRIVER)
+            assert await driver.claim_driver("h1", 11) == 2
+            assert await store.barrier_job() == BarrierJob(awaited=True), "a later driver has not called yet"
             await put(paths.DIRECTIVE, 2, 1)
-            assert await store.generation_awaited(), "the first of a later driver"
+            assert await store.barrier_job() == BarrierJob(awaited=True), "the first of a later driver"
+            await put(paths.GENERATION, 2, 1)
+            assert await store.barrier_job() == at_work(2, 1)
 
     asyncio.run(scenario())
