@@ -294,7 +294,7 @@ class Registry:
         """What the driver has a broker without a supervisor expect. A generation is awaited while ZooKeeper is away, as
         nobody knows."""
         try:
-            return await self._store.generation_awaited()
+            return await self._store.barrier_job()
         except ZkUnreachable:
             return BarrierJob(awaited=True)
 
