@@ -109,7 +109,7 @@ class BrokerLink:
             names = {name for name, _ in deleted}
             later = {p: None for p in self._partitions if p.tp.topic in names} if names else {}
             later_topics = self._topics & names
-            topics = [state.topics[name] for name in self._topics - later_topics if name in state.topics]
+            topics = [state.topics[name] for name in sorted(self._topics - later_topics) if name in state.topics]
             partitions = [p for p in self._partitions if p not in later] if later else list(self._partitions)
         self._sent_full, self._sent_brokers = self._full, self._brokers or self._full
         self._sent_topics = {topic.record.name for topic in topics}

@@ -18,7 +18,8 @@ class ElectionRequests:
     """``wants`` is what an election of this partition may do; ``settled`` names the requests that are carried out."""
 
     def __init__(self) -> None:
-        self._open: dict[str, tuple[str, set[Partition]]] = {}
+        #: Kind, and partitions that are left, in the order they were found in: a term replays exactly.
+        self._open: dict[str, tuple[str, dict[Partition, None]]] = {}
         self._by_partition: dict[Partition, set[str]] = {}
         #: Carried out; the node is being deleted.
         self._done: set[str] = set()
@@ -40,7 +41,7 @@ class ElectionRequests:
         for name, request in asked.items():
             if name in self._open or name in self._done:
                 continue
-            concerned = set(find(request))
+            concerned = dict.fromkeys(find(request))
             self._open[name] = (request.kind, concerned)
             for partition in concerned:
                 self._by_partition.setdefault(partition, set()).add(name)
@@ -60,7 +61,7 @@ class ElectionRequests:
             kind, concerned = self._open[name]
             if kind != but and only in {"", kind}:
                 names.discard(name)
-                concerned.discard(partition)
+                concerned.pop(partition, None)
         if not names:
             del self._by_partition[partition]
 

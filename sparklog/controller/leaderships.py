@@ -21,8 +21,8 @@ class Leaderships:
     def __init__(self, *, rebalance_interval_ms: int) -> None:
         self._requests = ElectionRequests()
         self._rebalance = Rebalance(rebalance_interval_ms)
-        #: Partitions to be given back to their preferred leaders at the next look.
-        self._wandered: set[Partition] = set()
+        #: Partitions to be given back to their preferred leaders at the next look, in the order of the look.
+        self._wandered: dict[Partition, None] = {}
 
     @property
     def deadline_ms(self) -> int | None:
@@ -49,7 +49,7 @@ class Leaderships:
             if partition.busy or partition.stored is None:
                 continue
             if election.prefer(partition.replicas, partition.stored, standing, partition.unfit) is not None:
-                self._wandered.add(partition)
+                self._wandered[partition] = None
                 if len(self._wandered) >= MAX_MOVED:
                     break
         self._rebalance.looked(now_ms, moved=len(self._wandered))
@@ -62,7 +62,7 @@ class Leaderships:
         """Another leader for a partition whose leader stands: because it moves, or because that was asked for."""
         stored, move = partition.stored, partition.move
         wandered = partition in self._wandered
-        self._wandered.discard(partition)
+        self._wandered.pop(partition, None)
         decision = None
         if stored is not None and move is not None:
             decision = reassignments.next_leader(
@@ -82,7 +82,7 @@ class Leaderships:
 
     def forget(self, partition: Partition) -> None:
         self._requests.satisfied(partition)
-        self._wandered.discard(partition)
+        self._wandered.pop(partition, None)
 
     def settled(self) -> list[str]:
         """Requests that are carried out; each is returned once."""

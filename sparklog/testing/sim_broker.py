@@ -180,6 +180,12 @@ class SimBroker(ReplicaPerformer):
             for hosted in self.hosted.values()
         )
 
+    @property
+    def in_sync(self) -> int:
+        """Partitions that have this broker in the ISR, as far as it was told."""
+        replicas = [hosted.replica for hosted in self.hosted.values() if hosted.replica is not None]
+        return sum(self.broker_id in replica.isr for replica in replicas)
+
     def disk_failed(self, stopped: Callable[[], None]) -> None:
         """One directory is one disk: all replicas go offline, and the process ends. The log keeps what it held."""
         self.world.note(f"b{self.broker_id} finds its disk failing")

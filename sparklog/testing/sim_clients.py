@@ -54,8 +54,7 @@ def find_leader(cluster: ServedCluster, tp: TopicPartition, chance: Random) -> S
 
 def send(cluster: ServedCluster, tp: TopicPartition, produce: Produce) -> None:
     broker = find_leader(cluster, tp, cluster.world.random)
-    process = broker.process
-    cluster.world.send("client", broker.name, partial(broker.run, process, partial(broker.produce, tp, produce)))
+    cluster.world.send("client", broker.name, (broker, broker.process, partial(broker.produce, tp, produce)))
 
 
 class SimProducer:

@@ -400,7 +400,7 @@ class CoreController(SimProcess):
 
         def answer(code: ErrorCode) -> None:
             event = ev.UpdateAnswered(broker.broker_id, order.update_id, code)
-            self.world.send(broker.name, self.name, lambda: self.run(process, lambda: settle(event)))
+            broker.reply(self, process, lambda: settle(event))
 
         self.send(broker, lambda: broker.updated(order.update, answer))
         self.later(ANSWER_MS, lambda: settle(ev.UpdateLost(broker.broker_id, order.update_id)))
@@ -415,6 +415,6 @@ class CoreController(SimProcess):
             logs = {tp: broker.hosted[tp].log for tp in partitions if tp in broker.hosted}
             ends = {tp: (log.last_epoch, log.log_end_offset) for tp, log in logs.items()}
             answer = ev.LogEndsRead(broker_id, incarnation, ends)
-            self.world.send(broker.name, self.name, lambda: self.run(process, lambda: self._step(core, answer)))
+            broker.reply(self, process, lambda: self._step(core, answer))
 
         self.send(broker, deliver)

@@ -1,7 +1,9 @@
-"""The driver of a simulated cluster goes away: its controllers end, and nobody supervises the brokers.
+"""The driver of a simulated cluster goes away: nobody supervises the brokers, and its controllers end, all of them or
+but for one that stood by elsewhere. When it is back it may go without one of the brokers for a while.
 
-Brokers decide by the production lease what to do about it. The rule that is checked: a cluster that nobody controls
-serves on; an orphan stops only where a live controller has moved what it led.
+Brokers decide by the production lease what to do about it. The rule that is checked: without a driver everybody serves
+on, whether a controller lives or not; an orphan stops only where a living driver goes without it, and nobody counts on
+it any more.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ CHECK_MS = 50
 ORPHAN_MS = 600
 #: the driver that came back sees after so long that a broker of its has ended
 SEEN_MS = 20
-#: the driver stays away for up to this long
+#: the driver stays away for up to this long, and as long goes without a broker at most
 AWAY_MS = 2000
 
 
@@ -44,41 +46,62 @@ class Driver:
         self._lease_type = lease_type
         self._name = LeaseName(1, 1)
         self._away = False
+        #: the broker that the driver goes without; -1: none
+        self._left_out = -1
         #: by broker and process
         self._leases: dict[tuple[int, int], Lease] = {}
+        #: those that asked to be relieved as orphans
+        self._asked: set[tuple[int, int]] = set()
         self.kinds: dict[str, Callable[[Random], None]] = {"driver away": self._go}
 
     def _go(self, chance: Random) -> None:
         away_ms = chance.randrange(AWAY_MS)
-        if self._away:
+        spared = chance.choice([*self.cluster.controllers, None])
+        left_out = chance.choice([*self.cluster.brokers, -1])
+        if self._away or self._left_out != -1:
             return
         self._away = True
         self.world.happened["driver away"] += 1
-        self.world.note(f"driver away for {away_ms} ms: no controller, no supervisor")
+        self.world.happened["driver away, and a controller is there"] += spared is not None
+        self.world.note(f"driver away for {away_ms} ms: no supervisor, controller {spared and spared.name}")
         for controller in self.cluster.controllers:
-            if controller.alive:
+            if controller.alive and controller is not spared:
                 controller.crash()
         for broker in self.cluster.brokers.values():
             self._lease(broker)
-        self.world.at(away_ms, self.come_back)
+        self.world.at(away_ms, lambda: self.come_back(left_out))
         self.world.at(CHECK_MS, self._check)
 
-    def come_back(self) -> None:
-        """As another driver, which adopts the brokers it finds."""
+    def come_back(self, left_out: int = -1) -> None:
+        """As another driver, which adopts the brokers it finds, but for one."""
         if not self._away:
+            self._adopt_left_out()
             return
         self._away = False
+        self._left_out = left_out
         self._name = LeaseName(self._name.driver_epoch + 1, 1)
-        self._leases.clear()
-        self.world.note("the driver is back")
+        self.world.note(f"the driver is back, without b{left_out}" if left_out != -1 else "the driver is back")
         for controller in self.cluster.controllers:
             if not controller.alive:
                 controller.start()
         for broker in self.cluster.brokers.values():
-            if not broker.alive:
-                broker.start()
-            elif broker.stopping:
-                broker.run(broker.process, broker.withdraw_stop)
+            if broker.broker_id != left_out:
+                self._adopt(broker)
+        if left_out != -1:
+            self.world.happened["broker left out"] += 1
+            self.world.at(AWAY_MS, self._adopt_left_out)
+
+    def _adopt(self, broker: SimBroker) -> None:
+        self._leases.pop((broker.broker_id, broker.process), None)
+        if not broker.alive:
+            broker.start()
+        elif broker.stopping:
+            broker.run(broker.process, broker.withdraw_stop)
+
+    def _adopt_left_out(self) -> None:
+        if self._left_out != -1:
+            broker, self._left_out = self.cluster.brokers[self._left_out], -1
+            self._adopt(broker)
 
     def _lease(self, broker: SimBroker) -> Lease:
         key = broker.broker_id, broker.process
@@ -89,36 +112,52 @@ class Driver:
         return self._leases[key]
 
     def _check(self) -> None:
-        if not self._away:
+        if not self._away and self._left_out == -1:
             return
         for broker in self.cluster.brokers.values():
-            if broker.alive and broker.incarnation != -1:
+            orphan = self._away or broker.broker_id == self._left_out
+            if orphan and broker.alive and broker.incarnation != -1:
                 broker.run(broker.process, lambda broker=broker: self._look(broker))  # type: ignore[misc]
         self.world.at(CHECK_MS, self._check)
 
     def _look(self, broker: SimBroker) -> None:
-        lives = self.cluster.zk.controller_session != -1
-        lease = self._lease(broker)
+        lease, key = self._lease(broker), (broker.broker_id, broker.process)
+        if broker.stopping and key not in self._asked:
+            return  # somebody stops it anyway
         step = lease.check(broker.now_ms)
         if step is OrphanStep.ASK_RELIEF:
-            step = relief(controller_lives=lives, announced=broker.stopping, movable=broker.movable, held=lease.held)
+            step = relief(
+                left_out=lease.left_out(None if self._away else self._name),
+                controller_lives=self.cluster.zk.controller_session != -1,
+                announced=broker.stopping,
+                counted_on=broker.in_sync,
+                held=lease.held,
+            )
         if step is OrphanStep.ASK_RELIEF:
+            self._asked.add(key)
             broker.ask_to_stop()
+        elif step is OrphanStep.SERVE_ON:
+            broker.withdraw_stop()
         elif step is OrphanStep.STOP:
-            if broker.movable:
-                raise Violation(
-                    f"broker {broker.broker_id} stops as an orphan and leads {broker.movable} partitions still",
-                    rule="orphans serve on",
-                )
-            self.world.note(f"b{broker.broker_id} stops: an orphan that leads nothing")
+            self._check_stop(broker)
+            self.world.note(f"b{broker.broker_id} stops: an orphan that nobody counts on")
+            self.world.happened["orphan stops"] += 1
             broker.stop_in_order(lambda: self._stopped(broker))
+
+    def _check_stop(self, broker: SimBroker) -> None:
+        who = f"broker {broker.broker_id} stops as an orphan"
+        if self._away:
+            raise Violation(f"{who}: the driver is away", rule="orphans serve on")
+        if broker.in_sync:
+            raise Violation(f"{who} and is in sync in {broker.in_sync} partitions", rule="orphans serve on")
 
     def _stopped(self, broker: SimBroker) -> None:
         """It was on its way out when the driver came back: it is started again, as one that is found dead is."""
         process = broker.process
 
         def start() -> None:
-            if not self._away and not broker.alive and broker.process == process:
+            wanted = not self._away and self._left_out != broker.broker_id
+            if wanted and not broker.alive and broker.process == process:
                 broker.start()
 
         self.world.at(SEEN_MS, start)

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+import msgspec
+
 from sparklog.errors import ErrorCode
 from sparklog.model import TopicPartition
 from sparklog.replica import events as ev
@@ -22,8 +24,7 @@ Told = Callable[[ErrorCode], None]
 Reply = Callable[[ev.LeaderAnswered, tuple[SimBatch, ...]], None]
 
 
-@dataclass(frozen=True, slots=True)
-class Produce:
+class Produce(msgspec.Struct, frozen=True, gc=False):
     """One batch a client sent. What is not idempotent is made unique at each arrival: the network may double it."""
 
     body: str
@@ -50,8 +51,7 @@ class Fetching:
     mark: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
+class Asked(msgspec.Struct, frozen=True, gc=False):
     """A follower's fetch, waiting to be answered. ``mark`` is the high watermark that the follower knows."""
 
     event: ev.FollowerFetched

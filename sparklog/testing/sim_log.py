@@ -64,14 +64,13 @@ class SimLog:
 
     # --- appending ----------------------------------------------------------------------------------------------
 
-    def duplicate(self, sequence: Sequenced, count: int) -> OffsetRange | None:
-        """Where the batch is in the log already.
+    def duplicate(self, header: BatchHeader) -> OffsetRange | None:
+        """Where a planned batch of an idempotent producer is in the log already.
 
         Raises:
             BrokerError: it does not follow the producer's last one.
         """
-        header = self._header(count, sequence, leader_epoch=self.last_epoch, now_ms=0, length=0)
-        return check_sequence(self.producers.get(sequence.producer_id), header)
+        return check_sequence(self.producers.get(header.producer_id), header)
 
     def append(
         self, body: str, count: int, *, leader_epoch: int, now_ms: int, sequence: Sequenced = NOT_IDEMPOTENT

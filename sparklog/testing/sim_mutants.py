@@ -263,6 +263,13 @@ MUTANTS: tuple[Mutant, ...] = (
         lease_type=variants.ImpatientLease,
         likely=_DRIVERLESS,
     ),
+    Mutant(
+        "orphans that go though their driver is dead",
+        "lease",
+        Caught("orphans serve on", 0, 40),
+        lease_type=variants.ForsakenLease,
+        likely=_DRIVERLESS,
+    ),
 )
 BY_NAME = {mutant.name: mutant for mutant in MUTANTS}
 #: the code as it is

@@ -8,10 +8,11 @@ it, is ``SimBroker``'s business.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from math import ceil
 from typing import ClassVar
+
+from msgspec import structs
 
 from sparklog.broker.metadata_cache import MetadataCache
 from sparklog.broker.throttle import TokenBucket, limit_of
@@ -65,14 +66,14 @@ class ReplicaPerformer(SimProcess):
             return
         self._tickets += 1
         if produce.sequence is NOT_IDEMPOTENT:
-            produce = replace(produce, body=f"{produce.body}.{self.broker_id}.{self._tickets}")
+            produce = structs.replace(produce, body=f"{produce.body}.{self.broker_id}.{self._tickets}")
         hosted.produces[self._tickets] = produce
         self.handle(tp, ev.ProduceArrived(self._tickets, produce.acks, self.now_ms + produce.timeout_ms))
 
     def _tell(self, produce: Produce, code: ErrorCode) -> None:
         told = produce.told
         if told is not None:
-            self.world.send(self.name, "client", partial(told, code))
+            self.world.send(self.name, "client", (None, 0, partial(told, code)))
 
     def handle(
         self,
@@ -89,8 +90,9 @@ class ReplicaPerformer(SimProcess):
             return
         perform, now_ms = self._PERFORM, self.now_ms
         facts: list[ev.Event] = [event]
+        step = replica.step
         for fact in facts:  # grows meanwhile
-            for effect in replica.step(fact, now_ms):
+            for effect in step(fact, now_ms):
                 led_to = perform[type(effect)](self, tp, hosted, effect, batches, asked)
                 if led_to is not None:
                     facts.append(led_to)
@@ -149,9 +151,12 @@ class ReplicaPerformer(SimProcess):
     def _append_as_leader(self, tp: TopicPartition, hosted: Hosted, effect: fx.AppendAsLeader, *_: object) -> ev.Event:
         ticket, leader_epoch = effect.ticket, effect.leader_epoch
         produce, log = hosted.produces[ticket], hosted.log
+        planned = log.planned(
+            produce.body, produce.count, leader_epoch=leader_epoch, now_ms=self.now_ms, sequence=produce.sequence
+        )
         if produce.sequence is not NOT_IDEMPOTENT:
             try:
-                known = log.duplicate(produce.sequence, produce.count)
+                known = log.duplicate(planned.header)
             except BrokerError as error:
                 return self._refuse_append(hosted, ticket, error.code)
             if known is not None:
@@ -159,9 +164,6 @@ class ReplicaPerformer(SimProcess):
                 return ev.LeaderAppended(ticket, known.start, known.end)
         if self._has_no_room():
             return self._refuse_append(hosted, ticket, ErrorCode.KAFKA_STORAGE_ERROR)
-        planned = log.planned(
-            produce.body, produce.count, leader_epoch=leader_epoch, now_ms=self.now_ms, sequence=produce.sequence
-        )
         if self.append_fault is not None:
             self._fail_append(hosted, planned)
             return ev.LogFailed("the disk failed")
@@ -243,7 +245,7 @@ class ReplicaPerformer(SimProcess):
                     self._fetch(tp, hosted, fetching)
 
         def reply(answer: ev.LeaderAnswered, batches: tuple[SimBatch, ...]) -> None:
-            self.world.send(leader.name, self.name, partial(self.run, process, partial(answered, answer, batches)))
+            leader.reply(self, process, partial(answered, answer, batches))
 
         asked = Asked(event, replica.high_watermark, reply)
         self.send(leader, partial(leader.fetched, tp, hosted.topic_id, asked))

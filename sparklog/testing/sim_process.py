@@ -7,13 +7,11 @@ later one: its connections died with it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from contextlib import suppress
 
-from sparklog.testing.sim_world import SimWorld
+from sparklog.testing.sim_world import ProcessEnded, SimWorld
 
-
-class ProcessEnded(Exception):
-    """The process died in the middle of what it did."""
+__all__ = ["ProcessEnded", "SimProcess"]
 
 
 class SimProcess:
@@ -30,6 +28,8 @@ class SimProcess:
         #: the world's time and the own time when the clock's rate was last set
         self._since_ms = 0
         self._base_ms = 0.0
+        #: how far it is ahead of the world's time, while it runs as fast
+        self._ahead_ms = 0
 
     def begin(self) -> None:
         self.process += 1
@@ -44,7 +44,7 @@ class SimProcess:
     def now_ms(self) -> int:
         """By its own clock, which never goes back."""
         if self._rate == 1.0:
-            return int(self._base_ms) + self.world.now_ms - self._since_ms
+            return self.world.now_ms + self._ahead_ms
         return int(self._base_ms + (self.world.now_ms - self._since_ms) * self._rate)
 
     def set_clock(self, rate: float) -> None:
@@ -52,31 +52,32 @@ class SimProcess:
         elapsed = (self.world.now_ms - self._since_ms) * self._rate
         self._base_ms = float(int(self._base_ms + elapsed))
         self._since_ms, self._rate = self.world.now_ms, rate
+        self._ahead_ms = int(self._base_ms) - self._since_ms
 
     def pause(self, pause_ms: int) -> None:
         """It does nothing for so long, and does not know it."""
         self.paused_until_ms = self.world.now_ms + pause_ms
 
     def run(self, process: int, action: Callable[[], None]) -> None:
-        """Do it as that process, when it is not paused; never as a later one."""
+        """Do it now, as that process, or when it is not paused; never as a later one."""
         if process != self.process or not self.alive:
             return
-        now_ms = self.world.now_ms
-        if self.paused_until_ms > now_ms:
-            self.world.at(self.paused_until_ms - now_ms, lambda: self.run(process, action))
+        if self.paused_until_ms > self.world.now_ms:
+            self.world.put(self.paused_until_ms, (self, process, action))
         else:
-            try:  # noqa: SIM105  every message comes by here
+            with suppress(ProcessEnded):
                 action()
-            except ProcessEnded:
-                pass
 
     def later(self, delay_ms: int, action: Callable[[], None]) -> None:
         """In so many milliseconds of the own clock."""
-        process = self.process
+        world = self.world
         world_ms = delay_ms if self._rate == 1.0 else max(1, int(delay_ms / self._rate))
-        self.world.at(world_ms, partial(self.run, process, action))
+        world.put(world.now_ms + world_ms, (self, self.process, action))
 
     def send(self, target: SimProcess, action: Callable[[], None], *, ordered: bool = False) -> None:
         """A message to that process as it is now."""
-        process = target.process
-        self.world.send(self.name, target.name, partial(target.run, process, action), ordered=ordered)
+        self.world.send(self.name, target.name, (target, target.process, action), ordered=ordered)
+
+    def reply(self, target: SimProcess, process: int, action: Callable[[], None], *, ordered: bool = False) -> None:
+        """A message to that process as it was when it asked."""
+        self.world.send(self.name, target.name, (target, process, action), ordered=ordered)

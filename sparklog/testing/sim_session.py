@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 from sparklog.testing.sim_process import SimProcess
 from sparklog.testing.sim_zk import SESSION_MS, SimZk
@@ -36,8 +36,8 @@ class SimSession:
         self.session_id = zk.next_session()
         self.connected = True
         self.over = False
-        self._owner = owner
-        self._zk = zk
+        self.owner = owner
+        self.zk = zk
         self._on_over = on_over
         self._on_moved = on_moved
         self._heard_ms = owner.now_ms
@@ -50,62 +50,82 @@ class SimSession:
         lost: Callable[[], None],
     ) -> None:
         """One request: exactly one of ``answered`` and ``lost`` follows while the process lives."""
-        owner, zk = self._owner, self._zk
-        process = owner.process
-        waiting = [True]
-
-        def settle(action: Callable[[], None]) -> None:
-            if waiting:
-                waiting.clear()
-                action()
-
-        def heard(result: _T) -> None:
-            self._heard()
-            settle(lambda: answered(result))
-
-        def refused() -> None:
-            self._end()
-            settle(lost)
-
-        def arrive() -> None:
-            if not zk.touch(self.session_id):
-                zk.world.send(zk.name, owner.name, lambda: owner.run(process, refused), ordered=True)
-                return
-            result = execute()
-            zk.world.send(zk.name, owner.name, lambda: owner.run(process, lambda: heard(result)), ordered=True)
-
-        owner.send(zk, arrive, ordered=True)
-        owner.later(ANSWER_MS, lambda: settle(lost))
+        owner = self.owner
+        request = _Request(self, owner.process, execute, answered=answered, lost=lost)
+        owner.send(self.zk, request.arrive, ordered=True)
+        owner.later(ANSWER_MS, request.give_up)
 
     def close(self) -> None:
         """In an orderly way: the server ends it when it hears of it."""
         self.over = True
-        session_id, zk = self.session_id, self._zk
-        self._owner.send(zk, lambda: zk.end_session(session_id), ordered=True)
+        session_id, zk = self.session_id, self.zk
+        self.owner.send(zk, lambda: zk.end_session(session_id), ordered=True)
 
     def _ping(self) -> None:
         if self.over:
             return
-        owner, zk = self._owner, self._zk
+        owner, zk = self.owner, self.zk
         if self.connected and owner.now_ms - self._heard_ms > SESSION_MS // 2:
             self.connected = False
             self._on_moved(False)
-        process = owner.process
-
-        def arrive() -> None:
-            pong = self._heard if zk.touch(self.session_id) else self._end
-            zk.world.send(zk.name, owner.name, partial(owner.run, process, pong), ordered=True)
-
-        owner.send(zk, arrive, ordered=True)
+        owner.send(zk, partial(self._pinged, owner.process), ordered=True)
         owner.later(PING_MS, self._ping)
 
-    def _heard(self) -> None:
-        self._heard_ms = self._owner.now_ms
+    def _pinged(self, process: int) -> None:
+        zk = self.zk
+        pong = self.heard if zk.touch(self.session_id) else self.ended
+        zk.reply(self.owner, process, pong, ordered=True)
+
+    def heard(self) -> None:
+        self._heard_ms = self.owner.now_ms
         if not self.connected and not self.over:
             self.connected = True
             self._on_moved(True)
 
-    def _end(self) -> None:
+    def ended(self) -> None:
         if not self.over:
             self.over = True
             self._on_over()
+
+
+class _Request(Generic[_T]):
+    """One request on its way: arrives, is answered or refused, and is given up unless that comes in time."""
+
+    __slots__ = ("_answered", "_execute", "_lost", "_process", "_session", "_waiting")
+
+    def __init__(
+        self,
+        session: SimSession,
+        process: int,
+        execute: Callable[[], _T],
+        *,
+        answered: Callable[[_T], None],
+        lost: Callable[[], None],
+    ) -> None:
+        self._session = session
+        self._process = process
+        self._execute = execute
+        self._answered = answered
+        self._lost = lost
+        self._waiting = True
+
+    def arrive(self) -> None:
+        session = self._session
+        zk = session.zk
+        came_of_it = partial(self._heard, self._execute()) if zk.touch(session.session_id) else self._refused
+        zk.reply(session.owner, self._process, came_of_it, ordered=True)
+
+    def _heard(self, result: _T) -> None:
+        self._session.heard()
+        if self._waiting:
+            self._waiting = False
+            self._answered(result)
+
+    def _refused(self) -> None:
+        self._session.ended()
+        self.give_up()
+
+    def give_up(self) -> None:
+        if self._waiting:
+            self._waiting = False
+            self._lost()

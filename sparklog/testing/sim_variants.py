@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from msgspec import structs
 
-from sparklog.broker.lease import Lease, OrphanStep
+from sparklog.broker.lease import Lease, LeaseName, OrphanStep
 from sparklog.controller import reassignments
 from sparklog.controller.cluster_state import Partition
 from sparklog.controller.controller import Controller
@@ -319,6 +319,13 @@ class ImpatientLease(Lease):
     def check(self, now_ms: int) -> OrphanStep:
         step = super().check(now_ms)
         return OrphanStep.STOP if step is OrphanStep.ASK_RELIEF else step
+
+
+class ForsakenLease(Lease):
+    """An orphan asks to be relieved though there is no driver that goes without it."""
+
+    def left_out(self, generation: LeaseName | None) -> bool:
+        return True
 
 
 def done_too_early(move: Reassignment, isr: Collection[int], min_isr: int) -> bool:

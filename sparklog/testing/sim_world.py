@@ -1,8 +1,8 @@
 """Simulated time and network: one queue of things to happen, and a seed for all that depends on chance.
 
 What befalls messages is drawn from a generator of the network's own, so that the same schedule of faults can be played
-in another weather (``salt``). Everything that happens later goes through ``at``. So a seed replays exactly, and a trace
-of it can be kept.
+in another weather (``salt``). Everything that happens later goes through ``put``. So a seed replays exactly, and a
+trace of it can be kept.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ import random
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from heapq import heappop, heappush
-from itertools import count
+from typing import Protocol
 
 #: ZooKeeper's name on the network
 ZK = "zk"
@@ -51,6 +50,24 @@ WEATHERS = (
 )
 
 
+class ProcessEnded(Exception):
+    """The process died in the middle of what it did."""
+
+
+class Doer(Protocol):
+    """A process, as far as the order of time goes."""
+
+    alive: bool
+    #: counts starts and ends
+    process: int
+    paused_until_ms: int
+
+
+#: What is to be done, and by which process: as that one, when it is not paused, and never as a later one. None: by
+#: nobody in particular.
+Deed = tuple[Doer | None, int, Callable[[], None]]
+
+
 class SimWorld:
     """Mutable, single-threaded. ``now_ms`` moves only in ``run_until``."""
 
@@ -64,16 +81,24 @@ class SimWorld:
         #: what befell the cluster, by kind
         self.happened: Counter[str] = Counter()
         self._chance = random.Random(f"net {seed} {salt}").random
-        self._queue: list[tuple[int, int, Callable[[], None]]] = []
-        self._order = count()
+        #: by the time they are due, in the order they were put: times are whole milliseconds, so no heap is needed
+        self._due: dict[int, list[Deed]] = {}
         #: when the last message of a pair arrives
         self._last: dict[tuple[object, object], int] = {}
         self.trace: deque[str] = deque(maxlen=trace_length)
 
     def at(self, delay_ms: int, action: Callable[[], None]) -> None:
-        heappush(self._queue, (self.now_ms + delay_ms, next(self._order), action))
+        self.put(self.now_ms + delay_ms, (None, 0, action))
 
-    def send(self, source: object, target: object, deliver: Callable[[], None], *, ordered: bool = False) -> None:
+    def put(self, due_ms: int, deed: Deed) -> None:
+        """It is done at that time, after whatever was put there before."""
+        due = self._due.get(due_ms)
+        if due is None:
+            self._due[due_ms] = [deed]
+        else:
+            due.append(deed)
+
+    def send(self, source: object, target: object, deed: Deed, *, ordered: bool = False) -> None:
         """Hand a message to the network: it may come late, twice, after a later one, or never. ``ordered``: over one
         connection, which may break but neither doubles nor reorders."""
         weather, pair = self.weather, (source, target)
@@ -102,18 +127,35 @@ class SimWorld:
             due_ms = last_ms
         else:
             self.happened["message overtaken"] += 1
-        heappush(self._queue, (due_ms, next(self._order), deliver))
+        due = self._due.get(due_ms)  # as ``put``: every message comes by here
+        if due is None:
+            self._due[due_ms] = [deed]
+        else:
+            due.append(deed)
         if twice:
             self.happened["message doubled"] += 1
-            due_ms += int(self._chance() * weather.duplicate_ms)
-            heappush(self._queue, (due_ms, next(self._order), deliver))
+            self.put(due_ms + int(self._chance() * weather.duplicate_ms), deed)
 
     def run_until(self, end_ms: int) -> None:
-        queue = self._queue
-        while queue and queue[0][0] <= end_ms:
-            self.now_ms, _, action = heappop(queue)
-            self.events += 1
-            action()
+        for now_ms in range(self.now_ms, end_ms + 1):
+            due = self._due.get(now_ms)
+            if due is None:
+                continue
+            self.now_ms = now_ms
+            for deed in due:  # grows meanwhile
+                owner, process, action = deed
+                if owner is not None:
+                    if process != owner.process or not owner.alive:
+                        continue
+                    if owner.paused_until_ms > now_ms:
+                        self.put(owner.paused_until_ms, deed)
+                        continue
+                try:  # noqa: SIM105  everything comes by here
+                    action()
+                except ProcessEnded:
+                    pass
+            self.events += len(due)
+            del self._due[now_ms]
         self.now_ms = end_ms
 
     def note(self, line: str) -> None:

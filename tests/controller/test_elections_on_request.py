@@ -257,3 +257,18 @@ def test_a_preferred_election_of_many_is_one_order() -> None:
     [order] = [effect for effect in effects if isinstance(effect, WriteStates)]
     assert len(order.writes) == 700
     assert DropElection("n_1") in effects
+
+
+# --- in order -----------------------------------------------------------------------------------------------------
+
+
+def test_elections_are_written_in_the_order_of_the_partitions_whoever_asks_for_them() -> None:
+    """By the objects' addresses, a term that is played again would go another way."""
+    partitions = 40
+    asked = wandered(*[(1, 2, 3)] * partitions)
+    by_itself = wandered(*[(1, 2, 3)] * partitions, interval_ms=INTERVAL_MS)
+    asked.hold_writes = by_itself.hold_writes = True
+    asked.ask_election("n_1", PREFERRED)
+    by_itself.advance(INTERVAL_MS)
+    for world in (asked, by_itself):
+        assert [write.tp.partition for write in world.held_writes] == list(range(partitions))
