@@ -41,6 +41,7 @@ GROUPS = {
 }
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist's own reads the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Groups count with ``--dist loadgroup`` only, their order always."""
     order = list(dict.fromkeys(GROUPS.values()))
