@@ -25,6 +25,8 @@ _FILLER = b"x" * (SIZE - _HEAD.size)
 _TICK_S = 0.001
 _SILENT_S = 30.0
 _STOP_TIMEOUT_S = 60.0
+#: Of a process that tells what it saw; then it has died.
+_RESULT_TIMEOUT_S = 120.0
 Times = npt.NDArray[np.int64]
 _spawn = mp.get_context("spawn")
 
@@ -44,7 +46,7 @@ class Reader:
 
     def __init__(self, place: Place) -> None:
         self._ready = _spawn.Event()
-        self._results: Any = _spawn.SimpleQueue()
+        self._results: Any = _spawn.Queue()
         self._expected: Any = _spawn.Value("q", -1)
         self._process = _spawn.Process(
             target=_read, args=(place, self._ready, self._expected, self._results), daemon=True
@@ -58,7 +60,7 @@ class Reader:
     def latencies(self, count: int) -> npt.NDArray[np.float64]:
         """In milliseconds, by the records' numbers; waits until ``count`` have come. Raises Lost."""
         self._expected.value = count
-        numbers, sent, seen = self._results.get()
+        numbers, sent, seen = self._results.get(timeout=_RESULT_TIMEOUT_S)
         self._process.join(_STOP_TIMEOUT_S)
         if len(numbers) != count or not np.array_equal(np.sort(numbers), np.arange(count)):
             raise Lost(f"{len(np.unique(numbers)):,} different records of {count:,} came, {len(numbers):,} in all")
@@ -90,7 +92,8 @@ class Stream:
 
     def __init__(self, place: Place, *, rate: int, seconds: float, linger_ms: float) -> None:
         self.count = round(rate * seconds)
-        self._results: Any = _spawn.SimpleQueue()
+        self._seconds = seconds
+        self._results: Any = _spawn.Queue()
         self._process = _spawn.Process(
             target=_send_all, args=(place, rate, self.count, linger_ms, self._results), daemon=True
         )
@@ -98,7 +101,7 @@ class Stream:
 
     def wait(self) -> float:
         """How far behind its rate it was at worst, in ms: a sender that cannot keep up measures nothing."""
-        late: float = self._results.get()
+        late: float = self._results.get(timeout=self._seconds + _RESULT_TIMEOUT_S)
         self._process.join(_STOP_TIMEOUT_S)
         return late
 
@@ -136,7 +139,7 @@ def _sender(place: Place, linger_ms: float) -> Iterator[tuple[Callable[[bytes], 
 
 def _read(place: Place, ready: Any, expected: Any, results: Any) -> None:
     read = _read_kafka if place.side == "kafka" else _read_ours
-    came: list[tuple[bytes, int, int]] = []
+    came: list[tuple[bytes | memoryview, int, int]] = []
     rows, heard = 0, time.monotonic()
     for values, number in read(place.bootstrap, place.topic, ready):
         now = time.monotonic_ns()
@@ -155,7 +158,7 @@ def _read(place: Place, ready: Any, expected: Any, results: Any) -> None:
     results.put((both[:, 0], both[:, 1], seen))
 
 
-def _read_ours(bootstrap: str, topic: str, ready: Any) -> Iterator[tuple[bytes, int]]:
+def _read_ours(bootstrap: str, topic: str, ready: Any) -> Iterator[tuple[bytes | memoryview, int]]:
     """Values one after the other, and how many."""
     with Consumer(bootstrap, topic) as consumer:
         ready.set()
@@ -171,7 +174,7 @@ def _read_ours(bootstrap: str, topic: str, ready: Any) -> Iterator[tuple[bytes, 
                 yield b"", 0
 
 
-def _read_kafka(bootstrap: str, topic: str, ready: Any) -> Iterator[tuple[bytes, int]]:
+def _read_kafka(bootstrap: str, topic: str, ready: Any) -> Iterator[tuple[bytes | memoryview, int]]:
     """One message a call, which hands it over at once; by assignment, so that no group has to form first."""
     from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
 

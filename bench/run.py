@@ -8,6 +8,7 @@ machine and in turns. Kafka's jars are fetched once (see ``bench/kafka_jars.py``
 from __future__ import annotations
 
 import argparse
+import signal
 import time
 import traceback
 from collections.abc import Sequence
@@ -25,6 +26,7 @@ _NAMES = [row.name for row in ROWS]
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parse(arguments)
+    signal.signal(signal.SIGTERM, _end)  # clusters are processes of their own, and would stay
     results = options.out / "results.json"
     if options.show:
         print(report.text(report.load(results)))
@@ -61,6 +63,10 @@ def _measure(options: argparse.Namespace) -> tuple[list[Line], list[str]]:
         if bench.missing:
             print(f"Kafka is missing, and so are the ratios: {bench.missing}\n")
     return found, failed
+
+
+def _end(*_: object) -> None:
+    raise SystemExit(143)
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -33,7 +33,7 @@ def brokers_with(bench: Bench, side: Side, readers: int, pieces: list[Any], coun
     with ExitStack() as ends:
         topic = ends.enter_context(bench.topic(side, partitions=6))
         ready: Any = _spawn.Semaphore(0)
-        results: Any = _spawn.SimpleQueue()
+        results: Any = _spawn.Queue()
         for _ in range(readers):
             process = _spawn.Process(
                 target=_tail, args=(Place(side.name, side.bootstrap, topic), count, ready, results)
@@ -45,7 +45,7 @@ def brokers_with(bench: Bench, side: Side, readers: int, pieces: list[Any], coun
                 raise TimeoutError("a reader has not become ready")
         with CpuTime(side.pids()) as cpu:
             _flow(side, topic, pieces)
-            for found in (results.get() for _ in range(readers)):
+            for found in (results.get(timeout=4 * _SILENT_S) for _ in range(readers)):
                 if found != count:
                     raise Lost(f"{side.name}: a reader saw {found:,} records, {count:,} expected")
         return cpu.seconds
