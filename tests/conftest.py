@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -27,6 +29,8 @@ if _kafka_jars := os.environ.get("SPARKLOG_KAFKA_JARS"):
 #: What runs in one process when tests run in several: who shares a Spark session, or ports that a job takes unasked.
 #: Any other file is a group of its own. In this order, as long ones that begin last are waited for.
 GROUPS = {
+    "simulation/test_seeds.py": "seeds",
+    "simulation/test_mutants.py": "mutants",
     "integration/test_standalone_spark.py": "standalone",
     "spark/test_streams.py": "streams",
     "spark/test_killed_writes.py": "streams",
@@ -41,15 +45,24 @@ GROUPS = {
 }
 
 
-@pytest.hookimpl(tryfirst=True)  # xdist's own reads the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Groups count with ``--dist loadgroup`` only, their order always."""
     order = list(dict.fromkeys(GROUPS.values()))
-    groups = {item: _group(item.path.relative_to(ROOT / "tests")) for item in items}
-    for item, group in groups.items():
-        item.add_marker(pytest.mark.xdist_group(group))
+    groups = {item: _group(item.nodeid) for item in items}
     items.sort(key=lambda item: order.index(groups[item]) if groups[item] in order else len(order))
 
 
-def _group(path: Path) -> str:
-    return GROUPS.get(path.as_posix()) or GROUPS.get(path.parts[0]) or path.as_posix()
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
+    return _Groups(config, log)
+
+
+class _Groups(LoadScopeScheduling):
+    """Hands out whole groups. xdist's own marks for that are lost on this pytest."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return _group(nodeid)
+
+
+def _group(nodeid: str) -> str:
+    path = nodeid.partition("::")[0].removeprefix("tests/")
+    return GROUPS.get(path) or GROUPS.get(path.partition("/")[0]) or path
