@@ -227,6 +227,7 @@ def test_a_controlled_stop_moves_leaderships_first(cluster: ProcessCluster, writ
     wait_equal(cluster, "controlled", sent)
 
 
+@pytest.mark.alone
 def test_a_cluster_stop_does_not_wait_for_successors_of_a_broker_that_was_stopping(cluster: ProcessCluster) -> None:
     create_topic(cluster, "overtaken", assignment=((0, 1, 2),))
     slot = cluster.slots[0]

@@ -185,7 +185,7 @@ class FakeCluster:
                 done.set_exception(error)
 
         self.loop.call_soon_threadsafe(run)
-        return done.result(10)
+        return done.result(30)
 
     def create(
         self, name: str, *, partitions: int = 1, schema: pa.Schema = DEFAULT_SCHEMA, key: Any = None
@@ -225,12 +225,12 @@ class FakeCluster:
             )
             broker.port = broker.server.port
 
-        asyncio.run_coroutine_threadsafe(listen(), self.loop).result(10)
+        asyncio.run_coroutine_threadsafe(listen(), self.loop).result(30)
 
     def stop(self, broker_id: int) -> None:
         broker = self.brokers[broker_id]
         if broker.server is not None:
-            asyncio.run_coroutine_threadsafe(broker.server.close(), self.loop).result(10)
+            asyncio.run_coroutine_threadsafe(broker.server.close(), self.loop).result(30)
             broker.server = None
 
     def records(self, topic: str) -> list[pa.RecordBatch]:

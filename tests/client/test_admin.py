@@ -163,7 +163,7 @@ def test_offsets(fake: FakeCluster) -> None:
     fake.create("t", partitions=2)
     with Producer(fake.bootstrap) as producer:
         for second in range(5):
-            producer.send("t", b"x", timestamp=second * 1_000_000, partition=1).result(10)
+            producer.send("t", b"x", timestamp=second * 1_000_000, partition=1).result(30)
     tps = [TopicPartition("t", 0), TopicPartition("t", 1)]
     moment = dt.datetime.fromtimestamp(3, dt.timezone.utc)
     with Admin(fake.bootstrap) as admin:

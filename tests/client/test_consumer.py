@@ -79,13 +79,13 @@ def test_a_time_to_start_from(fake: FakeCluster) -> None:
     fake.create("d")
     with Producer(fake.bootstrap) as producer:
         for second in range(5):
-            producer.send("d", b"%d" % second, timestamp=second * 1_000_000).result(10)
+            producer.send("d", b"%d" % second, timestamp=second * 1_000_000).result(30)
     moment = dt.datetime.fromtimestamp(2.5, dt.timezone.utc)
     with Consumer(fake.bootstrap, "d", start=moment) as consumer:
         assert consumer.to_table().column("value").to_pylist() == [b"3", b"4"]
     with Producer(fake.bootstrap) as producer:
         times = pa.array([5, 9, 7, 1, 8], pa.timestamp("s", "UTC"))
-        producer.write("d", pa.table({"value": [b"5", b"9", b"7", b"1", b"8"], "timestamp": times})).result(10)
+        producer.write("d", pa.table({"value": [b"5", b"9", b"7", b"1", b"8"], "timestamp": times})).result(30)
     moment = dt.datetime.fromtimestamp(6, dt.timezone.utc)
     with Consumer(fake.bootstrap, "d", start=moment) as consumer:
         (batch,) = drained(consumer, 4)

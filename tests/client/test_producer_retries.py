@@ -33,7 +33,7 @@ def test_what_is_retriable_is_retried(fake: FakeCluster, code: ErrorCode) -> Non
     fake.create("t")
     fake.fault(0, times(3, Produce, refuse(code)))
     with Producer(fake.bootstrap) as producer:
-        assert producer.send("t", b"v").result(10).offset == 0
+        assert producer.send("t", b"v").result(30).offset == 0
     assert len(produce_requests(fake)) == 4
 
 
@@ -42,9 +42,9 @@ def test_a_lost_answer_is_no_duplicate(fake: FakeCluster) -> None:
     fake.fault(0, LoseAnswers(3))
     with Producer(fake.bootstrap) as producer:
         futures = [producer.send("t", b"%d" % index) for index in range(3)]
-        assert [future.result(10).offset for future in futures] == [0, 1, 2]
+        assert [future.result(30).offset for future in futures] == [0, 1, 2]
         futures += [producer.send("t", b"%d" % index) for index in range(3, 6)]
-        assert [future.result(10).offset for future in futures] == [0, 1, 2, 3, 4, 5]
+        assert [future.result(30).offset for future in futures] == [0, 1, 2, 3, 4, 5]
     assert values(fake, "t") == [b"%d" % index for index in range(6)]
 
 
@@ -64,29 +64,29 @@ def test_pipelined_batches_keep_their_order_through_faults(fake: FakeCluster) ->
 def test_a_moved_leader_is_found(fake: FakeCluster) -> None:
     fake.create("t")
     with Producer(fake.bootstrap) as producer:
-        producer.send("t", b"a").result(10)
+        producer.send("t", b"a").result(30)
         fake.move(TopicPartition("t", 0), 1)
-        assert producer.send("t", b"b").result(10).offset == 1
+        assert producer.send("t", b"b").result(30).offset == 1
         fake.move(TopicPartition("t", 0), 0)
         fake.stop(1)
-        assert producer.send("t", b"c").result(10).offset == 2
+        assert producer.send("t", b"c").result(30).offset == 2
     assert values(fake, "t") == [b"a", b"b", b"c"]
 
 
 def test_a_leader_that_hangs_is_left_when_another_is_elected(fake: FakeCluster) -> None:
     fake.create("t")
     with Producer(fake.bootstrap, request_timeout_s=60) as producer:
-        producer.send("t", b"a").result(10)
+        producer.send("t", b"a").result(30)
         fake.fault(0, times(100, Produce, say_nothing))
         future = producer.send("t", b"b")
         fake.move(TopicPartition("t", 0), 1)
-        assert future.result(10).offset == 1
+        assert future.result(30).offset == 1
 
 
 def test_a_cluster_that_comes_back_gets_everything(fake: FakeCluster) -> None:
     fake.create("t", partitions=2)
     with Producer(fake.bootstrap) as producer:
-        producer.send("t", b"0").result(10)
+        producer.send("t", b"0").result(30)
         fake.stop(0)
         fake.stop(1)
         futures = [producer.send("t", b"%d" % index) for index in range(1, 50)]
@@ -100,10 +100,10 @@ def test_a_cluster_that_comes_back_gets_everything(fake: FakeCluster) -> None:
 def test_a_forgotten_producer_goes_on_under_a_new_id(fake: FakeCluster) -> None:
     topic = fake.create("t")
     with Producer(fake.bootstrap) as producer:
-        producer.send("t", b"a").result(10)
+        producer.send("t", b"a").result(30)
         fake.do(topic.logs[0].producers.clear)
-        assert producer.send("t", b"b").result(10).offset == 1
-        assert producer.send("t", b"c").result(10).offset == 2
+        assert producer.send("t", b"b").result(30).offset == 1
+        assert producer.send("t", b"c").result(30).offset == 2
     ids = {header.producer_id for header, _ in topic.logs[0].batches}
     assert len(ids) == 2
 
@@ -111,9 +111,9 @@ def test_a_forgotten_producer_goes_on_under_a_new_id(fake: FakeCluster) -> None:
 def test_records_under_an_older_schema_are_written_under_the_newest(fake: FakeCluster) -> None:
     topic = fake.create("t", schema=TYPED)
     with Producer(fake.bootstrap, compression="lz4") as producer:
-        producer.write("t", pa.table({"delay": [1.0]})).result(10)
+        producer.write("t", pa.table({"delay": [1.0]})).result(30)
         longer = TYPED.append(pa.field("added", pa.int32()))
         fake.do(lambda: topic.schemas.append(TopicSchema(1, schema_message(longer))))
-        producer.write("t", pa.table({"delay": [2.0]})).result(10)
+        producer.write("t", pa.table({"delay": [2.0]})).result(30)
     assert [header.schema_id for header, _ in topic.logs[0].batches] == [0, 1]
     assert fake.records("t")[1].to_pylist() == [{"carrier": None, "delay": 2.0, "added": None}]

@@ -125,7 +125,7 @@ def test_a_transaction_is_seen_as_a_whole_or_not_at_all(fake: FakeCluster) -> No
         lost = producer.send("t", b"c", partition=0)
         producer.flush()
         producer.abort()
-        assert lost.result(1).offset == 2  # it was in the log
+        assert lost.result(30).offset == 2  # it was in the log
         assert seen(fake, "t") == [b"a", b"b"]
         producer.begin()
         producer.send("t", b"d", partition=0)
@@ -192,7 +192,7 @@ def test_offsets_that_were_refused_are_not_left_out_of_a_commit(fake: FakeCluste
     fake.create("t")
     with Producer(fake.bootstrap, transactional_id="x") as producer:
         producer.begin()
-        producer.send("t", b"a").result(5)
+        producer.send("t", b"a").result(30)
         fake.fault(0, times(1, AddToTransaction, answer(ErrorCode.INVALID_REQUEST)))
         with pytest.raises(BrokerError, match="INVALID_REQUEST"):
             producer.send_offsets({TopicPartition("in", 0): 5}, group="g")
@@ -205,7 +205,7 @@ def test_closing_aborts_what_is_open(fake: FakeCluster) -> None:
     fake.create("t")
     with Producer(fake.bootstrap, transactional_id="x") as producer:
         producer.begin()
-        producer.send("t", b"never").result(5)
+        producer.send("t", b"never").result(30)
     assert seen(fake, "t") == []
     assert seen(fake, "t", "read_uncommitted") == [b"never"]
     assert fake.coordinator.broker_id == 0
@@ -221,17 +221,17 @@ def test_a_batch_goes_out_when_its_partition_is_registered_and_others_do_not_wai
     held = Held(fake, adds("t", 1))
     with Producer(fake.bootstrap, transactional_id="x") as producer:
         producer.begin()
-        assert producer.send("t", b"0", partition=0).result(5).offset == 0
+        assert producer.send("t", b"0", partition=0).result(30).offset == 0
         waiting = producer.send("t", b"1", partition=1)
         held.wait()
-        assert producer.send("t", b"0", partition=0).result(5).offset == 1
+        assert producer.send("t", b"0", partition=0).result(30).offset == 1
         gathered = [producer.send("t", b"later", partition=number) for number in (2, 3)]
         time.sleep(0.05)  # long enough for a batch that does not wait to be there
         assert not waiting.done() and not any(future.done() for future in gathered)
         assert len(headers(fake, "t")) == 2
         held.release()
-        assert waiting.result(5).offset == 0
-        assert [future.result(5).offset for future in gathered] == [0, 0]
+        assert waiting.result(30).offset == 0
+        assert [future.result(30).offset for future in gathered] == [0, 0]
         producer.commit()
     named = [request.partitions for request in requests(fake, AddToTransaction)]
     assert named[:2] == [(("t", 0),), (("t", 1),)]
@@ -291,9 +291,9 @@ def test_the_coordinator_moves_in_mid_transaction(fake: FakeCluster) -> None:
     with Producer(fake.bootstrap, transactional_id="x") as producer:
         for round_ in range(3):
             producer.begin()
-            producer.send("t", b"%d" % round_, partition=0).result(5)
+            producer.send("t", b"%d" % round_, partition=0).result(30)
             fake.do(lambda: fake.coordinator.move(1 - fake.coordinator.broker_id))
-            producer.send("t", b"%d" % round_, partition=1).result(5)
+            producer.send("t", b"%d" % round_, partition=1).result(30)
             fake.do(lambda: fake.coordinator.move(1 - fake.coordinator.broker_id))
             producer.commit()
     assert sorted(seen(fake, "t")) == [b"0", b"0", b"1", b"1", b"2", b"2"]
@@ -382,7 +382,7 @@ def test_signs_of_life_keep_a_transaction_open(fake: FakeCluster) -> None:
     fake.create("t")
     with Producer(fake.bootstrap, transactional_id="x", transaction_timeout_s=0.9) as producer:
         producer.begin()
-        producer.send("t", b"a").result(5)
+        producer.send("t", b"a").result(30)
         wait_until(lambda: len(requests(fake, TouchTransaction)) >= 4, 5, "four touches")
         producer.commit()
         count = len(requests(fake, TouchTransaction))
@@ -402,7 +402,7 @@ def test_what_failed_is_not_committed_even_when_its_future_told_so(fake: FakeClu
         producer.flush()
         fake.fault(0, times(1, Produce, refuse(ErrorCode.MESSAGE_TOO_LARGE)))
         with pytest.raises(BrokerError, match="MESSAGE_TOO_LARGE"):
-            producer.send("t", b"second").result(5)
+            producer.send("t", b"second").result(30)
         for _ in range(2):
             with pytest.raises(TransactionStateError, match=r"can only be aborted.*MESSAGE_TOO_LARGE"):
                 producer.commit()
@@ -429,12 +429,12 @@ def test_an_abort_does_not_send_what_waits(fake: FakeCluster) -> None:
     held = Held(fake, adds("t", 1))
     with Producer(fake.bootstrap, transactional_id="x") as producer:
         producer.begin()
-        producer.send("t", b"0", partition=0).result(5)
+        producer.send("t", b"0", partition=0).result(30)
         waiting = producer.send("t", b"1", partition=1)
         held.wait()
         producer.abort()
         with pytest.raises(TransactionStateError, match="was aborted"):
-            waiting.result(5)
+            waiting.result(30)
         held.release()  # comes too late and is refused
         with producer.transaction():
             producer.send("t", b"2", partition=1)
@@ -466,7 +466,7 @@ def test_an_abort_forgets_what_is_in_flight(fake: FakeCluster, caplog: pytest.Lo
         assert isinstance(lost.exception(5), TransactionStateError)
         producer.begin()
         fake.do(kept[0])
-        producer.send("t", b"b").result(5)
+        producer.send("t", b"b").result(30)
         producer.commit()
     assert not caplog.records, caplog.text  # of what goes wrong in a callback only the loop's log tells
     assert seen(fake, "t") == [b"b"]
@@ -479,10 +479,10 @@ def test_a_later_producer_of_the_same_id_fences_the_first(fake: FakeCluster) -> 
         Producer(fake.bootstrap, transactional_id="x") as second,
     ):
         first.begin()
-        first.send("t", b"old", partition=0).result(5)
+        first.send("t", b"old", partition=0).result(30)
         second.begin()
         with pytest.raises(ProducerFenced, match="another run with this id"):
-            first.send("t", b"old", partition=1).result(5)
+            first.send("t", b"old", partition=1).result(30)
         with pytest.raises(ProducerFenced, match="another run with this id"):
             first.commit()
         first.abort()
@@ -490,7 +490,7 @@ def test_a_later_producer_of_the_same_id_fences_the_first(fake: FakeCluster) -> 
             first.begin()
         with pytest.raises(ProducerFenced):
             first.send("t", b"old")
-        second.send("t", b"new", partition=0).result(5)
+        second.send("t", b"new", partition=0).result(30)
         second.commit()
     assert seen(fake, "t") == [b"new"]
 
@@ -502,7 +502,7 @@ def test_fenced_at_the_commit(fake: FakeCluster) -> None:
         Producer(fake.bootstrap, transactional_id="x") as second,
     ):
         first.begin()
-        first.send("t", b"old").result(5)
+        first.send("t", b"old").result(30)
         second.begin()
         with pytest.raises(ProducerFenced):
             first.commit()
@@ -514,7 +514,7 @@ def test_an_operator_ends_a_transaction(fake: FakeCluster) -> None:
     fake.create("t")
     with Producer(fake.bootstrap, transactional_id="x") as producer, Admin(fake.bootstrap) as admin:
         producer.begin()
-        producer.send("t", b"a").result(5)
+        producer.send("t", b"a").result(30)
         (found,) = admin.transactions()
         assert (found.key, found.state, found.version) == ("id:x", "open", None)
         assert found.partitions == (TopicPartition("t", 0),)
@@ -581,7 +581,7 @@ def test_ending_from_a_callback_is_refused_and_does_not_hang(fake: FakeCluster) 
             done.set()
 
         producer.send("t", b"a").add_done_callback(end)
-        assert done.wait(5)
+        assert done.wait(30)
         assert "callback" in str(errors[0])
         producer.commit()
 
@@ -625,7 +625,7 @@ def test_a_later_run_of_a_sink_fences_the_one_before(fake: FakeCluster) -> None:
     fake.create("t")
     old = sink(fake, "r1")
     with Producer(fake.bootstrap, in_transaction=old) as zombie:
-        zombie.send("t", b"old").result(5)
+        zombie.send("t", b"old").result(30)
         new = sink(fake, "r2")
         assert (old.number, new.number) == (1, 2)
         failure = zombie.send("t", b"old").exception(5)
@@ -661,7 +661,7 @@ def test_readers_pass_over_aborted_records_without_decoding_them(
     with Producer(fake.bootstrap, transactional_id="x") as producer:
         for number in range(6):
             producer.begin()
-            producer.send("t", b"%d" % number).result(5)
+            producer.send("t", b"%d" % number).result(30)
             producer.commit() if number % 3 == 0 else producer.abort()
     decoded: list[int] = []
     decode = codec.decode_batch
@@ -695,10 +695,10 @@ def test_readers_stop_at_the_first_open_transaction(fake: FakeCluster) -> None:
         Producer(fake.bootstrap) as plain,
         Admin(fake.bootstrap) as admin,
     ):
-        plain.send("t", b"before").result(5)
+        plain.send("t", b"before").result(30)
         producer.begin()
-        producer.send("t", b"open").result(5)
-        plain.send("t", b"after").result(5)
+        producer.send("t", b"open").result(30)
+        plain.send("t", b"after").result(30)
         assert seen(fake, "t") == [b"before"]
         assert admin.list_offsets([tp]) == {tp: 1}
         assert admin.list_offsets([tp], isolation="read_uncommitted") == {tp: 3}

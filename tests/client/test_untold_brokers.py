@@ -35,7 +35,7 @@ def half_told(fake: FakeCluster) -> FakeCluster:
 def test_producers(half_told: FakeCluster) -> None:
     for number in range(CLIENTS):
         with Producer(half_told.bootstrap) as producer:
-            assert producer.send("t", b"v", partition=1).result(10).offset == number
+            assert producer.send("t", b"v", partition=1).result(30).offset == number
 
 
 def test_consumers_and_admins(half_told: FakeCluster) -> None:
