@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import datetime as dt
+from collections.abc import Iterator
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -12,7 +14,7 @@ from sparklog.client.consumer import Consumer
 from sparklog.client.fetched import decode_partition, split_partitions
 from sparklog.client.producer import Producer
 from sparklog.errors import BrokerError
-from sparklog.protocol.messages import FetchedPartition
+from sparklog.protocol.messages import AbortedRange, FetchedPartition
 from sparklog.record.checksum import crc32c
 from sparklog.record.codec import encode_batch
 from sparklog.record.header import BatchHeader, Flag
@@ -53,6 +55,28 @@ def test_cleaned_batches_tell_their_offsets() -> None:
     assert (found.first_offset, found.batch.num_rows) == (14, 1)
     assert found.offsets is not None
     assert list(found.offsets) == [14]
+
+
+class Counted(tuple):  # type: ignore[type-arg]
+    """Ranges that count how often somebody goes through them."""
+
+    passes = 0
+
+    def __iter__(self) -> Iterator[AbortedRange]:
+        Counted.passes += 1
+        return super().__iter__()
+
+
+def test_aborted_batches_are_left_out_by_producer_and_place() -> None:
+    kind = int(Flag.TRANSACTIONAL)
+    batches = [batch_at(n, 1, flags=kind if n % 10 else 0, producer_id=n % 7) for n in range(100)]
+    head, body = answer(batches)
+    gone = Counted([AbortedRange(3, 20, 40), AbortedRange(3, 60, 70), AbortedRange(5, 0, 99), AbortedRange(99, 0, 99)])
+    (part,) = split_partitions([msgspec.structs.replace(head, aborted=gone)], body)
+    found = numbers([one.batch for one in decode_partition(part, lambda _: TYPED, start=0)])
+    aborted = [n for n in range(100) if n % 7 == 5 or (n % 7 == 3 and (20 <= n <= 40 or 60 <= n <= 70))]
+    assert found == [n for n in range(100) if n not in aborted or n % 10 == 0]
+    assert Counted.passes == 1, "the ranges are gone through for every batch"
 
 
 @pytest.mark.parametrize("change", [-1, 1, 96])

@@ -357,6 +357,88 @@ def test_a_late_commit_of_an_empty_transaction_does_not_end_the_next_one(host: H
     assert host.answers[end] == Ended(True)
 
 
+def test_what_comes_late_touches_no_later_transaction(host: Host) -> None:
+    """Requests of transaction n that arrive when n+1 is open: none ends, extends or changes it."""
+    first = opened(host)
+    host.add("k", "r1", first, A0)
+    host.settle()
+    host.end("k", "r1", -1, first)
+    host.settle()
+    assert host.code(host.begin("k", "r1", turn=0)) == "INVALID_TXN_STATE", "it has ended"
+    second = opened(host)
+    host.add("k", "r1", second, B0)
+    host.settle()
+    late = [
+        host.end("k", "r1", -1, commit=False, turn=0),
+        host.end("k", "r1", -1, first, turn=0),
+        host.begin("k", "r1", turn=0),
+        host.add("k", "r1", second, A1, turn=0),
+        host.touch("k", "r1", turn=0),
+    ]
+    assert {host.code(ticket) for ticket in late} == {"INVALID_TXN_STATE"}
+    assert host.code(host.add("k", "r1", first, A1, turn=1)) == "INVALID_PRODUCER_EPOCH"
+    host.turns["k", "r1"] = 1
+    again = host.begin("k", "r1", turn=1)
+    assert host.producer(again) == second and not host.appends, "a begin that came twice began something"
+    end = host.end("k", "r1", -1, second, turn=1)
+    host.commit_one()
+    assert [(m.topic, m.committed) for m in host.sent_markers()] == [("b", ((second, 0),))]
+    host.settle()
+    assert host.answers[end] == Ended(True)
+    assert host.answers[host.end("k", "r1", -1, second, turn=1)] == Ended(True), "a lost answer"
+    assert host.code(host.end("k", "r1", -1, first, turn=0)) == "INVALID_TXN_STATE"
+
+
+def test_what_comes_late_of_a_sink_touches_no_later_version(host: Host) -> None:
+    for version in (5, 6):
+        producer = opened(host, version=version)
+        host.add("k", "r1", producer, A0)
+        host.settle()
+        if version == 5:
+            host.end("k", "r1", 5, producer)
+            host.settle()
+    late = [host.add("k", "r1", producer, B0, version=5), host.touch("k", "r1", version=5)]
+    assert {host.code(ticket) for ticket in late} == {"INVALID_TXN_STATE"}
+    assert host.answers[host.end("k", "r1", 5, commit=False)] == Ended(True, replayed=True)
+    host.add("k", "r1", producer, A1)
+    host.settle()
+    open_now = next(now for _, now, _, _ in host.core.entries())
+    assert (open_now.state, open_now.version) == ("open", 6)
+    fast = opened(host, key="fast", version=9)
+    assert host.code(host.begin("fast", "r1", 8)) == "INVALID_TXN_STATE", "its run has gone on to 9"
+    add = host.add("fast", "r1", fast, A0)
+    host.settle()
+    assert host.code(add) == "Done"
+
+
+def test_a_topic_made_anew_is_another_place(host: Host) -> None:
+    producer = opened(host)
+    host.add("k", "r1", producer, ("a", 0, "old"))
+    host.add("k", "r1", producer, ("a", 0, "new"), ("b", 1, "b"))
+    host.settle()
+    assert host.code(host.verify("k", producer, "a", 0, "new")) == "Done"
+    assert host.code(host.verify("k", producer, "b", 1, "anew")) == "INVALID_TXN_STATE"
+    host.crash()
+    host.end("k", "r1", -1, producer)
+    host.settle(markers=False)
+    named = {(m.topic, m.partition, m.topic_id) for m in host.sent_markers()}
+    assert named == {("a", 0, "old"), ("a", 0, "new"), ("b", 1, "b")}
+
+
+def test_a_producer_id_is_known_from_its_registration_to_its_last_marker(host: Host) -> None:
+    producer = opened(host)
+    assert not list(host.core.participants([producer]))
+    host.add("k", "r1", producer, A0, B0)
+    host.settle()
+    host.crash()
+    assert list(host.core.participants([producer, 12345])) == [(producer, "k")]
+    host.end("k", "r1", -1, producer)
+    host.commit_one()
+    assert list(host.core.participants([producer])) == [(producer, "k")], "its markers are not written"
+    host.settle()
+    assert not list(host.core.participants([producer]))
+
+
 def test_an_abort_whose_answer_was_lost_is_repeated(host: Host) -> None:
     opened(host, version=4)
     for _ in range(2):

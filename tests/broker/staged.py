@@ -1,0 +1,159 @@
+"""One broker's state without its process: real metadata and real transaction parts, around replicas that only note what
+is appended, and other brokers that answer as the test says."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from sparklog.broker.coordinator_epochs import CoordinatorEpochs
+from sparklog.broker.deliveries import Deliveries
+from sparklog.broker.hanging import Hanging
+from sparklog.broker.internal_topics import TRANSACTIONS
+from sparklog.broker.marker_writes import MarkerWrites
+from sparklog.broker.partition import Answer, AppendRules, PendingProduce
+from sparklog.broker.state import BrokerState
+from sparklog.broker.verifications import Verifications
+from sparklog.config import broker_config
+from sparklog.errors import BrokerError, ErrorCode
+from sparklog.model import BrokerEndpoint, LeaderAndIsr, TopicPartition, TopicSchema
+from sparklog.protocol.messages import ControlUpdate, PartitionDecision, Reply, Request, TopicChange
+from sparklog.record.schema import DEFAULT_SCHEMA, schema_message
+from sparklog.storage.transactions import OpenTransaction
+
+TP = TopicPartition("t", 0)
+TOPIC_ID = "t-id"
+Ask = Callable[[int, Request], Coroutine[Any, Any, Reply]]
+
+
+@dataclass
+class Log:
+    open: dict[int, OpenTransaction] = field(default_factory=dict)
+    log_start_offset: int = 10
+    log_end_offset: int = 10
+
+    def has_open_transaction(self, producer_id: int) -> bool:
+        return producer_id in self.open
+
+    def open_transactions(self) -> dict[int, OpenTransaction]:
+        return dict(self.open)
+
+
+@dataclass
+class Replica:
+    is_leader: bool = True
+    leader_epoch: int = 1
+    high_watermark: int = 10
+
+
+@dataclass
+class Hosted:
+    """A replica led here. ``fails``: what the next produce raises."""
+
+    tp: TopicPartition = TP
+    topic_id: str = TOPIC_ID
+    log: Log = field(default_factory=Log)
+    replica: Replica = field(default_factory=Replica)
+    rules: AppendRules = field(default_factory=lambda: AppendRules(DEFAULT_SCHEMA, 0, 1 << 20, None))
+    offline: str | None = None
+    appended: list[PendingProduce] = field(default_factory=list)
+    fails: Exception | None = None
+
+    def require_leader(self, leader_epoch: int) -> None:
+        if not self.replica.is_leader:
+            raise BrokerError(ErrorCode.NOT_LEADER_OR_FOLLOWER, str(self.tp))
+
+    def produce(self, pending: PendingProduce, *, acks: int, deadline_ms: int) -> None:
+        if self.fails is not None:
+            raise self.fails
+        self.appended.append(pending)
+        pending.answered(Answer(ErrorCode.NONE, 0, 0, ""))
+
+
+class Hosting(dict[TopicPartition, Hosted]):
+    """As ``Partitions``."""
+
+    def require(self, tp: TopicPartition, topic_id: str = "") -> Hosted:
+        if tp not in self:
+            raise BrokerError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, str(tp))
+        if topic_id and self[tp].topic_id != topic_id:
+            raise BrokerError(ErrorCode.INCONSISTENT_TOPIC_ID, str(tp))
+        return self[tp]
+
+    def __iter__(self) -> Any:
+        return iter(self.values())
+
+
+class Peers:
+    """Other brokers."""
+
+    def __init__(self, ask: Ask) -> None:
+        self._ask = ask
+
+    async def ask(self, broker_id: int, message: Request, *, timeout_s: float, still: Callable[[], bool]) -> Reply:
+        return await self._ask(broker_id, message)
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class Stage:
+    """Broker 0, which leads ``TP``. Made and used in a running loop."""
+
+    def __init__(self, ask: Ask | None = None, *, coordinator: int = 1, settings: dict[str, str] | None = None) -> None:
+        self.broker = BrokerState(
+            0, "c", log_dir="", config=broker_config(settings or {}), on_log_failed=_unexpected, restart=_unexpected
+        )
+        self.hosted = Hosted()
+        self.told = 0
+        broker = self.broker
+        broker.partitions = cast(Any, Hosting({TP: self.hosted}))
+        broker.coordinator_epochs = CoordinatorEpochs(broker.cache)
+        broker.markers = MarkerWrites(broker)
+        broker.verifications = Verifications(broker)
+        broker.deliveries = Deliveries(broker)
+        broker.hanging = Hanging(broker)
+        for part in (broker.verifications, broker.deliveries, broker.hanging):
+            part._peers = cast(Any, Peers(ask or _nobody))
+        self.tell(coordinator=coordinator)
+
+    def tell(self, *, coordinator: int = 1, epoch: int = 5, topics: bool = True, topic_id: str = TOPIC_ID) -> None:
+        """The controller's word: who leads the only partition of the transactions' topic, and that ``TP`` is here."""
+        self.told += 1
+        schemas = (TopicSchema(0, schema_message(DEFAULT_SCHEMA)),)
+        named = [(TRANSACTIONS, "tx-id", coordinator, epoch)] + ([("t", topic_id, 0, 1)] if topics else [])
+        update = ControlUpdate(
+            0,
+            "controller",
+            1,
+            1,
+            True,
+            tuple(BrokerEndpoint(number, "host", 9092 + number, 1) for number in range(3)),
+            tuple(TopicChange(name, name_id, schemas, (), None, {}) for name, name_id, *_ in named),
+            tuple(
+                PartitionDecision(name, name_id, 0, LeaderAndIsr(leader, leads, (leader,), 1), leads, (leader,))
+                for name, name_id, leader, leads in named
+            ),
+            sequence=self.told,
+        )
+        self.broker.cache.apply(update)
+        self.broker.metadata_changed()
+
+
+async def until(true: Callable[[], object]) -> None:
+    """Let the loop turn until it is so."""
+    end = time.monotonic() + 30
+    while not true():
+        assert time.monotonic() < end, "waited in vain"
+        await asyncio.sleep(0.001)
+
+
+async def _nobody(broker_id: int, message: Request) -> Reply:
+    raise BrokerError(ErrorCode.NETWORK_EXCEPTION, f"broker {broker_id} is not there")
+
+
+def _unexpected(*_: object) -> None:
+    raise AssertionError("nothing here fails")
