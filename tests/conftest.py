@@ -34,8 +34,6 @@ GROUPS = {
     "integration/test_standalone_spark.py": "standalone",
     "spark/test_streams.py": "streams",
     "spark/test_killed_writes.py": "streams",
-    "spark/test_writes.py": "streams",
-    "spark/test_stream_reader.py": "streams",
     "spark": "spark",
     "demo": "demo",
     "integration/test_cluster_job_faults.py": "job faults",
