@@ -61,7 +61,8 @@ class BrokerRegistration(msgspec.Struct, frozen=True):
     """What a live broker says of itself under ``/brokers/ids/<id>``.
 
     ``trusted`` false: the process cannot vouch that its logs end where the last process left them (the page cache
-    was lost), so its claims to in-sync membership are void. ``incarnation`` is filled in by the registration.
+    was lost), so its claims to in-sync membership are void. ``incarnation`` and ``pid``, the process on the boot of
+    ``boot_id``, are filled in by the registration.
     """
 
     broker_id: int
@@ -72,6 +73,7 @@ class BrokerRegistration(msgspec.Struct, frozen=True):
     trusted: bool = True
     rack: str | None = None
     incarnation: int = NO_EPOCH
+    pid: int = 0
 
     @property
     def endpoint(self) -> BrokerEndpoint:

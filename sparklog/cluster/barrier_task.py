@@ -30,9 +30,9 @@ from sparklog.cluster.generation import (
     GenerationSpec,
     ServingBroker,
 )
-from sparklog.cluster.process import boot_id, host_name
+from sparklog.cluster.process import ProcessIdentity, boot_id, host_name
 from sparklog.cluster.slots import HostSurvey, share_slots
-from sparklog.cluster.supervisor import BrokerSupervisor
+from sparklog.cluster.supervisor import BrokerSupervisor, Retire
 from sparklog.errors import ClusterError, StorageError
 from sparklog.storage.meta import Claim
 from sparklog.zk import codecs
@@ -98,6 +98,17 @@ async def supervise(spec: GenerationSpec, *, task: int, gather: Gather) -> str:
         await party.disband()
         course.close()
         await session.close()
+
+
+def retire_through(store: ClusterStore) -> Retire:
+    """Told as often as the connection breaks, until ZooKeeper has it."""
+
+    async def retire(broker_id: int, process: ProcessIdentity) -> bool:
+        return await store.session.patiently(
+            lambda: store.retire_broker(broker_id, pid=process.pid, boot_id=process.boot_id)
+        )
+
+    return retire
 
 
 class _CourseWatch:
@@ -172,7 +183,7 @@ class _Party:
                 self._problems.append(str(error))
                 continue
             self._claims.append(claim)
-            self._supervisors.append(BrokerSupervisor(slot, spec, host=self._host, retire=self._store.retire_broker))
+            self._supervisors.append(BrokerSupervisor(slot, spec, host=self._host, retire=retire_through(self._store)))
         self._tasks = [asyncio.create_task(supervisor.run()) for supervisor in self._supervisors]
 
     async def settle(self, course: _CourseWatch) -> None:

@@ -170,6 +170,8 @@ class ControllerTerm:
         self._unwatch.append(self._session.watch_data(paths.CONTROLLER, self._controller_node))
         self._unwatch.append(self._session.watch_children(paths.TOPICS, self._topic_names))
         self._start(self._level(paths.BROKER_IDS, self._read_brokers), "live brokers")
+        # A registration may be gone when its process is proved dead: then only the mark comes.
+        self._start(self._level(paths.RETIRED, self._read_brokers), "retired brokers")
         self._start(self._level(paths.STOPPING, self._read_stopping), "stopping brokers")
         self._start(self._level(paths.DELETE_TOPICS, self._read_deletions), "topic deletions")
         self._start(self._level(paths.ELECTIONS, self._read_elections), "elections")

@@ -34,8 +34,11 @@ START_TIMEOUT_S = 60.0
 FIRST_DELAY_S, LONGEST_DELAY_S = 0.2, 30.0
 #: A broker that served so long starts again without a pause.
 STEADY_S = 60.0
+#: A broker is started again after this even if ZooKeeper has not taken note of its end.
+RETIRE_WAIT_S = 1.0
 
-Retire = Callable[[int, int], Awaitable[bool]]
+#: Tells ZooKeeper that this process of the broker has ended, however long that takes. False: another has registered.
+Retire = Callable[[int, ProcessIdentity], Awaitable[bool]]
 
 
 class BrokerSupervisor:
@@ -60,6 +63,7 @@ class BrokerSupervisor:
         self._reaching = asyncio.Lock()
         self._status: BrokerStatus | None = None
         self._process: ProcessIdentity | None = None
+        self._retiring: asyncio.Task[bool] | None = None
         self._ending = False
         self._adopted = False
         #: The process ended because it is to be started again: no crash, and no reason to wait.
@@ -110,6 +114,7 @@ class BrokerSupervisor:
             log.info("broker %d follows a newer supervisor: %s", self._slot.broker_id, newer)
             self.superseded = True
         finally:
+            self._stop_retiring()
             self.settled.set()
 
     def _next_delay(self, served_s: float) -> float:
@@ -127,6 +132,7 @@ class BrokerSupervisor:
             await self._start()
         assert self._connection is not None
         self._process = self._connection.peer
+        self._stop_retiring()  # a new registration tells more
         self.problem = ""
         log.info(
             "broker %d %s: pid %d, port %d",
@@ -278,7 +284,8 @@ class BrokerSupervisor:
             raise
 
     async def _bury(self) -> None:
-        """Say at once that the broker is dead: its partitions get new leaders without waiting for its session."""
+        """Say at once that the broker is dead: its partitions get new leaders without waiting for its session. While
+        ZooKeeper is away that goes on until it is back, or another process of the broker serves."""
         status, process, self._status = self._status, self._process, None
         # The code of an adopted process cannot be had: no child of ours. Its first end costs no wait either way.
         code = reap(process.pid) if process is not None else None
@@ -287,17 +294,26 @@ class BrokerSupervisor:
             self.problem = f"broker {self._slot.broker_id} restarts as it was asked to"
             log.info("%s", self.problem)
             return  # in an orderly stop it has ended its registration itself
-        if status is None:
+        if status is None or process is None:
             return
-        try:
-            retired = await self._retire(self._slot.broker_id, status.incarnation)
-        except ClusterError as error:  # without ZooKeeper its session ends the registration later
-            log.warning("broker %d: its registration could not be retired: %s", self._slot.broker_id, error)
-            retired = False
+        self._stop_retiring()
+        self._retiring = asyncio.create_task(self._tell_of_the_end(process), name=f"retire broker of {process.pid}")
+        done, _ = await asyncio.wait({self._retiring}, timeout=RETIRE_WAIT_S)
+        retired = bool(done) and self._retiring.result()
         if not self._ending:
-            self._failed(
-                f"process {process.pid if process else '?'} ended{', registration retired' if retired else ''}"
-            )
+            self._failed(f"process {process.pid} ended{', registration retired' if retired else ''}")
+
+    async def _tell_of_the_end(self, process: ProcessIdentity) -> bool:
+        try:
+            return await self._retire(self._slot.broker_id, process)
+        except ClusterError as error:  # its session ends the registration later
+            log.warning("broker %d: its registration could not be retired: %s", self._slot.broker_id, error)
+            return False
+
+    def _stop_retiring(self) -> None:
+        if self._retiring is not None:
+            self._retiring.cancel()
+            self._retiring = None
 
     def _failed(self, why: str) -> None:
         self.problem = f"broker {self._slot.broker_id} in {self._slot.path}: {why}"

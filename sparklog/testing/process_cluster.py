@@ -28,7 +28,7 @@ import msgspec
 
 from sparklog.cluster.controller_loop import ControllerLoop
 from sparklog.cluster.embedded_zookeeper import EmbeddedZookeeper
-from sparklog.cluster.process import send_signal
+from sparklog.cluster.process import boot_id, send_signal
 from sparklog.errors import ClusterError
 from sparklog.net.blocking import BlockingConnection
 from sparklog.protocol.messages import DescribeBroker, DescribeBrokerReply, Metadata, MetadataReply
@@ -336,15 +336,16 @@ class ProcessCluster:
         slot.paused = number == signal.SIGSTOP or (slot.paused and number not in {signal.SIGCONT, signal.SIGKILL})
         if number != signal.SIGKILL:
             return
+        pid = slot.process.pid
         self._reap(slot)
         if retire:
-            self.retire(broker_id)
+            self.retire(broker_id, pid)
 
-    def retire(self, broker_id: int) -> None:
+    def retire(self, broker_id: int, pid: int) -> None:
+        """What a supervisor says once it has seen that process end."""
+
         async def retire(store: ClusterStore) -> None:
-            for live in await store.live_brokers():
-                if live.broker_id == broker_id:
-                    await store.retire_broker(broker_id, live.incarnation)
+            await store.retire_broker(broker_id, pid=pid, boot_id=boot_id())
 
         self.ask_zookeeper(retire)
 

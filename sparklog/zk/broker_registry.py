@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Protocol
@@ -55,7 +56,7 @@ class BrokerRegistry:
         on_failed: Callable[[Exception], None] | None = None,
     ) -> None:
         self._session = session
-        self._registration = registration
+        self._registration = msgspec.structs.replace(registration, pid=os.getpid())
         self._directory = directory
         self._on_registered = on_registered
         self._on_failed = on_failed

@@ -16,7 +16,7 @@ from sparklog.errors import BrokerError, ClusterError, ErrorCode
 from sparklog.model import BrokerRegistration, LeaderAndIsr, TopicPartition, TopicRecord, VersionedState
 from sparklog.zk import codecs, paths
 from sparklog.zk.errors import ZkBadVersion, ZkError, ZkMultiFailed, ZkNodeExists, ZkNoNode, ZkUnreachable
-from sparklog.zk.session import Check, Create, Delete, Op, SetData, ZkSession
+from sparklog.zk.session import Check, Create, Delete, Node, Op, SetData, ZkSession
 
 #: Producer ids are handed to brokers in blocks of this many.
 PRODUCER_ID_BLOCK = 1000
@@ -135,22 +135,40 @@ class ClusterStore:
             live.append(codecs.decode_broker(paths.broker(broker_id), node.data, broker_id))
         return tuple(live)
 
-    async def retire_broker(self, broker_id: int, incarnation: int) -> bool:
-        """Delete a registration on behalf of a process proved dead, and leave a mark that says so: registrations also
-        vanish when it is ZooKeeper that cannot be reached. False: it is gone, or another incarnation's."""
-        mark = paths.retired(broker_id)
-        await self.session.ensure(mark)
+    async def retire_broker(self, broker_id: int, *, pid: int, boot_id: str) -> bool:
+        """Delete the registration of a process proved dead, if it is still there, and leave a mark that says so:
+        registrations also vanish when it is ZooKeeper that cannot be reached. Bound to the incarnation counted last,
+        which is that process's, whichever its session has come to: False when another process has registered since.
+
+        The mark is made anew, not set, so that whoever watches the marks hears of it. May be repeated.
+        """
+        ids, counter, mark = paths.broker(broker_id), paths.incarnation(broker_id), paths.retired(broker_id)
+        while True:
+            counted, held, marked = [await self._node(path) for path in (counter, ids, mark)]
+            if counted is None:
+                return False
+            ops: list[Op] = [Check(counter, counted.version)]
+            if held is not None:
+                registered = codecs.decode_broker(ids, held.data, broker_id)
+                if (registered.pid, registered.boot_id) != (pid, boot_id):
+                    return False
+                ops.append(Delete(ids, held.version))
+            said = codecs.encode(codecs.CounterNode(counted.version))
+            if held is None and marked is not None and marked.data == said:
+                return True
+            if marked is not None:
+                ops.append(Delete(mark, marked.version))
+            try:
+                await self.session.multi([*ops, Create(mark, said)])
+            except ZkMultiFailed:
+                continue
+            return True
+
+    async def _node(self, path: str) -> Node | None:
         try:
-            await self.session.multi(
-                [
-                    Check(paths.incarnation(broker_id), incarnation),
-                    Delete(paths.broker(broker_id)),
-                    SetData(mark, codecs.encode(codecs.CounterNode(incarnation))),
-                ]
-            )
-        except ZkMultiFailed:
-            return False
-        return True
+            return await self.session.get(path)
+        except ZkNoNode:
+            return None
 
     # --- partition state -----------------------------------------------------------------------------------------
 

@@ -75,6 +75,7 @@ class _Broker(msgspec.Struct, frozen=True):
     cluster_id: str
     trusted: bool
     rack: str | None = None
+    pid: int = 0
 
 
 class _Partitions(msgspec.Struct, frozen=True):
@@ -221,6 +222,7 @@ def encode_broker(registration: BrokerRegistration) -> bytes:
             registration.cluster_id,
             registration.trusted,
             registration.rack,
+            registration.pid,
         )
     )
 
@@ -236,6 +238,7 @@ def decode_broker(path: str, data: bytes, broker_id: int) -> BrokerRegistration:
         trusted=found.trusted,
         rack=found.rack,
         incarnation=found.incarnation,
+        pid=found.pid,
     )
 
 

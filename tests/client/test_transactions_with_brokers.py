@@ -233,7 +233,7 @@ def test_transactions_go_on_while_coordinator_and_leader_are_killed_paused_and_s
         admin.wait_until_in_sync(["t"])
         leader = leader_of(cluster, TopicPartition("t", 1))
         cluster.kill(leader, signal.SIGSTOP)
-        cluster.retire(leader)
+        cluster.retire(leader, cluster.pid(leader))
         writer.goes_on(5)
         cluster.kill(leader, signal.SIGCONT)
         writer.goes_on(5)

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 from sparklog.cluster.generation import GenerationSpec
-from sparklog.cluster.process import identify
+from sparklog.cluster.process import ProcessIdentity, identify
 from sparklog.cluster.runtime_directory import noted_process
 from sparklog.cluster.slots import Slot
 from sparklog.cluster.supervisor import BrokerSupervisor
@@ -46,7 +46,11 @@ class Supervised:
         self, data_dir: Path, *, behaviour: str = "serve", generation: int = 1, adopt_only: bool = False
     ) -> None:
         data_dir.mkdir(exist_ok=True)
+        #: broker id, pid
         self.retired: list[tuple[int, int]] = []
+        #: while it is not set, ZooKeeper is away: nobody can be told that a process has ended
+        self.zookeeper = asyncio.Event()
+        self.zookeeper.set()
         self.supervisor = BrokerSupervisor(
             Slot(data_dir, 4, 19092),
             spec(data_dir, generation=generation, adopt_only=adopt_only),
@@ -56,8 +60,9 @@ class Supervised:
         )
         self.task = asyncio.create_task(self.supervisor.run())
 
-    async def _retire(self, broker_id: int, incarnation: int) -> bool:
-        self.retired.append((broker_id, incarnation))
+    async def _retire(self, broker_id: int, process: ProcessIdentity) -> bool:
+        await self.zookeeper.wait()
+        self.retired.append((broker_id, process.pid))
         return True
 
     async def settled(self) -> BrokerSupervisor:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 from pathlib import Path
 
 import pytest
 
 from sparklog.cluster.process import identify
-from tests.cluster.support import Supervised, eventually, kill_noted, supervised
+from tests.cluster.support import FAKE_BROKER, Supervised, eventually, kill_noted, supervised
 
 
 def run(test: object) -> None:
@@ -35,10 +36,37 @@ def test_a_killed_broker_is_retired_and_started_again(tmp_path: Path) -> None:
             first = (await one.settled()).serving
             assert first is not None
             os.kill(first.pid, signal.SIGKILL)
-            await eventually(lambda: one.retired == [(4, 7)])
+            await eventually(lambda: one.retired == [(4, first.pid)])
             await eventually(lambda: (now := one.supervisor.serving) is not None and now.pid != first.pid)
             assert one.supervisor.problem == ""
             assert identify(first.pid) is None
+
+    run(test())
+
+
+@pytest.mark.parametrize("back", ["before another serves", "after"])
+def test_an_end_that_zookeeper_could_not_be_told_of_is_told_until_another_process_serves(
+    tmp_path: Path, back: str
+) -> None:
+    """The broker is started again meanwhile: it does not wait for ZooKeeper to know that the last process is dead."""
+
+    async def test() -> None:
+        async with supervised(tmp_path) as one:
+            first = (await one.settled()).serving
+            assert first is not None
+            one.zookeeper.clear()
+            if back == "before another serves":
+                one.supervisor._program = (sys.executable, FAKE_BROKER, "fail")
+            os.kill(first.pid, signal.SIGKILL)
+            if back == "after":
+                await eventually(lambda: (now := one.supervisor.serving) is not None and now.pid != first.pid)
+                one.zookeeper.set()
+                await asyncio.sleep(0)
+                assert one.retired == [], "its own registration says that the first is gone"
+            else:
+                await eventually(lambda: "cheese" in one.supervisor.problem)
+                one.zookeeper.set()
+                await eventually(lambda: one.retired == [(4, first.pid)])
 
     run(test())
 
@@ -87,7 +115,7 @@ def test_the_next_generation_adopts_the_running_process(tmp_path: Path) -> None:
                 assert (second.pid, second.adopted) == (first.pid, True)
                 # An adopted process is nobody's child; its end is seen all the same.
                 os.kill(second.pid, signal.SIGKILL)
-                await eventually(lambda: two.retired == [(4, 7)])
+                await eventually(lambda: two.retired == [(4, second.pid)])
             assert one.retired == []
 
     run(test())
@@ -114,7 +142,7 @@ def test_a_stopped_process_is_killed_and_replaced(tmp_path: Path) -> None:
             assert first is not None
             os.kill(first.pid, signal.SIGSTOP)
             await eventually(lambda: (now := one.supervisor.serving) is not None and now.pid != first.pid)
-            assert one.retired == [(4, 7)]
+            assert one.retired == [(4, first.pid)]
 
     run(test())
 

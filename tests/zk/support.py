@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 
 from sparklog.model import BrokerRegistration, LeaderAndIsr, TopicPartition, TopicRecord, TopicSchema
 from sparklog.zk import codecs, paths
+from sparklog.zk.broker_registry import BrokerRegistry
 from sparklog.zk.cluster_store import ClusterStore
 from sparklog.zk.session import ZkSession
 
@@ -48,6 +49,12 @@ async def expire(session: ZkSession) -> None:
 
 def broker(broker_id: int, *, port: int = 9092, host: str = "h1", trusted: bool = True) -> BrokerRegistration:
     return BrokerRegistration(broker_id, host, port, boot_id=f"boot-{host}", cluster_id="c1", trusted=trusted)
+
+
+async def retire(store: ClusterStore, registry: BrokerRegistry, *, pid: int | None = None) -> bool:
+    """Say that a broker's process has ended; left out, ``pid`` is that of all brokers here."""
+    found = registry.registration
+    return await store.retire_broker(found.broker_id, pid=pid or found.pid, boot_id=found.boot_id)
 
 
 async def put_state(store: ClusterStore, state: LeaderAndIsr = STATE, tp: TopicPartition = TP) -> None:

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
+from sparklog.cluster.barrier_task import retire_through
+from sparklog.cluster.embedded_zookeeper import EmbeddedZookeeper
+from sparklog.cluster.process import ProcessIdentity
 from sparklog.errors import ClusterError
 from sparklog.model import BrokerRegistration
 from sparklog.zk import codecs, paths
@@ -14,8 +20,9 @@ from sparklog.zk.broker_registry import BrokerRegistry
 from sparklog.zk.cluster_store import ClusterStore
 from sparklog.zk.controller_store import ControllerStore
 from sparklog.zk.ops import Op
+from sparklog.zk.session import SessionState
 
-from .support import broker, expire, opened, until
+from .support import broker, expire, opened, retire, until
 
 
 async def registered(store: ClusterStore, registration: BrokerRegistration, **callbacks: object) -> BrokerRegistry:
@@ -232,15 +239,63 @@ def test_announced_stopping_is_said_again_after_an_expiry(connect: str) -> None:
     asyncio.run(scenario())
 
 
-def test_retire_broker_spares_a_newer_incarnation(connect: str) -> None:
+def test_a_process_proved_dead_is_retired_whichever_incarnation_it_has_come_to(connect: str) -> None:
+    """Its supervisor has not heard yet that it had registered anew."""
+
     async def scenario() -> None:
         async with opened(connect) as store, opened(connect) as other:
             registry = await registered(store, broker(1))
-            assert not await other.retire_broker(1, 0)
+            await expire(store.session)
+            await until(lambda: registry.incarnation == 2, "a new registration")
+            assert not await retire(other, registry, pid=registry.registration.pid + 1), "another process registered"
             assert [b.broker_id for b in await other.live_brokers()] == [1]
-            assert await other.retire_broker(1, registry.incarnation)
-            assert not await other.retire_broker(1, registry.incarnation)
+            assert await retire(other, registry)
             assert await other.live_brokers() == ()
+            assert (await ControllerStore(other.session).read_retired(())) == {1}
             await registry.close()
 
     asyncio.run(scenario())
+
+
+def test_a_process_whose_registration_has_expired_is_proved_dead_all_the_same(connect: str) -> None:
+    async def scenario() -> None:
+        async with opened(connect) as store, opened(connect) as other:
+            controller = ControllerStore(other.session)
+            assert not await other.retire_broker(1, pid=1, boot_id="boot-h1"), "never registered"
+            registry = await registered(store, broker(1))
+            await registry.close()
+            await store.session.close()
+            assert await controller.read_retired(()) == frozenset()
+            changed = asyncio.Event()
+            await other.session.children(paths.RETIRED, on_change=changed.set)
+            for _ in range(2):
+                assert await retire(other, registry)
+                assert await controller.read_retired(()) == {1}
+            await asyncio.wait_for(changed.wait(), 30)
+
+    asyncio.run(scenario())
+
+
+def test_an_end_is_told_once_zookeeper_is_back(tmp_path: Path) -> None:
+    server = EmbeddedZookeeper.start(tmp_path)
+
+    async def scenario() -> None:
+        async with opened(server.connect, session_timeout_ms=20_000) as store:
+            registry = await registered(store, broker(1))
+            await registry.close()
+            found = registry.registration
+            os.kill(server.pid, signal.SIGSTOP)
+            telling = asyncio.ensure_future(retire_through(store)(1, ProcessIdentity(found.pid, 0, found.boot_id)))
+            os.kill(server.pid, signal.SIGKILL)
+            await until(lambda: store.session.state is SessionState.DISCONNECTED, "the connection to break")
+            server.stop()
+            again.append(await asyncio.to_thread(EmbeddedZookeeper.start, tmp_path))
+            assert await asyncio.wait_for(telling, 60)
+            assert await store.live_brokers() == ()
+
+    again: list[EmbeddedZookeeper] = []
+    try:
+        asyncio.run(scenario())
+    finally:
+        for found in (server, *again):
+            found.stop()

@@ -33,9 +33,9 @@ from sparklog.zk import paths
 from sparklog.zk.broker_registry import BrokerRegistry
 from sparklog.zk.cluster_store import ClusterStore, Written
 from sparklog.zk.codecs import ElectionRequest
-from sparklog.zk.session import SessionState, ZkSession
+from sparklog.zk.session import Delete, SessionState, ZkSession
 
-from .support import broker, expire, opened, until
+from .support import broker, expire, opened, retire, until
 
 pytestmark = pytest.mark.integration
 
@@ -275,7 +275,7 @@ def test_a_standby_goes_on_with_what_the_expired_controller_began(connect: str) 
             await asyncio.to_thread(active.stop)
             other = second if active is first else first
             await until(lambda: other.status.state == "active", "the other takes over")
-            assert await one.store.retire_broker(3, hearers[2].incarnation)
+            assert await retire(one.store, hearers[2].registry)
             await until(lambda: one.leaders() == two.leaders() == [2, 2, 1], "and elects")
 
     run_with_three(connect, scenario)
@@ -284,7 +284,7 @@ def test_a_standby_goes_on_with_what_the_expired_controller_began(connect: str) 
 def test_a_retired_broker_is_replaced_at_once_and_led_anew_when_it_is_back(connect: str) -> None:
     async def scenario(loop: ControllerLoop, hearers: list[Hearer]) -> None:
         one, two, three = hearers
-        assert await two.store.retire_broker(1, one.incarnation)
+        assert await retire(two.store, one.registry)
         # Not by its session, which lives on until it is expired below.
         await until(lambda: two.leaders() == three.leaders() == [2, 2, 3], "broker 1 is replaced")
         assert two.brokers == [2, 3]
@@ -301,11 +301,31 @@ def test_two_of_three_retired_brokers_are_replaced_at_once(connect: str) -> None
     async def scenario(loop: ControllerLoop, hearers: list[Hearer]) -> None:
         one, two, three = hearers
         for hearer in (one, two):
-            assert await three.store.retire_broker(hearer.broker_id, hearer.incarnation)
+            assert await retire(three.store, hearer.registry)
         await until(lambda: three.leaders() == [3, 3, 3], "both are replaced", timeout_s=SESSION_TIMEOUT_MS / 2000)
         assert three.brokers == [3]
 
     run_with_three(connect, scenario)
+
+
+def test_an_end_that_is_proved_after_the_registrations_are_gone_is_heard_of(connect: str) -> None:
+    """The brokers' sessions are over before their supervisors could say what they saw: most vanish together, and are
+    waited for. Then only the marks come."""
+    held_for_ms = 60_000
+
+    async def scenario(loop: ControllerLoop, hearers: list[Hearer]) -> None:
+        one, two, three = hearers
+        for hearer in (one, two):
+            await hearer.registry.close()
+        await three.store.session.multi([Delete(paths.broker(1)), Delete(paths.broker(2))])
+        await until(lambda: [b.broker_id for b in loop.status.brokers] == [3], "both gone")
+        assert three.leaders() == [1, 2, 3], "they are waited for"
+        for hearer in (one, two):
+            assert await retire(three.store, hearer.registry)
+            assert await retire(three.store, hearer.registry), "said again after a lost answer"
+        await until(lambda: three.leaders() == [3, 3, 3], "both are replaced", timeout_s=held_for_ms / 2000)
+
+    run_with_three(connect, scenario, session_timeout_ms=held_for_ms)
 
 
 def test_controlled_stop_and_deletion(connect: str) -> None:
@@ -335,7 +355,7 @@ def test_controller_never_regained_after_session_expiry(connect: str) -> None:
         session = session_of(loop)
         assert session.session_id == holder.ephemeral_owner
         await _expire_elsewhere(session)
-        assert await two.store.retire_broker(1, hearers[0].incarnation)
+        assert await retire(two.store, hearers[0].registry)
         await until(lambda: loop.status.state == "active" and loop.status.controller_epoch > before, "a new term")
         await until(lambda: two.leaders() == three.leaders() == [2, 2, 3], "the new term elects")
         assert two.updates[-1].controller_epoch == loop.status.controller_epoch

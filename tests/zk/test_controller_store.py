@@ -16,7 +16,7 @@ from sparklog.zk.cluster_store import FateUnknown, NodeGone, Written
 from sparklog.zk.controller_store import NO_NODE, ControllerStore, EpochLost, StateChange, StateOutcome, Superseded
 from sparklog.zk.session import ZkSession
 
-from .support import STATE, TOPIC, TP, broker, opened
+from .support import STATE, TOPIC, TP, broker, opened, retire
 
 NEXT = LeaderAndIsr(2, 1, (2, 3), 2)
 WRITES = ((TP, STATE, NO_NODE, "id-1"),)
@@ -217,9 +217,10 @@ def test_a_retired_broker_is_known_as_such_until_it_registers_again(connect: str
         async with opened(connect) as cluster:
             store = await elected(cluster.session)
             registry = BrokerRegistry(cluster.session, broker(1))
-            assert not await cluster.retire_broker(1, await registry.start() + 1)
+            await registry.start()
+            assert not await retire(cluster, registry, pid=registry.registration.pid + 1)
             assert await store.read_retired(()) == frozenset(), "what was tried and refused proves nothing"
-            assert await cluster.retire_broker(1, registry.incarnation)
+            assert await retire(cluster, registry)
             assert await store.read_retired(()) == {1}
             assert await store.read_retired({1}) == frozenset()
             await registry.close()
