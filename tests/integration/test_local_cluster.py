@@ -21,6 +21,7 @@ def session(request: pytest.FixtureRequest) -> Iterator[SparkSession]:
         SparkSession.builder.master(request.param)
         .appName("LocalCluster tests")
         .config("spark.ui.enabled", "false")
+        .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")  # quick to start
         .getOrCreate()
     )
     try:
