@@ -22,6 +22,7 @@ from sparklog.cli.options import byte_count
 from sparklog.cli.output import print_table
 from sparklog.client.consumer import Consumer
 from sparklog.client.producer import Producer
+from sparklog.protocol.messages import HangingTransaction
 from tests.client.fake_cluster import FakeCluster
 
 TYPED = pa.schema([("carrier", pa.string()), ("delay", pa.float64())])
@@ -163,6 +164,41 @@ def test_transactions_are_listed_and_aborted(cli: Cli, fake: FakeCluster) -> Non
         again = cli("transactions", "abort", "id:orders", "--yes")
         assert (again.code, "nothing is open" in again.err) == (1, True)
     assert table_of(fake, "t")["value"].to_pylist() == [b"seen"]
+
+
+def test_hanging_transactions_are_found_and_ended(cli: Cli, fake: FakeCluster) -> None:
+    fake.create("t", partitions=2)
+    assert cli("transactions", "find-hanging").text == "no transaction hangs\n"
+    now_ms = time.time_ns() // 1_000_000
+    old = HangingTransaction("t", 1, 4711, 0, 12, now_ms - 7_200_000)
+    fake.do(lambda: fake.coordinator.hanging.extend([old, HangingTransaction("t", 0, 4712, 0, 3, now_ms - 60_000)]))
+    (line,) = cli("transactions", "find-hanging").text.splitlines()[1:]
+    assert line.split()[:3] == ["t-1", "4711", "12"]
+    found = json.loads(cli("transactions", "find-hanging", "--open-for", 10, "--json").text)
+    assert [one["producer_id"] for one in found] == [4712, 4711]
+    named = ("--topic", "t", "--partition", 1, "--producer-id", 4711)
+    for wrong in (("id:orders", *named), named[:4], ()):
+        assert (cli("transactions", "abort", *wrong, "--yes").code, len(fake.coordinator.hanging)) == (2, 2)
+    assert cli("transactions", "abort", *named).code == 2, "not without --yes"
+    assert cli("transactions", "abort", *named, "--yes").text == "producer 4711 in t-1: aborted\n"
+    again = cli("transactions", "abort", *named, "--yes")
+    assert (again.code, "nothing open" in again.err) == (1, True)
+
+
+def test_consume_reads_committed_records_unless_told_otherwise(cli: Cli, fake: FakeCluster) -> None:
+    fake.create("t")
+    with Producer(fake.bootstrap, transactional_id="orders") as producer:
+        with producer.transaction():
+            producer.send("t", b"seen")
+        producer.begin()
+        producer.send("t", b"aborted").result(5)
+        producer.abort()
+        producer.begin()
+        producer.send("t", b"open").result(5)
+        assert cli("consume", "t").text == "seen\n"
+        assert cli("consume", "t", "--isolation", "read_committed").text == "seen\n"
+        assert cli("consume", "t", "--isolation", "read_uncommitted").text == "seen\naborted\nopen\n"
+    assert cli("consume", "t", "--isolation", "none").code == 2
 
 
 def test_groups_and_their_lag(cli: Cli, fake: FakeCluster) -> None:

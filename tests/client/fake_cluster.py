@@ -22,6 +22,7 @@ from sparklog.protocol.messages import (
     EARLIEST,
     LATEST,
     AbortedRange,
+    AbortHanging,
     AbortTransaction,
     Ack,
     AddToTransaction,
@@ -43,6 +44,7 @@ from sparklog.protocol.messages import (
     FetchReply,
     FindCoordinator,
     FindCoordinatorReply,
+    FindHanging,
     GroupOffset,
     HelloReply,
     InitProducerId,
@@ -302,6 +304,8 @@ class _Handler:
                 | EndTransaction()
                 | AbortTransaction()
                 | ListTransactions()
+                | FindHanging()
+                | AbortHanging()
             ):
                 self.cluster.coordinator.handle(self.broker.broker_id, request, self.connection.reply)
             case ListGroups():

@@ -15,6 +15,7 @@ from sparklog.coordinator.transactions import Transactions
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import TopicPartition
 from sparklog.protocol.messages import (
+    AbortHanging,
     AbortTransaction,
     Ack,
     AddToTransaction,
@@ -23,6 +24,9 @@ from sparklog.protocol.messages import (
     EndTransaction,
     EndTransactionReply,
     ErrorReply,
+    FindHanging,
+    FindHangingReply,
+    HangingTransaction,
     ListTransactions,
     ListTransactionsReply,
     Reply,
@@ -50,6 +54,8 @@ class FakeCoordinator:
         self.records: list[Record] = []
         #: Offsets that commits have handed over: (group, topic, partition) to offset.
         self.offsets: dict[tuple[str, str, int], int] = {}
+        #: What leaders find to be open without a coordinator.
+        self.hanging: list[HangingTransaction] = []
         self._tickets = 0
         self._waiting: dict[int, Callable[[Outcome], None]] = {}
         self._load()
@@ -62,7 +68,12 @@ class FakeCoordinator:
             answered(Refused(ErrorCode.NOT_COORDINATOR, "moved"))
         self._load()
 
-    def handle(self, broker_id: int, request: TransactionRequest, reply: Callable[[Reply], None]) -> None:
+    def handle(
+        self, broker_id: int, request: TransactionRequest | FindHanging | AbortHanging, reply: Callable[[Reply], None]
+    ) -> None:
+        if isinstance(request, FindHanging | AbortHanging):
+            reply(self._hanging(broker_id, request))
+            return
         if isinstance(request, ListTransactions):
             found = tuple(self._descriptions()) if broker_id == self.broker_id else ()
             reply(ListTransactionsReply(request.cid, found))
@@ -72,6 +83,17 @@ class FakeCoordinator:
             return
         self._step(events.Ticked())
         self._ask(lambda ticket: self._event(request, ticket), lambda outcome: reply(_reply(request.cid, outcome)))
+
+    def _hanging(self, broker_id: int, request: FindHanging | AbortHanging) -> Reply:
+        led = [one for one in self.hanging if self.cluster.topics[one.topic].logs[one.partition].leader == broker_id]
+        if isinstance(request, FindHanging):
+            old = _now_ms() - request.open_ms
+            return FindHangingReply(request.cid, tuple(one for one in led if one.began_ms <= old))
+        for one in led:
+            if (one.topic, one.partition, one.producer_id) == (request.topic, request.partition, request.producer_id):
+                self.hanging.remove(one)
+                return Ack(request.cid)
+        return ErrorReply(request.cid, ErrorCode.INVALID_TXN_STATE, f"producer {request.producer_id} has nothing open")
 
     def verify(self, key: str, header: BatchHeader, tp: TopicPartition) -> None:
         """Raises BrokerError unless this producer may append there."""
