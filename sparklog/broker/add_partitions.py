@@ -13,10 +13,10 @@ import msgspec
 from sparklog.broker.internal_topics import refuse_internal
 from sparklog.broker.load import load
 from sparklog.broker.state import BrokerState
-from sparklog.broker.waiting import answer_later, until_told
+from sparklog.broker.waiting import answer_later, until_led
 from sparklog.controller.placement import MAX_PARTITIONS, Placement, check_assignment, place
 from sparklog.errors import BrokerError, ErrorCode
-from sparklog.model import NO_LEADER, TopicRecord
+from sparklog.model import TopicRecord
 from sparklog.net.server import ServerConnection
 from sparklog.protocol.messages import CreatePartitions, CreateTopicReply, Reply
 
@@ -47,16 +47,7 @@ async def _create_partitions(broker: BrokerState, request: CreatePartitions) -> 
         raise BrokerError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"no topic {request.topic!r} is there")
     _log.info("topic %s has %d partitions now", record.name, len(record.assignment))
 
-    def led() -> bool:
-        topic = broker.cache.topic(record.name)
-        return (
-            topic is not None
-            and topic.change.topic_id == record.topic_id
-            and len(topic.partitions) >= len(record.assignment)
-            and all(known.state.leader != NO_LEADER for known in topic.partitions.values())
-        )
-
-    if not await until_told(broker, led, request.timeout_ms):
+    if not await until_led(broker, record, request.timeout_ms):
         raise BrokerError(
             ErrorCode.REQUEST_TIMED_OUT,
             f"topic {record.name!r} has {len(record.assignment)} partitions now, but not every one has a leader yet",

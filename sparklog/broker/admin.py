@@ -1,4 +1,4 @@
-"""Requests that change the cluster: checked here, written to ZooKeeper, carried out by the controller.
+"""CreateTopic, DeleteTopic, InitProducerId: checked here, written to ZooKeeper, carried out by the controller.
 
 Any broker takes them. A handler that waits (for ZooKeeper, then for the controller's word about the result) runs as a
 task of its own and replies when its wish has become true or its time is up.
@@ -14,11 +14,11 @@ import pyarrow as pa
 from sparklog.broker.internal_topics import refuse_internal
 from sparklog.broker.load import load
 from sparklog.broker.state import BrokerState
-from sparklog.broker.waiting import answer_later, until_told
+from sparklog.broker.waiting import answer_later, until_led, until_told
 from sparklog.config import topic_config
 from sparklog.controller.placement import Placement, check_assignment, place
 from sparklog.errors import BrokerError, ConfigError, ErrorCode
-from sparklog.model import NO_LEADER, TopicRecord, TopicSchema, check_topic_name
+from sparklog.model import TopicRecord, TopicSchema, check_topic_name
 from sparklog.net.server import ServerConnection
 from sparklog.protocol.messages import (
     Ack,
@@ -65,16 +65,7 @@ async def _create_topic(broker: BrokerState, request: CreateTopic) -> Reply:
     await broker.registry.create_topic(record)
     _log.info("topic %s (%s) created with %d partitions", record.name, record.topic_id, len(record.assignment))
 
-    def led() -> bool:
-        topic = broker.cache.topic(record.name)
-        return (
-            topic is not None
-            and topic.change.topic_id == record.topic_id
-            and len(topic.partitions) == len(record.assignment)
-            and all(known.state.leader != NO_LEADER for known in topic.partitions.values())
-        )
-
-    if not await until_told(broker, led, request.timeout_ms):
+    if not await until_led(broker, record, request.timeout_ms):
         raise BrokerError(
             ErrorCode.REQUEST_TIMED_OUT, f"topic {record.name!r} was created, but not every partition has a leader yet"
         )

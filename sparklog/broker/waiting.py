@@ -8,6 +8,7 @@ from typing import Any
 
 from sparklog.broker.state import BrokerState
 from sparklog.errors import BrokerError, ClusterError, ErrorCode
+from sparklog.model import NO_LEADER, TopicRecord
 from sparklog.net.server import ServerConnection
 from sparklog.protocol.messages import ErrorReply, Reply, Request
 
@@ -51,3 +52,19 @@ async def until_told(broker: BrokerState, true: Callable[[], bool], timeout_ms: 
             return False
         await asyncio.wait({broker.next_metadata()}, timeout=left_s)
     return True
+
+
+async def until_led(broker: BrokerState, record: TopicRecord, timeout_ms: int) -> bool:
+    """Whether in time all partitions of a topic were known here, as many as in ``record`` at least, each with a
+    leader."""
+
+    def led() -> bool:
+        topic = broker.cache.topic(record.name)
+        return (
+            topic is not None
+            and topic.change.topic_id == record.topic_id
+            and len(topic.partitions) >= len(record.assignment)
+            and all(known.state.leader != NO_LEADER for known in topic.partitions.values())
+        )
+
+    return await until_told(broker, led, timeout_ms)
