@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ from sparklog.cluster.embedded_zookeeper import EmbeddedZookeeper
 from sparklog.cluster.process import send_signal
 from sparklog.cluster.zookeeper_keeper import ZookeeperKeeper
 from sparklog.zk.session import ZkSession
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.integration
 
@@ -25,13 +25,6 @@ def keeper(tmp_path: Path) -> Iterator[ZookeeperKeeper]:
         yield keeper
     finally:
         keeper.stop()
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, "did not happen in time"
-        time.sleep(0.02)
 
 
 def test_a_killed_server_comes_back_to_its_sessions(keeper: ZookeeperKeeper) -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +15,7 @@ import sparklog
 from sparklog.cluster.process import ProcessIdentity, send_signal
 from tests.integration.cluster_job import ClusterJob, identify_all, parent
 from tests.integration.traffic import Traffic
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
@@ -43,13 +44,6 @@ def paused(*processes: ProcessIdentity) -> Iterator[None]:
     finally:
         for process in processes:
             send_signal(process, signal.SIGCONT)
-
-
-def until(condition: Callable[[], bool], what: str, *, timeout_s: float = 60.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, f"no {what} within {timeout_s} s"
-        time.sleep(0.05)
 
 
 class Faults:
@@ -83,13 +77,13 @@ class Faults:
         self.traffic.goes_on()
         slowest_s = self.traffic.slowest_s()
         assert not within_s or slowest_s < within_s, f"a write took {slowest_s:.1f} s"
-        until(self.is_whole, "full in-sync sets")
+        wait_until(self.is_whole, "full in-sync sets")
         self._topics += 1
         self.admin.create_topic(f"made-{self._topics}", partitions=1, replication_factor=3)
 
     def back(self, slot: str, lost: ProcessIdentity) -> None:
         """Return when ``slot`` has a broker again."""
-        until(lambda: self.job.brokers().get(slot, lost.pid) != lost.pid, f"new broker in {slot}")
+        wait_until(lambda: self.job.brokers().get(slot, lost.pid) != lost.pid, f"new broker in {slot}")
 
 
 def test_paused_killed_and_ended_parts_lose_nothing(job: ClusterJob) -> None:
@@ -146,7 +140,7 @@ def _killed_zookeeper(faults: Faults) -> None:
     server, broker = faults.zookeeper(), faults.broker("slot-2")
     send_signal(server, signal.SIGKILL)
     send_signal(broker, signal.SIGKILL)
-    until(lambda: [process for process in faults.job.zookeepers() if process != server] != [], "ZooKeeper")
+    wait_until(lambda: [process for process in faults.job.zookeepers() if process != server] != [], "ZooKeeper")
     faults.back("slot-2", broker)
     faults.healed()
 

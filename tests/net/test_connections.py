@@ -7,7 +7,6 @@ import contextlib
 import socket
 import struct
 import threading
-import time
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future
 from typing import Any, TypeVar
@@ -34,6 +33,7 @@ from sparklog.protocol.messages import (
     Request,
     encode_message,
 )
+from tests.waiting import wait_until
 
 T = TypeVar("T")
 
@@ -137,13 +137,6 @@ def echo() -> Iterator[Echo]:
 
 def connect(echo: Echo, cluster_id: str = "") -> BlockingConnection:
     return BlockingConnection("127.0.0.1", echo.port, client_id="test", cluster_id=cluster_id, timeout_s=10)
-
-
-def wait_until(condition: Callable[[], bool], timeout_s: float = 10) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "condition not reached in time"
-        time.sleep(0.005)
 
 
 def produce(acks: int = -1) -> Produce:

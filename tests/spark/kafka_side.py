@@ -20,7 +20,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -29,6 +29,7 @@ from pyspark.sql import SparkSession
 from sparklog.client.admin import Admin
 from sparklog.client.producer import Producer
 from sparklog.cluster.embedded_zookeeper import find_java
+from tests.waiting import wait_until
 
 _HOST = "127.0.0.1"
 _UP_TIMEOUT_S = 60.0
@@ -238,13 +239,6 @@ class SparklogSide:
 
     def start_is_settled(self, checkpoint: Path) -> bool:
         return (checkpoint / "offsets" / "0").exists()
-
-
-def wait_until(what: Callable[[], bool], timeout_s: float = 60) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not what():
-        assert time.monotonic() < deadline, f"not within {timeout_s:g} s"
-        time.sleep(0.05)
 
 
 def _free_ports(count: int) -> list[int]:

@@ -23,7 +23,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from sparklog.client.admin import Admin
 from sparklog.testing.process_cluster import ProcessCluster
-from tests.spark.kafka_side import KafkaBroker, KafkaSide, Record, Side, SparklogSide, jars_folder, wait_until
+from tests.spark.kafka_side import KafkaBroker, KafkaSide, Record, Side, SparklogSide, jars_folder
+from tests.waiting import wait_until
 
 _JARS = jars_folder()
 
