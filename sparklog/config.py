@@ -126,6 +126,9 @@ BROKER_SETTINGS: dict[str, Setting] = {
     "broker.orphan.max.ms": Setting("orphan_max_ms", -1, "without supervisor and controller; -1: serve on", -1),
     "fetch.max.bytes": Setting("fetch_max_bytes", 55 * MIB, "per answer to a consumer", 1024, 1024 * MIB),
     "fetch.session.slots": Setting("fetch_session_slots", 1000, "incremental fetch sessions kept", 1, 1_000_000),
+    "local.reads.enable": Setting(
+        "local_reads", True, "readers of the same host are handed segment files, over a Unix socket"
+    ),
     "hot.batches.bytes": Setting("hot_batches_bytes", 64 * MIB, "newest batches kept in memory, per broker", 0, 2**40),
 }
 
@@ -182,6 +185,7 @@ class BrokerConfig(msgspec.Struct, frozen=True):
     orphan_max_ms: int
     fetch_max_bytes: int
     fetch_session_slots: int
+    local_reads: bool
     hot_batches_bytes: int
     topic_defaults: dict[str, str]
 

@@ -64,7 +64,7 @@ def _check_consumer(partition: Partition, wanted: FetchPartition) -> EpochEnd | 
     if wanted.last_epoch > replica.leader_epoch:
         # It has read what a later leader wrote: this one is behind or deposed, and its log proves nothing.
         raise BrokerError(ErrorCode.UNKNOWN_LEADER_EPOCH, partition.standing(wanted.last_epoch))
-    parted = _parted_from_consumer(partition, wanted)
+    parted = parted_from_consumer(partition, wanted)
     if parted is not None:
         return parted
     code = replica.check_offset(wanted.fetch_offset)
@@ -99,12 +99,15 @@ def look_for_follower(
         return _error(partition, wanted, error, for_follower=True)
 
 
-def _parted_from_consumer(partition: Partition, wanted: FetchPartition) -> EpochEnd | None:
+def parted_from_consumer(partition: Partition, wanted: FetchPartition, *, in_sync: bool = False) -> EpochEnd | None:
     """Where the log stopped being the one this consumer has read, or None: after an unclean election the record before
-    its position may be another one. Only the leader can tell, and only where it still has that record. Source: KIP-320.
+    its position may be another one. Only the leader can tell, and a follower known to be ``in_sync`` up to its high
+    watermark, and only where the log still has that record. Source: KIP-320.
     """
-    log = partition.log
-    if wanted.last_epoch < 0 or wanted.fetch_offset <= log.log_start_offset or not partition.replica.is_leader:
+    log, replica = partition.log, partition.replica
+    if wanted.last_epoch < 0 or wanted.fetch_offset <= log.log_start_offset:
+        return None
+    if not replica.is_leader and not (in_sync and wanted.fetch_offset <= replica.high_watermark):
         return None
     ours = log.end_of_epoch(wanted.last_epoch)
     return ours if ours.epoch != wanted.last_epoch or ours.end_offset < wanted.fetch_offset else None

@@ -11,7 +11,7 @@ import logging
 import os
 from pathlib import Path
 
-from sparklog.broker.fetch_look import require_readable
+from sparklog.broker.fetch_look import parted_from_consumer, require_readable
 from sparklog.broker.partition import Partition
 from sparklog.broker.state import BrokerState
 from sparklog.errors import BrokerError, ErrorCode, StorageError
@@ -44,6 +44,8 @@ class LocalReads:
 
     def open(self) -> None:
         """Without them everything is read over TCP: what hinders them hinders nothing else."""
+        if not self._broker.config.local_reads:
+            return
         server = DescriptorServer(self._path, self._answer)
         try:
             server.open()
@@ -94,6 +96,7 @@ class LocalReads:
         )
         partition, parted = require_readable(self._broker.partitions, wanted)
         self._require_in_sync(partition)
+        parted = parted or parted_from_consumer(partition, wanted, in_sync=True)
         if parted is not None:
             return self._reply(partition=partition, diverging=(parted.epoch, parted.end_offset)), []
         end = partition.replica.readable_end(request.isolation)
@@ -118,7 +121,9 @@ class LocalReads:
         if partition.replica.is_leader:
             return
         known = self._broker.cache.partition(partition.tp)
-        if known is None or self._broker.broker_id not in known.state.isr:
+        # In sync with an earlier leader says nothing: after an unclean election the log may have to be cut.
+        current = known is not None and known.state.leader_epoch == partition.replica.leader_epoch
+        if known is None or not current or self._broker.broker_id not in known.state.isr:
             raise BrokerError(
                 ErrorCode.REPLICA_NOT_AVAILABLE, f"{partition.tp}: broker {self._broker.broker_id} is not in sync"
             )

@@ -18,6 +18,8 @@ class ReadCounters:
     #: What the fetched batches take in the log: more than was fetched where only some columns were sent.
     stored_bytes: int = 0
     projected_batches: int = 0
+    #: Fetched from a follower that is nearer than the leader.
+    follower_batches: int = 0
     decoded_batches: int = 0
     #: Read from files of this host instead of being fetched.
     local_batches: int = 0

@@ -21,11 +21,13 @@ from sparklog.client.isolation import Isolation, wire_isolation
 from sparklog.client.link import UNKNOWN_TOPIC_GRACE_S, ClusterLink, Deadline
 from sparklog.client.local_log import LocalLog
 from sparklog.client.metadata import Leader
+from sparklog.client.nearest import nearest
 from sparklog.client.read_counters import ReadCounters
 from sparklog.client.schemas import SchemaLookup
 from sparklog.errors import BrokerError, ConfigError, ErrorCode
 from sparklog.model import NO_EPOCH, NO_LEADER, TopicPartition
 from sparklog.net.blocking import BlockingConnection
+from sparklog.net.descriptors import is_this_host
 from sparklog.protocol.messages import CONSUMER, Fetch, FetchPartition, FetchReply, TopicMetadata
 from sparklog.record.header import BatchHeader
 from sparklog.record.schema import parse_schema
@@ -77,9 +79,9 @@ class PartitionReader:
                 since. NO_EPOCH: not checked.
             isolation: ``"read_committed"`` leaves out records of aborted transactions, and waits below those of open
                 ones; ``"read_uncommitted"`` does neither.
-            local: ``"auto"`` maps the files of an in-sync replica on this host where there is one, and fetches
-                otherwise; ``"never"`` fetches; ``"require"`` fails where it would have to fetch. ``counters`` tell
-                which it was.
+            local: ``"auto"`` maps the files of an in-sync replica on this host where there is one, and fetches from
+                the nearest replica otherwise; ``"never"`` fetches; ``"require"`` fails where it would have to fetch.
+                ``counters`` tell which it was.
             max_bytes: of one answer; a larger batch comes alone.
             timeout_s: the longest time without any progress.
         """
@@ -112,6 +114,9 @@ class PartitionReader:
         self._under_way = False
         self._asked = start
         self._asked_leader = Leader(NO_LEADER, NO_EPOCH)
+        #: Who is asked, and the followers that have failed to answer, which are not asked again.
+        self._source = NO_LEADER
+        self._avoided: set[int] = set()
         self._stale = False
         #: Leader epoch of the last record read: what is read next has to follow it in the same history.
         self._last_epoch = last_epoch
@@ -228,6 +233,8 @@ class PartitionReader:
                     return answer
                 reason = _marks(answer)
             except BrokerError as error:
+                if self._turn_to_leader():
+                    continue  # only its word counts
                 doubt = self._doubt(error)
                 unknown = error.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
                 lasting = not error.retriable or self._made_anew() or (unknown and not grace.left_s())
@@ -242,6 +249,7 @@ class PartitionReader:
                 raise self._no_progress(position, reason)
             time.sleep(delay_ms / 1000)
             if not suspect.left_s():
+                self._turn_to_leader()
                 with contextlib.suppress(BrokerError):  # whatever it is, the next fetch goes to whom the cache names
                     self._link.confirm(self._tp, self._asked_leader)
                 suspect = Deadline(_SUSPECT_AFTER_S)
@@ -251,6 +259,15 @@ class PartitionReader:
             f"reading {self._tp} offsets [{self._start}, {self._end}): stood at {position} for"
             f" {self._timeout_s:g} s, last: {reason}"
         )
+
+    def _turn_to_leader(self) -> bool:
+        """Ask the follower that was asked last no more. False when it was the leader."""
+        if self._source == self._asked_leader.broker_id:
+            return False
+        self._avoided.add(self._source)
+        self._source = self._asked_leader.broker_id
+        self._disconnect()
+        return True
 
     def _doubt(self, error: BrokerError) -> BrokerError | None:
         """Why an error that is final is not to be believed yet, or None."""
@@ -293,7 +310,8 @@ class PartitionReader:
 
     def _send(self, position: int) -> None:
         leader, _ = self._look_up()
-        connection = self._connect(leader.broker_id)
+        self._asked_leader, self._source = leader, self._nearest(leader)
+        connection = self._connect(self._source)
         wanted = FetchPartition(
             self._tp.topic,
             self._tp.partition,
@@ -319,7 +337,16 @@ class PartitionReader:
             )
         )
         self._under_way = True
-        self._asked, self._asked_leader = position, leader
+        self._asked = position
+
+    def _nearest(self, leader: Leader) -> int:
+        """The broker to fetch from. Whether the log is still the one that was read up to ``start`` only the leader can
+        tell, so it is asked first where that matters."""
+        partition = self._link.metadata.partition(self._tp)
+        if partition is None or (self._epoch_is_bound and self._last_epoch != NO_EPOCH):
+            return leader.broker_id
+        in_sync = [broker_id for broker_id in partition.isr if broker_id not in self._avoided]
+        return nearest(leader.broker_id, in_sync, self._link.metadata.brokers, is_here=is_this_host)
 
     def _receive(self) -> PartitionBytes:
         connection = self._connection
@@ -336,6 +363,8 @@ class PartitionReader:
             raise BrokerError(answer.answer.code, answer.answer.detail or f"fetch of {self._tp}")
         self._check_history(answer)
         self.counters.count(answer)
+        if self._source != self._asked_leader.broker_id:
+            self.counters.follower_batches += len(answer.headers)
         return answer
 
     def _check_history(self, answer: PartitionBytes) -> None:

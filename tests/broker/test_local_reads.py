@@ -168,6 +168,9 @@ class Local:
         request = OpenSegment(FORMAT_VERSION, self._name, 0, topic_id, epoch, -1, offset, isolation)
         return self.send(encode(request))
 
+    def request(self, request: OpenSegment) -> tuple[bytes, list[int]]:
+        return self._client.request(encode(request))
+
     def send(self, packet: bytes) -> tuple[int, int]:
         payload, descriptors = self._client.request(packet)
         for descriptor in descriptors:
@@ -281,6 +284,73 @@ def test_a_socket_that_may_not_be_entered(cluster: ProcessCluster, admin: Admin)
         away.rename(near.path)
     with pytest.raises(ConfigError):
         PartitionReader(cluster.bootstrap, TopicPartition("barred", 0), 0, 1, local="always")  # type: ignore[arg-type]
+
+
+def test_a_broker_that_is_told_to_hand_out_nothing(cluster: ProcessCluster, admin: Admin) -> None:
+    create_topic(cluster, "unlent", assignment=((0,),))
+    with Producer(cluster.bootstrap) as producer:
+        producer.send("unlent", b"x").result(30)
+    with Local(cluster, "unlent") as near:
+        path = Path(near.path)
+    cluster.settings["local.reads.enable"] = "false"
+    try:
+        cluster.restart(0)
+        assert leader(cluster, "unlent") == 0
+        assert not path.exists()
+        found, reader = read(cluster, "unlent", 0, 1, local="auto")
+        assert (found.num_rows, reader.counters.local_fallbacks, reader.counters.local_batches) == (1, 1, 0)
+        with pytest.raises(LocalReadUnavailable, match="hands out files on this host"):
+            read(cluster, "unlent", 0, 1)
+    finally:
+        del cluster.settings["local.reads.enable"]
+        cluster.restart(0)
+    assert leader(cluster, "unlent") == 0
+    assert read(cluster, "unlent", 0, 1)[1].counters.local_batches == 1
+
+
+def test_fetching_from_the_nearest_follower(
+    cluster: ProcessCluster, admin: Admin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All brokers are on this host here, so it is said which one counts as near."""
+    content = make(cluster, admin, "near", 120)
+    leads = leader(cluster, "near")
+    follower = next(broker_id for broker_id in cluster.slots if broker_id != leads)
+
+    def near(leader: int, in_sync: list[int], *_: object, **__: object) -> int:
+        return follower if follower in in_sync else leader
+
+    monkeypatch.setattr("sparklog.client.reader.nearest", near)
+    found, reader = read(cluster, "near", 0, 120, local="never")
+    assert found.equals(content)
+    assert reader.counters.follower_batches == reader.counters.fetched_batches > 0
+
+    tp = TopicPartition("near", 0)
+    with PartitionReader(cluster.bootstrap, tp, 0, 120, local="never", max_bytes=20_000) as reader:
+        batches = reader.fetched()
+        seen = next(batches).batch.num_rows
+        cluster.kill(follower)
+        assert seen + sum(found.batch.num_rows for found in batches) == 120
+        assert 0 < reader.counters.follower_batches < reader.counters.fetched_batches
+    cluster.start_broker(follower)
+
+    # What was read before has to be in the log still: the leader says so, and a follower that hands out files.
+    cluster.restart(leads)
+    leader(cluster, "near")
+    with Producer(cluster.bootstrap) as producer:
+        producer.write("near", table(30)).result(30)
+    wait_until(lambda: replica(cluster, follower, "near").high_watermark == 150, 30, "the follower to be level")
+    with PartitionReader(cluster.bootstrap, tp, 60, 150, local="never", max_bytes=20_000, last_epoch=0) as reader:
+        assert sum(batch.num_rows for _, batch in reader) == 90
+        assert 0 < reader.counters.follower_batches < reader.counters.fetched_batches
+    with (
+        PartitionReader(cluster.bootstrap, tp, 130, 150, local="never", last_epoch=0) as reader,
+        pytest.raises(LogTruncated),
+    ):
+        list(reader)
+    for broker_id in (leads, follower):
+        with Local(cluster, "near", broker_id) as socket_of:
+            payload, _ = socket_of.request(OpenSegment(FORMAT_VERSION, "near", 0, "", -1, 0, 130, 0))
+            assert decode_reply(payload).diverging == (0, 120)
 
 
 def test_a_log_that_is_cut_under_its_reader(cluster: ProcessCluster, admin: Admin) -> None:

@@ -1,0 +1,21 @@
+"""Which replica of a partition a reader fetches from: the nearest that is in sync. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+from sparklog.model import BrokerEndpoint
+
+
+def nearest(
+    leader: int, in_sync: Iterable[int], brokers: Mapping[int, BrokerEndpoint], *, is_here: Callable[[str], bool]
+) -> int:
+    """The in-sync replica to read from: one on this host, else one in a rack that this host has brokers in. The leader
+    where it is as near as any."""
+    if is_here(brokers[leader].host):
+        return leader
+    racks = {broker.rack for broker in brokers.values() if broker.rack is not None and is_here(broker.host)}
+    others = [broker_id for broker_id in in_sync if broker_id != leader and broker_id in brokers]
+    return min(
+        [leader, *others], key=lambda number: (not is_here(brokers[number].host), brokers[number].rack not in racks)
+    )
