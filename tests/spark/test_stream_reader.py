@@ -20,7 +20,7 @@ from sparklog.spark.read_options import parse_read_options
 from sparklog.spark.schema import DEFAULT_COLUMNS
 from sparklog.spark.stream import StreamReader
 from sparklog.spark.task import DataLoss
-from sparklog.testing.process_cluster import ProcessCluster
+from sparklog.testing.process_cluster import ProcessCluster, wait_until
 
 pytestmark = pytest.mark.integration
 
@@ -223,6 +223,34 @@ def test_a_topic_deleted_between_planning_and_reading(
     with caplog.at_level(logging.WARNING):
         assert list(lenient.reader.read(tasks[1])) == []
     assert "of offsets 0 to 2 only 2 to 2 can be read" in caplog.text
+
+
+def test_records_that_retention_has_taken(caplog: pytest.LogCaptureFixture) -> None:
+    """Of a batch that is planned, and of the one behind it."""
+    with ProcessCluster(1, settings={"log.retention.check.interval.ms": "200"}) as cluster:
+        tp = TopicPartition("taken", 0)
+        with Admin(cluster.bootstrap) as admin, Producer(cluster.bootstrap, batch_bytes=16_384) as producer:
+            config = {"segment.bytes": "65536", "retention.bytes": "65536"}
+            admin.create_topic(tp.topic, partitions=1, replication_factor=1, config=config)
+            produce(cluster, tp.topic, *"abcde")
+            query = Query(cluster.bootstrap, subscribe=tp.topic, startingOffsets="earliest", maxOffsetsPerTrigger="3")
+            assert query.batch() == [b"a", b"b", b"c"]
+            planned = query.plan()
+            for number in range(200):
+                producer.send(tp.topic, b"%d" % number + bytes(2000))
+            producer.flush()
+            wait_until(lambda: admin.list_offsets([tp], at="earliest")[tp] > 100, 60, "retention")
+        with pytest.raises(DataLoss, match="offsets 3 to 5 of taken-0: OFFSET_OUT_OF_RANGE"):
+            query.run().rows(planned)
+        with pytest.raises(DataLoss, match=r"taken-0: offsets 3 to \d+ are gone"):
+            query.plan()
+        query.run(failOnDataLoss="false")
+        with caplog.at_level(logging.WARNING):
+            assert query.rows(planned) == []
+            offsets = [offset for _, _, offset, _ in query.rows(query.plan(ReadAllAvailable()))]
+        assert offsets[0] > 100 and offsets == list(range(offsets[0], 205))
+        assert "records were lost" in caplog.text and "are gone" in caplog.text
+        query.reader.stop()
 
 
 def test_a_topic_that_does_not_fit(
