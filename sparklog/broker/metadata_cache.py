@@ -94,19 +94,7 @@ class MetadataCache:
             return TopicMetadata(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, name, detail=f"no topic {name!r} is known here")
         if topic.built is None:
             topic.built = _built(topic)
-        if schemas:
-            return topic.built
-        whole = topic.built
-        return TopicMetadata(
-            whole.code,
-            whole.name,
-            whole.topic_id,
-            whole.partitions,
-            (),
-            whole.key_columns,
-            whole.event_time,
-            whole.config,
-        )
+        return topic.built if schemas else msgspec.structs.replace(topic.built, schemas=())
 
     # --- changes ---
 
@@ -229,4 +217,5 @@ def _built(topic: CachedTopic) -> TopicMetadata:
         change.key_columns,
         change.event_time,
         change.config,
+        order=change.order,
     )

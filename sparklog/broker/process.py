@@ -312,8 +312,9 @@ class BrokerProcess:
         if awaited:
             self._lease.expect_supervisor()
             return
+        generation = LeaseName(at_work.driver_epoch, at_work.generation) if at_work is not None else None
         step = relief(
-            left_out=self._lease.left_out(at_work and LeaseName(at_work.driver_epoch, at_work.generation)),
+            left_out=self._lease.left_out(generation),
             controller_lives=await registry.controller_lives(),
             announced=registry.announced,
             counted_on=self._broker.partitions.in_sync,

@@ -182,7 +182,7 @@ class Registry:
         with suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._isr_settled.wait(), _NOTIFY_LATEST_S)
         changed, self._changed = tuple(self._changed), {}
-        await self._session.patiently(lambda: self._store.notify_isr_change(changed))
+        await self._session.patiently(lambda: self._store.notify_isr_change(self._broker.broker_id, changed))
 
     # --- topics and producers ---------------------------------------------------------------------------------------
 

@@ -1,8 +1,8 @@
 """A client's picture of the cluster: brokers, topics, and who leads what. Pure: replies in, answers out.
 
 Replies of different brokers overtake each other, so they are merged and not just taken over: per partition the greatest
-leader epoch wins, per broker the greatest incarnation, and a topic that was deleted, or deleted and made again, leaves
-the old one in place wherever the controller epoch says that the reply is the older picture. A broker that started while
+leader epoch wins, per broker the greatest incarnation, of two topics of one name the later one, and a topic that was
+deleted stays known wherever the controller epoch says that the reply is the older picture. A broker that started while
 the controller was away knows of no topic at all until one is back: that says nothing about topics.
 """
 
@@ -48,13 +48,13 @@ class MetadataCache:
             self.cluster_id = reply.cluster_id
         stale = self.is_stale(reply)
         self.controller_epoch = max(self.controller_epoch, reply.controller_epoch)
-        self._update_brokers(reply.brokers, stale=stale)
         for topic in reply.topics:
             if topic.code != ErrorCode.NONE:
                 if not stale:
                     self.forget(topic.name)
             else:
                 self._update_topic(topic, stale=stale)
+        self._update_brokers(reply.brokers, stale=stale)
 
     def forget(self, name: str) -> None:
         """Drop a topic: it was deleted, or this client no longer cares."""
@@ -112,13 +112,20 @@ class MetadataCache:
             if known is not None and known.incarnation > broker.incarnation:
                 named[broker_id] = known
         # An older picture may add a broker, but must not take away one that has come since.
-        self.brokers = {**self.brokers, **named} if stale else named
+        gone = set() if stale else self.brokers.keys() - named.keys()
+        if gone:
+            # Nor is a leader lost before there is another: it may serve though ZooKeeper, and the controller, miss it.
+            gone -= {part.leader for part in self._partitions.values()}
+        kept = {broker_id: broker for broker_id, broker in self.brokers.items() if broker_id not in gone}
+        self.brokers = {**kept, **named}
 
     def _update_topic(self, topic: TopicMetadata, *, stale: bool) -> None:
         known = self._topics.get(topic.name)
-        if known is not None and known.topic_id != topic.topic_id:
-            if stale:
-                return
+        other = known or self._forgotten.get(topic.name)
+        if other is not None and other.topic_id != topic.topic_id:
+            ordered = topic.order > 0 and other.order > 0
+            if topic.order < other.order if ordered else stale:
+                return  # of a broker that has not heard of the newer one yet
             self.forget(topic.name)
             known = None
         left = self._forgotten.pop(topic.name, None)
@@ -136,7 +143,8 @@ class MetadataCache:
             merged += known.partitions[len(merged) :]
             if len(known.schemas) > len(topic.schemas):
                 topic = msgspec.structs.replace(topic, schemas=known.schemas)
-        self._topics[topic.name] = msgspec.structs.replace(topic, partitions=tuple(merged))
+        order = max(topic.order, known.order) if known is not None else topic.order
+        self._topics[topic.name] = msgspec.structs.replace(topic, partitions=tuple(merged), order=order)
 
 
 def _newer(known: PartitionMetadata, told: PartitionMetadata) -> PartitionMetadata:

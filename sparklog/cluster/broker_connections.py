@@ -65,6 +65,14 @@ class BrokerConnections:
                 cluster_id=self._cluster_id,
                 connect_timeout_s=self._connect_timeout_s,
             )
+            found = connection.hello.broker_id if connection.hello is not None else None
+            if found != broker.broker_id:
+                # A dead broker's port may be another one's by now, and incarnations are counted for each alone.
+                connection.close()
+                raise BrokerError(
+                    ErrorCode.NETWORK_EXCEPTION,
+                    f"{broker.host}:{broker.port}: broker {found} found, broker {broker.broker_id} expected",
+                )
             self._open[broker.broker_id] = (broker, connection)
             return connection
 

@@ -71,7 +71,7 @@ from sparklog.zk.controller_store import (
     Written,
 )
 from sparklog.zk.errors import ZkUnreachable
-from sparklog.zk.session import Node, SessionState
+from sparklog.zk.session import PAUSE_S, Node, SessionState
 
 log = logging.getLogger(__name__)
 
@@ -132,11 +132,13 @@ class ControllerTerm:
     async def _load(self, *, cautious: bool) -> Loaded:
         # Brokers first: then every state is newer than the registrations, and an untrusted broker's claims are seen.
         brokers, retired = await self._brokers()
+        absent = await self._store.read_absent({found.broker_id for found in brokers})
         stopping = await self._store.read_stopping()
         topics = await self._store.read_topics()
         deletions = await self._store.read_deletions()
         snapshots = tuple(TopicSnapshot(topic.record, topic.states, topic.version) for topic in topics)
-        return Loaded(brokers, stopping, snapshots, deletions, cautious, retired, await self._elections())
+        elections = await self._elections()
+        return Loaded(brokers, stopping, snapshots, deletions, cautious, retired, elections, absent)
 
     async def _brokers(self) -> tuple[tuple[BrokerRegistration, ...], frozenset[int]]:
         brokers = await self._store.read_brokers()
@@ -185,9 +187,13 @@ class ControllerTerm:
                 await self._session.connected()
                 await self._session.children(path, on_change=changed.set)
                 await read()
-            except ZkUnreachable:
+            except ZkUnreachable as error:
                 if self._session.state is SessionState.CLOSED:
                     return
+                log.info("reading %s again after %s", path, error)
+                await asyncio.sleep(
+                    PAUSE_S
+                )  # a request that breaks each connection would do so for ever, at full speed
                 continue
             await changed.wait()
 
@@ -205,10 +211,16 @@ class ControllerTerm:
         self._step(ElectionsRead(await self._elections()))
 
     async def _read_isr_changes(self) -> None:
-        names, changed = await self._store.read_isr_changes()
-        if names:
+        """Until there is nothing more to be read: what is added to a node fires no watch on its parent."""
+        while True:
+            nodes, changed = await self._store.read_isr_changes()
+            if not nodes:
+                return
+            if changed is None:
+                changed = tuple(partition.tp for partition in self.core.state.partitions())
             self._step(StatesRead(await self._store.read_states(changed)))
-            await self._store.delete_isr_changes(names)
+            if await self._store.delete_isr_changes(nodes):
+                return
 
     def _topic_names(self, names: tuple[str, ...] | None) -> None:
         present = set(names or ())
@@ -450,6 +462,7 @@ class ControllerTerm:
                 return
             except ZkUnreachable as error:
                 log.info("repeating after %s", error)
+                await asyncio.sleep(PAUSE_S)
 
     def _start(self, work: Coroutine[Any, Any, None], name: str) -> None:
         if self._over.done():

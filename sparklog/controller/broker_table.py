@@ -2,8 +2,11 @@
 
 A registration that disappears means a dead broker, except where many disappear together or this process had lost
 ZooKeeper itself: then ZooKeeper, or the way to it, is the likelier cause. Such brokers are *held* for one session
-timeout: nothing is elected away from them, nor to them. Brokers whose end was seen by their supervisors (*retired*)
-are dead for certain: they are never held, and say nothing about the others.
+timeout: nothing is elected away from them, nor to them. Meanwhile they are among the brokers that all are told of, and
+are told themselves what there is to tell: most of them are at work and about to register again, and whoever leads must
+neither take them out of its ISRs nor be lost to its clients. A new term knows where they are by their last
+registrations, but for those whose logs nobody vouches for: these are hidden, as suspects are. Brokers whose end was
+seen by their supervisors (*retired*) are dead for certain: they are never held, and say nothing about the others.
 
 A term that begins without any broker is a cluster that starts again, its controller first. Nobody is given up before
 the first broker is there, for there is nobody to elect; from then on the others have one session timeout to come back
@@ -62,8 +65,13 @@ class BrokerTable:
 
     def present(self) -> list[BrokerRegistration]:
         """Registrations of live brokers and of held ones, by id: where clients may try."""
-        held = [found for found, _ in self._held.values() if found is not None]
-        return sorted([*self.registrations.values(), *held], key=lambda found: found.broker_id)
+        return sorted([*self.registrations.values(), *self.held], key=lambda found: found.broker_id)
+
+    @property
+    def held(self) -> list[BrokerRegistration]:
+        """Held brokers that can be found if they live, by id."""
+        found = [registration for registration, _ in self._held.values() if registration is not None]
+        return sorted(found, key=lambda registration: registration.broker_id)
 
     def be_wary(self, now_ms: int) -> None:
         """This process was cut off from ZooKeeper: what it misses in the next session timeout is held."""
@@ -77,16 +85,19 @@ class BrokerTable:
         now_ms: int,
         *,
         retired: Collection[int] = (),
+        absent: Iterable[BrokerRegistration] = (),
     ) -> BrokerChanges:
-        """Start a term with these live brokers; ``expected`` are those that partition states count on."""
+        """Start a term with these live brokers; ``expected`` are those that partition states count on, ``absent`` the
+        last registrations of others."""
         changes = self.read(brokers, now_ms)
-        missing = sorted(set(expected) - set(self.registrations) - set(retired))
+        last = {found.broker_id: found for found in absent}
+        missing = {i: last.get(i) for i in sorted(set(expected) - set(self.registrations) - set(retired))}
         if not self.registrations:
             self._awaits_first = True
-            self._hold(dict.fromkeys(missing), now_ms)
+            self._hold(missing, now_ms)
             return changes  # not called held: none has vanished, they are yet to come
         if now_ms < self._wary_until_ms or self._many(len(missing), len(missing) + len(self.registrations)):
-            self._hold(dict.fromkeys(missing), now_ms)
+            self._hold(missing, now_ms)
             return changes._replace(held=tuple(missing))
         return changes
 

@@ -83,6 +83,7 @@ class Topic:
         "announced",
         "deleting",
         "min_isr",
+        "order",
         "partitions",
         "pending",
         "record",
@@ -91,8 +92,10 @@ class Topic:
         "version",
     )
 
-    def __init__(self, record: TopicRecord) -> None:
+    def __init__(self, record: TopicRecord, order: int) -> None:
         self.record = record
+        #: Which topics of its name are older: controller epoch and, within it, the order they became known in.
+        self.order = order
         #: Of the topic's node; set with ``record``, by ``ClusterState`` only.
         self.version = -1
         #: The write of the record under way. While there is one no other is ordered.
@@ -114,15 +117,22 @@ class Topic:
     def change(self) -> TopicChange:
         record = self.record
         return TopicChange(
-            record.name, record.topic_id, record.schemas, record.key_columns, record.event_time, record.config
+            record.name,
+            record.topic_id,
+            record.schemas,
+            record.key_columns,
+            record.event_time,
+            record.config,
+            self.order,
         )
 
 
 class ClusterState:
     """Topics by name, and partitions by the brokers that host them."""
 
-    def __init__(self, topic_defaults: dict[str, str]) -> None:
+    def __init__(self, topic_defaults: dict[str, str], *, controller_epoch: int) -> None:
         self._defaults = topic_defaults
+        self._last_order = controller_epoch << 32
         self.topics: dict[str, Topic] = {}
         self._hosted: dict[int, dict[Partition, None]] = {}
         self._led: Counter[int] = Counter()
@@ -163,7 +173,8 @@ class ClusterState:
         record = snapshot.record
         topic = self.topics.get(record.name)
         if topic is None:
-            topic = self.topics[record.name] = Topic(record)
+            self._last_order += 1
+            topic = self.topics[record.name] = Topic(record, self._last_order)
         for number in range(len(topic.partitions), len(record.assignment)):
             partition = Partition(topic, number)
             if number in snapshot.states:

@@ -91,7 +91,7 @@ class Controller:
     def __init__(self, *, controller_id: str, controller_epoch: int, settings: ControllerSettings) -> None:
         self.controller_id = controller_id
         self.controller_epoch = controller_epoch
-        self.state = ClusterState(settings.topic_defaults)
+        self.state = ClusterState(settings.topic_defaults, controller_epoch=controller_epoch)
         self.brokers = BrokerTable(controller_epoch=controller_epoch, session_timeout_ms=settings.session_timeout_ms)
         self.resigned = False
         self._outbox = Outbox(controller_id=controller_id, controller_epoch=controller_epoch)
@@ -200,7 +200,9 @@ class Controller:
         expected = {member for state in stored for member in state.isr}
         if event.cautious:
             self.brokers.be_wary(now_ms)
-        changes = self.brokers.load(event.brokers, expected, now_ms, retired=event.retired)
+        changes = self.brokers.load(event.brokers, expected, now_ms, retired=event.retired, absent=event.absent)
+        for registration in self.brokers.held:
+            self._outbox.broker_arrived(registration)  # it may be at work, as the incarnation it last was
         self._brokers_changed(changes, states_are_newer=True)
         self.brokers.read_stopping(event.stopping)
         self._deletions_asked(event)

@@ -41,7 +41,7 @@ class Loaded:
     """First event of a term: all there is, read after the controller epoch was taken.
 
     ``cautious``: this process's own session had expired, so what it saw of brokers may be an artefact. ``retired`` as
-    in BrokersRead.
+    in BrokersRead. ``absent``: last registrations of brokers that have none now, where their processes would be found.
     """
 
     brokers: tuple[BrokerRegistration, ...]
@@ -51,6 +51,7 @@ class Loaded:
     cautious: bool = False
     retired: frozenset[int] = frozenset()
     elections: Mapping[str, ElectionAsked] = field(default_factory=dict)
+    absent: tuple[BrokerRegistration, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

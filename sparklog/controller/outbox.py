@@ -39,7 +39,7 @@ class Outbox:
         self._unannounced: dict[Topic, None] = {}
 
     def broker_arrived(self, registration: BrokerRegistration) -> None:
-        """A new incarnation knows nothing: it gets everything first."""
+        """A new incarnation, or one that this term tells for the first time, knows nothing: it gets everything."""
         self._links[registration.broker_id] = BrokerLink(registration)
 
     def broker_failed(self, broker_id: int) -> None:

@@ -31,7 +31,7 @@ class PartitionDecision(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TopicChange(msgspec.Struct, frozen=True, array_like=True):
-    """What a broker must know of a topic besides its partitions."""
+    """What a broker must know of a topic besides its partitions. ``order``: as in TopicMetadata."""
 
     name: str
     topic_id: str
@@ -39,6 +39,7 @@ class TopicChange(msgspec.Struct, frozen=True, array_like=True):
     key_columns: tuple[str, ...]
     event_time: str | None
     config: dict[str, str]
+    order: int = 0
 
 
 class ControlUpdate(Message, frozen=True, tag="control_update"):

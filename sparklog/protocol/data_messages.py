@@ -71,7 +71,10 @@ class PartitionMetadata(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TopicMetadata(msgspec.Struct, frozen=True, array_like=True):
-    """``code`` not 0: the topic is unknown or its name is bad, and only ``name`` and ``detail`` mean anything."""
+    """``code`` not 0: the topic is unknown or its name is bad, and only ``name`` and ``detail`` mean anything.
+
+    ``order``: of two topics of one name, with different ids, the later one has the greater; 0: unknown. Of one topic
+    it may grow."""
 
     code: int
     name: str
@@ -82,6 +85,7 @@ class TopicMetadata(msgspec.Struct, frozen=True, array_like=True):
     event_time: str | None = None
     config: dict[str, str] = {}
     detail: str = ""
+    order: int = 0
 
 
 class MetadataReply(Message, frozen=True, tag="metadata_reply"):

@@ -111,12 +111,18 @@ class CoreController(SimProcess):
             if session is self.session and self.core is None:
                 self._begin_term(epoch, *found)
 
-        def execute() -> tuple[Levels, dict[TopicPartition, VersionedState | None]]:
-            return self.zk.levels(), dict(self.zk.nodes)
+        def execute() -> tuple[Levels, dict[TopicPartition, VersionedState | None], dict[int, int]]:
+            return self.zk.levels(), dict(self.zk.nodes), self.zk.absent()
 
         session.ask(execute, loaded, lambda: self.later(10, lambda: self._load(session, epoch)))
 
-    def _begin_term(self, epoch: int, levels: Levels, states: dict[TopicPartition, VersionedState | None]) -> None:
+    def _begin_term(
+        self,
+        epoch: int,
+        levels: Levels,
+        states: dict[TopicPartition, VersionedState | None],
+        absent: dict[int, int],
+    ) -> None:
         self.world.note(f"{self.name} begins controller term {epoch}")
         self.world.happened["controller term"] += 1
         others = [other for other in self.cluster.controllers if other is not self and other.core is not None]
@@ -145,6 +151,7 @@ class CoreController(SimProcess):
         )
         self._cautious = False
         self._step(core, loaded)
+            absent=tuple(_registration(b, incarnation) for b, incarnation in absent.items()),
         self._look(core)
 
     def resign(self) -> None:
@@ -164,7 +171,7 @@ class CoreController(SimProcess):
     def _brokers(self, levels: Levels) -> tuple[BrokerRegistration, ...]:
         """As the controller's store reads them: the mark says whether a broker is trusted, not its registration."""
         return tuple(
-            BrokerRegistration(b, f"h{b}", 9000, "boot", "c", b not in levels.untrusted, None, incarnation)
+            _registration(b, incarnation, trusted=b not in levels.untrusted)
             for b, incarnation in levels.registered.items()
         )
 
@@ -418,3 +425,7 @@ class CoreController(SimProcess):
             broker.reply(self, process, lambda: self._step(core, answer))
 
         self.send(broker, deliver)
+
+
+def _registration(broker_id: int, incarnation: int, *, trusted: bool = True) -> BrokerRegistration:
+    return BrokerRegistration(broker_id, f"h{broker_id}", 9000, "boot", "c", trusted, None, incarnation)

@@ -266,7 +266,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "orphans that go though their driver is dead",
         "lease",
-        Caught("orphans serve on", 0, 40),
+        Caught("orphans serve on", 2, 40),
         lease_type=variants.ForsakenLease,
         likely=_DRIVERLESS,
     ),

@@ -389,7 +389,7 @@ class ReplicaPerformer(SimProcess):
     def _send_notice(self, changed: tuple[TopicPartition, ...]) -> None:
         assert self.session is not None
         self.session.ask(
-            lambda: self.zk.notify(changed),
+            lambda: self.zk.notify(self.broker_id, changed),
             lambda _: None,
             lambda: self.later(20, lambda: self._send_notice(changed)),
         )

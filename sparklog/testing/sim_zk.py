@@ -94,6 +94,8 @@ class SimZk(SimProcess):
         self._over: set[int] = set()
         self._sessions = 0
         self._notifications = 0
+        #: number of each broker's last notification
+        self._notified: dict[int, int] = {}
 
     # --- sessions -----------------------------------------------------------------------------------------------
 
@@ -173,6 +175,11 @@ class SimZk(SimProcess):
         """The last registered one, whether its session lives or not; 0 before the first."""
         return self._incarnations.get(broker_id, 0)
 
+    def absent(self) -> dict[int, int]:
+        """Last incarnations of brokers that are not registered, but for those whose logs nobody vouches for."""
+        away = self._incarnations.keys() - self.registered.keys() - self.untrusted
+        return {broker_id: self._incarnations[broker_id] for broker_id in sorted(away)}
+
     def retire(self, broker_id: int, incarnation: int) -> None:
         """Whoever saw the process end deletes its registration, and leaves a mark that says so."""
         registration = self.registered.get(broker_id)
@@ -207,10 +214,36 @@ class SimZk(SimProcess):
             dict(self.isr_changes),
         )
 
-    def notify(self, partitions: Iterable[TopicPartition]) -> None:
-        """Leaders tell the controller that they changed an ISR."""
+    def shows(self, levels: Levels) -> bool:
+        """Whether ``levels`` are still what there is."""
+        live = levels.registered
+        return (
+            self.controller_session == levels.controller_session
+            and self.isr_changes == levels.isr_changes
+            and len(self.registered) == len(live)
+            and all(live.get(broker) == found.incarnation for broker, found in self.registered.items())
+            and self.untrusted == levels.untrusted
+            and self.stopping == levels.stopping
+            and self.deletions == levels.deletions
+            and self.elections == levels.elections
+            and self.topics.keys() == levels.topics.keys()
+            and all(
+                self.topics[name] is record and self.topic_versions[name] == version
+                for name, (record, version) in levels.topics.items()
+            )
+            and self._retired() == levels.retired
+        )
+
+    def _retired(self) -> frozenset[int]:
+        live = self.registered
+        return frozenset(b for b, last in self.retired.items() if b not in live and self.incarnation(b) == last)
+
+    def notify(self, broker_id: int, partitions: Iterable[TopicPartition]) -> None:
+        """A leader tells the controller that it changed ISRs: added to what it has said before, under a new number."""
+        earlier = self.isr_changes.pop(self._notified.get(broker_id, -1), ())
         self._notifications += 1
-        self.isr_changes[self._notifications] = tuple(partitions)
+        self._notified[broker_id] = self._notifications
+        self.isr_changes[self._notifications] = tuple(dict.fromkeys((*earlier, *partitions)))
 
     def delete_notifications(self, numbers: Iterable[int], controller_epoch: int) -> None:
         if controller_epoch == self.controller_epoch:

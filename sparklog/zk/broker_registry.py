@@ -220,7 +220,8 @@ class BrokerRegistry:
             ops.append(Create(untrusted, name))
         claim = msgspec.structs.replace(mine, incarnation=version + 1, trusted=trusted and not marked)
         ops.append(Create(ids, codecs.encode_broker(claim), ephemeral=True))
-        ops.append(SetData(counter, b"", version))
+        # It stays when the session ends: a new controller knows where to find those it misses.
+        ops.append(SetData(counter, codecs.encode_broker(claim), version))
         return int((await session.multi(ops))[-1])
 
     async def _mark(self, path: str) -> Node | None:

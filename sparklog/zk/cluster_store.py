@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -22,6 +23,8 @@ from sparklog.zk.session import Check, Create, Delete, Node, Op, SetData, ZkSess
 PRODUCER_ID_BLOCK = 1000
 #: ZooKeeper drops the connection on requests of 1 MB; a topic record stays clear of that.
 MAX_TOPIC_BYTES = 900_000
+#: Names of partitions whose ISRs a broker has written; read by every controller that takes over.
+MAX_NOTIFICATION_BYTES = 250_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,10 +241,25 @@ class ClusterStore:
             return FateUnknown(sent=False, why=str(error))
         return NodeGone() if found is None else Refused(found, reason)
 
-    async def notify_isr_change(self, partitions: Iterable[TopicPartition]) -> None:
-        """Tell the controller that these partitions' ISRs were written."""
-        value = codecs.encode_partitions(partitions)
-        await self.session.create(f"{paths.ISR_CHANGES}/n_", value, sequence=True)
+    async def notify_isr_change(self, broker_id: int, partitions: Iterable[TopicPartition]) -> None:
+        """Tell the controller that this broker wrote these partitions' ISRs. May be repeated.
+
+        One node a broker, which collects what no controller has acted on: while there is none they must not pile up
+        until nobody can list them. It is written even when it names them all already, since it may have been read
+        before these writes: the new version keeps it from being deleted on the strength of that.
+        """
+        path = paths.isr_change(broker_id)
+        told = tuple(partitions)
+        while True:
+            with suppress(ZkNodeExists):
+                await self.session.create(path, _notification(told))
+                return
+            with suppress(ZkNoNode, ZkBadVersion):
+                node = await self.session.get(path)
+                noted = codecs.decode_partitions(path, node.data)
+                value = _notification(dict.fromkeys((*noted, *told)) if noted else ())
+                await self.session.set(path, value, node.version)
+                return
 
     # --- topics --------------------------------------------------------------------------------------------------
 
@@ -357,6 +375,12 @@ class ClusterStore:
         except ZkNoNode:
             return None
         return codecs.decode(path, node.data, codecs.GenerationName)
+
+
+def _notification(partitions: Iterable[TopicPartition]) -> bytes:
+    """Of too many for one node it names none, which means any."""
+    value = codecs.encode_partitions(partitions)
+    return value if len(value) <= MAX_NOTIFICATION_BYTES else codecs.encode_partitions(())
 
 
 def encode_record(record: TopicRecord) -> bytes:

@@ -17,7 +17,7 @@ import msgspec
 from sparklog.model import NO_EPOCH, BrokerRegistration, LeaderAndIsr, TopicPartition, TopicRecord, VersionedState
 from sparklog.zk import codecs, paths
 from sparklog.zk.cluster_store import ClusterStore, FateUnknown, NodeGone, Refused, WriteOutcome, Written, encode_record
-from sparklog.zk.errors import ZkError, ZkMultiFailed, ZkNoNode, ZkUnreachable
+from sparklog.zk.errors import ZkBadVersion, ZkError, ZkMultiFailed, ZkNoNode, ZkUnreachable
 from sparklog.zk.session import Check, Create, Delete, Node, Op, SetData, ZkSession
 
 #: Version of a node that does not exist yet.
@@ -144,6 +144,20 @@ class ControllerStore:
             and codecs.decode(paths.retired(broker_id), mark.data, codecs.CounterNode).value == counter.version
         )
 
+    async def read_absent(self, live: Collection[int]) -> tuple[BrokerRegistration, ...]:
+        """Last registrations of brokers other than the ``live`` ones: where their processes are, if they live. Not of
+        those whose logs nobody vouches for."""
+        marked = await self.session.children(paths.UNTRUSTED)
+        names = [name for name in await self.session.children(paths.INCARNATIONS) if name not in marked]
+        absent = sorted(broker_id for broker_id in map(int, names) if broker_id not in live)
+        nodes = await asyncio.gather(*(self.session.get(paths.incarnation(i)) for i in absent))
+        found = []
+        for broker_id, node in zip(absent, nodes, strict=True):
+            if node.data:  # an earlier release left it empty
+                known = codecs.decode_broker(paths.incarnation(broker_id), node.data, broker_id)
+                found.append(msgspec.structs.replace(known, incarnation=node.version, trusted=True))
+        return tuple(found)
+
     async def read_stopping(self) -> dict[int, int]:
         """Brokers that ask to be relieved, with the incarnation that asked."""
         nodes = await self._read_children(paths.STOPPING)
@@ -160,20 +174,28 @@ class ControllerStore:
             for name, node in nodes.items()
         }
 
-    async def read_isr_changes(self) -> tuple[tuple[str, ...], tuple[TopicPartition, ...]]:
-        """Notification nodes and the partitions they name."""
+    async def read_isr_changes(self) -> tuple[dict[str, int], tuple[TopicPartition, ...] | None]:
+        """Notification nodes with their versions, and the partitions they name; None: any."""
         nodes = await self._read_children(paths.ISR_CHANGES)
         changed: dict[TopicPartition, None] = {}
         for name, node in nodes.items():
-            changed.update(dict.fromkeys(codecs.decode_partitions(f"{paths.ISR_CHANGES}/{name}", node.data)))
-        return tuple(nodes), tuple(changed)
+            named = codecs.decode_partitions(f"{paths.ISR_CHANGES}/{name}", node.data)
+            if not named:
+                return {name: node.version for name, node in nodes.items()}, None
+            changed.update(dict.fromkeys(named))
+        return {name: node.version for name, node in nodes.items()}, tuple(changed)
 
-    async def delete_isr_changes(self, names: Sequence[str]) -> None:
-        """Delete notifications that were acted on. Bound to the epoch: a deposed controller must not swallow what the
-        new one has not seen."""
+    async def delete_isr_changes(self, nodes: Mapping[str, int]) -> bool:
+        """Delete notifications that were acted on, as they were read. False: one says more by now. Bound to the epoch:
+        a deposed controller must not swallow what the new one has not seen."""
         fence = Check(paths.CONTROLLER_EPOCH, self._epoch_version)
-        deletions = [self.session.multi([fence, Delete(f"{paths.ISR_CHANGES}/{name}")]) for name in names]
-        _raise_other_than(await asyncio.gather(*deletions, return_exceptions=True), ZkMultiFailed)
+        deletions = [
+            self.session.multi([fence, Delete(f"{paths.ISR_CHANGES}/{name}", version)])
+            for name, version in nodes.items()
+        ]
+        results = await asyncio.gather(*deletions, return_exceptions=True)
+        _raise_other_than(results, ZkMultiFailed)
+        return not any(isinstance(r, ZkMultiFailed) and isinstance(r.cause, ZkBadVersion) and r.index for r in results)
 
     async def read_topics(self) -> tuple[StoredTopic, ...]:
         """All topics with the states of their partitions."""

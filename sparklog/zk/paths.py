@@ -1,6 +1,7 @@
 """Where things stand in ZooKeeper: Kafka's layout, under the connect string's chroot.
 
-Pure names. ``/brokers/incarnations/<id>`` is persistent and its znode version is the broker's incarnation;
+Pure names. ``/brokers/incarnations/<id>`` is persistent, its znode version is the broker's incarnation, and it keeps
+that one's registration when its session has ended;
 ``/brokers/untrusted/<id>`` stays until a controller has seen the end of that broker's void in-sync claims;
 ``/brokers/retired/<id>`` names the broker's last incarnation that was proved dead by whoever saw its process end.
 ``/brokers/topic_ids/<id>`` lives exactly as long as the topic: a re-created topic's nodes have the same paths and may
@@ -79,6 +80,10 @@ def stopping(broker_id: int) -> str:
 
 def election(request_id: str) -> str:
     return f"{ELECTIONS}/{request_id}"
+
+
+def isr_change(broker_id: int) -> str:
+    return f"{ISR_CHANGES}/{broker_id}"
 
 
 def topic(name: str) -> str:

@@ -135,6 +135,14 @@ def test_a_topic_created_again_has_none_of_the_old_ones_partitions(cache: Metada
     assert cache.partition(TopicPartition("t", 0)) is not None
 
 
+def test_clients_are_told_which_of_two_topics_of_a_name_is_the_later_one(cache: MetadataCache) -> None:
+    ordered = msgspec.structs.replace(topic(topic_id="id-2"), order=5)
+    cache.apply(update(topics=(ordered,)))
+    for schemas in (True, False):
+        [told] = cache.metadata(0, ("t",), schemas=schemas).topics
+        assert (told.topic_id, told.order, len(told.schemas)) == ("id-2", 5, int(schemas))
+
+
 def test_a_deletion_of_the_old_topic_leaves_the_new_one(cache: MetadataCache) -> None:
     cache.apply(update(topics=(topic(topic_id="id-2"),), deleted=(("t", "id-1"),)))
     assert cache.topic("t") is not None

@@ -14,9 +14,12 @@ def broker(broker_id: int, incarnation: int = 1, port: int = 9092) -> BrokerEndp
     return BrokerEndpoint(broker_id, "h", port, incarnation)
 
 
-def topic(leader: int, epoch: int, *, topic_id: str = "a", partitions: int = 1, schemas: int = 1) -> TopicMetadata:
+def topic(
+    leader: int, epoch: int, *, topic_id: str = "a", partitions: int = 1, schemas: int = 1, order: int = 0
+) -> TopicMetadata:
     parts = tuple(PartitionMetadata(index, leader, epoch, (0, 1), (leader,)) for index in range(partitions))
-    return TopicMetadata(0, "t", topic_id, parts, tuple(TopicSchema(i, b"%d" % i) for i in range(schemas)))
+    kept = tuple(TopicSchema(i, b"%d" % i) for i in range(schemas))
+    return TopicMetadata(0, "t", topic_id, parts, kept, order=order)
 
 
 def reply(
@@ -88,6 +91,31 @@ def test_an_older_picture_does_not_bring_a_deleted_topic_back() -> None:
     assert found.topic_id == "b"
 
 
+def test_a_broker_that_lags_within_a_term_does_not_bring_a_deleted_topic_back() -> None:
+    cache = MetadataCache()
+
+    def topic_id() -> str:
+        found = cache.topic("t")
+        return found.topic_id if found else ""
+
+    old, new = topic(0, 9, topic_id="a", order=7), topic(1, 0, topic_id="b", order=8)
+    cache.update(reply(old))
+    cache.update(reply(new))
+    cache.update(reply(old))
+    assert topic_id() == "b"
+    cache.forget("t")
+    cache.update(reply(old))
+    assert topic_id() == "", "nor one that was forgotten since"
+    cache.update(reply(topic(1, 0, topic_id="b", order=20), epoch=2))
+    cache.update(reply(topic(0, 0, topic_id="c", order=9)))
+    assert topic_id() == "b", "a new controller counts on from there"
+    cache.update(reply(new, epoch=2))
+    cache.update(reply(topic(0, 0, topic_id="c", order=9), epoch=2))
+    assert topic_id() == "b", "the greatest order of the topic counts"
+    cache.update(reply(topic(0, 0, topic_id="c", order=21), epoch=1))
+    assert topic_id() == "c"
+
+
 def test_an_older_picture_does_not_take_a_topic_away() -> None:
     unknown = TopicMetadata(int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION), "t")
     cache = MetadataCache()
@@ -136,6 +164,19 @@ def test_an_older_picture_takes_no_broker_away() -> None:
     cache.update(reply(brokers=(broker(0),), epoch=4))
     assert set(cache.brokers) == {0, 1}
     cache.update(reply(brokers=(broker(0),), epoch=5))
+    assert set(cache.brokers) == {0}
+
+
+def test_a_leader_keeps_its_address_until_there_is_another() -> None:
+    """A controller that misses a broker for the moment does not name it; the broker leads on."""
+    cache = MetadataCache()
+    cache.update(reply(topic(1, 5)))
+    cache.update(reply(topic(1, 5), brokers=(broker(0),)))
+    assert cache.leader(TP) == Leader(1, 5)
+    cache.update(reply(brokers=(broker(0), broker(1, incarnation=2, port=9093))))
+    assert cache.brokers[1].port == 9093
+    cache.update(reply(topic(0, 6), brokers=(broker(0),)))
+    assert cache.leader(TP) == Leader(0, 6)
     assert set(cache.brokers) == {0}
 
 

@@ -77,6 +77,8 @@ class World:
         self.stopping: dict[int, int] = {}
         #: of ``retire``, not registered again
         self.retired: set[int] = set()
+        #: last registrations of those that have none
+        self.absent: dict[int, BrokerRegistration] = {}
         self.effects: list[Effect] = []
         self.told: list[tuple[int, ControlUpdate]] = []
         self.counters: Counter[str] = Counter()
@@ -104,7 +106,8 @@ class World:
         brokers = tuple(self.brokers.values())
         retired = frozenset(self.retired)
         deletions, elections = dict(self.deletions), dict(self.elections)
-        self.feed(Loaded(brokers, dict(self.stopping), snapshots, deletions, cautious, retired, elections))
+        absent = tuple(self.absent.values())
+        self.feed(Loaded(brokers, dict(self.stopping), snapshots, deletions, cautious, retired, elections, absent))
 
     def _snapshot(self, name: str, *, states: bool = True) -> TopicSnapshot:
         record = self.topics[name]
@@ -167,7 +170,7 @@ class World:
     def lose(self, *broker_ids: int) -> list[Effect]:
         """Registrations vanish."""
         for broker_id in broker_ids:
-            del self.brokers[broker_id]
+            self.absent[broker_id] = self.brokers.pop(broker_id)
         return self.feed(BrokersRead(tuple(self.brokers.values()), frozenset(self.retired)))
 
     def retire(self, *broker_ids: int) -> list[Effect]:
@@ -179,6 +182,7 @@ class World:
 
     def register(self, broker_id: int, incarnation: int, *, trusted: bool = True) -> list[Effect]:
         self.brokers[broker_id] = registration(broker_id, incarnation, trusted=trusted)
+        self.absent.pop(broker_id, None)
         self.retired.discard(broker_id)
         return self.feed(BrokersRead(tuple(self.brokers.values()), frozenset(self.retired)))
 

@@ -16,7 +16,7 @@ from sparklog.controller.events import (
 from sparklog.errors import ErrorCode
 from sparklog.model import LeaderAndIsr, TopicPartition, VersionedState
 
-from .support import SESSION_TIMEOUT_MS, World, topic
+from .support import SESSION_TIMEOUT_MS, World, registration, topic
 
 TP = TopicPartition("t", 0)
 THREE = topic("t", (1, 2, 3), (2, 3, 1), (3, 1, 2))
@@ -121,6 +121,53 @@ def test_a_cluster_that_starts_again_slowly_has_its_leaders_back() -> None:
     assert not world.counters["controller.brokers.held"] + world.counters["controller.brokers.failed"], "as expected"
     world.advance(1)
     assert world.trace() == ["2/1[1, 2, 3]", "2/1[2, 3, 1]", "3/1[3, 1, 2]"], "broker 1 did not come"
+
+
+def told_to(world: World, broker_id: int) -> list[tuple[int, int]]:
+    """(controller epoch, incarnation) of each update."""
+    return [(update.controller_epoch, update.incarnation) for told_id, update in world.told if told_id == broker_id]
+
+
+def test_a_new_term_counts_on_brokers_it_misses_until_they_are_given_up() -> None:
+    """All sessions ended at once, and the controller's was back first. The processes are all at work: whoever leads
+    must not take the others out of its ISRs, and nobody may lose a leader's address."""
+    world = World(THREE)
+    world.absent = {2: registration(2), 3: registration(3)}
+    world.brokers = {1: registration(1, 2)}
+    world.told.clear()
+    world.take_over(2, cautious=True)
+    assert world.sees(1) == world.sees(2) == world.sees(3) == [1, 2, 3]
+    assert told_to(world, 2)[-1] == (2, 1), "under the incarnation it last was"
+    world.register(2, 2)
+    assert world.sees(1) == [1, 2, 3]
+    assert told_to(world, 2)[-1] == (2, 2)
+    assert world.trace() == ["1/1[1, 2, 3]", "2/1[2, 3, 1]", "3/0[3, 1, 2]"]
+    world.advance(SESSION_TIMEOUT_MS)
+    assert world.sees(1) == world.sees(2) == [1, 2], "broker 3 is dead after all"
+    assert world.trace()[2] == "1/1[3, 1, 2]"
+    told = told_to(world, 3)
+    world.leader_writes_isr(TopicPartition("t", 2), 1, 2)
+    assert told_to(world, 3) == told
+
+
+def test_the_first_broker_of_a_cluster_that_starts_again_does_not_take_the_others_out() -> None:
+    """Alone in every ISR it would leave them without a leader by its own crash, though others are whole."""
+    world = World(THREE)
+    world.absent, world.brokers = dict(world.brokers), {}
+    world.take_over(2)
+    world.register(1, 2)
+    assert world.sees(1) == [1, 2, 3]
+    world.advance(SESSION_TIMEOUT_MS)
+    assert world.sees(1) == [1], "they had their time"
+
+
+def test_a_new_term_hides_missed_brokers_that_nobody_vouches_for() -> None:
+    world = World(THREE)
+    world.absent = {2: registration(2)}  # of broker 3 the mark stands
+    world.brokers = {1: registration(1, 2)}
+    world.take_over(2, cautious=True)
+    assert world.sees(1) == [1, 2]
+    assert world.trace()[2] == "3/0[3, 1, 2]", "held all the same"
 
 
 def test_mass_disappearance_is_waited_out() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from sparklog.controller.effects import DeleteTopic
 from sparklog.controller.events import (
     TopicGone,
@@ -94,6 +96,26 @@ def test_a_topic_created_again_is_told_only_after_its_predecessors_deletion() ->
         created = next(i for i, u in enumerate(updates) if any(c.topic_id == "id-2" for c in u.topics))
         assert deleted < created
         assert not any(decision.topic_id == "id-2" for decision in updates[deleted].partitions)
+
+
+def test_of_two_topics_of_one_name_the_later_one_has_the_greater_order() -> None:
+    """Clients go by it: what a slow broker still says of the first one must not take them back."""
+    world = World(THREE)
+
+    def order() -> int:
+        world.told.clear()
+        world.change(replace(world.topics["t"], config={"retention.ms": str(world.topic_versions["t"] + 5000)}))
+        [*_, (_, update)] = world.told
+        return update.topics[-1].order
+
+    orders = [order(), order()]
+    assert orders[0] == orders[1] > 0
+    world.delete("t")
+    world.create(topic("t", (1, 2), topic_id="id-2"))
+    orders.append(order())
+    world.take_over(2)
+    orders.append(order())
+    assert orders[1] < orders[2] < orders[3]
 
 
 def test_a_deletion_request_for_an_earlier_topic_of_that_name_is_dropped() -> None:

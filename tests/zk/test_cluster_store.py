@@ -167,12 +167,32 @@ def test_a_cluster_that_is_not_there_is_named(connect: str) -> None:
     asyncio.run(scenario())
 
 
+def test_isr_changes_do_not_pile_up_while_nobody_acts_on_them(connect: str) -> None:
+    async def scenario() -> None:
+        async with opened(connect) as store:
+
+            async def named(broker_id: int) -> tuple[TopicPartition, ...]:
+                node = await store.session.get(paths.isr_change(broker_id))
+                return codecs.decode_partitions("", node.data)
+
+            many = [TopicPartition("t" * 200, number) for number in range(2000)]
+            for number in range(30):
+                await store.notify_isr_change(1, [TopicPartition("b", number % 3), TP])
+            await asyncio.gather(*(store.notify_isr_change(2, [tp]) for tp in many[:3]))
+            assert sorted(await store.session.children(paths.ISR_CHANGES)) == ["1", "2"]
+            assert set(await named(1)) == {TP, *(TopicPartition("b", number) for number in range(3))}
+            assert set(await named(2)) == set(many[:3])
+            await store.notify_isr_change(2, many)
+            assert await named(2) == (), "too many to be named: any"
+            await store.notify_isr_change(2, [TP])
+            assert await named(2) == ()
+
+    asyncio.run(scenario())
+
+
 def test_requests_to_the_controller_are_nodes(connect: str) -> None:
     async def scenario() -> None:
         async with opened(connect) as store:
-            await store.notify_isr_change([TP, TopicPartition("b", 3)])
-            await store.notify_isr_change([TP])
-            assert len(await store.session.children(paths.ISR_CHANGES)) == 2
             await store.request_delete_topic("orders", "id-1")
             await store.request_delete_topic("orders", "id-1")
             assert await store.session.children(paths.DELETE_TOPICS) == ("orders",)

@@ -29,7 +29,7 @@ from sparklog.protocol.messages import (
     ReplicaDescription,
     Request,
 )
-from sparklog.zk import paths
+from sparklog.zk import codecs, paths
 from sparklog.zk.broker_registry import BrokerRegistry
 from sparklog.zk.cluster_store import ClusterStore, Written
 from sparklog.zk.codecs import ElectionRequest
@@ -181,14 +181,14 @@ def test_topics_brokers_and_isr_changes_reach_everyone(connect: str) -> None:
             topic_id="id-1",
         )
         assert written == Written(version + 1)
-        await one.store.notify_isr_change([tp])
+        await one.store.notify_isr_change(one.broker_id, [tp])
         await until(lambda: all(h.known[tp].isr == (1, 2) for h in hearers), "the smaller ISR, known to all")
         assert await one.store.session.children(paths.ISR_CHANGES) == ()
 
     run_with_three(connect, scenario)
 
 
-async def lead_on(hearer: Hearer, tp: TopicPartition, *isr: int) -> None:
+async def lead_on(hearer: Hearer, tp: TopicPartition, *isr: int, tell: bool = True) -> None:
     """The partition's leader changes its ISR, as its replica would."""
     known = hearer.known[tp]
     written = await hearer.store.write_isr(
@@ -199,7 +199,8 @@ async def lead_on(hearer: Hearer, tp: TopicPartition, *isr: int) -> None:
         topic_id="id-1",
     )
     assert isinstance(written, Written), written
-    await hearer.store.notify_isr_change([tp])
+    if tell:
+        await hearer.store.notify_isr_change(hearer.broker_id, [tp])
 
 
 async def begin_move(store: ClusterStore, partition: int, *target: int) -> None:
@@ -246,6 +247,16 @@ def test_an_election_on_request_is_carried_out_and_its_node_goes(connect: str) -
         assert node is not None
         assert node.state.leader == 2, "the node goes when the election is written, not before"
         await until(lambda: all(h.known[tp].leader == 2 for h in hearers), "the leader, known to all")
+
+    run_with_three(connect, scenario)
+
+
+def test_more_isr_changes_than_can_be_named_reach_everyone(connect: str) -> None:
+    async def scenario(loop: ControllerLoop, hearers: list[Hearer]) -> None:
+        one = hearers[0]
+        await lead_on(one, TopicPartition("t", 0), 1, 2, tell=False)
+        await one.store.session.create(paths.isr_change(1), codecs.encode_partitions(()))
+        await until(lambda: all(h.known[TopicPartition("t", 0)].isr == (1, 2) for h in hearers), "the smaller ISR")
 
     run_with_three(connect, scenario)
 
@@ -318,7 +329,9 @@ def test_an_end_that_is_proved_after_the_registrations_are_gone_is_heard_of(conn
         for hearer in (one, two):
             await hearer.registry.close()
         await three.store.session.multi([Delete(paths.broker(1)), Delete(paths.broker(2))])
-        await until(lambda: [b.broker_id for b in loop.status.brokers] == [3], "both gone")
+        await until(
+            lambda: [b.broker_id for b in loop.status.brokers] == [3], "the controller knows that they are gone"
+        )
         assert three.leaders() == [1, 2, 3], "they are waited for"
         for hearer in (one, two):
             assert await retire(three.store, hearer.registry)

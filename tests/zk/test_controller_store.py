@@ -160,6 +160,24 @@ def test_a_request_for_an_election_ends_with_who_asked(connect: str) -> None:
     asyncio.run(scenario())
 
 
+def test_what_is_added_to_an_isr_change_after_it_was_read_stays(connect: str) -> None:
+    async def scenario() -> None:
+        async with opened(connect) as leader, opened(connect) as two:
+            store = await elected(two.session)
+            await leader.notify_isr_change(1, [TP])
+            await leader.notify_isr_change(2, [TP])
+            seen, changed = await store.read_isr_changes()
+            assert changed == (TP,)
+            await leader.notify_isr_change(1, [TP])  # another write of the same ISR
+            assert not await store.delete_isr_changes(seen)
+            seen, changed = await store.read_isr_changes()
+            assert (list(seen), changed) == (["1"], (TP,))
+            assert await store.delete_isr_changes(seen)
+            assert await store.read_isr_changes() == ({}, ())
+
+    asyncio.run(scenario())
+
+
 def test_a_deposed_controller_writes_nothing(connect: str) -> None:
     async def scenario() -> None:
         async with opened(connect) as one, opened(connect) as two:
@@ -167,7 +185,7 @@ def test_a_deposed_controller_writes_nothing(connect: str) -> None:
             await one.create_topic(TOPIC)
             await one.session.delete(paths.CONTROLLER)
             await elected(two.session)
-            await two.notify_isr_change([TP])
+            await two.notify_isr_change(1, [TP])
             names, changed = await deposed.read_isr_changes()
             assert changed == (TP,)
             assert await write(deposed, *WRITES) == [EpochLost()]
@@ -248,5 +266,31 @@ def test_a_broker_is_untrusted_while_its_mark_stands(connect: str) -> None:
             await registry.announce_stopping()
             assert await store.read_stopping() == {1: incarnation}
             await registry.close()
+
+    asyncio.run(scenario())
+
+
+def test_brokers_without_a_registration_are_found_by_their_last_one(connect: str) -> None:
+    async def scenario() -> None:
+        async with opened(connect) as cluster, opened(connect) as doubted:
+            store = await elected(cluster.session)
+            registry = BrokerRegistry(cluster.session, broker(1, port=9191))
+            first = await registry.start()
+            assert await store.read_absent({1}) == ()
+            await cluster.session.delete(paths.broker(1))
+            [found] = await store.read_absent(())
+            assert (found.host, found.port, found.incarnation, found.trusted) == ("h1", 9191, first, True)
+            again = BrokerRegistry(cluster.session, broker(1, port=9192))
+            await again.start()
+            await cluster.session.delete(paths.broker(1))
+            [found] = await store.read_absent(())
+            assert (found.port, found.incarnation) == (9192, first + 1)
+            untrusted = BrokerRegistry(doubted.session, broker(2, trusted=False))
+            await untrusted.start()
+            await cluster.session.ensure(paths.incarnation(3))  # as of an earlier release
+            await cluster.session.delete(paths.broker(2))
+            assert [found.broker_id for found in await store.read_absent(())] == [1]
+            for each in (registry, again, untrusted):
+                await each.close()
 
     asyncio.run(scenario())
