@@ -107,7 +107,7 @@ class CoreController(SimProcess):
         if session is not self.session:
             return
 
-        def loaded(found: tuple[Levels, dict[TopicPartition, VersionedState | None]]) -> None:
+        def loaded(found: tuple[Levels, dict[TopicPartition, VersionedState | None], dict[int, int]]) -> None:
             if session is self.session and self.core is None:
                 self._begin_term(epoch, *found)
 
