@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import asdict
 from typing import Annotated, Any
 
@@ -11,7 +12,8 @@ from sparklog.cli.moves import print_moves
 from sparklog.cli.options import FIRST_CONTACT_S, AsJson, Bootstrap, Throttle, Timeout, byte_count, servers
 from sparklog.cli.output import human_bytes, note, print_json, print_table
 from sparklog.client.admin import Admin
-from sparklog.client.descriptions import BrokerDescription, ClusterDescription
+from sparklog.client.descriptions import BrokerDescription, ClusterDescription, Reassigned
+from sparklog.errors import BrokerError, ErrorCode
 
 brokers = typer.Typer(invoke_without_command=True)
 
@@ -66,19 +68,44 @@ def drain(
 ) -> None:
     """Move everything a broker holds to the others. It need not be alive.
 
+    Nothing keeps new topics and partitions off the broker: with --wait it is looked at again when the moves are done,
+    until it is found empty.
+
     Example: sparklog brokers drain 2 --throttle 50MB --wait
     """
     limit = byte_count(throttle, what="--throttle")
+    deadline = time.monotonic() + timeout
     with _admin(bootstrap or context.obj, 30.0) as admin:
         begun = admin.drain_broker(broker_id, throttle_bytes=limit)
-        if begun.warning:
-            note(f"sparklog: {begun.warning}")
-        print(f"broker {broker_id}: {len(begun.targets)} partitions move")
-        if wait and begun.targets:
-            admin.wait_until_moved(begun.targets, timeout_s=timeout)
-            print(f"broker {broker_id}: holds no replica any more")
-        elif begun.targets:
-            print_moves(admin.reassignments())
+        _tell(f"broker {broker_id}: {len(begun.targets)} partitions move")
+        if not wait:
+            _warn(begun)
+            if begun.targets:
+                print_moves(admin.reassignments())
+                note("sparklog: what is made meanwhile may land on it: drain it again, or with --wait")
+            return
+        while begun.targets:
+            _warn(begun)
+            admin.wait_until_moved(begun.targets, timeout_s=max(0.0, deadline - time.monotonic()))
+            begun = _drain_again(admin, broker_id, limit)
+            if begun.targets:
+                names = ", ".join(sorted(map(str, begun.targets)))
+                _tell(f"broker {broker_id}: {len(begun.targets)} more that were made meanwhile move: {names}")
+        _tell(f"broker {broker_id}: holds no replica any more")
+
+
+def _drain_again(admin: Admin, broker_id: int, limit: int) -> Reassigned:
+    try:
+        return admin.drain_broker(broker_id, throttle_bytes=limit)
+    except BrokerError as error:
+        if error.code != ErrorCode.BROKER_NOT_AVAILABLE:
+            raise
+        return Reassigned({})  # not alive, and nothing names it any more
+
+
+def _warn(begun: Reassigned) -> None:
+    if begun.warning:
+        note(f"sparklog: {begun.warning}")
 
 
 @brokers.command("restart")

@@ -223,6 +223,8 @@ class Admin:
     def drain_broker(self, broker_id: int, *, throttle_bytes: int = 0) -> Reassigned:
         """Let everything that ``broker_id`` holds move to the other brokers; it need not be alive.
 
+        New topics and partitions may still be placed on it: it is empty when, asked again, there are no ``targets``.
+
         Raises:
             BrokerError: INVALID_REPLICATION_FACTOR when the others are too few; nothing moves then.
         """

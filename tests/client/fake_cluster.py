@@ -14,7 +14,6 @@ from concurrent.futures import Future
 from typing import Any, TypeVar
 
 import pyarrow as pa
-
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import BrokerEndpoint, TopicPartition, TopicSchema
 from sparklog.net.server import Server, ServerConnection, serve
@@ -54,6 +53,8 @@ from sparklog.protocol.messages import (
     ListGroupsReply,
     ListOffsets,
     ListOffsetsReply,
+    ListReassignments,
+    ListReassignmentsReply,
     ListTransactions,
     Metadata,
     MetadataReply,
@@ -62,6 +63,7 @@ from sparklog.protocol.messages import (
     Produce,
     ProduceReply,
     ProduceResult,
+    ReassignmentStatus,
     Request,
     TopicMetadata,
     TouchTransaction,
@@ -325,6 +327,8 @@ class _Handler:
                 self._create_partitions(request)
             case AlterReassignments():
                 self.connection.reply(self._moves(request))
+            case ListReassignments():
+                self.connection.reply(ListReassignmentsReply(cid, self._under_way()))
             case DescribeBroker():
                 self.connection.reply(
                     DescribeBrokerReply(cid, self.broker.broker_id, 1, 4242, "0", "/logs", "running", (), {})
@@ -368,6 +372,14 @@ class _Handler:
                 code = ErrorCode.NO_REASSIGNMENT_IN_PROGRESS
             results.append(PartitionResult(*tp, code))
         return AlterReassignmentsReply(request.cid, tuple(results))
+
+    def _under_way(self) -> tuple[ReassignmentStatus, ...]:
+        found = []
+        for (topic, partition), target in self.cluster.moves.items():
+            leader = self.cluster.topics[topic].logs[partition].leader
+            held = (leader,)
+            found.append(ReassignmentStatus(topic, partition, target, held, (*target, leader), held, leader, 0))
+        return tuple(found)
 
     def _metadata(self, request: Metadata) -> MetadataReply:
         cluster = self.cluster

@@ -1,0 +1,72 @@
+"""``sparklog brokers drain``: a broker is empty when it is found empty, not when what it held at first is gone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import pytest
+
+from sparklog.cli.main import run
+from sparklog.client.admin import Admin
+from sparklog.model import TopicPartition
+from tests.client.fake_cluster import FakeCluster
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCluster]:
+    with FakeCluster() as cluster:
+        monkeypatch.setenv("SPARKLOG_BOOTSTRAP", cluster.bootstrap)
+        yield cluster
+
+
+class Moves:
+    """Ends the moves that are waited for, whereupon somebody makes the next topic."""
+
+    def __init__(self, fake: FakeCluster, topics: list[str], *, dies: bool = False) -> None:
+        self._fake = fake
+        self._topics = topics
+        self._dies = dies
+
+    def end(self, targets: Mapping[TopicPartition, Sequence[int]], *, timeout_s: float | None = None) -> None:
+        assert timeout_s is not None and timeout_s > 0
+        for tp, target in targets.items():
+            self._fake.move(tp, target[0])
+            self._fake.do(lambda tp=tp: self._fake.moves.pop((tp.topic, tp.partition)))  # type: ignore[misc]
+        if self._topics:
+            self._fake.create(self._topics.pop(0))
+        elif self._dies:
+            self._fake.stop(0)
+
+
+def holds(fake: FakeCluster) -> list[str]:
+    return [name for name, topic in fake.topics.items() if any(log.leader == 0 for log in topic.logs)]
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_what_is_made_while_a_broker_is_drained_is_moved_and_told(
+    fake: FakeCluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], dies: bool
+) -> None:
+    fake.create("first", partitions=4)
+    monkeypatch.setattr(Admin, "wait_until_moved", Moves(fake, ["second", "third"], dies=dies).end)
+    assert run(["brokers", "drain", "0", "--wait"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "broker 0: 2 partitions move",
+        "broker 0: 1 more that were made meanwhile move: second-0",
+        "broker 0: 1 more that were made meanwhile move: third-0",
+        "broker 0: holds no replica any more",
+    ]
+    assert holds(fake) == []
+
+
+def test_without_waiting_it_is_said_that_more_may_come(fake: FakeCluster, capsys: pytest.CaptureFixture[str]) -> None:
+    fake.create("first")
+    assert run(["brokers", "drain", "0"]) == 0
+    said = capsys.readouterr()
+    assert said.out.startswith("broker 0: 1 partitions move\n")
+    assert "first:0" in said.out
+    assert "made meanwhile may land on it" in said.err
+
+
+def test_an_empty_broker_is_said_to_be_empty(fake: FakeCluster, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["brokers", "drain", "0", "--wait"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "broker 0: holds no replica any more"
