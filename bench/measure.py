@@ -18,6 +18,8 @@ from bench.machine import Others
 if TYPE_CHECKING:
     from bench.sides import Bench
 
+#: Of other programs: more of it and a round is done again.
+_QUIET_CORES = 0.3
 #: What one run reached, by name: ``rate`` in records/s, ``p50`` in ms, ...
 Figures = Mapping[str, float]
 #: A contestant's name and a figure's.
@@ -90,28 +92,50 @@ class Line(NamedTuple):
         return reached <= self.goal if self.lower else reached >= self.goal
 
 
+class Round(NamedTuple):
+    """One run of each contestant, one after the other."""
+
+    figures: dict[str, Figures]
+    #: Cores that other programs took meanwhile, in the run they disturbed most.
+    others: float
+
+
 def measure(row: Row, bench: Bench, runs: int) -> list[Line]:
-    """Raises Lost, or whatever ends a run, when a contestant does not do its work."""
-    found: dict[str, list[Figures]] = {}
-    disturbed = 0.0
+    """So many rounds, and up to as many again when other programs were busy meanwhile: then the quietest count.
+
+    Raises Lost, or whatever ends a run, when a contestant does not do its work.
+    """
+    wanted = 1 if bench.quick else min(runs, row.at_most)
+    most = wanted if bench.quick else 2 * wanted
+    rounds: list[Round] = []
     with row.open(bench) as contestants:
         if row.warm_up and not bench.quick:
             for contestant in contestants:
                 contestant.run()
-        for _ in range(min(runs, row.at_most)):
-            for contestant in contestants:
-                os.sync()  # else the disk is still busy with what the one before wrote
-                with Others() as others:
-                    figures = contestant.run()
-                disturbed = max(disturbed, others.cores)
-                bench.say(f"  {row.name}: {contestant.name} {_shown(figures)}; others {others.cores:.2f} cores")
-                found.setdefault(contestant.name, []).append(figures)
-    return [line._replace(others=disturbed) for line in lines(row, found)]
+        while len(rounds) < most and sum(found.others <= _QUIET_CORES for found in rounds) < wanted:
+            rounds.append(one_round(row, bench, contestants))
+    return list(lines(row, quietest(rounds, wanted)))
 
 
-def lines(row: Row, found: Mapping[str, Sequence[Figures]]) -> Iterator[Line]:
+def quietest(rounds: Sequence[Round], count: int) -> list[Round]:
+    return sorted(rounds, key=lambda found: found.others)[:count]
+
+
+def one_round(row: Row, bench: Bench, contestants: Sequence[Contestant]) -> Round:
+    figures, disturbed = {}, 0.0
+    for contestant in contestants:
+        os.sync()  # else the disk is still busy with what the one before wrote
+        with Others() as others:
+            figures[contestant.name] = contestant.run()
+        disturbed = max(disturbed, others.cores)
+        shown = ", ".join(f"{name} {value:,.4g}" for name, value in figures[contestant.name].items())
+        bench.say(f"  {row.name}: {contestant.name} {shown}; others {others.cores:.2f} cores")
+    return Round(figures, disturbed)
+
+
+def lines(row: Row, rounds: Sequence[Round]) -> Iterator[Line]:
     def runs_of(of: Of) -> list[float]:
-        return [figures[of[1]] for figures in found.get(of[0], ())]
+        return [found.figures[of[0]][of[1]] for found in rounds if of[0] in found.figures]
 
     for ratio in row.ratios:
         ours = runs_of(ratio.ours)
@@ -130,8 +154,5 @@ def lines(row: Row, found: Mapping[str, Sequence[Figures]]) -> Iterator[Line]:
             ratio.goal,
             ratio.lower,
             {" ".join(of): runs for of, runs in {ratio.ours: ours, **others}.items() if runs},
+            max(found.others for found in rounds),
         )
-
-
-def _shown(figures: Figures) -> str:
-    return ", ".join(f"{name} {value:,.4g}" for name, value in figures.items())

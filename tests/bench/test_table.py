@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from bench import report, values
-from bench.measure import Line, Lost, Ratio, Row, lines
+from bench.measure import Line, Lost, Ratio, Round, Row, lines, quietest
 from bench.picture import svg
 
 COUNT, SIZE = 1000, 20
@@ -22,7 +22,9 @@ def row(*, lower: bool = False, goal: float | None = 2.0) -> Row:
 
 
 def only(row: Row, found: dict[str, list[float]]) -> Line:
-    (line,) = lines(row, {name: [{"rate": rate} for rate in rates] for name, rates in found.items()})
+    rounds = max(map(len, found.values()))
+    figures = [{name: {"rate": rates[number]} for name, rates in found.items()} for number in range(rounds)]
+    (line,) = lines(row, [Round(found, others=0.1 * number) for number, found in enumerate(figures)])
     return line
 
 
@@ -30,6 +32,13 @@ def test_medians_are_compared_with_the_best_of_the_others() -> None:
     line = only(row(), {"ours": [10, 90, 30], "a": [10, 11, 12], "b": [14, 15, 1000]})
     assert (line.ours, line.theirs, line.against, line.ratio, line.met) == (30, 15, "b", 2.0, True)
     assert line.runs == {"ours rate": [10, 90, 30], "a rate": [10, 11, 12], "b rate": [14, 15, 1000]}
+
+
+def test_the_quietest_rounds_count_and_the_least_quiet_of_them_is_told() -> None:
+    rounds = [Round({"ours": {"rate": rate}}, others) for rate, others in ((1, 0.9), (2, 0.1), (3, 0.4), (4, 0.0))]
+    (line,) = lines(row(), quietest(rounds, 3))
+    assert sorted(line.runs["ours rate"]) == [2, 3, 4]
+    assert line.others == 0.4
 
 
 def test_of_times_the_shortest_is_the_best_and_a_goal_an_upper_bound() -> None:
