@@ -148,10 +148,10 @@ class CoreController(SimProcess):
             cautious=self._cautious,
             retired=levels.retired,
             elections=levels.elections,
+            absent=tuple(_registration(b, incarnation) for b, incarnation in absent.items()),
         )
         self._cautious = False
         self._step(core, loaded)
-            absent=tuple(_registration(b, incarnation) for b, incarnation in absent.items()),
         self._look(core)
 
     def resign(self) -> None:
