@@ -122,8 +122,8 @@ BROKER_SETTINGS: dict[str, Setting] = {
     "offsets.retention.ms": Setting(
         "offsets_retention_ms", 7 * 86_400_000, "offsets of a group that commits no more are forgotten", 1000
     ),
-    "broker.orphan.timeout.ms": Setting("orphan_timeout_ms", 60_000, "without supervisor: ask to be relieved", 1000),
-    "broker.orphan.max.ms": Setting("orphan_max_ms", -1, "without supervisor and controller; -1: serve on", -1),
+    "broker.orphan.timeout.ms": Setting("orphan_timeout_ms", 60_000, "left out by the driver: asks for relief", 1000),
+    "broker.orphan.max.ms": Setting("orphan_max_ms", -1, "without supervisor: stop; -1: serve on", -1),
     "fetch.max.bytes": Setting("fetch_max_bytes", 55 * MIB, "per answer to a consumer", 1024, 1024 * MIB),
     "fetch.session.slots": Setting("fetch_session_slots", 1000, "incremental fetch sessions kept", 1, 1_000_000),
     "local.reads.enable": Setting(
