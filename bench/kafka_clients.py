@@ -19,6 +19,8 @@ _POLL_EVERY = 1024
 _POLL_ONCE_S = 1.0
 _AT_ONCE = 500
 _SILENT_S = 30.0
+#: A cluster that is stopped is no news.
+_SILENT = {"log_level": 2}
 #: librdkafka's own stop of one second whenever 100,000 records wait in its queue would be most of what is measured.
 _FAST_READER = {
     "fetch.queue.backoff.ms": 2,
@@ -28,7 +30,7 @@ _FAST_READER = {
 
 
 def confluent_producer(bootstrap: str, **settings: Any) -> Producer:
-    base = {"bootstrap.servers": bootstrap, "acks": "all", "queue.buffering.max.messages": _QUEUE_RECORDS}
+    base = {"bootstrap.servers": bootstrap, "acks": "all", "queue.buffering.max.messages": _QUEUE_RECORDS, **_SILENT}
     return Producer({**base, **settings})
 
 
@@ -75,7 +77,7 @@ def produce_aiokafka(bootstrap: str, topic: str, values: Sequence[bytes], **sett
 
 
 def confluent_consumer(bootstrap: str, topic: str, **settings: Any) -> Consumer:
-    base = {"bootstrap.servers": bootstrap, "group.id": uuid.uuid4().hex, "enable.auto.commit": False}
+    base = {"bootstrap.servers": bootstrap, "group.id": uuid.uuid4().hex, "enable.auto.commit": False, **_SILENT}
     consumer = Consumer({**base, "auto.offset.reset": "earliest", **_FAST_READER, **settings})
     consumer.subscribe([topic])
     return consumer

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench import machine, report
-from bench.measure import Line, measure
+from bench.measure import Line, Row, measure
 from bench.picture import svg
 from bench.rows import ROWS
 from bench.sides import Bench
@@ -31,38 +31,40 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.show:
         print(report.text(report.load(results)))
         return 0
-    measured, failed = _measure(options)
-    if options.quick:
-        lines = measured
-    else:
-        lines = report.merged(results, measured, _NAMES)
-        report.save(results, lines, machine.describe())
-        (options.out / "results.svg").write_text(svg(lines))
+    chosen = [row for row in ROWS if row.name in options.rows] if options.rows else ROWS
+    with_kafka = {"yes": True, "no": False, "cached": None}[options.kafka or ("no" if options.quick else "yes")]
+    lines: list[Line] = []
+    failed: list[str] = []
+    with Bench(quick=options.quick, scale=options.scale, with_kafka=with_kafka) as bench:
+        for row in chosen:
+            found = _measured(row, bench, options.runs)
+            if found is None:
+                failed.append(row.name)
+                continue
+            lines += found
+            if not options.quick:  # whatever ends the bench later
+                lines = report.merged(results, found, _NAMES)
+                report.save(results, lines, machine.describe())
+                (options.out / "results.svg").write_text(svg(lines))
+        missing = bench.missing
+    if missing:
+        print(f"Kafka is missing, and so are the ratios: {missing}\n")
     print(report.text(lines))
     if failed:
         print(f"\nFailed: {', '.join(failed)}")
     return 1 if failed else 0
 
 
-def _measure(options: argparse.Namespace) -> tuple[list[Line], list[str]]:
-    """What was measured, and the rows of which a run failed."""
-    chosen = [row for row in ROWS if row.name in options.rows] if options.rows else ROWS
-    runs = 1 if options.quick else options.runs
-    with_kafka = {"yes": True, "no": False, "cached": None}[options.kafka or ("no" if options.quick else "yes")]
-    found: list[Line] = []
-    failed: list[str] = []
-    with Bench(quick=options.quick, scale=options.scale, with_kafka=with_kafka) as bench:
-        for row in chosen:
-            began = time.monotonic()
-            try:
-                found += measure(row, bench, runs)
-            except Exception:  # whatever it is, the other rows are still worth measuring
-                failed.append(row.name)
-                bench.say(traceback.format_exc())
-            bench.say(f"{row.name}: {time.monotonic() - began:.1f} s")
-        if bench.missing:
-            print(f"Kafka is missing, and so are the ratios: {bench.missing}\n")
-    return found, failed
+def _measured(row: Row, bench: Bench, runs: int) -> list[Line] | None:
+    """None: a run has failed, and said why. The other rows are still worth measuring."""
+    began = time.monotonic()
+    try:
+        return measure(row, bench, runs)
+    except Exception:
+        bench.say(traceback.format_exc())
+        return None
+    finally:
+        bench.say(f"{row.name}: {time.monotonic() - began:.1f} s")
 
 
 def _end(*_: object) -> None:

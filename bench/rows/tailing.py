@@ -149,6 +149,5 @@ ROWS = (
             ),
         ),
         open_tailing,
-        warm_up=False,
     ),
 )
