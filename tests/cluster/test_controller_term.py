@@ -1,0 +1,80 @@
+"""A term whose ZooKeeper connection breaks under what it reads: it asks again, in time, and does not end of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+from sparklog.cluster.controller_term import ControllerTerm
+from sparklog.controller.controller import Controller, ControllerSettings
+from sparklog.controller.events import Event, TopicGone
+from sparklog.zk.errors import ZkUnreachable
+from sparklog.zk.session import PAUSE_S, SessionState
+
+
+class BreakingSession:
+    """A session whose connection breaks under each request, up to a number of times, and is back at once."""
+
+    state = SessionState.CONNECTED
+    generation = 1
+
+    def __init__(self, breaks: int) -> None:
+        self.breaks = breaks
+        self.asked = 0
+
+    async def connected(self) -> None: ...
+
+    async def children(self, path: str, *, on_change: Callable[[], None] | None = None) -> tuple[str, ...]:
+        await self.ask()
+        return ()
+
+    async def read_topic(self, name: str) -> None:
+        await self.ask()
+
+    async def ask(self) -> None:
+        await asyncio.sleep(0)
+        self.asked += 1
+        if self.asked <= self.breaks:
+            raise ZkUnreachable("the connection broke", sent=True)
+
+
+def term_on(session: BreakingSession, events: list[Event]) -> ControllerTerm:
+    store: Any = SimpleNamespace(session=session, cluster=session)
+    core = Controller(controller_id="c", controller_epoch=1, settings=ControllerSettings())
+    core.step = lambda event, now_ms: events.append(event) or []  # type: ignore[method-assign, func-returns-value]
+    return ControllerTerm(store, core, cluster_id="", session_timeout_ms=1000, on_change=lambda: None)
+
+
+def test_what_breaks_every_connection_is_not_asked_at_full_speed() -> None:
+    async def scenario() -> None:
+        session, read = BreakingSession(2), asyncio.Event()
+
+        async def looked() -> None:
+            read.set()
+
+        term = term_on(session, [])
+        began = asyncio.get_running_loop().time()
+        level = asyncio.ensure_future(term._level("/isr_change_notification", looked))
+        await asyncio.wait_for(read.wait(), 30)
+        assert session.asked == 3
+        assert asyncio.get_running_loop().time() - began >= 2 * PAUSE_S * 0.99
+        level.cancel()
+        await asyncio.gather(level, return_exceptions=True)
+
+    asyncio.run(scenario())
+
+
+def test_a_connection_that_breaks_while_a_topic_is_looked_for_does_not_end_the_term() -> None:
+    async def scenario() -> None:
+        session, events = BreakingSession(1), list[Event]()
+        term = term_on(session, events)
+        term._start(term._look_for_topic("gone"), "look")
+        [task] = term._tasks
+        await asyncio.wait({task}, timeout=30)
+        assert events == [TopicGone("gone")]
+        assert not term._over.done()
+        assert session.asked == 2
+
+    asyncio.run(scenario())
