@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from sparklog.broker.coordinator_host import CoordinatorHost
@@ -9,9 +10,9 @@ from sparklog.broker.partition import Partition
 from sparklog.broker.state import BrokerState
 from sparklog.config import BrokerConfig
 from sparklog.coordinator.group_offsets import Groups, GroupSettings, TopicsGone
+from sparklog.errors import BrokerError, ClusterError
 
-#: A topic this broker has not heard of may be a new one: its offsets are left alone for so long.
-_NEWS_MS = 60_000
+_log = logging.getLogger(__name__)
 
 
 class GroupHost(CoordinatorHost):
@@ -43,17 +44,28 @@ class GroupHost(CoordinatorHost):
             self._drop_deleted()
 
     def _drop_deleted(self) -> None:
-        """Drop the offsets of topics that were deleted, or made anew under their name."""
+        """Drop the offsets of topics that were deleted, or made anew under their name: so the controller said, or
+        ZooKeeper does, for this broker may be the last to hear of a new topic."""
         forgotten = self.broker.cache.forgotten
         self._forgotten = next(reversed(forgotten), "")
-        gone = []
-        for (topic, topic_id), commit_ms in self.groups.topics().items():
+        unknown = []
+        for topic, topic_id in self.groups.topics():
             known = self.broker.cache.topic(topic)
-            if known is None:
-                if self.broker.wall_ms() >= commit_ms + _NEWS_MS or topic_id in forgotten:
-                    gone.append((topic, topic_id))
-            elif topic_id and known.change.topic_id != topic_id:
-                gone.append((topic, topic_id))
+            if known is None or topic_id not in {"", known.change.topic_id}:
+                unknown.append((topic, topic_id))
+        told = [one for one in unknown if one[1] in forgotten]
+        if told:
+            self.step(TopicsGone(tuple(told)))
+        if len(unknown) > len(told):
+            asked = [one for one in unknown if one[1] not in forgotten]
+            self.broker.spawn(self._drop_if_gone(asked), f"topics of {self.partition.tp}")
+
+    async def _drop_if_gone(self, topics: list[tuple[str, str]]) -> None:
+        try:
+            gone = [one for one in topics if not await self.broker.registry.topic_lives(*one)]
+        except (BrokerError, ClusterError) as error:  # the next deletion, or the next coordinator, looks again
+            _log.info("%s: whether topics are gone is not known: %s", self.partition.tp, error)
+            return
         if gone:
             self.step(TopicsGone(tuple(gone)))
 

@@ -140,15 +140,14 @@ class Groups(CoordinatorCore[_Group, _Draft]):
             if isinstance(key, OffsetKey) and isinstance(value, CommittedOffset)
         }
 
-    def topics(self) -> dict[tuple[str, str], int]:
-        """Topics that groups have offsets in, by (name, topic id): when one was last committed."""
-        found: dict[tuple[str, str], int] = {}
-        for group in self._entries.values():
-            for value in group.state.values():
-                if isinstance(value, CommittedOffset):
-                    topic = (value.offset.topic, value.offset.topic_id)
-                    found[topic] = max(found.get(topic, 0), value.commit_ms)
-        return found
+    def topics(self) -> set[tuple[str, str]]:
+        """Topics (name, topic id) that groups have offsets in."""
+        return {
+            (value.offset.topic, value.offset.topic_id)
+            for group in self._entries.values()
+            for value in group.state.values()
+            if isinstance(value, CommittedOffset)
+        }
 
     # --- commits ---------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,57 @@
+"""Which topics' offsets a group coordinator drops, without a process."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, cast
+
+from sparklog.broker.group_host import GroupHost
+from sparklog.coordinator.group_records import FORMAT_VERSION, CommittedOffset, OffsetKey, group_record
+from sparklog.errors import ClusterError
+from sparklog.protocol.messages import GroupOffset
+from tests.broker.staged import TOPIC_ID, Hosted, Stage, until
+
+
+class Zookeeper:
+    """Knows which topics (name, id) live."""
+
+    def __init__(self, *lives: tuple[str, str]) -> None:
+        self.lives = lives
+        self.asked = 0
+        self.away = False
+
+    async def topic_lives(self, name: str, topic_id: str) -> bool:
+        self.asked += 1
+        if self.away:
+            raise ClusterError("away")
+        return (name, topic_id) in self.lives
+
+
+def test_offsets_are_dropped_when_the_topic_is_gone_not_when_it_is_unknown_here() -> None:
+    """A broker that has just taken over may be the last to hear of a topic."""
+
+    async def story() -> None:
+        stage, zookeeper = Stage(), Zookeeper(("new", "new-id"), ("no-id", ""))
+        stage.broker.registry = cast(Any, zookeeper)
+        host = GroupHost(stage.broker, cast(Any, Hosted()))
+        named = [("t", TOPIC_ID), ("new", "new-id"), ("gone", "gone-id"), ("t2", "before"), ("no-id", "")]
+        host.groups.load(
+            group_record(
+                OffsetKey(FORMAT_VERSION, "g", topic, 0),
+                CommittedOffset(FORMAT_VERSION, GroupOffset(topic, 0, 5, i), 1),
+            )
+            for topic, i in named
+        )
+        host.unready = ""
+        zookeeper.away = True
+        host._drop_deleted()
+        await until(lambda: zookeeper.asked)
+        await asyncio.sleep(0)
+        assert len(host.groups.offsets("g")) == 5, "offsets were dropped on suspicion"
+        zookeeper.away = False
+        host._drop_deleted()
+        await until(lambda: len(host.groups.offsets("g")) == 3)
+        assert {topic for topic, _ in host.groups.offsets("g")} == {"t", "new", "no-id"}
+        host.end()
+
+    asyncio.run(story())
