@@ -191,9 +191,8 @@ class ControllerTerm:
                 if self._session.state is SessionState.CLOSED:
                     return
                 log.info("reading %s again after %s", path, error)
-                await asyncio.sleep(
-                    PAUSE_S
-                )  # a request that breaks each connection would do so for ever, at full speed
+                # What breaks each connection, such as an answer that is too large, would do so at full speed.
+                await asyncio.sleep(PAUSE_S)
                 continue
             await changed.wait()
 
