@@ -19,7 +19,7 @@ from sparklog.spark.source import SparklogSource
 from sparklog.spark.writer import StreamWriter
 
 #: Longer than a test takes, shorter than a machine lives.
-_MOST_S = 300
+_MOST_S = 900
 
 
 def register_holding_source(spark: SparkSession, bootstrap: str, points: Path) -> None:

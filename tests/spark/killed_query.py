@@ -41,7 +41,7 @@ def _enter(spark: SparkSession, checkpoint: str, options: dict[str, str]) -> Non
     def stay(_: DataFrame, batch_id: int) -> None:
         assert batch_id == 0
         entered.set()
-        time.sleep(300)
+        time.sleep(900)
 
     frame = spark.readStream.format("sparklog").options(**options).load()
     query = frame.writeStream.foreachBatch(stay).option("checkpointLocation", checkpoint).start()

@@ -25,7 +25,7 @@ from tests.broker.topics import leader
 from tests.broker.transactions import find_coordinator
 from tests.spark.holding_source import register_holding_source
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 ROWS = 40
@@ -93,22 +93,22 @@ def test_a_driver_killed_before_its_commit_and_one_before_its_checkpoint(
             reached = all(Path(f"{held[target]}.reached").exists() for target in (before, after, taken, twice))
             return reached and all((tmp_path / f"{target}.committed").exists() for target in (task, twice))
 
-        wait_until(all_there, 240, "all queries at their points")
-        assert copy(spark, topic, taken, tmp_path / f"checkpoint-{taken}").awaitTermination(60)
+        wait_until(all_there, 600, "all queries at their points")
+        assert copy(spark, topic, taken, tmp_path / f"checkpoint-{taken}").awaitTermination(180)
         Path(f"{held[taken]}.go").touch()
         failed = tmp_path / f"{taken}.failed"
-        wait_until(lambda: failed.exists() and failed.read_text(), 60, "the driver that lingers to be refused")
+        wait_until(lambda: failed.exists() and failed.read_text(), 180, "the driver that lingers to be refused")
         assert "ProducerFenced" in failed.read_text()
         for pid in (int((tmp_path / "jvm").read_text()), process.pid):
             os.kill(pid, signal.SIGKILL)
-        process.wait(20)
+        process.wait(60)
         assert counts(spark, before) == Row(rows=0, different=0)
         assert counts(spark, after) == Row(rows=ROWS, different=ROWS)
         assert held[task].with_suffix(".done").exists()
         stored = counts(spark, twice, **{"isolation.level": "read_uncommitted"})
         assert stored is not None and stored.rows > ROWS, "both attempts have written"
         for target in (before, after, task):
-            assert copy(spark, topic, target, tmp_path / f"checkpoint-{target}").awaitTermination(60)
+            assert copy(spark, topic, target, tmp_path / f"checkpoint-{target}").awaitTermination(180)
         with pytest.raises(ProducerFenced):  # as the first driver would, had it only been slow
             commit_run(brokers.bootstrap, pickle.loads((tmp_path / f"{before}.messages").read_bytes()))
     for target in targets:
@@ -130,10 +130,10 @@ def test_the_leader_and_then_the_coordinator_are_killed_under_a_write(
     with killed_at(written, brokers, lambda: leader(brokers, target, 0), query):
         pass
     with killed_at(decided, brokers, lambda: find_coordinator(brokers, "transaction", f"query:{query.id}"), query):
-        assert query.awaitTermination(90)
+        assert query.awaitTermination(180)
     assert counts(spark, target) == Row(rows=ROWS, different=ROWS)
     fill(spark, topic, ROWS, 2 * ROWS)
-    copy(spark, topic, target, tmp_path / "checkpoint").awaitTermination(60)
+    copy(spark, topic, target, tmp_path / "checkpoint").awaitTermination(180)
     assert counts(spark, target) == Row(rows=2 * ROWS, different=2 * ROWS)
 
 
@@ -149,7 +149,7 @@ def test_the_coordinator_is_killed_between_its_decision_and_the_markers(
     point = tmp_path / f"{target}.hold-commit"
     point.touch()
     query = copy(spark, topic, target, tmp_path / "checkpoint", partitions=3)
-    wait_until(lambda: Path(f"{point}.reached").exists() or not query.isActive, 60, "the write at its commit")
+    wait_until(lambda: Path(f"{point}.reached").exists() or not query.isActive, 180, "the write at its commit")
     assert query.isActive, query.exception()
     key = f"query:{query.id}"
     coordinator = find_coordinator(brokers, "transaction", key)
@@ -161,22 +161,22 @@ def test_the_coordinator_is_killed_between_its_decision_and_the_markers(
         assert query.isActive, query.exception()
         return any(found.key == key and found.state == "committing" for found in admin.transactions())
 
-    wait_until(decided, 60, "the decision")
+    wait_until(decided, 180, "the decision")
     brokers.kill(coordinator)
     for broker_id in (silent, coordinator):
         brokers.start_broker(broker_id)
     brokers.wait_ready()
-    assert query.awaitTermination(90)
+    assert query.awaitTermination(180)
     assert counts(spark, target) == Row(rows=ROWS, different=ROWS)
     fill(spark, topic, ROWS, 2 * ROWS)
-    assert copy(spark, topic, target, tmp_path / "checkpoint", partitions=3).awaitTermination(60)
+    assert copy(spark, topic, target, tmp_path / "checkpoint", partitions=3).awaitTermination(180)
     assert counts(spark, target) == Row(rows=2 * ROWS, different=2 * ROWS)
 
 
 @contextmanager
 def killed_at(point: Path, brokers: ProcessCluster, who: Callable[[], int], query: StreamingQuery) -> Iterator[None]:
     """Kill a broker while the write holds at ``point``, let the write go on, and start the broker again afterwards."""
-    wait_until(lambda: Path(f"{point}.reached").exists() or not query.isActive, 60, f"{point.name}")
+    wait_until(lambda: Path(f"{point}.reached").exists() or not query.isActive, 180, f"{point.name}")
     assert query.isActive, query.exception()
     victim = who()
     brokers.kill(victim)

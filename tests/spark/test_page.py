@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 from sparklog.client.admin import Admin
 from sparklog.cluster.local import LocalCluster
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 PAGE = Path(__file__).resolve().parent.parent.parent / "docs" / "spark.md"
 #: Lines that examples print, in their order; between them may be others.

@@ -66,7 +66,7 @@ def test_batches_and_streams_fetch_the_columns_of_their_schema(
         .trigger(availableNow=True)
         .start()
     )
-    assert query.awaitTermination(60)
+    assert query.awaitTermination(180)
     assert spark.table("wide_c4").count() == ROWS
     streamed = counted(brokers)
     assert (streamed[0] - headers[0], streamed[1] - headers[1]) == (stored, sent)

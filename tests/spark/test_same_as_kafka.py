@@ -230,7 +230,7 @@ class Sink:
 
     def drain(self, frame: DataFrame) -> None:
         query = self.start(frame, available_now=True)
-        assert query.awaitTermination(60)
+        assert query.awaitTermination(180)
 
     @property
     def filled(self) -> list[list[Row]]:
@@ -438,7 +438,7 @@ def test_what_is_written_comes_back(spark: SparkSession, sides: Sides, topic: st
         query = arriving.writeStream.format(side.name).options(**own, topic=f"{topic}-keys")
         checkpoint = str(tmp_path / side.name)
         query = query.option("checkpointLocation", checkpoint).trigger(availableNow=True)
-        assert query.start().awaitTermination(60)
+        assert query.start().awaitTermination(180)
         back = load(spark, side, subscribePattern=f"{topic}-.*", includeHeaders="true")
         found.append(rows(back, *PLACED))
     assert found[1] == found[0]

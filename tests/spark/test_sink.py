@@ -124,7 +124,7 @@ def test_an_abandoned_run_lets_readers_go_on_after_its_time_out(plan: WritePlan)
     options = WriteOptions(plan.options.bootstrap, plan.options.topic, None, timeout_s=1)
     abandoned = write_rows(WritePlan(options, X, plan.routes, None), run(plan, 0, "a"), rows(1))
     commit_run(plan.options.bootstrap, [write_rows(plan, batch_run("other", None), rows(2))])
-    wait_until(lambda: seen(plan) == [2], 30, "the abandoned transaction to be aborted")
+    wait_until(lambda: seen(plan) == [2], 180, "the abandoned transaction to be aborted")
     with pytest.raises((ProducerFenced, TransactionStateError)):
         commit_run(plan.options.bootstrap, [abandoned])
 
@@ -195,7 +195,7 @@ def test_at_least_once_on_request(plan: WritePlan) -> None:
     assert isinstance(written, Written) and (written.rows, written.run) == (2, None)
     writer.abort([written])
     # acks=1 waits for no follower, readers do.
-    wait_until(lambda: seen(plan) == [1, 2], 20, "the followers")
+    wait_until(lambda: seen(plan) == [1, 2], 180, "the followers")
     writer.commit([written])
 
 

@@ -239,7 +239,7 @@ def test_records_that_retention_has_taken(caplog: pytest.LogCaptureFixture) -> N
             for number in range(200):
                 producer.send(tp.topic, b"%d" % number + bytes(2000))
             producer.flush()
-            wait_until(lambda: admin.list_offsets([tp], at="earliest")[tp] > 100, 60, "retention")
+            wait_until(lambda: admin.list_offsets([tp], at="earliest")[tp] > 100, 180, "retention")
         with pytest.raises(DataLoss, match="offsets 3 to 5 of taken-0: OFFSET_OUT_OF_RANGE"):
             query.run().rows(planned)
         with pytest.raises(DataLoss, match=r"taken-0: offsets 3 to \d+ are gone"):

@@ -67,7 +67,7 @@ class Sink:
 
     def drain(self, frame: DataFrame) -> StreamingQuery:
         query = self.start(frame, available_now=True)
-        assert query.awaitTermination(60)
+        assert query.awaitTermination(180)
         return query
 
     @property
@@ -75,7 +75,7 @@ class Sink:
         return sorted(value for values in self.batches.values() for value in values)
 
 
-def wait_for(what: Callable[[], bool], query: StreamingQuery, timeout_s: float = 60) -> None:
+def wait_for(what: Callable[[], bool], query: StreamingQuery, timeout_s: float = 180) -> None:
     deadline = time.monotonic() + timeout_s
     while not what():
         assert query.isActive, query.exception()
@@ -159,7 +159,7 @@ def test_a_log_that_an_unclean_election_has_cut(
     config = {"min.insync.replicas": "1", "unclean.leader.election.enable": "true"}
     create_topic(brokers, topic, assignment=((0, 1),), config=config)
     produce(brokers, topic, "both")
-    wait_until(lambda: hosted_end(brokers, 1, topic) == 1, 30, "the follower to be level")
+    wait_until(lambda: hosted_end(brokers, 1, topic) == 1, 180, "the follower to be level")
     brokers.kill(1)
     produce(brokers, topic, "cut-1", "cut-2")
     options = {"subscribe": topic, "startingOffsets": "earliest"}
@@ -236,7 +236,7 @@ def test_windows_and_a_join_of_two_topics(
     for sink, name in zip(sinks, ("counted", "joined"), strict=True):
         writer = sink.format("memory").queryName(name).option("checkpointLocation", str(tmp_path / name))
         query = writer.trigger(availableNow=True).start()
-        assert query.awaitTermination(90), query.lastProgress
+        assert query.awaitTermination(180), query.lastProgress
     found = spark.sql("select topic, unix_micros(start) start, count from counted").collect()
     starts = {minute: int(at(minute).timestamp() * 1e6) for minute in (0, 10, 40)}
     assert sorted(found) == [
