@@ -10,11 +10,13 @@ import tempfile
 from pathlib import Path
 
 from pyspark.sql import SparkSession
+from rich.console import Console
 
 from sparklog.cluster.local import LocalCluster
 from sparklog.cluster.spark_environment import prepare, remove_spark_home
 from sparklog.cluster.start import end_spark
 from sparklog.demo.pipeline import run
+from sparklog.demo.story import Story
 from sparklog.errors import SparklogError
 
 BROKERS = 3
@@ -29,12 +31,15 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def submit(data_dir: Path, flights: int | None) -> bool:
+def submit(data_dir: Path, flights: int | None, console: Console) -> bool:
     prepare(os.environ, brokers=BROKERS, data_dir=data_dir)
+    story = Story(console)
+    story.tell("starting", "Spark, ZooKeeper, brokers")
     spark = SparkSession.builder.appName("sparklog pipeline").getOrCreate()
     try:
-        with LocalCluster(spark, brokers=BROKERS, data_dir=data_dir / "cluster"):
-            return run(spark, scratch=data_dir / "scratch", flights=flights, tell=lambda line: print(line, flush=True))
+        with LocalCluster(spark, brokers=BROKERS, data_dir=data_dir / "cluster") as cluster:
+            story.tell("cluster ready", f"{BROKERS} brokers at {cluster.bootstrap}")
+            return run(spark, scratch=data_dir / "scratch", flights=flights, tell=story.tell)
     finally:
         spark.stop()
         end_spark(spark.sparkContext)
@@ -43,12 +48,13 @@ def submit(data_dir: Path, flights: int | None) -> bool:
 
 def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the cluster is stopped on the way out
+    console = Console(width=None if sys.stdout.isatty() else 110)
     chosen = arguments()
     with tempfile.TemporaryDirectory(prefix="sparklog-pipeline-", ignore_cleanup_errors=True) as temporary:
         data_dir = chosen.data_dir or Path(temporary)
         data_dir.mkdir(parents=True, exist_ok=True)
         try:
-            is_complete = submit(data_dir.resolve(), chosen.flights)
+            is_complete = submit(data_dir.resolve(), chosen.flights, console)
         except SparklogError as error:
             print(f"error: {error}", file=sys.stderr)
             return 1

@@ -23,12 +23,13 @@ from sparklog.demo.flights import load_airports, load_flights, load_weather
 RAW, CLEAN, DELAYS = "flights", "flights-clean", "airport-delays"
 #: Flights of the package in one version of the batch write.
 SLICE_ROWS = 20_000
+_TOLD_SLICES = 5
 #: How far flights of different partitions may be apart in time; the last windows wait for so much more data.
 LATENESS = "10 days"
 _PARTITIONS = {"createTopic": "true", "partitions": "3"}
 
 
-def run(spark: SparkSession, *, scratch: Path, flights: int | None, tell: Callable[[str], None]) -> bool:
+def run(spark: SparkSession, *, scratch: Path, flights: int | None, tell: Callable[[str, str], None]) -> bool:
     """Run all steps on the first ``flights`` flights (None: all); true when the topic holds what a batch job computes.
 
     ``scratch`` is a directory that executors see, for tables and checkpoints; brokers are the session's.
@@ -36,8 +37,7 @@ def run(spark: SparkSession, *, scratch: Path, flights: int | None, tell: Callab
     spark.conf.set("spark.sql.shuffle.partitions", "3")  # each is a task of the sink, in every micro-batch
     rows = load_flights().slice(0, flights)
     airports, weather = (_table(spark, scratch / name, table()) for name, table in _TABLES.items())
-    feed(spark, rows, scratch)
-    tell(f"{RAW}: {rows.num_rows:,} flights, written as one version of one named write for every {SLICE_ROWS:,}")
+    feed(spark, rows, scratch, tell)
     for topic in (CLEAN, DELAYS):
         if topic == CLEAN:
             frame = clean(_stream(spark, RAW))
@@ -45,17 +45,23 @@ def run(spark: SparkSession, *, scratch: Path, flights: int | None, tell: Callab
             frame = delays(_stream(spark, CLEAN), airports, weather)
         query = _into(frame, topic, scratch / "checkpoints" / topic)
         query.awaitTermination()
-        tell(f"{topic}: {_read(spark, topic).count():,} rows after {len(query.recentProgress)} micro-batches")
+        tell(topic, f"{_read(spark, topic).count():,} rows after {len(query.recentProgress)} micro-batches")
     return _is_complete(spark, airports, weather, tell)
 
 
-def feed(spark: SparkSession, rows: pa.Table, scratch: Path) -> None:
+def feed(spark: SparkSession, rows: pa.Table, scratch: Path, tell: Callable[[str, str], None]) -> None:
     """The flights into their topic, slice by slice. A slice that is in it already, from a run that did not get to its
     end, is recognised by its version and left out."""
     for version, start in enumerate(range(0, rows.num_rows, SLICE_ROWS)):
         frame = _table(spark, scratch / f"flights-{version}", rows.slice(start, SLICE_ROWS))
         options = {"topic": RAW, "txnAppId": "pipeline-feed", "txnVersion": str(version), **_PARTITIONS}
         frame.write.format("sparklog").options(**options).mode("append").save()
+        written = min(start + SLICE_ROWS, rows.num_rows)
+        if version % _TOLD_SLICES == _TOLD_SLICES - 1 or written == rows.num_rows:
+            tell(
+                RAW,
+                f"{written:,} of {rows.num_rows:,} flights, {SLICE_ROWS:,} with each version of a named write",
+            )
 
 
 def clean(flights: DataFrame) -> DataFrame:
@@ -82,7 +88,9 @@ def delays(flights: DataFrame, airports: DataFrame, weather: DataFrame) -> DataF
     )
 
 
-def _is_complete(spark: SparkSession, airports: DataFrame, weather: DataFrame, tell: Callable[[str], None]) -> bool:
+def _is_complete(
+    spark: SparkSession, airports: DataFrame, weather: DataFrame, tell: Callable[[str, str], None]
+) -> bool:
     """Whether every day that has ended is there once, with what a batch job over the same flights computes."""
     flights = _read(spark, CLEAN)
     found = _read(spark, DELAYS).select("day", "dest", "airport", "flights", "delay_minutes", "wind")
@@ -91,7 +99,8 @@ def _is_complete(spark: SparkSession, airports: DataFrame, weather: DataFrame, t
         sf.col("day") <= sf.lit(last[0] if last else None)
     )
     lost, surplus = expected.exceptAll(found).count(), found.exceptAll(expected).count()
-    tell(f"compared with a batch job over {flights.count():,} flights: {lost} rows missing, {surplus} too many")
+    over = f"a batch job over {flights.count():,} flights"
+    tell(f"compared with {over}", f"{lost} rows missing, {surplus} too many")
     return lost == surplus == 0 and found.count() > 0
 
 
