@@ -172,6 +172,54 @@ def test_a_byte_that_flips_in_a_sealed_segment_of_a_running_leader(cluster: Proc
     whole_again(cluster, "rot", values)
 
 
+def test_a_byte_that_flips_in_the_active_segment_of_a_running_leader(cluster: ProcessCluster) -> None:
+    """Readers are told, writes go on; what was not fsynced is checked when the broker is started after a crash."""
+    values = written(cluster, "fresh")
+    assert leader(cluster, "fresh") == 0
+    damaged = segments(cluster, 0, "fresh")[-1]
+    flip_in_the_active_segment([damaged])
+    first = int(damaged.stem)
+    with cluster.connect(0) as connection:
+        assert read_all(connection, "fresh", end=first) == values[:first]
+        with pytest.raises(BrokerError) as caught:
+            read_all(connection, "fresh")
+        assert caught.value.code == ErrorCode.CORRUPT_MESSAGE
+    with cluster.connect(1) as connection:
+        assert read_all(connection, "fresh") == values, "another replica in sync has it whole"
+    with Writer(cluster, "fresh") as writer:
+        assert writer.write(encoded(1, "on-")) == len(values)
+    wait_equal(cluster, "fresh", len(values) + 1)
+    cluster.kill(0)
+    cluster.start_broker(0)
+    assert _logged(cluster, 0, "fresh-0", "CRC32C"), "damage was cut, and the log says so"
+    whole_again(cluster, "fresh", [*values, b"on-0"])
+
+
+def test_an_index_that_is_cut_under_a_running_leader(cluster: ProcessCluster) -> None:
+    """Its disk is not to be trusted: the broker hands its leaderships over and ends; started again it is filled up."""
+    values = written(cluster, "short")
+    assert leader(cluster, "short") == 0
+    files = segments(cluster, 0, "short")
+    cut_an_index(files)
+    first = int(files[1].stem)
+    with cluster.connect(0) as connection:
+        assert read_all(connection, "short", end=first) == values[:first]
+        refused, _ = fetch(connection, "short", first)
+        assert refused.code == ErrorCode.KAFKA_STORAGE_ERROR
+    wait_until(lambda: not cluster.slots[0].running, PATIENCE_S, "broker 0 to end")
+    assert _logged(cluster, 0, "the file was cut from outside")
+    wait_until(lambda: leader(cluster, "short") != 0, PATIENCE_S, "another leader")
+    with cluster.connect(leader(cluster, "short")) as connection:
+        assert read_all(connection, "short") == values
+    cluster.start_broker(0)
+    whole_again(cluster, "short", values)
+
+
+def _logged(cluster: ProcessCluster, broker_id: int, *words: str) -> bool:
+    lines = cluster.slots[broker_id].log_file.read_text().splitlines()
+    return any(all(word in line for word in words) for line in lines)
+
+
 def _sealed(path: Path) -> bool:
     return path.read_bytes().endswith(b"ARROW1")
 
