@@ -17,6 +17,7 @@ def running_cluster() -> Iterator[ProcessCluster]:
         "socket.request.max.bytes": "1048576",
         "fetch.max.bytes": "524288",
         "max.connections": "200",
+        "transaction.hanging.after.ms": "2000",
     }
     with ProcessCluster(3, settings=settings) as cluster:
         yield cluster

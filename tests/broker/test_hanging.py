@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -32,8 +33,8 @@ class Coordinators:
     def __init__(self, known: dict[int, str], *, epoch: int = 5) -> None:
         self.known = known
         self.epoch = epoch
-        self.coordinates = (0,)
-        self.meanwhile = lambda: None
+        self.coordinates: tuple[int, ...] = (0,)
+        self.meanwhile: Callable[[], object] = lambda: None
 
     async def __call__(self, broker_id: int, message: Request) -> Reply:
         assert isinstance(message, ListParticipants) and broker_id == 1

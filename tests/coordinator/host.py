@@ -129,7 +129,7 @@ class Host:
         self.step(BeginRequested(self._ticket(), key, run_id, version, timeout_ms, self.producer_ids, turn))
         return self.tickets
 
-    def add(self, key: str, run_id: str, producer_id: int, *places: tuple[str, int], **more: Any) -> int:
+    def add(self, key: str, run_id: str, producer_id: int, *places: Any, **more: Any) -> int:
         """Of the transaction begun last, unless ``version`` and ``turn`` say of which."""
         named = {**self._present(key, run_id), **more}
         self.step(AddRequested(self._ticket(), key, run_id, producer_id, 0, tuple(Place(*p) for p in places), **named))

@@ -44,12 +44,12 @@ class Watched(EndedTransaction):
     looks = 0
 
     @property
-    def first_offset(self) -> int:  # type: ignore[override]
+    def first_offset(self) -> int:
         Watched.looks += 1
         return self[1]
 
     @property
-    def last_offset(self) -> int:  # type: ignore[override]
+    def last_offset(self) -> int:
         Watched.looks += 1
         return self[2]
 

@@ -1,0 +1,159 @@
+"""Transactions on real brokers, where somebody does not know what has happened: a coordinator that was deposed while it
+was stopped, requests that arrive when the next transaction is open, a log that was put back from elsewhere."""
+
+from __future__ import annotations
+
+import signal
+import time
+
+import pytest
+
+from sparklog.config import broker_config
+from sparklog.errors import BrokerError, ErrorCode
+from sparklog.model import TopicPartition
+from sparklog.protocol.messages import (
+    Ack,
+    AddToTransaction,
+    BeginTransaction,
+    BeginTransactionReply,
+    EndTransaction,
+    EndTransactionReply,
+    FindCoordinator,
+    FindCoordinatorReply,
+    TouchTransaction,
+    VerifyTransaction,
+    VerifyTransactionReply,
+)
+from sparklog.record.codec import encode_batch
+from sparklog.storage.log_set import LogDirectory
+from sparklog.testing.process_cluster import ProcessCluster, wait_until
+from tests.broker.support import rows
+from tests.broker.test_transactions import key_at
+from tests.broker.topics import PATIENCE_S, create_topic, leader, partition, wait_isr
+from tests.broker.transactions import Client, ask, find_coordinator, last_stable_offset, read
+
+pytestmark = pytest.mark.integration
+
+#: Of no block that brokers have drawn.
+STRANGER = 2**40
+
+
+def test_a_coordinator_deposed_while_it_was_stopped_lets_nothing_in(cluster: ProcessCluster) -> None:
+    """Its successor ends the transaction, the leader that was told dies: only the coordinators are left to say that a
+    batch comes too late, and the old one does not know it."""
+    create_topic(cluster, "unknowing", assignment=((0, 1),))
+    key = key_at(cluster, 2, "query:unknowing")
+    first = Client(cluster, key, "first run", version=1)
+    first.begin()
+    first.add(("unknowing", 0))
+    late = first.batch("unknowing", 0, 1, "late-")
+    assert leader(cluster, "unknowing") == 0
+    number = coordinating(cluster, key)
+    epoch = partition(cluster, "__transaction_state", number).leader_epoch
+    cluster.kill(2, signal.SIGSTOP)
+    try:
+        wait_until(lambda: find_coordinator(cluster, "transaction", key) != 2, PATIENCE_S, "another coordinator")
+        second = Client(cluster, key, "second run", version=1)
+        assert second.begin().run == 2
+        cluster.kill(0)
+        assert leader(cluster, "unknowing") == 1
+    finally:
+        cluster.kill(2, signal.SIGCONT)
+    question = VerifyTransaction(0, key, first.producer_id, 0, "unknowing", 0)
+    try:
+        vouched = ask(cluster, 2, question, VerifyTransactionReply)
+        assert vouched.coordinator_epoch == epoch, "it may vouch, as whom it was"
+    except BrokerError as error:  # it has learnt in the meantime
+        assert error.retriable or error.code is ErrorCode.INVALID_TXN_STATE
+    result = first.produce("unknowing", 0, 1, "late-")
+    assert result.code == ErrorCode.INVALID_TXN_STATE, result
+    assert first.send("unknowing", 0, late).code == ErrorCode.INVALID_TXN_STATE
+    cluster.start_brokers()
+    wait_isr(cluster, "unknowing", {0, 1})
+    second.write("unknowing", 0, 1, "kept-")
+    assert second.end(commit=True).complete
+    assert last_stable_offset(cluster, "unknowing") == 2
+    assert read(cluster, "unknowing", isolation=0).values == [b"kept-0"]
+    wait_isr(cluster, "__transaction_state", {0, 1, 2}, number)
+
+
+def coordinating(cluster: ProcessCluster, key: str) -> int:
+    """The partition of the internal topic that the key belongs to."""
+    return ask(cluster, 0, FindCoordinator(0, "transaction", key), FindCoordinatorReply).partition
+
+
+def test_requests_that_come_late_end_nothing_else(cluster: ProcessCluster) -> None:
+    create_topic(cluster, "tardy")
+    client = Client(cluster, "tardy-key")
+    ids = []
+    for _ in range(2):
+        client.begin()
+        ids.append(client.producer_id)
+        client.write("tardy", 0, 1, "v")
+        if client.turn == 0:
+            assert client.end(commit=True).complete
+    key, run = client.key, client.run_id
+    for late, kind in (
+        (EndTransaction(0, key, run, -1, False, (), 1000, 0), EndTransactionReply),
+        (BeginTransaction(0, key, run, -1, 60_000, 0), BeginTransactionReply),
+        (AddToTransaction(0, key, run, ids[0], 0, (("tardy", 0),), "", (), -1, 0), Ack),
+        (TouchTransaction(0, key, run, -1, 0), Ack),
+    ):
+        with pytest.raises(BrokerError) as refused:
+            ask(cluster, client.coordinator(), late, kind)
+        assert refused.value.code is ErrorCode.INVALID_TXN_STATE, late
+    again = ask(cluster, client.coordinator(), BeginTransaction(0, key, run, -1, 60_000, 1), BeginTransactionReply)
+    assert again.producer_id == ids[1], "a begin that came twice"
+    assert client.end(commit=True).complete
+    assert read(cluster, "tardy", isolation=1).values == [b"v0", b"v0"]
+
+
+def test_a_transaction_that_no_coordinator_knows_is_ended_by_the_leader(cluster: ProcessCluster) -> None:
+    """As in a log that was put back from another cluster's; one that is alive is left alone however long it takes."""
+    create_topic(cluster, "restored", assignment=((0,),))
+    create_topic(cluster, "lively", assignment=((0, 1),))
+    alive = Client(cluster, "lively-key")
+    alive.begin()
+    alive.write("lively", 0, 1, "alive-")
+    alive.write("restored", 0, 1, "alive-")
+    began = time.monotonic()
+    cluster.stop_broker(0)
+    append_stranger(cluster, 0, "restored")
+    cluster.start_broker(0)
+    assert leader(cluster, "restored") == 0
+
+    def aborted() -> int:
+        return cluster.describe(0).counters.get("transactions.hanging.aborted", 0)
+
+    wait_until(aborted, PATIENCE_S, "the hanging transaction to be ended")
+    assert time.monotonic() - began > 2, "the live one is as old as hanging ones may become"
+    assert last_stable_offset(cluster, "restored") == 0 == last_stable_offset(cluster, "lively")
+    alive.write("restored", 0, 1, "still-alive-")
+    assert alive.end(commit=True).complete
+    assert read(cluster, "restored", isolation=1).values == [b"alive-0", b"still-alive-0"]
+    assert read(cluster, "lively", isolation=1).values == [b"alive-0"]
+    assert read(cluster, "restored", isolation=0).values == [b"alive-0", b"strange0", b"still-alive-0"]
+    wait_isr(cluster, "lively", {0, 1})
+
+
+def append_stranger(cluster: ProcessCluster, broker_id: int, topic: str) -> None:
+    """Into the log of a stopped broker: a batch of a transaction that no coordinator has heard of."""
+    slot = cluster.slots[broker_id]
+    directory = LogDirectory.open(
+        slot.log_dir, cluster_id=cluster.cluster_id, broker_id=broker_id, port=slot.port,
+        config=broker_config(cluster.settings),
+    )  # fmt: skip
+    try:
+        directory.load()
+        log = directory.get(TopicPartition(topic, 0))
+        assert log is not None
+        header, body = encode_batch(
+            rows(1, "strange"), schema_id=0, compression=None, event_time="timestamp", producer_id=STRANGER,
+            producer_epoch=0, first_sequence=0, transactional=True,
+        )  # fmt: skip
+        log.append_as_leader(
+            [(header, memoryview(body))], leader_epoch=log.last_epoch, now_us=time.time_ns() // 1000 - 3_600_000_000
+        )
+        directory.write_clean_marker()
+    finally:
+        directory.close()
