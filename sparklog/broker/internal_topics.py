@@ -117,9 +117,7 @@ async def make_topic(broker: BrokerState, name: str) -> None:
             return
         factor, live = broker.config.internal_replication_factor, len(broker.cache.brokers)
         if live < factor:
-            detail = (
-                f"{name}: {live} brokers are alive, internal.topic.replication.factor={factor} are needed to make it"
-            )
+            detail = f"{name}: {live} brokers are alive, {factor} (internal.topic.replication.factor) needed to make it"
             raise BrokerError(ErrorCode.COORDINATOR_NOT_AVAILABLE, detail)
         try:
             await broker.registry.create_topic(_record(broker, name))
