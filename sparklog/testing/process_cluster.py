@@ -117,7 +117,7 @@ class ProcessCluster:
     ) -> None:
         self._temporary = tempfile.mkdtemp(prefix="sparklog-")
         self.base_dir = base_dir or Path(self._temporary) / "data"
-        self.settings = dict(settings or {})
+        self.settings = {"internal.topic.replication.factor": str(min(3, brokers)), **(settings or {})}
         self.cluster_id = ""
         self.slots = {
             number: BrokerSlot(number, self.base_dir, Path(self._temporary) / f"{number}.sock")
