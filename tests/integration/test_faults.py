@@ -3,6 +3,12 @@
 One cluster lives through all of it while clients write and read; the last test judges their history. What a fault
 does to single partitions and connections is tested in ``tests/broker``; here it is that nothing is lost, repeated,
 reordered or shown too early, whatever comes in a row.
+
+Alone: SIGKILL, SIGSTOP for longer than the session, SIGTERM, each of leader, follower, controller, ZooKeeper. Two at a
+time (``PAIRS``): with f=1 a broker, a controller process and ZooKeeper may be broken together, two brokers may not.
+Each way of breaking a broker meets a broken controller or ZooKeeper, each of their faults meets a broken broker, the
+leader's death meets all of ZooKeeper's, and controller and ZooKeeper break together. Pairings beyond these are the
+torture's.
 """
 
 from __future__ import annotations
@@ -10,6 +16,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -96,6 +103,39 @@ def hurt(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hurt]:
 def test_writes_go_on_through(hurt: Hurt, method: Method, role: str) -> None:
     """SIGKILL found out by the session's end, SIGSTOP for longer than the session, SIGTERM."""
     hurt.survive(hurt.fault(method, role), beyond_s=1.4 * SESSION_S if method == "pause" else 0.0)
+
+
+Role = Literal["leader", "follower", "controller", "zookeeper"]
+PAIRS: list[tuple[Method, Role, Method, Role]] = [
+    ("kill", "leader", "kill", "controller"),
+    ("pause", "leader", "stop", "controller"),
+    ("stop", "leader", "pause", "controller"),
+    ("kill", "follower", "pause", "controller"),
+    ("pause", "follower", "kill", "zookeeper"),
+    ("stop", "follower", "stop", "zookeeper"),
+    ("kill", "leader", "kill", "zookeeper"),
+    ("kill", "leader", "pause", "zookeeper"),
+    ("kill", "leader", "stop", "zookeeper"),
+    ("kill", "controller", "pause", "zookeeper"),
+]
+
+
+@pytest.mark.parametrize(("method", "role", "other_method", "other_role"), PAIRS)
+def test_writes_go_on_after_two_at_once(
+    hurt: Hurt, method: Method, role: Role, other_method: Method, other_role: Role
+) -> None:
+    """The second heals first: then writes go on, with the first still broken."""
+    first, second = hurt.fault(method, role), hurt.fault(other_method, other_role)
+    hurt.history.write(FaultNote(text=f"{first.text}, and {second.text}"))
+    with first.broken():
+        began = time.monotonic()
+        with second.broken():
+            if other_role != "zookeeper":
+                hurt.workload.wait_progress(PATIENCE_S)  # the other controller moves what has to be moved
+            if "pause" in {method, other_method}:
+                time.sleep(max(0.0, began + 1.4 * SESSION_S - time.monotonic()))
+        hurt.workload.wait_progress(PATIENCE_S)
+    hurt.heal()
 
 
 @pytest.mark.parametrize("role", ["leader", "controller"])
