@@ -207,6 +207,14 @@ def test_the_commands(cluster: ProcessCluster, capsys: pytest.CaptureFixture[str
     assert "broker 9 found; known are [0, 1, 2]" in capsys.readouterr().err
 
 
+def _latency_s(writer: Writer) -> float:
+    sent = time.monotonic()
+    writer.write(encoded(1))
+    latency_s = time.monotonic() - sent
+    time.sleep(0.01)
+    return latency_s
+
+
 @pytest.mark.alone
 def test_copying_keeps_to_its_limit_and_others_do_not_wait(cluster: ProcessCluster, admin: Admin) -> None:
     """Both topics are led by broker 0 and followed by broker 2: one fetch session carries both."""
@@ -220,30 +228,25 @@ def test_copying_keeps_to_its_limit_and_others_do_not_wait(cluster: ProcessClust
         writer.close()
     size = sum(r.size_bytes for r in cluster.describe(0).replicas if r.topic == "heavy")
     limit = size // 3
-    requests = cluster.describe(2).counters["fetcher.requests"]
     targets = {TopicPartition("heavy", number): (0, 2) for number in range(4)}
-    began = time.monotonic()
-    admin.reassign(targets, throttle_bytes=limit)
-    latencies_s, copied = [], [(began, 0)]
     with Writer(cluster, "light") as writer:
+        usual_s = statistics.median(_latency_s(writer) for _ in range(50))  # on this machine, as busy as it is
+        requests = cluster.describe(2).counters["fetcher.requests"]
+        began = time.monotonic()
+        admin.reassign(targets, throttle_bytes=limit)
+        latencies_s, copied = [], [(began, 0)]
         while copied[-1][1] < size:
-            for _ in range(5):
-                sent = time.monotonic()
-                writer.write(encoded(1))
-                latencies_s.append(time.monotonic() - sent)
-                time.sleep(0.01)
+            latencies_s += [_latency_s(writer) for _ in range(5)]
             there = sum(r.size_bytes for r in cluster.describe(2).replicas if r.topic == "heavy")
             copied.append((time.monotonic(), there))
             assert copied[-1][0] - began < PATIENCE_S, copied
     admin.wait_until_moved(targets, timeout_s=PATIENCE_S)
     took_s = copied[-1][0] - began
-    under_way = [(at, there) for at, there in copied if 0 < there < size]
-    assert len(under_way) > 1, copied
-    (first_s, first), (last_s, last) = under_way[0], under_way[-1]
-    assert last - first > 0.6 * size, copied
-    rate = (last - first) / (last_s - first_s)
-    assert 0.75 * limit < rate < 1.25 * limit, f"{rate:.0f} bytes/s, limit {limit}: {copied}"
-    assert statistics.median(latencies_s) < 0.05, sorted(latencies_s)[-10:]
+    # However slow the machine: at no time more than the limit allows, and half a second that the bucket lends, and what
+    # one fetch brings. That the limit is used up is shown without a clock, in test_throttle.
+    for at, there in copied:
+        assert there <= limit * (at - began + 0.7), f"limit {limit}: {[(s - began, b) for s, b in copied]}"
+    assert statistics.median(latencies_s) < max(0.05, 5 * usual_s), (usual_s, sorted(latencies_s)[-10:])
     counters = cluster.describe(2).counters
     assert counters["fetcher.throttled"] > 0
     own = 2 * len(latencies_s)  # of light's records: one request brings them, the next acknowledges them
