@@ -54,7 +54,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeSch
     return _Groups(config, log)
 
 
-class _Groups(LoadScopeScheduling):
+class _Groups(LoadScopeScheduling):  # type: ignore[misc]
     """Hands out whole groups. xdist's own marks for that are lost on this pytest."""
 
     def _split_scope(self, nodeid: str) -> str:
