@@ -34,6 +34,7 @@ def run(spark: SparkSession, *, scratch: Path, flights: int | None, tell: Callab
 
     ``scratch`` is a directory that executors see, for tables and checkpoints; brokers are the session's.
     """
+    spark.conf.set("spark.sql.adaptive.enabled", "false")  # streams do without, and warn of it
     spark.conf.set("spark.sql.shuffle.partitions", "3")  # each is a task of the sink, in every micro-batch
     rows = load_flights().slice(0, flights)
     airports, weather = (_table(spark, scratch / name, table()) for name, table in _TABLES.items())
@@ -45,7 +46,7 @@ def run(spark: SparkSession, *, scratch: Path, flights: int | None, tell: Callab
             frame = delays(_stream(spark, CLEAN), airports, weather)
         query = _into(frame, topic, scratch / "checkpoints" / topic)
         query.awaitTermination()
-        tell(topic, f"{_read(spark, topic).count():,} rows after {len(query.recentProgress)} micro-batches")
+        tell(topic, f"{_read(spark, topic).count():,} rows, micro-batches: {len(query.recentProgress)}")
     return _is_complete(spark, airports, weather, tell)
 
 
