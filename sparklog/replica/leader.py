@@ -403,4 +403,5 @@ class Leader:
 
     @property
     def deadline_ms(self) -> int:
-        return min(self.check_ms, self.purgatory.earliest_ms)
+        check_ms, earliest_ms = self.check_ms, self.purgatory.earliest_ms
+        return check_ms if check_ms < earliest_ms else earliest_ms

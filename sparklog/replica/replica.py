@@ -195,9 +195,10 @@ class Replica:
     @property
     def deadline_ms(self) -> int | None:
         """When Ticked is due at the latest; None: no need."""
-        if not isinstance(self._role, Leader):
+        role = self._role
+        if not isinstance(role, Leader):
             return None
-        deadline_ms = self._role.deadline_ms
+        deadline_ms = role.deadline_ms
         return None if deadline_ms == NEVER else deadline_ms
 
     @property
@@ -238,20 +239,19 @@ class Replica:
         log = view.log
         if isinstance(role, Follower) and role.busy:
             return
-        assert log.log_start_offset <= view.high_watermark <= log.log_end_offset, (
-            f"high watermark {view.high_watermark} outside [{log.log_start_offset}, {log.log_end_offset}]"
-        )
+        mark, end = view.high_watermark, log.log_end_offset
+        assert log.log_start_offset <= mark <= end, f"high watermark {mark} outside [{log.log_start_offset}, {end}]"
         if isinstance(role, Leader):
             state = view.state
             assert state is not None and state.leader == view.broker_id and state.leader_epoch == role.epoch
             isr = role.isr
-            assert view.broker_id in isr.committed
+            committed = isr.committed
+            assert view.broker_id in committed
             if type(isr) is not CommittedIsr:
-                assert set(isr.committed) <= set(isr.maximal)
-            assert isr.committed == state.isr, f"ISR {isr.committed} acted on, {state.isr} written"
-            assert role.epoch_start <= log.log_end_offset
-            assert role.purgatory.first_end > view.high_watermark, "a committed produce was not answered"
-            end = log.log_end_offset
+                assert set(committed) <= set(isr.maximal)
+            assert committed == state.isr, f"ISR {committed} acted on, {state.isr} written"
+            assert role.epoch_start <= end
+            assert role.purgatory.first_end > mark, "a committed produce was not answered"
             for peer in role.progress.values():
                 assert peer.log_end <= end, f"a follower fetched from {peer.log_end}, the log ends at {end}"
 

@@ -204,12 +204,14 @@ class SimBroker(ReplicaPerformer):
     def _tick(self) -> None:
         now_ms = self.now_ms
         for tp, hosted in list(self.hosted.items()):
-            deadline_ms = hosted.replica.deadline_ms if hosted.replica is not None else None
-            if deadline_ms is not None and deadline_ms <= now_ms:
-                self.handle(tp, ev.Ticked())
             fetching = hosted.fetching
-            if fetching is not None and now_ms - fetching.sent_ms >= FETCH_TIMEOUT_MS:
-                self._fetch(tp, hosted, fetching)
+            if fetching is not None:  # a follower waits for nothing but its fetch
+                if now_ms - fetching.sent_ms >= FETCH_TIMEOUT_MS:
+                    self._fetch(tp, hosted, fetching)
+            elif hosted.replica is not None:
+                deadline_ms = hosted.replica.deadline_ms
+                if deadline_ms is not None and deadline_ms <= now_ms:
+                    self.handle(tp, ev.Ticked())
         self.later(TICK_MS, self._tick)
 
     def _checkpoint(self) -> None:
@@ -260,6 +262,10 @@ class SimBroker(ReplicaPerformer):
         for decision in update.partitions:
             if decision.version >= 0:
                 self._decide(decision)
+        if update.full or update.deleted:
+            self._drop_what_is_gone(update)
+
+    def _drop_what_is_gone(self, update: ControlUpdate) -> None:
         gone = set(update.deleted)
         own = {
             (TopicPartition(decision.topic, decision.partition), decision.topic_id)

@@ -82,7 +82,7 @@ class SimProducer:
 
     def _write(self) -> None:
         chance = self.world.random
-        self.world.at(1 + chance.randrange(2 * self._pause_ms), self._write)
+        self.world.at(1 + int(chance.random() * 2 * self._pause_ms), self._write)
         self._look_for_topic()
         if self.pending and self.world.now_ms - self._sent_ms > REQUEST_MS:
             self._answered(self.pending[0], None)
@@ -162,10 +162,11 @@ class SimWriter:
 
     def _write(self) -> None:
         chance = self.cluster.world.random
-        self.cluster.world.at(1 + chance.randrange(2 * self._pause_ms), self._write)
+        self.cluster.world.at(1 + int(chance.random() * 2 * self._pause_ms), self._write)
         record = self.cluster.zk.topics.get(self.tp.topic)
         if self.stopped or record is None or self.tp.partition >= len(record.assignment):
             return
         self._numbers += 1
-        acks = chance.choices((-1, 1, 0), (8, 2, 1))[0]
+        of_eleven = chance.random() * 11
+        acks = -1 if of_eleven < 8 else 1 if of_eleven < 10 else 0
         send(self.cluster, self.tp, Produce(f"{self.tp}/w{self._numbers}", chance.randint(1, 3), acks, record.topic_id))

@@ -56,7 +56,6 @@ class CoreController(SimProcess):
         #: levels as last shown to the core
         self._shown: Levels | None = None
         self._deleting: set[str] = set()
-        self._reading = 0
 
     def start(self) -> None:
         self.begin()
@@ -93,6 +92,10 @@ class CoreController(SimProcess):
 
         def again() -> None:
             self.later(STAND_MS, lambda: self._stand(session))
+
+        if self.zk.controller_session not in {-1, session.session_id}:
+            again()  # the watch on the node has not fired
+            return
 
         def elected(epoch: int | None) -> None:
             if epoch is None:
@@ -184,11 +187,11 @@ class CoreController(SimProcess):
             return
         shown = self._shown
         # No watch fires where nothing changed; notifications are read until they have been deleted.
-        if shown is None or shown.isr_changes or self.zk.levels() != shown:
+        if shown is None or shown.isr_changes or not self.zk.shows(shown):
             session.ask(self.zk.levels, lambda levels: self._show(core, session, levels), lambda: None)
         if core.deadline_ms is not None and core.deadline_ms <= self.now_ms:
             self._step(core, ev.Ticked())
-        self.later(PERIOD_MS + self.world.random.randrange(PERIOD_MS), lambda: self._look(core))
+        self.later(PERIOD_MS + int(self.world.random.random() * PERIOD_MS), lambda: self._look(core))
 
     def _show(self, core: Controller, session: SimSession, levels: Levels) -> None:
         """What has changed, in the order that watches would bring it in; the same again after a lost connection."""

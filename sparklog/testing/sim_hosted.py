@@ -13,15 +13,15 @@ from sparklog.model import TopicPartition
 from sparklog.replica import events as ev
 from sparklog.replica.replica import Replica, ReplicaSettings
 from sparklog.testing.sim_checks import PartitionChecker
-from sparklog.testing.sim_log import NOT_IDEMPOTENT, Sequenced, SimBatch, SimLog
+from sparklog.testing.sim_log import NOT_IDEMPOTENT, Sequenced, SimLog
 from sparklog.testing.sim_world import SimWorld
 from sparklog.testing.sim_zk import SimZk
 
 if TYPE_CHECKING:
     from sparklog.testing.sim_broker import SimBroker
+    from sparklog.testing.sim_performer import ReplicaPerformer
 
 Told = Callable[[ErrorCode], None]
-Reply = Callable[[ev.LeaderAnswered, tuple[SimBatch, ...]], None]
 
 
 class Produce(msgspec.Struct, frozen=True, gc=False):
@@ -52,11 +52,18 @@ class Fetching:
 
 
 class Asked(msgspec.Struct, frozen=True, gc=False):
-    """A follower's fetch, waiting to be answered. ``mark`` is the high watermark that the follower knows."""
+    """A follower's fetch, waiting to be answered. ``mark`` is the high watermark that the follower knows; what follows
+    is its own, by which it knows the answer again."""
 
     event: ev.FollowerFetched
     mark: int
-    reply: Reply
+    follower: ReplicaPerformer
+    process: int
+    tp: TopicPartition
+    hosted: Hosted
+    fetching: Fetching
+    #: number of the request in its loop
+    request: int
 
 
 @dataclass(slots=True)

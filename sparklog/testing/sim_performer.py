@@ -218,37 +218,42 @@ class ReplicaPerformer(SimProcess):
             fetching.sent_ms = self.now_ms + wait_ms
             self.later(wait_ms, lambda: self._fetch(tp, hosted, fetching))
             return
+        replica = hosted.replica
+        assert replica is not None
         fetching.request += 1
         fetching.sent_ms = self.now_ms
-        number = fetching.request
-        log, replica, process = hosted.log, hosted.replica, self.process
-        assert replica is not None
-        event = ev.FollowerFetched(
-            self.broker_id, self.incarnation, fetching.leader_epoch, log.log_end_offset, log.last_epoch
+        log, leader = hosted.log, self.cluster.brokers[fetching.leader]
+        asked = Asked(
+            event=ev.FollowerFetched(
+                self.broker_id, self.incarnation, fetching.leader_epoch, log.log_end_offset, log.last_epoch
+            ),
+            mark=replica.high_watermark,
+            follower=self,
+            process=self.process,
+            tp=tp,
+            hosted=hosted,
+            fetching=fetching,
+            request=fetching.request,
         )
-        leader = self.cluster.brokers[fetching.leader]
+        self.send(leader, partial(leader.fetched, asked))
 
-        def answered(answer: ev.LeaderAnswered, batches: tuple[SimBatch, ...]) -> None:
-            if self.hosted.get(tp) is not hosted:
-                return
-            if batches and self.limit(tp):
-                self._copied(batches)
-            end_offset = log.log_end_offset
-            self.handle(tp, answer, batches=batches)
-            unused = batches and log.log_end_offset == end_offset
-            fetching.mark = answer.high_watermark
-            if fetching.request == number and hosted.fetching is fetching:
-                fetching.request += 1
-                if answer.code or unused:
-                    self.later(FETCH_PAUSE_MS, lambda: self._fetch(tp, hosted, fetching))
-                else:
-                    self._fetch(tp, hosted, fetching)
-
-        def reply(answer: ev.LeaderAnswered, batches: tuple[SimBatch, ...]) -> None:
-            leader.reply(self, process, partial(answered, answer, batches))
-
-        asked = Asked(event, replica.high_watermark, reply)
-        self.send(leader, partial(leader.fetched, tp, hosted.topic_id, asked))
+    def fetch_answered(self, asked: Asked, answer: ev.LeaderAnswered, batches: tuple[SimBatch, ...]) -> None:
+        tp, hosted, fetching = asked.tp, asked.hosted, asked.fetching
+        if self.hosted.get(tp) is not hosted:
+            return
+        log = hosted.log
+        if batches and self.limit(tp):
+            self._copied(batches)
+        end_offset = log.log_end_offset
+        self.handle(tp, answer, batches=batches)
+        unused = batches and log.log_end_offset == end_offset
+        fetching.mark = answer.high_watermark
+        if fetching.request == asked.request and hosted.fetching is fetching:
+            fetching.request += 1
+            if answer.code or unused:
+                self.later(FETCH_PAUSE_MS, lambda: self._fetch(tp, hosted, fetching))
+            else:
+                self._fetch(tp, hosted, fetching)
 
     def limit(self, tp: TopicPartition) -> int:
         """Bytes per second at which it may be copied; 0: as fast as can be."""
@@ -270,10 +275,10 @@ class ReplicaPerformer(SimProcess):
         if self.bucket is not None:
             self.bucket.take(sum(batch.header.length for batch in batches), self.now_ms / 1000)
 
-    def fetched(self, tp: TopicPartition, topic_id: str, asked: Asked) -> None:
-        hosted = self.hosted.get(tp)
-        if hosted is not None and hosted.replica is not None and hosted.topic_id == topic_id:
-            self.handle(tp, asked.event, asked=asked)
+    def fetched(self, asked: Asked) -> None:
+        hosted = self.hosted.get(asked.tp)
+        if hosted is not None and hosted.replica is not None and hosted.topic_id == asked.hosted.topic_id:
+            self.handle(asked.tp, asked.event, asked=asked)
 
     def _verdict(
         self,
@@ -291,16 +296,15 @@ class ReplicaPerformer(SimProcess):
         assert replica is not None
         batches: tuple[SimBatch, ...] = ()
         code, diverging = ErrorCode.NONE, None
-        match verdict:
-            case fx.ServeFetch(offset):
-                batches = log.read(offset, FETCH_BATCHES)
-                if not batches and replica.high_watermark <= asked.mark:
-                    hosted.parked[event.replica_id] = asked
-                    return
-            case fx.RefuseFetch(refusal):
-                code = refusal
-            case fx.AnswerDiverging(epoch, end_offset):
-                diverging = (epoch, end_offset)
+        if isinstance(verdict, fx.ServeFetch):  # every fetch comes by here: matching by pattern costs more
+            batches = log.read(verdict.offset, FETCH_BATCHES)
+            if not batches and replica.high_watermark <= asked.mark:
+                hosted.parked[event.replica_id] = asked
+                return
+        elif isinstance(verdict, fx.RefuseFetch):
+            code = verdict.code
+        else:
+            diverging = (verdict.epoch, verdict.end_offset)
         answer = ev.LeaderAnswered(
             leader_epoch=event.leader_epoch,
             fetch_offset=event.offset,
@@ -313,7 +317,8 @@ class ReplicaPerformer(SimProcess):
             end_offset=batches[-1].header.next_offset if batches else -1,
             last_epoch=event.last_epoch,
         )
-        asked.reply(answer, batches)
+        follower = asked.follower
+        self.reply(follower, asked.process, partial(follower.fetch_answered, asked, answer, batches))
 
     def _wake(self, hosted: Hosted) -> None:
         """Something moved: the long polls of this epoch end."""

@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 from sparklog.testing.sim_process import SimProcess
 from sparklog.testing.sim_zk import SESSION_MS, SimZk
 
-#: kazoo pings after a third of the time-out
+#: kazoo pings when it has sent nothing for a third of the time-out
 PING_MS = SESSION_MS // 3
 ANSWER_MS = 120
 
@@ -41,6 +41,7 @@ class SimSession:
         self._on_over = on_over
         self._on_moved = on_moved
         self._heard_ms = owner.now_ms
+        self._sent_ms = -PING_MS
         self._ping()
 
     def ask(
@@ -51,6 +52,7 @@ class SimSession:
     ) -> None:
         """One request: exactly one of ``answered`` and ``lost`` follows while the process lives."""
         owner = self.owner
+        self._sent_ms = owner.now_ms
         request = _Request(self, owner.process, execute, answered=answered, lost=lost)
         owner.send(self.zk, request.arrive, ordered=True)
         owner.later(ANSWER_MS, request.give_up)
@@ -64,12 +66,15 @@ class SimSession:
     def _ping(self) -> None:
         if self.over:
             return
-        owner, zk = self.owner, self.zk
-        if self.connected and owner.now_ms - self._heard_ms > SESSION_MS // 2:
+        owner, now_ms = self.owner, self.owner.now_ms
+        if self.connected and now_ms - self._heard_ms > SESSION_MS // 2:
             self.connected = False
             self._on_moved(False)
-        owner.send(zk, partial(self._pinged, owner.process), ordered=True)
-        owner.later(PING_MS, self._ping)
+        wait_ms = self._sent_ms + PING_MS - now_ms
+        if wait_ms <= 0:
+            self._sent_ms, wait_ms = now_ms, PING_MS
+            owner.send(self.zk, partial(self._pinged, owner.process), ordered=True)
+        owner.later(wait_ms, self._ping)
 
     def _pinged(self, process: int) -> None:
         zk = self.zk

@@ -201,12 +201,11 @@ class SimZk(SimProcess):
 
     def levels(self) -> Levels:
         live = self.registered
-        retired = (b for b, incarnation in self.retired.items() if b not in live and self.incarnation(b) == incarnation)
         return Levels(
             self.controller_session,
             {broker: live[broker].incarnation for broker in sorted(live)},
             frozenset(self.untrusted),
-            frozenset(retired),
+            self._retired(),
             dict(self.stopping),
             {name: (record, self.topic_versions[name]) for name, record in self.topics.items()},
             dict(self.deletions),
