@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _COPIES = 20
 _ASKED = ("carrier", "dep_delay")
 
-_WIDE_ROWS = 300_000
+_WIDE_ROWS = 600_000
 _WIDE_COLUMNS = 20
 _TEXT_BYTES = 105
 _CHOSEN = (1, 5, 10, 20)
