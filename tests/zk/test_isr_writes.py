@@ -68,7 +68,7 @@ def answer_once(session: ZkSession, error: ZkError, *, carry_out: bool) -> None:
     really: Callable[[Sequence[Op]], asyncio.Future[Any]] = session.multi_in_company
 
     def answer(ops: Sequence[Op]) -> asyncio.Future[Any]:
-        session.multi_in_company = really  # type: ignore[method-assign]
+        session.multi_in_company = really  # type: ignore[assignment, method-assign]
 
         async def refuse() -> None:
             if carry_out:
