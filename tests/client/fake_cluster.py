@@ -14,6 +14,7 @@ from concurrent.futures import Future
 from typing import Any, TypeVar
 
 import pyarrow as pa
+
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import BrokerEndpoint, TopicPartition, TopicSchema
 from sparklog.net.server import Server, ServerConnection, serve
