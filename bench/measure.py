@@ -95,7 +95,7 @@ class Line(NamedTuple):
 class Round(NamedTuple):
     """One run of each contestant, one after the other."""
 
-    figures: dict[str, Figures]
+    figures: Mapping[str, Figures]
     #: Cores that other programs took meanwhile, in the run they disturbed most.
     others: float
 

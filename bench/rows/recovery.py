@@ -69,7 +69,7 @@ def one_run(restart: Callable[[], float], check: Callable[[], None], volume: int
 def open_recovery(bench: Bench, *, empty: bool) -> Iterator[list[Contestant]]:
     count = bench.count(_RECORDS, 5_000)
     with ExitStack() as ends:
-        sides = []
+        sides: list[tuple[Sparklog | Kafka, str, Callable[[], float]]] = []
         topic = ends.enter_context(bench.topic(bench.ours, partitions=PARTITIONS))
         write_tables(bench.ours.bootstrap, topic, tables(count, _SIZE))
         sides.append((bench.ours, topic, functools.partial(restart_ours, bench.ours, topic, empty=empty)))
