@@ -59,9 +59,10 @@ class Follower:
         if (
             event.leader_epoch != self.epoch
             or self.leader == NO_LEADER
-            or self.busy
+            or self._append_to is not None
+            or self._truncating
             or event.fetch_offset != log.log_end_offset
-            or event.last_epoch not in {NOT_TOLD, log.last_epoch}
+            or event.last_epoch not in (log.last_epoch, NOT_TOLD)
         ):
             return []
         if event.code == ErrorCode.OFFSET_OUT_OF_RANGE:

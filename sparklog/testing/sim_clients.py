@@ -72,6 +72,7 @@ class SimProducer:
         self.stopped = False
         self._pause_ms = pause_ms
         self._producer_id = producer_id
+        self._name = f"{tp}/p{producer_id}."
         self._epoch = 0
         self._sequence = 0
         self._topic_id = ""
@@ -91,7 +92,7 @@ class SimProducer:
         count = chance.randint(1, 3)
         self._numbers += 1
         sequence = Sequenced(self._producer_id, self._epoch, self._sequence)
-        write = Write(f"{self.tp}/p{self._producer_id}.{self._numbers}", count, sequence, self.world.now_ms)
+        write = Write(f"{self._name}{self._numbers}", count, sequence, self.world.now_ms)
         self._sequence += count
         self.pending.append(write)
         self._send(write)
@@ -157,6 +158,7 @@ class SimWriter:
         self.tp = tp
         self.stopped = False
         self._pause_ms = pause_ms
+        self._name = f"{tp}/w"
         self._numbers = 0
         cluster.world.at(pause_ms, self._write)
 
@@ -169,4 +171,6 @@ class SimWriter:
         self._numbers += 1
         of_eleven = chance.random() * 11
         acks = -1 if of_eleven < 8 else 1 if of_eleven < 10 else 0
-        send(self.cluster, self.tp, Produce(f"{self.tp}/w{self._numbers}", chance.randint(1, 3), acks, record.topic_id))
+        send(
+            self.cluster, self.tp, Produce(f"{self._name}{self._numbers}", chance.randint(1, 3), acks, record.topic_id)
+        )

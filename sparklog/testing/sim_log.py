@@ -7,7 +7,7 @@ page cache that is lost (``lose_page_cache``) takes what was not flushed, or a p
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections.abc import Sequence
 from random import Random
 from typing import NamedTuple
@@ -44,6 +44,8 @@ class SimLog:
         #: leader epoch of the last batch
         self.last_epoch = NO_EPOCH
         self.batches: list[SimBatch] = []
+        #: where each of them ends
+        self._ends: list[int] = []
         #: what an fsync has made safe from the loss of the page cache
         self.flushed_end = start_offset
         self.producers = ProducerTable()
@@ -98,6 +100,7 @@ class SimLog:
         header = batch.header
         self.batches.append(batch)
         self.log_end_offset = header.base_offset + header.offset_span
+        self._ends.append(self.log_end_offset)
         self.last_epoch = header.leader_epoch
         self.producers.record(header)
 
@@ -129,12 +132,12 @@ class SimLog:
     def read(self, offset: int, max_batches: int) -> tuple[SimBatch, ...]:
         if offset >= self.log_end_offset:
             return ()
-        at = bisect_right(self.batches, offset, key=lambda batch: batch.header.next_offset)
+        at = bisect_right(self._ends, offset)
         return tuple(self.batches[at : at + max_batches])
 
     def batch_at(self, offset: int) -> SimBatch | None:
         """The batch that starts at ``offset``."""
-        at = bisect_left(self.batches, offset, key=lambda batch: batch.header.base_offset)
+        at = bisect_right(self._ends, offset)
         if at < len(self.batches) and self.batches[at].header.base_offset == offset:
             return self.batches[at]
         return None
@@ -144,7 +147,7 @@ class SimLog:
     def truncate(self, offset: int) -> int:
         """Keep whole batches that end at or below ``offset``; returns the new end."""
         if offset < self.log_end_offset:
-            del self.batches[bisect_right(self.batches, offset, key=lambda batch: batch.header.next_offset) :]
+            del self.batches[bisect_right(self._ends, offset) :]
             self._cut()
             self.rebuild_producers()
         return self.log_end_offset
@@ -157,6 +160,7 @@ class SimLog:
 
     def _cut(self) -> None:
         last = self.batches[-1].header if self.batches else None
+        del self._ends[len(self.batches) :]
         self.log_end_offset = last.next_offset if last else self.log_start_offset
         self.last_epoch = last.leader_epoch if last else NO_EPOCH
         self.flushed_end = min(self.flushed_end, self.log_end_offset)

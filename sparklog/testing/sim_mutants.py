@@ -95,20 +95,20 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "KIP-101 without KIP-279",
         "leader, follower",
-        Caught("valid high watermark", 40, 200),
+        Caught("core", 43, 200),
         replica_type=variants.Kip101Replica,
         restless=0.3,
         likely=_MOVING_LEADERS,
     ),
-    Mutant("histories not compared", "leader", Caught("core", 1, 40), replica_type=variants.NoDivergenceReplica),
+    Mutant("histories not compared", "leader", Caught("StrongIsr", 1, 40), replica_type=variants.NoDivergenceReplica),
     Mutant(
         "no epoch fence on fetches",
         "leader, follower",
-        Caught("ISRs are full", 157, 300),
+        Caught("core", 170, 300),
         replica_type=variants.NoFenceReplica,
         weather=_DOUBLED,
         restless=0.5,
-        likely=(*_MOVING_LEADERS, ("cut link", 40)),
+        likely=(*_MOVING_LEADERS, ("cut link", 100)),
     ),
     Mutant(
         "decisions followed in any order",
@@ -123,7 +123,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "fetches of an earlier incarnation believed",
         "leader",
-        Caught("StrongIsr", 50, 200),
+        Caught("StrongIsr", 165, 200),
         replica_type=variants.AnyIncarnationReplica,
         weather=_LATE_COPIES,
         likely=(("crash", 40),),
@@ -145,13 +145,13 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "rejoin before the epoch's start",
         "leader",
-        Caught("StrongIsr", 2, 40),
+        Caught("StrongIsr", 3, 40),
         replica_type=variants.EarlyRejoinReplica,
     ),
     Mutant(
         "an ISR addition not bound to the incarnation",
         "leader",
-        Caught("StrongIsr", 4, 200),
+        Caught("StrongIsr", 9, 200),
         replica_type=variants.UnboundReplica,
         likely=(("crash", 30),),
         page_cache_loss=0.9,
@@ -182,7 +182,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "members voted out by an election",
         "controller",
-        Caught("StrongIsr", 46, 200),
+        Caught("StrongIsr", 73, 200),
         controller_type=variants.VotingOutController,
         page_cache_loss=0.9,
         likely=(("crash", 30), ("restart broker", 20)),
@@ -196,7 +196,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "an unclean election that does not wait",
         "controller",
-        Caught("unclean elections at last", 4, 100),
+        Caught("unclean elections at last", 6, 100),
         controller_type=variants.HurriedController,
         restless=0.3,
         likely=(("create topic", 40), ("expire session", 20), ("restart zookeeper", 10), ("delete topic", 0)),
@@ -204,7 +204,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "table of producers not rebuilt",
         "log",
-        Caught("acks=all", 14, 100),
+        Caught("idempotence", 0, 100),
         log_type=variants.ForgetfulLog,
         likely=(("crash", 20),),
         page_cache_loss=0.9,
@@ -212,7 +212,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "an unverified tail trusted",
         "log",
-        Caught("StrongIsr", 1, 40),
+        Caught("consistent reads", 1, 40),
         log_type=variants.CredulousLog,
         likely=(("torn write", 30),),
     ),
