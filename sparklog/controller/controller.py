@@ -64,7 +64,6 @@ from sparklog.controller.replacement import Replacement
 from sparklog.controller.suspicions import Suspicions
 from sparklog.model import (
     NO_LEADER,
-    BrokerEndpoint,
     BrokerRegistration,
     TopicPartition,
     VersionedState,
@@ -121,7 +120,7 @@ class Controller:
             self._trust_settled()
             self._effects.extend(map(DropElection, self._leaderships.settled()))
             self._ask_log_ends(now_ms)
-            self._outbox.set_brokers(self._visible_brokers())
+            self._show_brokers()
             self._effects.extend(self._outbox.due(self.state, now_ms, more_coming=self._writing > 0))
         effects, self._effects = self._effects, []
         return effects
@@ -264,13 +263,17 @@ class Controller:
             if broker_id in self.brokers.registrations:
                 self._effects.append(TrustBroker(broker_id, self.brokers.registrations[broker_id].incarnation))
 
-    def _visible_brokers(self) -> tuple[BrokerEndpoint, ...]:
+    def _show_brokers(self) -> None:
         """Who is left out is taken out of the ISRs by their leaders, and not in again: a stopping broker that leads
         nothing any more, and a suspect, until its void claims are gone. Claims that no leader at work could take away
         do not keep a suspect out, or it could help nowhere."""
-        hidden = {broker_id for broker_id in self.brokers.stopping if not self.state.leads(broker_id)}
-        hidden |= self._suspicions.open(self.brokers.registrations)
-        return tuple(found.endpoint for found in self.brokers.present() if found.broker_id not in hidden)
+        suspects = self._suspicions.open(self.brokers.registrations)
+        hidden = suspects | {broker_id for broker_id in self.brokers.stopping if not self.state.leads(broker_id)}
+        present = [found.endpoint for found in self.brokers.present()]
+        self._outbox.set_brokers(
+            tuple(found for found in present if found.broker_id not in hidden),
+            suspects={found.broker_id: found for found in present if found.broker_id in suspects},
+        )
 
     # --- topics --------------------------------------------------------------------------------------------------
 
