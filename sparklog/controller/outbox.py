@@ -49,9 +49,12 @@ class Outbox:
 
     def set_brokers(self, brokers: tuple[BrokerEndpoint, ...], *, suspects: Mapping[int, BrokerEndpoint]) -> None:
         """``brokers`` are told to all; each of ``suspects``, by id, is told of itself besides."""
-        if (brokers, suspects) != (self._brokers, self._suspects):
-            self._brokers, self._suspects = brokers, suspects
-            for link in self._links.values():
+        if (brokers, suspects) == (self._brokers, self._suspects):
+            return
+        before = {broker_id: self._table(broker_id) for broker_id in self._links}
+        self._brokers, self._suspects = brokers, suspects
+        for broker_id, link in self._links.items():
+            if self._table(broker_id) != before[broker_id]:
                 link.brokers_changed()
 
     def topic_created(self, topic: Topic) -> None:
