@@ -288,12 +288,15 @@ class Controller:
                 known.rereading = False
                 self._mark(known.partitions)
             if snapshot.version < known.version:
+                self._take_unsure(known)
                 return  # read before what is known
             if known.record == record:
                 # Changed and changed back: nothing new, but a write that expects the old version is refused for ever.
                 self.state.put_record(known, record, snapshot.version)
+                self._take_unsure(known)
                 return
         topic, changed = self.state.put_topic(snapshot)
+        self._take_unsure(topic)
         if known is None:
             topic.announced = any(p.stored is not None for p in topic.partitions)
             if not topic.announced:
@@ -415,11 +418,36 @@ class Controller:
             partition = self.state.partition(tp)
             if partition is None:
                 continue
+            if stored is not None and self._epoch_unsure(partition, stored):
+                partition.rereading = True
+                partition.found = stored
+                partition.topic.rereading = True
+                if self._connected:
+                    self._effects.append(ReadTopic(tp.topic))
+                continue
             partition.rereading = False
             if stored is not None and self._adopt(partition, stored):
                 changed.append(partition)
             self._suspicions.review(partition)
             self._mark((partition,))
+        self._outbox.partitions_changed(changed)
+
+    @staticmethod
+    def _epoch_unsure(partition: Partition, stored: VersionedState) -> bool:
+        """Whether a move may have ended, or another begun, with an epoch that was found and not heard of: replicas from
+        before must not be told with it, or its leader would add to the ISR who is a replica no more."""
+        known = partition.stored
+        return partition.move is not None and known is not None and stored.state.leader_epoch > known.state.leader_epoch
+
+    def _take_unsure(self, topic: Topic) -> None:
+        """The record that belongs to epochs found before is known now."""
+        changed = []
+        for partition in topic.partitions:
+            stored, partition.found = partition.found, None
+            if stored is not None:
+                partition.rereading = False
+                if self._adopt(partition, stored):
+                    changed.append(partition)
         self._outbox.partitions_changed(changed)
 
     def _adopt(self, partition: Partition, stored: VersionedState) -> bool:
