@@ -7,6 +7,7 @@ import random
 import socket
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -308,6 +309,10 @@ def test_a_broker_that_is_told_to_hand_out_nothing(cluster: ProcessCluster, admi
     assert read(cluster, "unlent", 0, 1)[1].counters.local_batches == 1
 
 
+def _diverging(socket_of: Local, request: OpenSegment) -> tuple[int, int] | None:
+    return decode_reply(socket_of.request(request)[0]).diverging
+
+
 def test_fetching_from_the_nearest_follower(
     cluster: ProcessCluster, admin: Admin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -349,8 +354,9 @@ def test_fetching_from_the_nearest_follower(
         list(reader)
     for broker_id in (leads, follower):
         with Local(cluster, "near", broker_id) as socket_of:
-            payload, _ = socket_of.request(OpenSegment(FORMAT_VERSION, "near", 0, "", -1, 0, 130, 0))
-            assert decode_reply(payload).diverging == (0, 120)
+            # A broker that has just come back hears that it is in sync a moment after its leader knows.
+            told = partial(_diverging, socket_of, OpenSegment(FORMAT_VERSION, "near", 0, "", -1, 0, 130, 0))
+            wait_until(lambda told=told: told() == (0, 120), 60, "the cut to be told")  # type: ignore[misc]
 
 
 def test_a_log_that_is_cut_under_its_reader(cluster: ProcessCluster, admin: Admin) -> None:
