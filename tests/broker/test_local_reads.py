@@ -344,9 +344,13 @@ def test_fetching_from_the_nearest_follower(
     with Producer(cluster.bootstrap) as producer:
         producer.write("near", table(30)).result(30)
     wait_until(lambda: replica(cluster, follower, "near").high_watermark == 150, 30, "the follower to be level")
-    with PartitionReader(cluster.bootstrap, tp, 60, 150, local="never", max_bytes=20_000, last_epoch=0) as reader:
-        assert sum(batch.num_rows for _, batch in reader) == 90
-        assert 0 < reader.counters.follower_batches < reader.counters.fetched_batches
+
+    def of_both() -> bool:
+        with PartitionReader(cluster.bootstrap, tp, 60, 150, local="never", max_bytes=20_000, last_epoch=0) as reader:
+            assert sum(batch.num_rows for _, batch in reader) == 90
+            return 0 < reader.counters.follower_batches < reader.counters.fetched_batches
+
+    wait_until(of_both, 60, "clients to know that the follower is in sync")
     with (
         PartitionReader(cluster.bootstrap, tp, 130, 150, local="never", last_epoch=0) as reader,
         pytest.raises(LogTruncated),
