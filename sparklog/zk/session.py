@@ -68,6 +68,7 @@ _STATES = {
 }
 
 
+#: How many silent connections in a row a session lives through: each attempt gets this share of its time.
 _GREETINGS_IN_A_SESSION = 4
 
 
