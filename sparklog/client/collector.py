@@ -20,9 +20,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from sparklog.client.errors import BufferFull, ProducerClosed
+from sparklog.client.errors import BufferFull, ProducerClosed, closed_for
 from sparklog.client.partitioning import ProducerTopic
-from sparklog.client.results import BatchOutcome, RecordFuture, RecordMetadata
+from sparklog.client.results import BatchOutcome, RecordFuture, RecordMetadata, tell
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.record.schema import DEFAULT_SCHEMA, fit_table
 
@@ -111,9 +111,9 @@ class RecordChunk:
         self._tell(ended=not self._open)
 
     def fail(self, error: BaseException) -> None:
-        """All of it failed before it was placed."""
-        assert self._batch_of is None
-        self._failure = self._all_failed = error
+        """Nothing more comes of it: what has no outcome yet has failed. Once is enough, and more is the same."""
+        self._failure = self._failure or error
+        self._all_failed = self._all_failed or error
         self._tell(ended=True)
 
     @property
@@ -138,7 +138,7 @@ class RecordChunk:
             return self._all_failed
         batch = self._outcomes[int(self._batch_of[index])]
         if batch is None:
-            return None
+            return self._all_failed
         if batch.error is not None:
             return batch.error
         offset = batch.base_offset + int(self._place_of[index]) if batch.base_offset >= 0 else -1
@@ -167,8 +167,8 @@ class RecordChunk:
                 else:
                     ready.append((resolve, outcome))
         for resolve, outcome in ready:
-            resolve(outcome)
-        if ended:
+            tell(resolve, outcome)
+        if ended and not self.finished.done():
             self.finished.set_result(None)
 
 
@@ -184,7 +184,7 @@ def _default_batch(records: Sequence[Record]) -> pa.RecordBatch:
 def _typed_batch(topic: ProducerTopic, rows: list[Any]) -> pa.RecordBatch:
     try:
         return fit_table(pa.RecordBatch.from_pylist(rows, schema=topic.schema), topic.schema)
-    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+    except Exception as error:  # Arrow's, or of a value whose own methods fail
         raise BrokerError(ErrorCode.SCHEMA_MISMATCH, f"a record of {topic.name!r}: {error}") from error
 
 
@@ -299,7 +299,7 @@ class Collector:
         deadline = time.monotonic() + self._max_block_s
         while True:
             if self._closed is not None:
-                raise ProducerClosed(str(self._closed))
+                raise closed_for(self._closed)
             if not self._used or self._used + size <= self._buffer_bytes or threading.get_ident() == self.io_thread:
                 return
             left = deadline - time.monotonic()
@@ -315,11 +315,25 @@ class Collector:
 
 
 def header_list(headers: Mapping[str, str | bytes | None] | Sequence[tuple[str, str | bytes | None]]) -> list[Header]:
-    """Headers as Arrow takes them. Raises TypeError for a name that is no text or a value that is no bytes or text."""
+    """Headers as Arrow takes them.
+
+    Raises:
+        TypeError: a name that is no text, or a value that is no bytes, text or None.
+        ValueError: text that is no Unicode.
+    """
     pairs = headers.items() if isinstance(headers, Mapping) else headers
     found: list[Header] = []
     for name, value in pairs:
         if not isinstance(name, str) or not (value is None or isinstance(value, (str, bytes))):
             raise TypeError(f"header {name!r}: {value!r}; expected text, and bytes, text or None")
-        found.append({"key": name, "value": value})
+        utf8("header", name)
+        found.append({"key": name, "value": utf8(f"header {name!r}", value) if isinstance(value, str) else value})
     return found
+
+
+def utf8(what: str, text: str) -> bytes:
+    """Raises ValueError: there is no UTF-8 for half of a surrogate pair."""
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{what}: no Unicode text, {error.reason} at {error.start}") from None

@@ -19,7 +19,15 @@ class BufferFull(ClientTimeout):
 
 
 class ProducerClosed(SparklogError):
-    """The producer was closed and takes no more records."""
+    """The producer takes no more records: it was closed, or its I/O thread met what it did not foresee, which is the
+    cause (``__cause__``)."""
+
+
+def closed_for(reason: BaseException) -> ProducerClosed:
+    """A new one for each who asks, with the same cause."""
+    error = ProducerClosed(str(reason) if isinstance(reason, ProducerClosed) else f"the producer failed: {reason!r}")
+    error.__cause__ = reason.__cause__ if isinstance(reason, ProducerClosed) else reason
+    return error
 
 
 class LogTruncated(BrokerError):

@@ -18,7 +18,7 @@ from sparklog.client.link import ClusterLink
 from sparklog.client.metadata import Leader
 from sparklog.client.read_counters import ReadCounters
 from sparklog.client.schemas import SchemaLookup
-from sparklog.errors import BrokerError, ErrorCode, SparklogError
+from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import NO_EPOCH, TopicPartition
 from sparklog.net.blocking import BlockingConnection
 from sparklog.protocol.messages import CONSUMER, Fetch, FetchPartition, FetchReply
@@ -213,7 +213,7 @@ class Fetcher:
         for number, _ in poller.poll(wait_s * 1000):
             try:
                 found += self._receive(by_socket[number])
-            except SparklogError as error:  # noqa: PERF203 - what other brokers sent is not lost
+            except Exception as error:  # noqa: PERF203 - what other brokers sent is not lost
                 if not found:
                     raise
                 self._error = error
@@ -270,7 +270,7 @@ class Fetcher:
                 batches = decode_partition(part, schema_of, start=start, columns=columns)
                 found += [FeedBatch(feed.tp, batch) for batch in batches]
                 decoded += 1
-        except BrokerError as error:
+        except Exception as error:
             # Nothing may be passed over: this partition and those behind it are asked for again.
             for feed, asked, _ in answers[decoded:]:
                 feed.move(*asked)
@@ -285,7 +285,7 @@ class Fetcher:
         if group:
             try:
                 self._send(broker_id, group)
-            except SparklogError as error:
+            except Exception as error:
                 self._error = error
 
     def _wire_columns(self, topic: str) -> tuple[str, ...] | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import datetime as dt
+import operator
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,7 +20,7 @@ from types import TracebackType
 from typing import Any
 
 from sparklog.client.bootstrap import parse_bootstrap
-from sparklog.client.collector import Collector, RecordChunk, header_list
+from sparklog.client.collector import Collector, RecordChunk, header_list, utf8
 from sparklog.client.errors import ClientTimeout, CommitOutcomeUnknown, ProducerClosed
 from sparklog.client.partitioning import (
     ProducerTopic,
@@ -35,7 +36,7 @@ from sparklog.client.sender import Sender, SenderSettings, Ticket
 from sparklog.client.transaction import Joined
 from sparklog.client.transactional import ProducerTransactions, producer_run
 from sparklog.errors import BrokerError, ConfigError, ErrorCode, SparklogError
-from sparklog.model import TopicPartition
+from sparklog.model import TopicPartition, check_topic_name
 from sparklog.protocol.messages import ACKS_ALL
 from sparklog.record.codec import COMPRESSIONS
 
@@ -147,6 +148,7 @@ class Producer:
                 wake=wake,
                 opened=self._opened,
             ),
+            forsake=self._forsake,
         )
         self._collector = self._sender.collector
         if run is not None:
@@ -180,8 +182,9 @@ class Producer:
             BrokerError: UNKNOWN_TOPIC_OR_PARTITION, INVALID_TOPIC_EXCEPTION, SCHEMA_MISMATCH.
             BufferFull: no room within ``max_block_s``.
             ClientTimeout: no metadata within ``max_block_s``.
-            TypeError: a value, key or header of another type.
-            ProducerClosed: after ``close``.
+            TypeError: a value, key, header, timestamp or partition of another type.
+            ValueError: text that is no Unicode (a surrogate on its own), a timestamp of more than 64 bits.
+            ProducerClosed: after ``close``, or after what the I/O thread did not foresee, which is its cause.
             TransactionStateError: a transactional producer, and no transaction is open.
         """
         if self._transactions is not None:
@@ -190,19 +193,15 @@ class Producer:
         if known is None:
             known = self._topic(topic)
         if partition is not None:
+            partition = operator.index(partition)
             check_partition(known, partition)
-        if timestamp is None:
-            time_us = time.time_ns() // 1000
-        elif isinstance(timestamp, int):
-            time_us = timestamp
-        else:
-            time_us = round(timestamp.timestamp() * 1_000_000)
+        time_us = time.time_ns() // 1000 if timestamp is None else _microseconds(timestamp)
         if not known.is_default:
             value, size = _typed_row(known, value, key, headers)
         else:
-            if type(value) is not bytes and type(value) is not str and value is not None:
+            if type(value) is not bytes and value is not None and not (type(value) is str and value.isascii()):
                 value = _as_bytes("value", value)
-            if type(key) is not bytes and type(key) is not str and key is not None:
+            if type(key) is not bytes and key is not None and not (type(key) is str and key.isascii()):
                 key = _as_bytes("key", key)
             size = (len(value) if value is not None else 0) + (len(key) if key is not None else 0)
         found = None
@@ -380,12 +379,21 @@ class Producer:
     def _topic(self, name: str) -> ProducerTopic:
         if self._closed:
             raise ProducerClosed("the producer is closed")
+        if wrong := check_topic_name(name):
+            raise BrokerError(ErrorCode.INVALID_TOPIC_EXCEPTION, wrong)
         return self._sender.topic(name, self._max_block_s)
 
     def _opened(self, completion: Completion | RecordChunk) -> None:
         with self._lock:
             self._open.add(completion)
         completion.finished.add_done_callback(lambda _: self._ended(completion))
+
+    def _forsake(self, error: BaseException) -> None:
+        """The I/O thread ends: nothing that is open may be waited for in vain, wherever it was."""
+        with self._lock:
+            left = list(self._open)
+        for completion in left:
+            completion.fail(error)
 
     def _transactional(self) -> ProducerTransactions:
         if self._closed:
@@ -424,9 +432,22 @@ class Producer:
                 self._transactions.failed(completion.error)
 
 
+def _microseconds(timestamp: dt.datetime | int) -> int:
+    if isinstance(timestamp, dt.datetime):
+        return round(timestamp.timestamp() * 1_000_000)
+    try:
+        time_us = operator.index(timestamp)
+    except TypeError:
+        expected = "a datetime or microseconds since 1970 as an int"
+        raise TypeError(f"timestamp: {type(timestamp).__name__} found, expected {expected}") from None
+    if not -(2**63) <= time_us < 2**63:
+        raise ValueError(f"timestamp: {time_us} us found, expected what fits into 64 bits")
+    return time_us
+
+
 def _as_bytes(what: str, found: Any) -> bytes:
     if isinstance(found, str):
-        return found.encode()
+        return utf8(what, found)
     if isinstance(found, (bytes, bytearray, memoryview)):
         return bytes(found)
     raise TypeError(f"{what}: {type(found).__name__} found, expected bytes or text")
@@ -444,4 +465,5 @@ def _typed_row(topic: ProducerTopic, value: Any, key: Any, headers: Any) -> tupl
             ErrorCode.SCHEMA_MISMATCH,
             f"columns {sorted(map(str, unknown))} are not among those of {topic.name!r}: {topic.schema.names}",
         )
-    return value, sum(len(part) if isinstance(part, (str, bytes)) else 8 for part in value.values())
+    # A copy: what its owner puts into it next is another record.
+    return dict(value), sum(len(part) if isinstance(part, (str, bytes)) else 8 for part in value.values())

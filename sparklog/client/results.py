@@ -7,12 +7,17 @@ callback or hands it to ``wait``, ``as_completed`` or ``asyncio.wrap_future``.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from sparklog.model import OffsetRange
+
+T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
 
 
 class RecordMetadata(NamedTuple):
@@ -66,10 +71,19 @@ class Completion(Protocol):
         """Batch number ``index`` has come to its end; called once each, from the I/O thread."""
 
     def fail(self, error: BaseException) -> None:
-        """Nothing more comes of it: it could not be encoded, or the producer ends."""
+        """Nothing more comes of it: it could not be encoded, or the producer ends. No error where it has ended."""
 
     def take_failure(self) -> BaseException | None:
         """The first error, unless somebody has had it from a future already; then and afterwards None."""
+
+
+def tell(resolve: Callable[[T], None], outcome: T) -> None:
+    """Resolve a future in the I/O thread. Its callbacks are others' code: one that means to end its thread would end
+    all of the producer, as futures hold back no more than an ``Exception``."""
+    try:
+        resolve(outcome)
+    except BaseException:
+        _log.exception("a future's callback")
 
 
 class RecordOutcomes(Protocol):
@@ -173,6 +187,7 @@ class TableWrite:
         self.finished: Future[None] = Future()
         self._lock = threading.Lock()
         self._open = 1  # the writer itself, until sealed
+        self._ended = False
         self._outcomes: dict[int, BatchOutcome] = {}
         self._error: BaseException | None = None
         self._count = 0
@@ -193,7 +208,7 @@ class TableWrite:
         self._close_one(outcome.error)
 
     def fail(self, error: BaseException) -> None:
-        self._close_one(error)
+        self._close_one(error, last=True)
 
     @property
     def failed(self) -> bool:
@@ -209,16 +224,19 @@ class TableWrite:
         self.future.error_seen = True
         return self._error
 
-    def _close_one(self, error: BaseException | None) -> None:
+    def _close_one(self, error: BaseException | None, *, last: bool = False) -> None:
         with self._lock:
+            if self._ended:
+                return
             self._error = self._error or error
             self._open -= 1
-            if self._open:
+            self._ended = last or not self._open
+            if not self._ended:
                 return
         if self._error is not None:
-            self.future.set_exception(self._error)
+            tell(self.future.set_exception, self._error)
         else:
-            self.future.set_result(self._result())
+            tell(self.future.set_result, self._result())
         self.finished.set_result(None)
 
     def _result(self) -> WriteResult:

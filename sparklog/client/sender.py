@@ -8,6 +8,8 @@ decisions about order, retries and sequences are the accumulator's; requests und
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 import math
 import random
 import threading
@@ -20,7 +22,7 @@ from typing import Any, NamedTuple, TypeVar
 from sparklog.client.accumulator import Accumulator, BatchState, ProducerBatch, ProducerIdentity
 from sparklog.client.async_link import AsyncLink
 from sparklog.client.collector import Collector, RecordChunk
-from sparklog.client.errors import ClientTimeout, ProducerClosed, transaction_error
+from sparklog.client.errors import ClientTimeout, ProducerClosed, closed_for, transaction_error
 from sparklog.client.partitioning import ProducerTopic, encode_parts, under_newest_schema
 from sparklog.client.produce_requests import ProduceRequests
 from sparklog.client.results import BatchOutcome, Completion
@@ -37,6 +39,8 @@ from sparklog.protocol.messages import (
 from sparklog.record.codec import EncodedBatch
 
 T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
 
 _STOP_TIMEOUT_S = 15.0
 
@@ -69,8 +73,15 @@ class Ticket(NamedTuple):
 class Sender:
     """Owner of the I/O thread. ``submit``, ``topic``, ``wake`` and ``stop`` may be called from any thread."""
 
-    def __init__(self, settings: SenderSettings, collector: Callable[[Callable[[], None]], Collector]) -> None:
-        """Starts the thread. ``collector`` is made here because it has to be able to wake the thread.
+    def __init__(
+        self,
+        settings: SenderSettings,
+        collector: Callable[[Callable[[], None]], Collector],
+        *,
+        forsake: Callable[[BaseException], None],
+    ) -> None:
+        """Starts the thread. ``collector`` is made here because it has to be able to wake the thread. ``forsake`` is
+        called when the thread ends, to fail all that is open then.
 
         Raises:
             ConfigError: the bootstrap servers are no addresses.
@@ -106,6 +117,9 @@ class Sender:
         self._woken = False
         self._broken: BaseException | None = None
         self._closed_error = ProducerClosed("the producer is closed")
+        self._forsake = forsake
+        self._ended = False
+        self._ending = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="sparklog-producer", daemon=True)
         self._thread.start()
         self.collector.io_thread = self._thread.ident
@@ -148,11 +162,15 @@ class Sender:
         wish = TopicWish(name, now + timeout_s * 1000, now + UNKNOWN_TOPIC_GRACE_S * 1000, Future())
         if threading.get_ident() == self._thread.ident:
             raise ClientTimeout(f"metadata of topic {name!r} cannot be waited for in a future's callback")
-        try:
-            self._loop.call_soon_threadsafe(self._wish, wish)
-        except RuntimeError:
-            raise ProducerClosed("the producer is closed") from None
+        self._hand_over(self._wish, wish)
         return wish.future.result()
+
+    def _hand_over(self, work: Callable[..., None], *arguments: Any) -> None:
+        """Have the thread call ``work``, which it does if this returns. Raises ProducerClosed."""
+        with self._ending:
+            if self._ended:
+                raise closed_for(self._closed_error)
+            self._loop.call_soon_threadsafe(work, *arguments)
 
     def call(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Run a coroutine on the thread and wait for its end.
@@ -177,10 +195,7 @@ class Sender:
             else:
                 done.set_exception(self._closed_error)
 
-        try:
-            self._loop.call_soon_threadsafe(start)
-        except RuntimeError:
-            raise ProducerClosed("the producer is closed") from None
+        self._hand_over(start)
         return done.result()
 
     def refuse_own_thread(self, what: str) -> None:
@@ -190,9 +205,9 @@ class Sender:
 
     def stop(self, reason: BaseException) -> None:
         """End the thread; what is not done yet fails with ``reason``."""
-        if self._thread.is_alive():
-            self._loop.call_soon_threadsafe(self._break, reason)
-            self._thread.join(_STOP_TIMEOUT_S)
+        with contextlib.suppress(ProducerClosed):  # it has ended already
+            self._hand_over(self._break, reason)
+        self._thread.join(_STOP_TIMEOUT_S)
 
     @property
     def sequence_resets(self) -> int:
@@ -202,15 +217,34 @@ class Sender:
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
+        self._loop.set_exception_handler(self._unforeseen)
         try:
-            self._loop.run_forever()
+            self._run_until_stopped()
             self._link.close()
             self._loop.run_until_complete(self._link.closed())
-            # One more turn lets the transports close their sockets.
-            self._loop.run_until_complete(asyncio.sleep(0))
         finally:
+            with self._ending:
+                self._ended = True
+            # One more turn answers who came just before that, and lets the transports close their sockets.
+            self._loop.run_until_complete(asyncio.sleep(0))
             asyncio.set_event_loop(None)
             self._loop.close()
+
+    def _run_until_stopped(self) -> None:
+        try:
+            self._loop.run_forever()
+        except BaseException as error:
+            _log.exception("a producer's thread")
+            self._break(error)
+            self._loop.run_forever()  # one turn: it has just been told to stop
+
+    def _unforeseen(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """What nobody caught. If it came out of a call of ours (a task's end is one), what that was to do is not done,
+        perhaps for ever: the producer ends, and says why. The rest comes out of connections, which it ends."""
+        loop.default_exception_handler(context)
+        error = context.get("exception")
+        if "handle" in context and error is not None:
+            self._break(error)
 
     def _pump(self) -> None:
         self._woken = False
@@ -312,7 +346,7 @@ class Sender:
         if self._broken is not None:
             return
         self._broken = reason
-        closed = reason if isinstance(reason, ProducerClosed) else ProducerClosed(f"the producer failed: {reason!r}")
+        closed = reason if isinstance(reason, ProducerClosed) else closed_for(reason)
         self._closed_error = closed
         for chunk in self.collector.close(closed):
             chunk.fail(closed)
@@ -321,6 +355,7 @@ class Sender:
             self._accumulator.give_up(batch)
             self._finish(batch, -1, closed)
         self._board.fail_all(closed)
+        self._forsake(closed)
         self._loop.stop()
 
     def _discard(self, error: BaseException) -> None:
@@ -367,9 +402,9 @@ class Sender:
                     batch_bytes=self._settings.batch_bytes,
                 )
             )
-        except SparklogError as error:
+        except Exception as error:  # whatever it is, other records are none the worse for it
             self.collector.release(chunk.size)
-            chunk.fail(error)
+            chunk.fail(error if isinstance(error, SparklogError) else _not_encoded(topic, error))
             return
         chunk.placed([rows[part.rows] for part in parts])
         left = chunk.size
@@ -455,6 +490,12 @@ class Sender:
             self._timer = None
         if times:
             self._timer = self._loop.call_later(max(0.0, min(times) - now) / 1000, self._pump)
+
+
+def _not_encoded(topic: ProducerTopic, error: BaseException) -> BrokerError:
+    refused = BrokerError(ErrorCode.INVALID_RECORD, f"a record of {topic.name!r} cannot be encoded: {error!r}")
+    refused.__cause__ = error
+    return refused
 
 
 def _now_ms() -> float:
