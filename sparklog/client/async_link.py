@@ -25,6 +25,8 @@ from sparklog.protocol.messages import Metadata, MetadataReply, Reply, Request, 
 _ASK_ANOTHER_AFTER_S = 1.0
 #: How often metadata are asked for while they do not help, at most: who waits for a new leader waits so much longer.
 _METADATA_BACKOFF = Backoff(max_ms=200.0)
+#: Metadata that did not help so often in a row may come from brokers that are out of date.
+_ASK_OTHERS_AFTER = 3
 
 
 class _Broker:
@@ -40,6 +42,12 @@ class _Broker:
         self.failures = 0
         #: The last attempt failed; a timer ends this and tells whoever waits.
         self.pausing = False
+
+    @property
+    def strange(self) -> bool:
+        """Not connected, with nothing known against it."""
+        connected = self.connection is not None and not self.connection.closed
+        return not (connected or self.opening or self.pausing or self.failures)
 
 
 class AsyncLink:
@@ -190,6 +198,8 @@ class AsyncLink:
         self._tell()
 
     async def _any_connection(self) -> AsyncConnection:
+        if self._refreshes > _ASK_OTHERS_AFTER:
+            await self._meet_another()
         alive = [b for b in self._brokers.values() if b.connection is not None and not b.connection.closed]
         alive = [b for b in alive if not b.silent] or alive
         if alive and self.metadata.brokers:  # else those asked so far knew nothing: others may know more
@@ -211,6 +221,19 @@ class AsyncLink:
                 self._keep(answered, connection)
                 return self._brokers[answered].connection or connection
         raise BrokerError(ErrorCode.NETWORK_EXCEPTION, f"no broker can be reached: {'; '.join(failures)}")
+
+    async def _meet_another(self) -> None:
+        """Connect to a broker that was not asked yet: those that were may all be out of date."""
+        strange = [
+            endpoint
+            for broker_id, endpoint in self.metadata.brokers.items()
+            if self._brokers.setdefault(broker_id, _Broker()).strange
+        ]
+        if strange:
+            chosen = self._random.choice(strange)
+            broker = self._brokers[chosen.broker_id]
+            broker.opening = True
+            await self._connect(chosen.broker_id, broker, Address(chosen.host, chosen.port))
 
     def _keep(self, broker_id: int, connection: AsyncConnection) -> None:
         broker = self._brokers.setdefault(broker_id, _Broker())

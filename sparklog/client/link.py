@@ -6,6 +6,7 @@ decide what a request means; it finds the broker to ask, asks, and asks again wh
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import random
 import time
@@ -29,6 +30,8 @@ R = TypeVar("R", bound=Reply)
 _DOUBT_TIMEOUT_S = 2.0
 #: How long "unknown topic" may mean "not told yet": brokers learn of a new topic one after the other.
 UNKNOWN_TOPIC_GRACE_S = 1.5
+#: Failures in a row after which the brokers asked so far count as perhaps out of date.
+_ASK_OTHERS_AFTER = 3
 
 
 class Deadline:
@@ -126,6 +129,8 @@ class ClusterLink:
                 unknown = error.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
                 if not error.retriable or (unknown and not grace.left_s()):
                     raise
+                if count >= _ASK_OTHERS_AFTER and error.refresh_metadata:
+                    self._meet_another()
                 if not self._contacted and contact.left_s() <= 0:
                     raise ClientTimeout(f"{error.detail} (tried for {contact.timeout_s:g} s)") from error
                 self._pause(what, error, deadline=deadline, count=count)
@@ -254,6 +259,16 @@ class ClusterLink:
                 self._connections[connection.hello.broker_id] = connection
                 return connection
         raise BrokerError(ErrorCode.NETWORK_EXCEPTION, f"no broker can be reached: {'; '.join(failures)}")
+
+    def _meet_another(self) -> None:
+        """Connect to one more broker, if there is one, and ask another next time: those asked so far may be out of
+        date."""
+        self._turn += 1
+        connected = {broker_id for broker_id, open_one in self._connections.items() if not open_one.closed}
+        strange = sorted(self.metadata.brokers.keys() - connected)
+        if strange:
+            with contextlib.suppress(BrokerError):
+                self.connection(strange[self._turn % len(strange)])
 
     def pause_ms(self, count: int) -> float:
         """The delay after failure number ``count`` (from 0), jittered."""

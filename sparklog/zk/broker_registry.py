@@ -1,4 +1,5 @@
-"""Keeps one broker process registered: the incarnation it has, and a new one after each session expiry.
+"""Keeps one broker process registered: the incarnation it has, and a new one after each session expiry, or when
+somebody took the registration of the living process away (it looked dead to them, or was deleted by hand).
 
 Registration is one multi: create ``/brokers/ids/<id>`` (ephemeral) and set ``/brokers/incarnations/<id>``, whose
 version afterwards is the incarnation. So two registrations can never share one, and others can bind a write to it.
@@ -64,7 +65,9 @@ class BrokerRegistry:
         self._stopping = False
         self._telling_stopping = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
-        self._remove_listener: Callable[[], None] | None = None
+        self._undo: list[Callable[[], None]] = []
+        #: Somebody deleted the node, though the session goes on.
+        self._taken_away = False
         #: The current incarnation. After an expiry it stays the old one until the new registration is through.
         self.incarnation = NO_EPOCH
 
@@ -79,13 +82,14 @@ class BrokerRegistry:
             ClusterError: the id is held by a broker elsewhere that does not go away within ``timeout_ms``.
         """
         self.incarnation = await asyncio.wait_for(self._register(timeout_ms=timeout_ms), timeout_ms * 2 / 1000)
-        self._remove_listener = self._session.add_listener(self._session_moved)
+        self._undo.append(self._session.add_listener(self._session_moved))
+        self._undo.append(self._session.watch_data(paths.broker(self._registration.broker_id), self._seen))
         self._session_moved(self._session.state)  # it may have expired between the multi and here
         return self.incarnation
 
     async def close(self) -> None:
-        if self._remove_listener is not None:
-            self._remove_listener()
+        for undo in self._undo:
+            undo()
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -140,16 +144,31 @@ class BrokerRegistry:
         self._registration = msgspec.structs.replace(self._registration, trusted=False)
 
     def _session_moved(self, state: SessionState) -> None:
-        if state is not SessionState.CONNECTED or self._session.generation == self._generation:
-            return
+        if state is SessionState.CONNECTED and self._session.generation != self._generation:
+            self._start_again()
+
+    def _seen(self, node: Node | None) -> None:
+        """What stands where this broker is registered."""
+        if self._session.generation != self._generation:
+            return  # registered again in any case
+        if node is None or node.ephemeral_owner != self._session.session_id:
+            self._taken_away = True
+            self._start_again()
+
+    def _start_again(self) -> None:
         if self._task is None or self._task.done():
             self._task = asyncio.get_running_loop().create_task(self._register_again(), name="register broker")
 
     async def _register_again(self) -> None:
         try:
-            while self._session.generation != self._generation:
-                self.incarnation = await self._register(timeout_ms=2 * self._session.session_timeout_ms)
-                log.warning("registered again as incarnation %d after a session expiry", self.incarnation)
+            while self._taken_away or self._session.generation != self._generation:
+                why = "its registration was taken away" if self._taken_away else "a session expiry"
+                self._taken_away = False
+                incarnation = await self._register(timeout_ms=2 * self._session.session_timeout_ms)
+                if incarnation == self.incarnation:  # seen missing just before it was made
+                    continue
+                self.incarnation = incarnation
+                log.warning("registered again as incarnation %d after %s", self.incarnation, why)
                 if self._on_registered is not None:
                     self._on_registered(self.incarnation)
                 if self._stopping:

@@ -1,4 +1,5 @@
-"""A broker that was started while no controller was there knows of nothing; clients ask the others."""
+"""A broker that was started while no controller was there knows of nothing, one that was cut off knows of the past
+only; clients ask the others."""
 
 from __future__ import annotations
 
@@ -8,8 +9,9 @@ from sparklog.client.admin import Admin
 from sparklog.client.consumer import Consumer
 from sparklog.client.producer import Producer
 from sparklog.errors import ErrorCode
+from sparklog.model import TopicPartition
 from sparklog.net.server import ServerConnection
-from sparklog.protocol.messages import Metadata, MetadataReply, Request, TopicMetadata
+from sparklog.protocol.messages import Metadata, MetadataReply, PartitionMetadata, Request, TopicMetadata
 from tests.client.fake_cluster import FakeBroker, FakeCluster
 
 #: Which broker a client asks first is drawn by lot.
@@ -43,3 +45,33 @@ def test_consumers_and_admins(half_told: FakeCluster) -> None:
         with Consumer(half_told.bootstrap, "t") as consumer, Admin(half_told.bootstrap) as admin:
             assert len(consumer.assignment) == 2
             assert len(admin.describe_topic("t").partitions) == 2
+
+
+@pytest.fixture
+def out_of_date(fake: FakeCluster) -> str:
+    """The address of broker 0, which takes itself for the leader of a partition that broker 1 leads by now."""
+
+    def as_it_was(broker: FakeBroker, connection: ServerConnection, request: Request) -> bool:
+        if not isinstance(request, Metadata):
+            return False
+        parts = (PartitionMetadata(0, 0, 0, (0,), (0,)),)
+        topic = fake.topics["t"]
+        told = TopicMetadata(0, "t", topic.topic_id, parts, tuple(topic.schemas), topic.key, topic.event_time)
+        brokers = tuple(broker.metadata_broker() for broker in fake.brokers)
+        connection.reply(MetadataReply(request.cid, "fake", 1, brokers, (told,)))
+        return True
+
+    fake.create("t", partitions=1)
+    fake.move(TopicPartition("t", 0), 1)
+    fake.fault(0, as_it_was)
+    return fake.bootstrap.split(",")[0]
+
+
+def test_a_producer_whose_only_broker_is_out_of_date_asks_another(out_of_date: str) -> None:
+    with Producer(out_of_date) as producer:
+        assert producer.send("t", b"v").result(30).offset == 0
+
+
+def test_a_consumer_whose_only_broker_is_out_of_date_asks_another(out_of_date: str) -> None:
+    with Consumer(out_of_date, "t", timeout_s=30) as consumer:
+        assert consumer.end_offsets() == {TopicPartition("t", 0): 0}

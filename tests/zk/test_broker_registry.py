@@ -94,6 +94,24 @@ def test_the_same_process_registers_again_after_a_session_expiry(connect: str) -
     asyncio.run(scenario())
 
 
+def test_a_living_process_whose_registration_was_deleted_registers_again(connect: str) -> None:
+    """Who took it for dead was wrong. Without a registration it would hear of nothing any more, and go on telling
+    clients what it knew."""
+
+    async def scenario() -> None:
+        incarnations: list[int] = []
+        async with opened(connect) as store, opened(connect) as other:
+            registry = await registered(store, broker(1), on_registered=incarnations.append)
+            await other.session.delete(paths.broker(1))
+            await until(lambda: incarnations == [2], "a second registration")
+            await other.session.delete(paths.broker(1))
+            await until(lambda: incarnations == [2, 3], "a third registration")
+            assert [(b.incarnation, b.trusted) for b in await other.live_brokers()] == [(3, True)]
+            await registry.close()
+
+    asyncio.run(scenario())
+
+
 def test_a_registration_whose_answer_was_lost_is_recognised(connect: str) -> None:
     async def scenario() -> None:
         async with opened(connect) as store:
