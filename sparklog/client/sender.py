@@ -21,7 +21,7 @@ from sparklog.client.accumulator import Accumulator, BatchState, ProducerBatch, 
 from sparklog.client.async_link import AsyncLink
 from sparklog.client.collector import Collector, RecordChunk
 from sparklog.client.errors import ClientTimeout, ProducerClosed, transaction_error
-from sparklog.client.partitioning import ProducerTopic, encode_parts, under_newest_schema
+from sparklog.client.partitioning import EncodedPart, ProducerTopic, encode_few, encode_parts, under_newest_schema
 from sparklog.client.produce_requests import ProduceRequests
 from sparklog.client.results import BatchOutcome, Completion
 from sparklog.client.sender_transactions import SenderTransactions
@@ -357,26 +357,35 @@ class Sender:
     def _encode_chunk(self, chunk: RecordChunk) -> None:
         topic = self._board.topics.get(chunk.topic.name, chunk.topic)
         try:
-            batch, rows = chunk.to_batch(topic)
-            parts = list(
-                encode_parts(
-                    topic,
-                    batch,
-                    chunk.partition,
-                    compression=self._settings.compression,
-                    batch_bytes=self._settings.batch_bytes,
-                )
-            )
+            parts = self._few_parts(topic, chunk) or self._parts(topic, chunk)
         except SparklogError as error:
             self.collector.release(chunk.size)
             chunk.fail(error)
             return
-        chunk.placed([rows[part.rows] for part in parts])
-        left = chunk.size
+        chunk.placed([part.rows for part in parts])
+        left, rows = chunk.size, sum(len(part.rows) for part in parts)
         for index, part in enumerate(parts):
-            share = left if index == len(parts) - 1 else chunk.size * len(part.rows) // len(rows)
+            share = left if index == len(parts) - 1 else chunk.size * len(part.rows) // rows
             left -= share
             self._accumulator.add(self._batch(topic, part.partition, part.encoded, Ticket(chunk, index, share)))
+
+    def _few_parts(self, topic: ProducerTopic, chunk: RecordChunk) -> list[EncodedPart] | None:
+        if self._settings.compression is not None:
+            return None
+        batch_bytes = self._settings.batch_bytes
+        return encode_few(topic, chunk.records, chunk.partition, size=chunk.size, batch_bytes=batch_bytes)
+
+    def _parts(self, topic: ProducerTopic, chunk: RecordChunk) -> list[EncodedPart]:
+        """Raises BrokerError when no record fits the topic's schema, or one is too large."""
+        batch, rows = chunk.to_batch(topic)
+        parts = encode_parts(
+            topic,
+            batch,
+            chunk.partition,
+            compression=self._settings.compression,
+            batch_bytes=self._settings.batch_bytes,
+        )
+        return [part._replace(rows=rows[part.rows]) for part in parts]
 
     # --- metadata and identity ---
 
