@@ -8,9 +8,9 @@ holds the two against each other.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import accumulate
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import pyarrow as pa
 
@@ -24,10 +24,11 @@ from sparklog.record.message import ALIGNMENT
 #: Key, value, no headers, timestamp in microseconds; text is stored as UTF-8.
 FewRecord: TypeAlias = "tuple[bytes | str | None, bytes | str | None, Any, int]"
 
-_PADDING = [bytes(-size % ALIGNMENT) for size in range(ALIGNMENT)]
-#: What is inside a headers column that has none: structs, their keys, their values, no one of each.
+_ZEROS = bytes(ALIGNMENT)
+#: What is inside a headers column that has none: structs, their keys, their values, no one of each. Columns of variable
+#: length hold an offset even when they hold nothing.
 _INSIDE_NO_HEADERS = ((0, 0), (0, 0), (0, 0))
-_FIRST_OFFSET = bytes(4)
+_BUFFERS_INSIDE_NO_HEADERS = (b"", b"", bytes(4), b"", b"", bytes(4), b"")
 
 
 def encode_few_records(records: Sequence[FewRecord], *, schema_id: int, timed: bool) -> EncodedBatch:
@@ -38,19 +39,21 @@ def encode_few_records(records: Sequence[FewRecord], *, schema_id: int, timed: b
     """
     count = len(records)
     keys, values, _, times = zip(*records, strict=True)
-    body = _Body()
-    key_nulls = body.add_binary(keys)
-    value_nulls = body.add_binary(values)
-    body.add_no_headers(count)
-    body.add(b"")  # no timestamp is null
-    body.add(b"".join([time.to_bytes(8, "little", signed=True) for time in times]))
-    metadata = record_batch_metadata(
+    key_nulls, key_buffers = _binary(keys)
+    value_nulls, value_buffers = _binary(values)
+    encoded = _message(
         count,
         nodes=((count, key_nulls), (count, value_nulls), (count, count), *_INSIDE_NO_HEADERS, (count, 0)),
-        buffers=body.buffers,
-        body_length=body.end,
+        buffers=(
+            *key_buffers,
+            *value_buffers,
+            bytes(-(-count // 8)),
+            bytes(4 * (count + 1)),
+            *_BUFFERS_INSIDE_NO_HEADERS,
+            b"",
+            b"".join([time.to_bytes(8, "little", signed=True) for time in times]),
+        ),
     )
-    encoded = b"".join((metadata, *body.parts))
     return EncodedBatch(
         BatchHeader(
             base_offset=0,
@@ -75,43 +78,28 @@ def encode_few_records(records: Sequence[FewRecord], *, schema_id: int, timed: b
     )
 
 
-class _Body:
-    """The body while it is put together."""
-
-    __slots__ = ("buffers", "end", "parts")
-
-    def __init__(self) -> None:
-        self.parts: list[bytes] = []
-        #: (offset, length) of every buffer so far
-        self.buffers: list[tuple[int, int]] = []
-        #: where the next buffer begins
-        self.end = 0
-
-    def add(self, buffer: bytes) -> None:
+def _message(rows: int, *, nodes: Sequence[tuple[int, int]], buffers: Iterable[bytes]) -> bytes:
+    parts: list[bytes] = []
+    places: list[tuple[int, int]] = []
+    end = 0
+    for buffer in buffers:
         length = len(buffer)
-        self.buffers.append((self.end, length))
-        padding = _PADDING[length % ALIGNMENT]
-        self.parts += (buffer, padding)
-        self.end += length + len(padding)
+        places.append((end, length))
+        if length:
+            padding = -length % ALIGNMENT
+            parts += (buffer, _ZEROS[:padding])
+            end += length + padding
+    return b"".join((record_batch_metadata(rows, nodes=nodes, buffers=places, body_length=end), *parts))
 
-    def add_no_headers(self, count: int) -> None:
-        """A column of ``count`` null lists of structs of two columns of variable length, which hold an offset even
-        when they hold nothing."""
-        self.add(bytes(-(-count // 8)))
-        self.add(bytes(4 * (count + 1)))
-        for buffer in (b"", b"", _FIRST_OFFSET, b"", b"", _FIRST_OFFSET, b""):
-            self.add(buffer)
 
-    def add_binary(self, values: Sequence[bytes | str | None]) -> int:
-        """A column of type binary; returns how many values are null."""
-        found = [value.encode() if isinstance(value, str) else value for value in values]
-        nulls = found.count(None)
-        self.add(_validity(found) if nulls else b"")
-        content = [value or b"" for value in found]
-        ends = accumulate(map(len, content), initial=0)
-        self.add(struct.pack(f"<{len(found) + 1}i", *ends))
-        self.add(b"".join(content))
-        return nulls
+def _binary(values: Sequence[bytes | str | None]) -> tuple[int, tuple[bytes, bytes, bytes]]:
+    """How many values of a column of type binary are null; its validity, offsets and bytes."""
+    found = [value.encode() if isinstance(value, str) else value for value in values]
+    nulls = found.count(None)
+    content = [value or b"" for value in found] if nulls else cast("list[bytes]", found)
+    ends = accumulate(map(len, content), initial=0)
+    offsets = struct.pack(f"<{len(found) + 1}i", *ends)
+    return nulls, (_validity(found) if nulls else b"", offsets, b"".join(content))
 
 
 def _validity(values: Sequence[bytes | None]) -> bytes:
