@@ -92,6 +92,8 @@ class Sender:
         self._accumulator = Accumulator(idempotent=settings.idempotent, transactional=bool(settings.transaction))
         self.transactions = self._transactions() if settings.transaction else None
         self._incoming: deque[ProducerBatch] = deque()
+        #: What is in the log, and whom to tell so.
+        self._acknowledged: deque[tuple[Completion, int, BatchOutcome]] = deque()
         self._requests = ProduceRequests(
             self._link,
             acks=settings.acks,
@@ -214,8 +216,16 @@ class Sender:
 
     def _pump(self) -> None:
         self._woken = False
-        if self._broken is not None:
-            return
+        try:
+            if self._broken is None:
+                self._look()
+        finally:
+            # Last, since this thread waits then: whoever it wakes would only wait for it to let go of the interpreter.
+            while self._acknowledged:
+                completion, number, outcome = self._acknowledged.popleft()
+                completion.batch_done(number, outcome)
+
+    def _look(self) -> None:
         try:
             now = _now_ms()
             for topic in self._board.follow():
@@ -276,7 +286,8 @@ class Sender:
     def _succeeded(self, batch: ProducerBatch, base_offset: int) -> None:
         self._accumulator.succeeded(batch)
         self._link.progress()
-        self._finish(batch, base_offset, None)
+        ticket, outcome = self._ended(batch, base_offset, None)
+        self._acknowledged.append((ticket.completion, ticket.number, outcome))
 
     def _failed(self, batch: ProducerBatch, code: ErrorCode, detail: str, *, leader_known: bool) -> None:
         if TRAITS[code].refresh_metadata and not leader_known:
@@ -301,11 +312,16 @@ class Sender:
         )
 
     def _finish(self, batch: ProducerBatch, base_offset: int, error: BaseException | None) -> None:
+        ticket, outcome = self._ended(batch, base_offset, error)
+        ticket.completion.batch_done(ticket.number, outcome)
+
+    def _ended(
+        self, batch: ProducerBatch, base_offset: int, error: BaseException | None
+    ) -> tuple[Ticket, BatchOutcome]:
         ticket = batch.handle
         assert isinstance(ticket, Ticket)
         self.collector.release(ticket.reserved)
-        outcome = BatchOutcome(batch.tp.partition, base_offset, batch.encoded.header.record_count, error)
-        ticket.completion.batch_done(ticket.number, outcome)
+        return ticket, BatchOutcome(batch.tp.partition, base_offset, batch.encoded.header.record_count, error)
 
     def _break(self, reason: BaseException) -> None:
         """The end, wanted or not: everything that is open fails with ``reason``."""
