@@ -224,7 +224,7 @@ def test_offsets_of_lists_out_of_range() -> None:
 def test_truncated_buffers() -> None:
     batch = one_column(["aa", "bb", "cc"], pa.string())
     buffers = read_batch_message(memoryview(batch.body)).buffers
-    assert buffers == [(0, 0), (0, 16), (16, 6)]
+    assert buffers == ((0, 0), (0, 16), (16, 6))
     for pair, replacement in (
         ((0, 16), (0, 8)),
         ((0, 16), (0, 0)),
