@@ -159,7 +159,13 @@ def test_many_threads_wait_for_one_future_each_in_its_way(error: BrokerError | N
     chunk.placed([range(1)])
     future = RecordFuture(chunk, 0)
     with concurrent.futures.ThreadPoolExecutor(5) as pool:
-        waits: list[Callable[[], object]] = [future.result, future.result, lambda: future.result(30), future.exception, future.result]
+        waits: list[Callable[[], object]] = [
+            future.result,
+            future.result,
+            lambda: future.result(30),
+            future.exception,
+            future.result,
+        ]
         found = [pool.submit(wait) for wait in waits]
         assert not concurrent.futures.wait(found, 0.05).done
         chunk.batch_done(0, BatchOutcome(0, 3, 1, error))
