@@ -167,7 +167,7 @@ class LeaderFetcher:
                     await self._wanted.wait()
                 self._send()
             request = self._under_way[0]
-            reply, body = await asyncio.wait_for(request.answer, timeout_s)
+            reply, body = await _in_time(request.answer, timeout_s)
             assert isinstance(reply, FetchReply)
             self._under_way.popleft()
             self._positions.update(request.named)
@@ -308,6 +308,20 @@ class LeaderFetcher:
         if self._followed.get(key) is followed and not followed.partition.stopped:
             self._want(key)
             self._nudge_soon()
+
+
+async def _in_time(answer: asyncio.Future[tuple[Reply, memoryview]], timeout_s: float) -> tuple[Reply, memoryview]:
+    """As ``asyncio.wait_for``, whose second future and turn of the loop every replicated record would wait for."""
+    timer = asyncio.get_running_loop().call_later(timeout_s, _expire, answer)
+    try:
+        return await answer
+    finally:
+        timer.cancel()
+
+
+def _expire(answer: asyncio.Future[tuple[Reply, memoryview]]) -> None:
+    if not answer.done():
+        answer.set_exception(asyncio.TimeoutError())
 
 
 def _end_offset(headers: memoryview) -> int:

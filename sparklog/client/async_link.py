@@ -90,7 +90,7 @@ class AsyncLink:
         broker = self._brokers.setdefault(broker_id, _Broker())
         if broker.connection is not None and not broker.connection.closed:
             return broker.connection
-        endpoint = self.metadata.brokers.get(broker_id)
+        endpoint = self.metadata.endpoint(broker_id)
         if endpoint is not None and not broker.opening and not broker.pausing:
             broker.opening = True
             self.start(self._connect(broker_id, broker, Address(endpoint.host, endpoint.port)))

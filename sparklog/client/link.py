@@ -218,7 +218,7 @@ class ClusterLink:
         Raises:
             BrokerError: as ``connection``.
         """
-        endpoint = self.metadata.brokers.get(broker_id)
+        endpoint = self.metadata.endpoint(broker_id)
         if endpoint is None:
             raise BrokerError(ErrorCode.BROKER_NOT_AVAILABLE, f"broker {broker_id} is not registered")
         connection = self._open(Address(endpoint.host, endpoint.port), at_most_s=at_most_s)

@@ -176,7 +176,7 @@ class LocalLog:
         partition = self._link.metadata.partition(self._tp)
         isr = partition.isr if partition is not None else ()
         for broker_id in dict.fromkeys((leader.broker_id, *isr)):
-            endpoint = self._link.metadata.brokers.get(broker_id)
+            endpoint = self._link.metadata.endpoint(broker_id)
             if endpoint is None or not is_this_host(endpoint.host):
                 continue
             hello = self._link.connection(broker_id).hello

@@ -31,11 +31,18 @@ class MetadataCache:
     def __init__(self) -> None:
         self.cluster_id = ""
         self.controller_epoch = -1
+        #: Those that are registered, by id.
         self.brokers: dict[int, BrokerEndpoint] = {}
+        #: Those that are not, but lead: they may serve though ZooKeeper, and the controller, miss them.
+        self._departed: dict[int, BrokerEndpoint] = {}
         self._topics: dict[str, TopicMetadata] = {}
         #: Topics that were forgotten, as they were known: should one turn up again, its leader epochs do not go back.
         self._forgotten: dict[str, TopicMetadata] = {}
         self._partitions: dict[TopicPartition, PartitionMetadata] = {}
+
+    def endpoint(self, broker_id: int) -> BrokerEndpoint | None:
+        """Where a broker is to be found that is registered, or was and has no successor yet where it led."""
+        return self.brokers.get(broker_id) or self._departed.get(broker_id)
 
     def is_stale(self, reply: MetadataReply) -> bool:
         """Whether the broker has not heard of the newest controller known here, or of none: what it does not know may
@@ -81,14 +88,14 @@ class MetadataCache:
     def leader(self, tp: TopicPartition) -> Leader | None:
         """The leader, if there is one and its address is known."""
         known = self._partitions.get(tp)
-        if known is None or known.leader == NO_LEADER or known.leader not in self.brokers:
+        if known is None or known.leader == NO_LEADER or self.endpoint(known.leader) is None:
             return None
         return Leader(known.leader, known.leader_epoch)
 
     def leader_told(self, tp: TopicPartition, leader: int, epoch: int) -> bool:
         """A broker that leads no more names its successor (KIP-951). True when that is news of a broker known here."""
         known = self._partitions.get(tp)
-        if known is None or epoch <= known.leader_epoch or leader not in self.brokers:
+        if known is None or epoch <= known.leader_epoch or self.endpoint(leader) is None:
             return False
         self._partitions[tp] = msgspec.structs.replace(known, leader=leader, leader_epoch=epoch)
         return True
@@ -111,13 +118,14 @@ class MetadataCache:
             known = self.brokers.get(broker_id)
             if known is not None and known.incarnation > broker.incarnation:
                 named[broker_id] = known
-        # An older picture may add a broker, but must not take away one that has come since.
-        gone = set() if stale else self.brokers.keys() - named.keys()
-        if gone:
-            # Nor is a leader lost before there is another: it may serve though ZooKeeper, and the controller, miss it.
-            gone -= {part.leader for part in self._partitions.values()}
-        kept = {broker_id: broker for broker_id, broker in self.brokers.items() if broker_id not in gone}
-        self.brokers = {**kept, **named}
+        if stale:  # an older picture may add a broker, but must not take away one that has come since
+            self.brokers = {**self.brokers, **named}
+        else:
+            leaders = {part.leader for part in self._partitions.values()}
+            known_ones = {**self._departed, **self.brokers}
+            self._departed = {number: known_ones[number] for number in leaders & known_ones.keys()}
+            self.brokers = named
+        self._departed = {number: broker for number, broker in self._departed.items() if number not in self.brokers}
 
     def _update_topic(self, topic: TopicMetadata, *, stale: bool) -> None:
         known = self._topics.get(topic.name)

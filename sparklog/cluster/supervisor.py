@@ -363,7 +363,10 @@ class BrokerSupervisor:
     async def leave(self, run: asyncio.Task[None]) -> None:
         """End ``run`` without touching the broker."""
         self._ending = True
-        run.cancel()
+        while not run.done():
+            # More than once: ``asyncio.wait_for`` loses a cancellation that comes together with its result.
+            run.cancel()
+            await asyncio.wait({run}, timeout=0.1)
         await asyncio.gather(run, return_exceptions=True)
         await self._disconnect()
 

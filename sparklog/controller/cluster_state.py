@@ -27,7 +27,7 @@ _NO_STATE = VersionedState(LeaderAndIsr(NO_LEADER, NO_EPOCH, (), NO_EPOCH), NO_E
 class Partition:
     """One partition: its node as last known, and what is under way for it."""
 
-    __slots__ = ("broken", "move", "pending", "replicas", "rereading", "stored", "suspects", "topic", "tp")
+    __slots__ = ("broken", "found", "move", "pending", "replicas", "rereading", "stored", "suspects", "topic", "tp")
 
     def __init__(self, topic: Topic, number: int) -> None:
         self.tp = TopicPartition(topic.record.name, number)
@@ -41,6 +41,8 @@ class Partition:
         self.pending: StateWrite | None = None
         #: A read is under way whose result must be known before anything is decided.
         self.rereading = False
+        #: Read, and not taken before the topic's record is read as well.
+        self.found: VersionedState | None = None
         #: Untrusted brokers whose claim to this ISR is from before they lost their page cache.
         self.suspects: set[int] = set()
         #: Brokers that said they cannot open this replica.

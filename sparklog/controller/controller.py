@@ -64,7 +64,6 @@ from sparklog.controller.replacement import Replacement
 from sparklog.controller.suspicions import Suspicions
 from sparklog.model import (
     NO_LEADER,
-    BrokerEndpoint,
     BrokerRegistration,
     TopicPartition,
     VersionedState,
@@ -121,7 +120,7 @@ class Controller:
             self._trust_settled()
             self._effects.extend(map(DropElection, self._leaderships.settled()))
             self._ask_log_ends(now_ms)
-            self._outbox.set_brokers(self._visible_brokers())
+            self._show_brokers()
             self._effects.extend(self._outbox.due(self.state, now_ms, more_coming=self._writing > 0))
         effects, self._effects = self._effects, []
         return effects
@@ -264,13 +263,17 @@ class Controller:
             if broker_id in self.brokers.registrations:
                 self._effects.append(TrustBroker(broker_id, self.brokers.registrations[broker_id].incarnation))
 
-    def _visible_brokers(self) -> tuple[BrokerEndpoint, ...]:
+    def _show_brokers(self) -> None:
         """Who is left out is taken out of the ISRs by their leaders, and not in again: a stopping broker that leads
         nothing any more, and a suspect, until its void claims are gone. Claims that no leader at work could take away
         do not keep a suspect out, or it could help nowhere."""
-        hidden = {broker_id for broker_id in self.brokers.stopping if not self.state.leads(broker_id)}
-        hidden |= self._suspicions.open(self.brokers.registrations)
-        return tuple(found.endpoint for found in self.brokers.present() if found.broker_id not in hidden)
+        suspects = self._suspicions.open(self.brokers.registrations)
+        hidden = suspects | {broker_id for broker_id in self.brokers.stopping if not self.state.leads(broker_id)}
+        present = [found.endpoint for found in self.brokers.present()]
+        self._outbox.set_brokers(
+            tuple(found for found in present if found.broker_id not in hidden),
+            suspects={found.broker_id: found for found in present if found.broker_id in suspects},
+        )
 
     # --- topics --------------------------------------------------------------------------------------------------
 
@@ -285,12 +288,15 @@ class Controller:
                 known.rereading = False
                 self._mark(known.partitions)
             if snapshot.version < known.version:
+                self._take_unsure(known)
                 return  # read before what is known
             if known.record == record:
                 # Changed and changed back: nothing new, but a write that expects the old version is refused for ever.
                 self.state.put_record(known, record, snapshot.version)
+                self._take_unsure(known)
                 return
         topic, changed = self.state.put_topic(snapshot)
+        self._take_unsure(topic)
         if known is None:
             topic.announced = any(p.stored is not None for p in topic.partitions)
             if not topic.announced:
@@ -412,11 +418,36 @@ class Controller:
             partition = self.state.partition(tp)
             if partition is None:
                 continue
+            if stored is not None and self._epoch_unsure(partition, stored):
+                partition.rereading = True
+                partition.found = stored
+                partition.topic.rereading = True
+                if self._connected:
+                    self._effects.append(ReadTopic(tp.topic))
+                continue
             partition.rereading = False
             if stored is not None and self._adopt(partition, stored):
                 changed.append(partition)
             self._suspicions.review(partition)
             self._mark((partition,))
+        self._outbox.partitions_changed(changed)
+
+    @staticmethod
+    def _epoch_unsure(partition: Partition, stored: VersionedState) -> bool:
+        """Whether a move may have ended, or another begun, with an epoch that was found and not heard of: replicas from
+        before must not be told with it, or its leader would add to the ISR who is a replica no more."""
+        known = partition.stored
+        return partition.move is not None and known is not None and stored.state.leader_epoch > known.state.leader_epoch
+
+    def _take_unsure(self, topic: Topic) -> None:
+        """The record that belongs to epochs found before is known now."""
+        changed = []
+        for partition in topic.partitions:
+            stored, partition.found = partition.found, None
+            if stored is not None:
+                partition.rereading = False
+                if self._adopt(partition, stored):
+                    changed.append(partition)
         self._outbox.partitions_changed(changed)
 
     def _adopt(self, partition: Partition, stored: VersionedState) -> bool:

@@ -6,7 +6,7 @@ A topic is told of once each of its partitions has its first state, or cannot ha
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from sparklog.controller.broker_link import BrokerLink
@@ -34,6 +34,8 @@ class Outbox:
         self._controller_epoch = controller_epoch
         self._links: dict[int, BrokerLink] = {}
         self._brokers: tuple[BrokerEndpoint, ...] = ()
+        #: Brokers that are hidden from the others, by id.
+        self._suspects: Mapping[int, BrokerEndpoint] = {}
         self._updates = 0
         #: New topics that brokers have not been told of.
         self._unannounced: dict[Topic, None] = {}
@@ -45,10 +47,14 @@ class Outbox:
     def broker_failed(self, broker_id: int) -> None:
         self._links.pop(broker_id, None)
 
-    def set_brokers(self, brokers: tuple[BrokerEndpoint, ...]) -> None:
-        if brokers != self._brokers:
-            self._brokers = brokers
-            for link in self._links.values():
+    def set_brokers(self, brokers: tuple[BrokerEndpoint, ...], *, suspects: Mapping[int, BrokerEndpoint]) -> None:
+        """``brokers`` are told to all; each of ``suspects``, by id, is told of itself besides."""
+        if (brokers, suspects) == (self._brokers, self._suspects):
+            return
+        before = {broker_id: self._table(broker_id) for broker_id in self._links}
+        self._brokers, self._suspects = brokers, suspects
+        for broker_id, link in self._links.items():
+            if self._table(broker_id) != before[broker_id]:
                 link.brokers_changed()
 
     def topic_created(self, topic: Topic) -> None:
@@ -94,9 +100,15 @@ class Outbox:
             now_ms=now_ms,
             controller_id=self._controller_id,
             controller_epoch=self._controller_epoch,
-            brokers=self._brokers,
+            brokers=self._table(link.registration.broker_id),
         )
         return SendUpdate(link.registration.endpoint, self._updates, update)
+
+    def _table(self, broker_id: int) -> tuple[BrokerEndpoint, ...]:
+        """The live brokers as this one is told of them. A suspect that leads finds itself there: it takes a table that
+        lacks it for an older one, and two suspects would each wait for the other to take it out of an ISR."""
+        own = self._suspects.get(broker_id)
+        return self._brokers if own is None else (*self._brokers, own)
 
     @property
     def deadline_ms(self) -> int | None:

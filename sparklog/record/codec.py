@@ -202,7 +202,10 @@ def _extremes(column: pa.Array) -> tuple[int, int] | None:
     if column.null_count or len(column) == 0:
         smallest, greatest = pc.min_max(column.view(whole)).values()
         return (smallest.as_py(), greatest.as_py()) if smallest.is_valid else None
-    # numpy has less to set up for a small batch, and most batches have a time in every record.
+    # Less to set up for a small batch than with Arrow's kernels, and most batches have a time in every record.
+    if len(column) == 1:
+        only = int(column[0].value)
+        return only, only
     dtype = whole.to_pandas_dtype()
     values = np.frombuffer(column.buffers()[1], dtype, column.offset + len(column))[column.offset :]
     return int(values.min()), int(values.max())

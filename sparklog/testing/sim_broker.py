@@ -27,6 +27,8 @@ REGISTER_MS = 50
 #: an update for an incarnation that the broker has not heard of yet waits so long
 REGISTRATION_MS = 300
 STOP_MS = 500
+#: before ZooKeeper is told again of a stop, or that it is withdrawn
+TELL_MS = 50
 
 
 class SimBroker(ReplicaPerformer):
@@ -78,6 +80,8 @@ class SimBroker(ReplicaPerformer):
             elif session is self.session and incarnation != self.incarnation:
                 self.incarnation = incarnation
                 self.world.note(f"b{broker_id} is registered as {incarnation}")
+                if self.stopping:
+                    self._tell_stopping()
 
         def read(last: int) -> None:
             session.ask(
@@ -122,23 +126,29 @@ class SimBroker(ReplicaPerformer):
 
     def ask_to_stop(self) -> None:
         """Ask the controller to move what this broker leads."""
-        session, incarnation = self.session, self.incarnation
-        if session is not None and incarnation != -1:
+        if self.session is not None and self.incarnation != -1:
             self.stopping = True
             self.world.note(f"b{self.broker_id} asks to be relieved")
-            session.ask(lambda: self.zk.ask_to_stop(self.broker_id, incarnation), lambda _: None, lambda: None)
+            self._tell_stopping()
 
     def withdraw_stop(self) -> None:
-        session = self.session
-        if self.stopping and session is not None:
-            session.ask(
-                lambda: self.zk.withdraw_stop(self.broker_id),
-                self._withdrawn,
-                lambda: self.later(50, self.withdraw_stop),
-            )
+        if self.stopping:
+            self.stopping = False
+            self._tell_stopping()
 
-    def _withdrawn(self, _: None) -> None:
-        self.stopping = False
+    def _tell_stopping(self) -> None:
+        """Until it is answered; what is said again is what is wanted by then."""
+        zk, session, incarnation, stopping = self.zk, self.session, self.incarnation, self.stopping
+        if session is None:
+            return
+
+        def tell() -> None:
+            if stopping:
+                zk.ask_to_stop(self.broker_id, incarnation)
+            else:
+                zk.withdraw_stop(self.broker_id)
+
+        session.ask(tell, lambda _: None, lambda: self.later(TELL_MS, self._tell_stopping))
 
     def stop_in_order(self, stopped: Callable[[], None]) -> None:
         """Ask to be relieved, wait until nothing is led that another could lead, flush, and end."""

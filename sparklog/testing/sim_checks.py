@@ -222,7 +222,9 @@ class PartitionChecker:
         holder = self.leaders.setdefault(epoch, (broker, process))
         if holder != (broker, process):
             self.fail("one leader an epoch", f"epoch {epoch} led by broker {broker} process {process}, and by {holder}")
-        if self.bereft and epoch >= self._line:
+        if epoch < self._line:
+            return  # it hears late: an unclean election has made a later epoch, and this one is of no account
+        if self.bereft:
             self._begin_again(broker)
         end = max((end for earlier, end in self._ends.items() if earlier < epoch), default=0)
         self.holds(broker, end, "leader completeness", f"leading epoch {epoch}")

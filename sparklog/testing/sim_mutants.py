@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from sparklog.broker.lease import Lease
@@ -123,10 +123,10 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "fetches of an earlier incarnation believed",
         "leader",
-        Caught("StrongIsr", 165, 200),
+        Caught("StrongIsr", 64, 200),
         replica_type=variants.AnyIncarnationReplica,
-        weather=_LATE_COPIES,
-        likely=(("crash", 40),),
+        weather=replace(_LATE_COPIES, duplicate=0.9, duplicate_ms=1500),
+        likely=(("crash", 60),),
         page_cache_loss=0.9,
     ),
     Mutant("ISR used before it is written", "leader", Caught("StrongIsr", 0, 40), replica_type=variants.HastyReplica),

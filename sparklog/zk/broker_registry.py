@@ -62,6 +62,7 @@ class BrokerRegistry:
         self._on_failed = on_failed
         self._generation = 0
         self._stopping = False
+        self._telling_stopping = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
         self._remove_listener: Callable[[], None] | None = None
         #: The current incarnation. After an expiry it stays the old one until the new registration is through.
@@ -91,30 +92,43 @@ class BrokerRegistry:
 
     async def announce_stopping(self) -> None:
         """Ask the controller to move this broker's leaderships away. Lasts as long as the session, and is said
-        again under a new one."""
+        again under a new one. Returns when it is said, or was taken back meanwhile."""
         self._stopping = True
-        value = codecs.encode(codecs.StoppingNode(self.incarnation))
-        path = paths.stopping(self._registration.broker_id)
-        while True:
-            await self._session.connected()
-            with suppress(ZkNodeExists, ZkUnreachable):
-                await self._session.create(path, value, ephemeral=True)
-                return
-            with suppress(ZkNoNode, ZkUnreachable):
-                node = await self._session.get(path)
-                if node.ephemeral_owner == self._session.session_id and node.data == value:
-                    return
-                await self._session.delete(path)  # of an earlier session of this broker
+        await self._tell_stopping()
 
     async def withdraw_stopping(self) -> None:
-        """Take ``announce_stopping`` back: this broker stays."""
+        """Take ``announce_stopping`` back: this broker stays. Returns when nothing of it stands, or it was announced
+        again meanwhile."""
         self._stopping = False
-        while True:
-            await self._session.connected()
-            with suppress(ZkUnreachable):
-                with suppress(ZkNoNode):
-                    await self._session.delete(paths.stopping(self._registration.broker_id))
-                return
+        await self._tell_stopping()
+
+    async def _tell_stopping(self) -> None:
+        """Make ZooKeeper show what is wanted, whatever an earlier session or a request with a lost answer left there.
+        One at a time: who looks after a lost answer would create again what another has just taken away."""
+        path = paths.stopping(self._registration.broker_id)
+        async with self._telling_stopping:
+            told: bool | None = None
+            while told is not self._stopping:
+                await self._session.connected()
+                wanted = self._stopping
+                with suppress(ZkNodeExists, ZkNoNode, ZkUnreachable):
+                    await (self._put_stopping(path) if wanted else self._remove(path))
+                    told = wanted
+
+    async def _put_stopping(self, path: str) -> None:
+        """Raises ZkNoNode or ZkNodeExists where the node comes or goes meanwhile."""
+        value = codecs.encode(codecs.StoppingNode(self.incarnation))
+        with suppress(ZkNodeExists):
+            await self._session.create(path, value, ephemeral=True)
+            return
+        node = await self._session.get(path)
+        if node.ephemeral_owner != self._session.session_id or node.data != value:
+            await self._session.delete(path)  # of an earlier session of this broker
+            await self._session.create(path, value, ephemeral=True)
+
+    async def _remove(self, path: str) -> None:
+        with suppress(ZkNoNode):
+            await self._session.delete(path)
 
     def vouch(self) -> None:
         """A controller has taken this incarnation in: what is in the log from now on survives a session expiry, so
@@ -140,7 +154,7 @@ class BrokerRegistry:
                     self._on_registered(self.incarnation)
                 if self._stopping:
                     with suppress(ZkUnreachable):
-                        await self.announce_stopping()
+                        await self._tell_stopping()
         except ZkUnreachable:
             return  # only once the session is closed
         except ClusterError as error:

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple, TypeVar
 from kazoo import exceptions as kazoo_errors
 from kazoo.client import KazooClient, KazooRetry
 from kazoo.handlers.threading import KazooTimeoutError, SequentialThreadingHandler
+from kazoo.protocol.connection import ConnectionHandler
 from kazoo.protocol.states import KazooState
 
 from sparklog.errors import ClusterError
@@ -67,6 +68,10 @@ _STATES = {
 }
 
 
+#: How many silent connections in a row a session lives through: each attempt gets this share of its time.
+_GREETINGS_IN_A_SESSION = 4
+
+
 class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
     """kazoo's threads with a cheaper ``select``: kazoo asks before each read and each write, four times a request, and
     its own makes and closes an epoll descriptor every time, which was most of what a request cost."""
@@ -87,6 +92,17 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
             [waiting for waiting in writers if waiting.fileno() in ready],
             [],
         )
+
+
+class _Connections(ConnectionHandler):  # type: ignore[misc]
+    """kazoo's connections, but one that does not answer a known session's greeting is given up while the session still
+    has time for another. kazoo waits for as long as the session lasts: a server that had just started and had taken the
+    connection before it could serve it cost the session."""
+
+    def _invoke(self, timeout: float, request: Any, xid: Any = None) -> Any:
+        if self.client._session_id:
+            timeout = min(timeout, self.client._session_timeout / 1000 / _GREETINGS_IN_A_SESSION)
+        return super()._invoke(timeout, request, xid)
 
 
 class ZkSession:
@@ -124,6 +140,7 @@ class ZkSession:
             connection_retry=retry,
             logger=_kazoo_log,
         )
+        self._client._connection = _Connections(self._client, self._client._conn_retry.copy(), logger=_kazoo_log)
         self._client.add_listener(self._state_changed)
 
     @classmethod

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any, cast
 
 from sparklog.broker.group_host import GroupHost
@@ -34,11 +35,12 @@ def test_offsets_are_dropped_when_the_topic_is_gone_not_when_it_is_unknown_here(
         stage, zookeeper = Stage(), Zookeeper(("new", "new-id"), ("no-id", ""))
         stage.broker.registry = cast(Any, zookeeper)
         host = GroupHost(stage.broker, cast(Any, Hosted()))
+        now_ms = time.time_ns() // 1_000_000  # offsets that nobody committed for long are dropped as well
         named = [("t", TOPIC_ID), ("new", "new-id"), ("gone", "gone-id"), ("t2", "before"), ("no-id", "")]
         host.groups.load(
             group_record(
                 OffsetKey(FORMAT_VERSION, "g", topic, 0),
-                CommittedOffset(FORMAT_VERSION, GroupOffset(topic, 0, 5, i), 1),
+                CommittedOffset(FORMAT_VERSION, GroupOffset(topic, 0, 5, i), now_ms),
             )
             for topic, i in named
         )

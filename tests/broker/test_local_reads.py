@@ -7,6 +7,7 @@ import random
 import socket
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -308,6 +309,10 @@ def test_a_broker_that_is_told_to_hand_out_nothing(cluster: ProcessCluster, admi
     assert read(cluster, "unlent", 0, 1)[1].counters.local_batches == 1
 
 
+def _diverging(socket_of: Local, request: OpenSegment) -> tuple[int, int] | None:
+    return decode_reply(socket_of.request(request)[0]).diverging
+
+
 def test_fetching_from_the_nearest_follower(
     cluster: ProcessCluster, admin: Admin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -339,9 +344,13 @@ def test_fetching_from_the_nearest_follower(
     with Producer(cluster.bootstrap) as producer:
         producer.write("near", table(30)).result(30)
     wait_until(lambda: replica(cluster, follower, "near").high_watermark == 150, 30, "the follower to be level")
-    with PartitionReader(cluster.bootstrap, tp, 60, 150, local="never", max_bytes=20_000, last_epoch=0) as reader:
-        assert sum(batch.num_rows for _, batch in reader) == 90
-        assert 0 < reader.counters.follower_batches < reader.counters.fetched_batches
+
+    def of_both() -> bool:
+        with PartitionReader(cluster.bootstrap, tp, 60, 150, local="never", max_bytes=20_000, last_epoch=0) as reader:
+            assert sum(batch.num_rows for _, batch in reader) == 90
+            return 0 < reader.counters.follower_batches < reader.counters.fetched_batches
+
+    wait_until(of_both, 60, "clients to know that the follower is in sync")
     with (
         PartitionReader(cluster.bootstrap, tp, 130, 150, local="never", last_epoch=0) as reader,
         pytest.raises(LogTruncated),
@@ -349,8 +358,9 @@ def test_fetching_from_the_nearest_follower(
         list(reader)
     for broker_id in (leads, follower):
         with Local(cluster, "near", broker_id) as socket_of:
-            payload, _ = socket_of.request(OpenSegment(FORMAT_VERSION, "near", 0, "", -1, 0, 130, 0))
-            assert decode_reply(payload).diverging == (0, 120)
+            # A broker that has just come back hears that it is in sync a moment after its leader knows.
+            told = partial(_diverging, socket_of, OpenSegment(FORMAT_VERSION, "near", 0, "", -1, 0, 130, 0))
+            wait_until(lambda told=told: told() == (0, 120), 60, "the cut to be told")  # type: ignore[misc]
 
 
 def test_a_log_that_is_cut_under_its_reader(cluster: ProcessCluster, admin: Admin) -> None:

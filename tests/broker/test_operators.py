@@ -74,9 +74,11 @@ def test_replicas_move_with_all_they_hold_and_leave_nothing_behind(cluster: Proc
         while partition(cluster, "moves").replicas != (2, 1):
             ends.append(writer.write(encoded(200)))
     admin.wait_until_moved(begun.targets, timeout_s=PATIENCE_S)
-    assert ends == list(range(0, 200 * len(ends), 200))
+    # A retry may write a batch again whose answer was lost with the old leader: these have no producer's number.
+    end = ends[-1] + 200
+    assert ends == sorted(set(ends))
+    assert len(ends) <= end // 200 <= len(ends) + writer.retries
     assert leader(cluster, "moves") in {1, 2}
-    end = 200 * len(ends)
     wait_until(lambda: hosted(cluster, 0, "moves") is None, PATIENCE_S, "broker 0 to forget its replica")
     assert not list((cluster.slots[0].log_dir).glob("moves-0*/*.arrow"))
     wait_until(lambda: _ends(cluster, "moves", (1, 2)) == {end}, PATIENCE_S, "both replicas to have all of it")

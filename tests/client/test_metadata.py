@@ -173,11 +173,13 @@ def test_a_leader_keeps_its_address_until_there_is_another() -> None:
     cache.update(reply(topic(1, 5)))
     cache.update(reply(topic(1, 5), brokers=(broker(0),)))
     assert cache.leader(TP) == Leader(1, 5)
+    assert set(cache.brokers) == {0}, "who asks all brokers does not wait for one that is not registered"
+    assert cache.endpoint(1) == broker(1)
     cache.update(reply(brokers=(broker(0), broker(1, incarnation=2, port=9093))))
-    assert cache.brokers[1].port == 9093
+    assert cache.endpoint(1) == cache.brokers[1] == broker(1, incarnation=2, port=9093)
     cache.update(reply(topic(0, 6), brokers=(broker(0),)))
     assert cache.leader(TP) == Leader(0, 6)
-    assert set(cache.brokers) == {0}
+    assert cache.endpoint(1) is None
 
 
 def test_an_unknown_topic_is_forgotten_and_its_error_told() -> None:

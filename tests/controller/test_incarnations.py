@@ -133,6 +133,27 @@ def test_a_claim_made_after_the_return_is_not_taken_away_by_a_controller_that_ca
     assert world.trace() == ["1/2[1]"]
 
 
+def test_two_suspects_that_lead_take_each_other_out() -> None:
+    """After a power cut each leads what it was recovered for, and adds the other. The next controller, which finds
+    both marks, hears of the additions after it has begun, and moves each lead to the member that it does not suspect
+    there."""
+    world = World(topic("t", (1, 2), (2, 1)), brokers=2)
+    tps = [TopicPartition("t", number) for number in (0, 1)]
+    for broker_id, tp in enumerate(tps, 1):
+        world.nodes[tp] = VersionedState(LeaderAndIsr(broker_id, 2, (broker_id,), 1), 4, 2)
+        world.brokers[broker_id] = registration(broker_id, 2, trusted=False)
+    world.take_over(2)
+    world.leader_writes_isr(tps[0], 1, 2)
+    world.leader_writes_isr(tps[1], 2, 1)
+    assert world.trace() == ["2/3[1, 2]", "1/3[2, 1]"]
+    assert (world.sees(1), world.sees(2)) == ([1], [2]), "a leader believes only tables that it is in itself"
+    world.leader_writes_isr(tps[0], 2)
+    world.leader_writes_isr(tps[1], 1)
+    assert world.sees(1) == world.sees(2) == [1, 2]
+    trusted = [effect for effect in world.effects if isinstance(effect, TrustBroker)]
+    assert sorted(effect.broker_id for effect in trusted) == [1, 2]
+
+
 def test_claims_that_nobody_could_take_away_do_not_keep_an_untrusted_broker_out() -> None:
     world = World(topic("t", (1, 2), (3, 1)))
     world.leader_writes_isr(TopicPartition("t", 1), 3)

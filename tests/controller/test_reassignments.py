@@ -5,10 +5,11 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from sparklog.controller.effects import ReadTopic, WriteTopic
+from sparklog.controller.effects import ReadTopic, SendUpdate, WriteTopic
 from sparklog.controller.events import (
     Disconnected,
     Reconnected,
+    StatesRead,
     TopicGone,
     TopicNotWritten,
     TopicRead,
@@ -473,3 +474,23 @@ def test_a_dead_broker_s_place_in_the_tables_moves_with_the_partition() -> None:
     version = world.nodes[TP].version
     world.register(3, 2, trusted=False)
     assert world.nodes[TP] == VersionedState(world.state(), version, 1)
+
+
+def test_an_epoch_that_ends_a_move_is_not_told_with_the_replicas_from_before() -> None:
+    """The answer to the write of a move's end is lost, and the state is read before the topic's record."""
+    world = world_of()
+    world.reassign(4, 5, 1)
+    copied(world, 1, 2, 3, 4, 5)
+    world.hold_topic_writes = True
+    copied(world, 1, 4, 5)
+    [order] = world.held_topic_writes
+    world.held_topic_writes.clear()
+    world.write_topic(order)
+    step = world.controller.step
+    for effect in step(TopicNotWritten("t", "id-t", "answer lost"), world.now_ms):
+        if isinstance(effect, SendUpdate):
+            step(UpdateAnswered(effect.broker.broker_id, effect.update_id, ErrorCode.NONE, (), ""), world.now_ms)
+    effects = step(StatesRead({TP: world.nodes[TP]}), world.now_ms)
+    told = [one for effect in effects if isinstance(effect, SendUpdate) for one in effect.update.partitions]
+    assert all(one.replicas == (4, 5, 1) for one in told if one.state.leader_epoch == 1), told
+    assert ReadTopic("t") in effects

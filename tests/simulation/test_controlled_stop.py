@@ -7,7 +7,7 @@ import pytest
 from sparklog.model import LeaderAndIsr, TopicPartition
 from sparklog.replica.replica import ReplicaSettings
 from sparklog.testing.sim_cluster import SimCluster
-from sparklog.testing.sim_world import FINE
+from sparklog.testing.sim_world import FINE, ZK
 
 TP = TopicPartition("t", 0)
 STOP_MS = 1000
@@ -88,3 +88,21 @@ def test_a_planned_stop_leaves_the_isr_by_the_new_leaders_hand_and_stalls_nobody
         assert stop.out_of_isr_ms - STOP_MS < 200, f"seed {seed}: out of the ISR at {stop.out_of_isr_ms}"
         assert not stop.back_in_isr, f"seed {seed}: a stopping broker was taken back"
         assert stop.longest_silence_ms < 400, f"seed {seed}: no acknowledgement for {stop.longest_silence_ms} ms"
+
+
+def test_a_stop_taken_back_twice_at_once_is_taken_back_though_the_second_word_is_lost() -> None:
+    """As after a pause, when all that was asked of a broker meanwhile is done at once."""
+    cluster = SimCluster(0, weather=FINE, accidents=False, page_cache_loss=0.0)
+    broker, cut = cluster.brokers[1], {(1, ZK)}
+
+    def at_once() -> None:
+        for act in (broker.ask_to_stop, broker.withdraw_stop, broker.ask_to_stop):
+            act()
+        cluster.world.cut |= cut
+        broker.withdraw_stop()
+
+    cluster.world.at(STOP_MS, lambda: broker.run(broker.process, at_once))
+    cluster.world.at(STOP_MS + 100, lambda: cluster.world.cut.difference_update(cut))
+    cluster.run(fault_ms=END_MS)
+    assert cluster.zk.stopping == {}
+    assert not broker.stopping

@@ -158,7 +158,7 @@ def test_the_coordinator_is_killed_between_its_decision_and_the_markers(
     Path(f"{point}.go").touch()
 
     def decided() -> bool:
-        assert query.isActive, query.exception()
+        assert query.exception() is None  # it may have ended: it waits for the decision, not for the markers
         return any(found.key == key and found.state == "committing" for found in admin.transactions())
 
     wait_until(decided, 180, "the decision")

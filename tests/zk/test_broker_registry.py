@@ -15,6 +15,8 @@ from sparklog.cluster.embedded_zookeeper import EmbeddedZookeeper
 from sparklog.cluster.process import ProcessIdentity
 from sparklog.errors import ClusterError
 from sparklog.model import BrokerRegistration
+from sparklog.testing.network import ZOOKEEPER, broker_party
+from sparklog.testing.proxies import ProxyNetwork
 from sparklog.zk import codecs, paths
 from sparklog.zk.broker_registry import BrokerRegistry
 from sparklog.zk.cluster_store import ClusterStore
@@ -237,6 +239,35 @@ def test_announced_stopping_is_said_again_after_an_expiry(connect: str) -> None:
             await registry.close()
 
     asyncio.run(scenario())
+
+
+def test_stopping_is_taken_back_though_the_answer_to_its_announcement_is_lost(connect: str) -> None:
+    """Whoever announces looks, when it is connected again, at the same time as the other takes it back."""
+    host, _, chroot = connect.partition("/")
+    network = ProxyNetwork()
+
+    async def scenario() -> None:
+        way = network.add_zookeeper(broker_party(1), host)
+        async with opened(connect) as other, opened(f"{way}/{chroot}") as store:
+            registry = await registered(store, broker(1))
+            said: list[bool] = []
+            other.session.watch_data(paths.stopping(1), lambda node: said.append(node is not None))
+            await until(lambda: said == [False], "a watch")
+            network.cut(ZOOKEEPER, broker_party(1), one_way=True)
+            announced = asyncio.ensure_future(registry.announce_stopping())
+            await until(lambda: said[-1], "the announcement")
+            await until(lambda: store.session.state is not SessionState.CONNECTED, "the connection to be given up")
+            withdrawn = asyncio.ensure_future(registry.withdraw_stopping())
+            await asyncio.sleep(0)  # it has begun
+            network.heal()
+            await asyncio.wait_for(asyncio.gather(announced, withdrawn), 30)
+            assert not await other.session.exists(paths.stopping(1))
+            await registry.close()
+
+    try:
+        asyncio.run(scenario())
+    finally:
+        network.close()
 
 
 def test_a_process_proved_dead_is_retired_whichever_incarnation_it_has_come_to(connect: str) -> None:

@@ -153,3 +153,44 @@ def test_a_paused_zookeeper_fails_requests_as_fate_unknown_and_keeps_the_session
         asyncio.run(scenario())
     finally:
         server.stop()
+
+
+def test_a_connection_that_is_taken_and_never_served_does_not_cost_the_session(connect: str) -> None:
+    """As by a server that has only just started. The session has 6 s, of which one silent connection may not use up
+    all; ZooKeeper itself is real."""
+    address, _, chroot = connect.partition("/")
+    host, _, port = address.partition(":")
+    open_now: list[asyncio.StreamWriter] = []
+    count = 0
+
+    async def pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+        while data := await source.read(65536):
+            sink.write(data)
+        sink.close()
+
+    async def taken(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal count
+        count += 1
+        open_now.append(writer)
+        if count == 2:
+            await reader.read(-1)  # and no answer
+            return
+        there, back = await asyncio.open_connection(host, int(port))
+        open_now.append(back)
+        await asyncio.gather(pump(reader, back), pump(there, writer), return_exceptions=True)
+
+    async def scenario() -> None:
+        server = await asyncio.start_server(taken, "127.0.0.1", 0)
+        mine = server.sockets[0].getsockname()[1]
+        async with opened(f"127.0.0.1:{mine}/{chroot}", session_timeout_ms=6000) as store:
+            session = store.session
+            for writer in open_now:
+                writer.transport.abort()
+            await until(lambda: count >= 3 and session.state is SessionState.CONNECTED, "a third connection")
+            assert session.generation == 1
+        server.close()
+        for writer in open_now:
+            writer.transport.abort()
+        await asyncio.gather(*(writer.wait_closed() for writer in open_now), return_exceptions=True)
+
+    asyncio.run(scenario())
