@@ -211,6 +211,7 @@ class Sender:
             # One more turn lets the transports close their sockets.
             self._loop.run_until_complete(asyncio.sleep(0))
         finally:
+            self._tell_acknowledged()  # answers that came after the last look
             asyncio.set_event_loop(None)
             self._loop.close()
 
@@ -221,9 +222,12 @@ class Sender:
                 self._look()
         finally:
             # Last, since this thread waits then: whoever it wakes would only wait for it to let go of the interpreter.
-            while self._acknowledged:
-                completion, number, outcome = self._acknowledged.popleft()
-                completion.batch_done(number, outcome)
+            self._tell_acknowledged()
+
+    def _tell_acknowledged(self) -> None:
+        while self._acknowledged:
+            completion, number, outcome = self._acknowledged.popleft()
+            completion.batch_done(number, outcome)
 
     def _look(self) -> None:
         try:
