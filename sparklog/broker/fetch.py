@@ -158,6 +158,8 @@ class _OpenFetch:
     def _look(self) -> None:
         """Look at all partitions that are new or moved. What the size limit leaves no room for is not looked at, and
         stays due in its session."""
+        if not self._stale:
+            return
         stale, self._stale = self._stale, {}
         for key in stale:
             self._looks.pop(key, None)

@@ -17,11 +17,10 @@ from concurrent.futures import Future
 from typing import Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from sparklog.client.errors import BufferFull, ProducerClosed, closed_for
-from sparklog.client.partitioning import ProducerTopic
+from sparklog.client.partitioning import ProducerTopic, Rows
 from sparklog.client.results import BatchOutcome, RecordFuture, RecordMetadata, tell
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.record.schema import DEFAULT_SCHEMA, fit_table
@@ -48,8 +47,8 @@ class RecordChunk:
         self.finished: Future[None] = Future()
         #: One tuple a record, put into columns when the chunk is encoded: a single append is all that ``send`` does.
         self.records: list[Record] = []
-        self._batch_of: npt.NDArray[np.int64] | None = None
-        self._place_of: npt.NDArray[np.int64] | None = None
+        self._batch_of: Rows | Sequence[int] | None = None
+        self._place_of: Rows | Sequence[int] | None = None
         self._outcomes: list[BatchOutcome | None] = []
         self._failure: BaseException | None = None
         self._refused: dict[int, BrokerError] = {}
@@ -61,7 +60,7 @@ class RecordChunk:
     def __len__(self) -> int:
         return len(self.records)
 
-    def to_batch(self, topic: ProducerTopic) -> tuple[pa.RecordBatch, npt.NDArray[np.int64]]:
+    def to_batch(self, topic: ProducerTopic) -> tuple[pa.RecordBatch, Rows]:
         """The records as one batch of the topic's schema, and their numbers; those that do not fit are refused.
 
         Raises:
@@ -91,15 +90,20 @@ class RecordChunk:
 
     # --- outcomes ---
 
-    def placed(self, rows_of_batches: Sequence[npt.NDArray[np.int64]]) -> None:
-        """Which rows went into which batch, in the order of the batches. Called once, before any ``batch_done``."""
+    def placed(self, rows_of_batches: Sequence[Rows | Sequence[int]]) -> None:
+        """Which rows went into which batch, in the order of the batches; those of a batch rise. Called once, before
+        any ``batch_done``."""
+        self._outcomes = [None] * len(rows_of_batches)
+        self._open = len(rows_of_batches)
+        if len(rows_of_batches[0]) == len(self):
+            self._place_of = range(len(self))
+            self._batch_of = bytes(len(self))
+            return
         batch_of = np.zeros(len(self), np.int64)
         place_of = np.zeros(len(self), np.int64)
         for index, rows in enumerate(rows_of_batches):
             batch_of[rows] = index
             place_of[rows] = np.arange(len(rows))
-        self._outcomes = [None] * len(rows_of_batches)
-        self._open = len(rows_of_batches)
         self._place_of = place_of
         self._batch_of = batch_of
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -21,15 +21,18 @@ from sparklog.config import topic_config
 from sparklog.errors import BrokerError, ConfigError, ErrorCode
 from sparklog.protocol.messages import TopicMetadata
 from sparklog.record.codec import EncodedBatch, decode_batch, encode_batch
+from sparklog.record.few_records import FewRecord, encode_few_records
 from sparklog.record.header import Flag
 from sparklog.record.keys import partitions_of
-from sparklog.record.partitioner import NO_PARTITION
+from sparklog.record.partitioner import NO_PARTITION, partition_for_key
 from sparklog.record.schema import DEFAULT_EVENT_TIME, DEFAULT_KEY_COLUMNS, DEFAULT_SCHEMA, fit_table, parse_schema
 
 #: Column of a table that says where its rows go; it is not stored.
 PARTITION_COLUMN = "_partition"
 #: What a piece of a table may take before it is cut into partitions.
 _MAX_PIECE_BYTES = 32 * 1024 * 1024
+#: Up to so many records are encoded sooner one by one than as Arrow arrays.
+_FEW = 16
 
 Rows: TypeAlias = "npt.NDArray[np.int64]"
 #: One partition for all rows, one for each row, or None: by key, else in turn.
@@ -41,7 +44,7 @@ class EncodedPart(NamedTuple):
 
     partition: int
     encoded: EncodedBatch
-    rows: Rows
+    rows: Rows | Sequence[int]
 
 
 class ProducerTopic:
@@ -196,6 +199,46 @@ def encode_parts(
             compression=compression,
             batch_bytes=batch_bytes,
         )
+
+
+def encode_few(
+    topic: ProducerTopic, records: Sequence[FewRecord], destination: int | None, *, size: int, batch_bytes: int
+) -> list[EncodedPart] | None:
+    """What ``encode_parts`` gives without compression for records of a default topic, when they are so few that they
+    cost less one by one; else None. ``size``: bytes of keys and values, at least."""
+    few = len(records) <= _FEW and topic.is_default and topic.event_time in {None, DEFAULT_EVENT_TIME}
+    if not few or size > min(batch_bytes, topic.max_message_bytes * 3 // 4) or any(record[2] for record in records):
+        return None
+    parts = []
+    for partition, rows in sorted(_assign_few(topic, records, destination).items()):
+        chosen = records if len(rows) == len(records) else [records[row] for row in rows]
+        encoded = encode_few_records(chosen, schema_id=topic.schema_id, timed=topic.event_time is not None)
+        if encoded.header.length > topic.max_message_bytes:
+            return None
+        parts.append(EncodedPart(partition, encoded, rows))
+    return parts
+
+
+def _assign_few(
+    topic: ProducerTopic, records: Sequence[FewRecord], destination: int | None
+) -> Mapping[int, Sequence[int]]:
+    """As ``_assign``: the numbers of the records that go to each partition."""
+    every = range(len(records))
+    if destination is not None:
+        return {destination: every}
+    if topic.partition_count == 1 or all(record[0] is None for record in records):
+        return {topic.next_partition(): every}
+    turn: int | None = None
+    rows: dict[int, list[int]] = {}
+    for row, (key, *_) in enumerate(records):
+        if key is None:
+            turn = topic.next_partition() if turn is None else turn
+            partition = turn
+        else:
+            content = key.encode() if isinstance(key, str) else key
+            partition = partition_for_key(content, topic.partition_count)
+        rows.setdefault(partition, []).append(row)
+    return rows
 
 
 def _assign(topic: ProducerTopic, batch: pa.RecordBatch, destination: Destination) -> int | npt.NDArray[np.int64]:

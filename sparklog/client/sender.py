@@ -23,7 +23,7 @@ from sparklog.client.accumulator import Accumulator, BatchState, ProducerBatch, 
 from sparklog.client.async_link import AsyncLink
 from sparklog.client.collector import Collector, RecordChunk
 from sparklog.client.errors import ClientTimeout, ProducerClosed, closed_for, transaction_error
-from sparklog.client.partitioning import ProducerTopic, encode_parts, under_newest_schema
+from sparklog.client.partitioning import EncodedPart, ProducerTopic, encode_few, encode_parts, under_newest_schema
 from sparklog.client.produce_requests import ProduceRequests
 from sparklog.client.results import BatchOutcome, Completion
 from sparklog.client.sender_transactions import SenderTransactions
@@ -103,6 +103,8 @@ class Sender:
         self._accumulator = Accumulator(idempotent=settings.idempotent, transactional=bool(settings.transaction))
         self.transactions = self._transactions() if settings.transaction else None
         self._incoming: deque[ProducerBatch] = deque()
+        #: What is in the log, and whom to tell so.
+        self._acknowledged: deque[tuple[Completion, int, BatchOutcome]] = deque()
         self._requests = ProduceRequests(
             self._link,
             acks=settings.acks,
@@ -223,6 +225,7 @@ class Sender:
             self._link.close()
             self._loop.run_until_complete(self._link.closed())
         finally:
+            self._tell_acknowledged()  # answers that came after the last look
             with self._ending:
                 self._ended = True
             # One more turn answers who came just before that, and lets the transports close their sockets.
@@ -248,8 +251,19 @@ class Sender:
 
     def _pump(self) -> None:
         self._woken = False
-        if self._broken is not None:
-            return
+        try:
+            if self._broken is None:
+                self._look()
+        finally:
+            # Last, since this thread waits then: whoever it wakes would only wait for it to let go of the interpreter.
+            self._tell_acknowledged()
+
+    def _tell_acknowledged(self) -> None:
+        while self._acknowledged:
+            completion, number, outcome = self._acknowledged.popleft()
+            completion.batch_done(number, outcome)
+
+    def _look(self) -> None:
         try:
             now = _now_ms()
             for topic in self._board.follow():
@@ -310,7 +324,8 @@ class Sender:
     def _succeeded(self, batch: ProducerBatch, base_offset: int) -> None:
         self._accumulator.succeeded(batch)
         self._link.progress()
-        self._finish(batch, base_offset, None)
+        ticket, outcome = self._concluded(batch, base_offset, None)
+        self._acknowledged.append((ticket.completion, ticket.number, outcome))
 
     def _failed(self, batch: ProducerBatch, code: ErrorCode, detail: str, *, leader_known: bool) -> None:
         if TRAITS[code].refresh_metadata and not leader_known:
@@ -335,11 +350,16 @@ class Sender:
         )
 
     def _finish(self, batch: ProducerBatch, base_offset: int, error: BaseException | None) -> None:
+        ticket, outcome = self._concluded(batch, base_offset, error)
+        ticket.completion.batch_done(ticket.number, outcome)
+
+    def _concluded(
+        self, batch: ProducerBatch, base_offset: int, error: BaseException | None
+    ) -> tuple[Ticket, BatchOutcome]:
         ticket = batch.handle
         assert isinstance(ticket, Ticket)
         self.collector.release(ticket.reserved)
-        outcome = BatchOutcome(batch.tp.partition, base_offset, batch.encoded.header.record_count, error)
-        ticket.completion.batch_done(ticket.number, outcome)
+        return ticket, BatchOutcome(batch.tp.partition, base_offset, batch.encoded.header.record_count, error)
 
     def _break(self, reason: BaseException) -> None:
         """The end, wanted or not: everything that is open fails with ``reason``."""
@@ -348,6 +368,7 @@ class Sender:
         self._broken = reason
         closed = reason if isinstance(reason, ProducerClosed) else closed_for(reason)
         self._closed_error = closed
+        self._tell_acknowledged()
         for chunk in self.collector.close(closed):
             chunk.fail(closed)
         self._fail_incoming()
@@ -392,26 +413,35 @@ class Sender:
     def _encode_chunk(self, chunk: RecordChunk) -> None:
         topic = self._board.topics.get(chunk.topic.name, chunk.topic)
         try:
-            batch, rows = chunk.to_batch(topic)
-            parts = list(
-                encode_parts(
-                    topic,
-                    batch,
-                    chunk.partition,
-                    compression=self._settings.compression,
-                    batch_bytes=self._settings.batch_bytes,
-                )
-            )
+            parts = self._few_parts(topic, chunk) or self._parts(topic, chunk)
         except Exception as error:  # whatever it is, other records are none the worse for it
             self.collector.release(chunk.size)
             chunk.fail(error if isinstance(error, SparklogError) else _not_encoded(topic, error))
             return
-        chunk.placed([rows[part.rows] for part in parts])
-        left = chunk.size
+        chunk.placed([part.rows for part in parts])
+        left, rows = chunk.size, sum(len(part.rows) for part in parts)
         for index, part in enumerate(parts):
-            share = left if index == len(parts) - 1 else chunk.size * len(part.rows) // len(rows)
+            share = left if index == len(parts) - 1 else chunk.size * len(part.rows) // rows
             left -= share
             self._accumulator.add(self._batch(topic, part.partition, part.encoded, Ticket(chunk, index, share)))
+
+    def _few_parts(self, topic: ProducerTopic, chunk: RecordChunk) -> list[EncodedPart] | None:
+        if self._settings.compression is not None:
+            return None
+        batch_bytes = self._settings.batch_bytes
+        return encode_few(topic, chunk.records, chunk.partition, size=chunk.size, batch_bytes=batch_bytes)
+
+    def _parts(self, topic: ProducerTopic, chunk: RecordChunk) -> list[EncodedPart]:
+        """Raises BrokerError when no record fits the topic's schema, or one is too large."""
+        batch, rows = chunk.to_batch(topic)
+        parts = encode_parts(
+            topic,
+            batch,
+            chunk.partition,
+            compression=self._settings.compression,
+            batch_bytes=self._settings.batch_bytes,
+        )
+        return [part._replace(rows=rows[part.rows]) for part in parts]
 
     # --- metadata and identity ---
 

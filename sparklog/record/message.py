@@ -12,6 +12,7 @@ Source: Arrow columnar format, "Encapsulated message format"; format/Message.fbs
 from __future__ import annotations
 
 import struct
+from functools import lru_cache
 from typing import NamedTuple
 
 from sparklog.record.flatbuffer import LONG, SHORT, UBYTE, ReadOnly, Table, malformed, root_table
@@ -25,6 +26,8 @@ _I64 = struct.Struct("<q")
 
 #: Arrow's MetadataVersion V5, the one since Arrow 1.0. V4 has another way of saying "compressed".
 METADATA_V5 = 4
+#: Metadata up to this size are remembered: of some twenty columns.
+_SMALL_METADATA_BYTES = 2048
 
 # Message: version, header type, header, body length, custom metadata
 _VERSION, _HEADER_TYPE, _HEADER, _BODY_LENGTH, _CUSTOM_METADATA = 0, 1, 2, 3, 4
@@ -47,9 +50,9 @@ class BatchMessage(NamedTuple):
 
     rows: int
     #: (length, null count) of every column and nested column, depth first.
-    nodes: list[tuple[int, int]]
+    nodes: tuple[tuple[int, int], ...]
     #: (offset, length) of every buffer, counted from the body's start.
-    buffers: list[tuple[int, int]]
+    buffers: tuple[tuple[int, int], ...]
     #: NOT_COMPRESSED, LZ4_FRAME or ZSTD.
     codec: int
     #: How many counts of variadic buffers there are: one for each column of a view type.
@@ -66,10 +69,15 @@ def read_batch_message(source: ReadOnly) -> BatchMessage:
             buffer lies outside the body, is not aligned to 8 bytes, or overlaps the one before.
     """
     metadata_length = read_metadata_length(source)
-    message = _message_of(source[PREFIX_BYTES:metadata_length], RECORD_BATCH)
+    read = _read_small if metadata_length <= _SMALL_METADATA_BYTES else _read
+    return read(bytes(source[PREFIX_BYTES:metadata_length]), metadata_length, len(source))
+
+
+def _read(flatbuffer: bytes, metadata_length: int, message_length: int) -> BatchMessage:
+    message = _message_of(flatbuffer, RECORD_BATCH)
     body_length = message.scalar(_BODY_LENGTH, LONG)
-    if metadata_length + body_length != len(source):
-        raise malformed(f"metadata of {metadata_length} and body of {body_length} bytes in {len(source)} bytes")
+    if metadata_length + body_length != message_length:
+        raise malformed(f"metadata of {metadata_length} and body of {body_length} bytes in {message_length} bytes")
     if body_length % ALIGNMENT:
         # It would put every later batch of the file at a place where Arrow does not read.
         raise malformed(f"a body of {body_length} bytes, expected a multiple of {ALIGNMENT}")
@@ -85,6 +93,10 @@ def read_batch_message(source: ReadOnly) -> BatchMessage:
         metadata_length=metadata_length,
         body_length=body_length,
     )
+
+
+#: Batches of as many records of the same sizes have the same metadata: what equal bytes say needs to be read only once.
+_read_small = lru_cache(maxsize=256)(_read)
 
 
 def read_custom_metadata(source: ReadOnly) -> dict[bytes, bytes]:
@@ -154,15 +166,15 @@ def _message_of(flatbuffer: ReadOnly, header_type: int) -> Table:
     return message
 
 
-def _pairs(batch: Table, index: int) -> list[tuple[int, int]]:
+def _pairs(batch: Table, index: int) -> tuple[tuple[int, int], ...]:
     vector = batch.vector(index, _PAIR.size)
     if vector is None:
-        return []
+        return ()
     end = vector.start + vector.items * _PAIR.size
-    return list(_PAIR.iter_unpack(batch.source[vector.start : end]))
+    return tuple(_PAIR.iter_unpack(batch.source[vector.start : end]))
 
 
-def _checked_buffers(buffers: list[tuple[int, int]], body_length: int) -> list[tuple[int, int]]:
+def _checked_buffers(buffers: tuple[tuple[int, int], ...], body_length: int) -> tuple[tuple[int, int], ...]:
     # Overlapping buffers would let a small body stand for a large batch.
     end = 0
     for number, (offset, length) in enumerate(buffers):

@@ -21,7 +21,8 @@ from sparklog.storage.disk import Buffer
 #: Running maximum timestamp before the first batch of a segment.
 NO_MAXIMUM = -(2**63)
 
-_FIRST = int(Flag.FIRST_OF_SEGMENT)
+#: Plain numbers: every batch is asked, and ``&`` of an enum makes a new member each time.
+_FIRST, _PROJECTED, _CONTROL = int(Flag.FIRST_OF_SEGMENT), int(Flag.PROJECTED), int(Flag.CONTROL)
 
 #: Bytes in front of the first batch of a segment, by schema id. BrokerError when the id is not known here.
 PreludeLength = Callable[[int], int]
@@ -136,7 +137,7 @@ def plan_follower_append(
         raise _corrupt(end, "bytes of headers", found=len(packed), expected=f"a multiple of {HEADER_BYTES}")
     for header_at in range(0, len(packed), HEADER_BYTES):
         header = unpack_header(packed, header_at)
-        if header.flags & Flag.PROJECTED:
+        if header.flags & _PROJECTED:
             raise _corrupt(end, "flags", found=repr(Flag(header.flags)), expected="a batch with all its columns")
         first = bool(header.flags & _FIRST)
         if first:
@@ -186,7 +187,7 @@ def markers_of(runs: Sequence[Run]) -> dict[int, Marker]:
         header.base_offset: decode_marker(header, body)
         for run in runs
         for header, body in zip(run.headers, run.data, strict=True)
-        if header.flags & Flag.CONTROL
+        if header.flags & _CONTROL
     }
 
 

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from sparklog.client.partitioning import (
     EncodedPart,
     ProducerTopic,
+    encode_few,
     encode_parts,
     fit_to_topic,
     pieces,
@@ -193,3 +194,45 @@ def test_columns_that_are_left_out_cost_what_their_rows_cost() -> None:
     parts = encode(known, table, batch_bytes=64 * 1024)
     assert len(parts) > 20
     assert sum(part.encoded.header.length for part in parts) < 6_000_000, "about 40 bytes a record, and headers"
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    keys=st.lists(st.none() | st.binary(max_size=9) | st.text(max_size=4), min_size=1, max_size=16),
+    partitions=st.integers(1, 5),
+    destination=st.sampled_from([None, 0]),
+)
+def test_few_records_go_where_many_would(
+    keys: list[bytes | str | None], partitions: int, destination: int | None
+) -> None:
+    known = topic(partitions=partitions)
+    records = [(key, b"%d" % row, None, row) for row, key in enumerate(keys)]
+    columns = [
+        pa.array(found, field.type) for found, field in zip(zip(*records, strict=True), DEFAULT_SCHEMA, strict=True)
+    ]
+    batch = pa.RecordBatch.from_arrays(columns, schema=DEFAULT_SCHEMA)
+    few = encode_few(known, records, destination, size=100, batch_bytes=1000)
+    assert few is not None
+    if destination is None:  # whose turn it is depends on who asks
+        keyed = [key is not None for key in keys]
+        places = {part.partition: [row for row in part.rows if keyed[row]] for part in few}
+        parts = encode_parts(known, batch, destination, compression=None, batch_bytes=1000)
+        wanted = {part.partition: [row for row in part.rows if keyed[row]] for part in parts}
+        assert {at: found for at, found in places.items() if found} == {
+            at: found for at, found in wanted.items() if found
+        }
+        assert len({part.partition for part in few for row in part.rows if not keyed[row]}) <= 1
+    for part in few:
+        assert [row["value"] for row in rows(known, part)] == [b"%d" % row for row in part.rows]
+    assert sorted(row for part in few for row in part.rows) == list(range(len(keys)))
+
+
+def test_what_is_not_few_small_and_without_headers_is_left_to_arrow() -> None:
+    known, record = topic(), (None, b"v", None, 1)
+    assert encode_few(known, [record], 0, size=1, batch_bytes=100) is not None
+    assert encode_few(known, [record] * 17, 0, size=17, batch_bytes=100) is None
+    assert encode_few(known, [record], 0, size=101, batch_bytes=100) is None
+    assert encode_few(topic(TYPED), [record], 0, size=1, batch_bytes=100) is None
+    assert encode_few(known, [(None, b"v", [{"key": "k", "value": b"v"}], 1)], 0, size=1, batch_bytes=100) is None
+    large = (None, b"v" * 1000, None, 1)
+    assert encode_few(topic(max_message_bytes="1400"), [large], 0, size=1000, batch_bytes=2000) is None

@@ -7,15 +7,18 @@ import concurrent.futures
 import datetime as dt
 import threading
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
+from sparklog.client.collector import RecordChunk
+from sparklog.client.partitioning import ProducerTopic
 from sparklog.client.producer import Producer
-from sparklog.client.results import RecordMetadata
+from sparklog.client.results import BatchOutcome, RecordFuture, RecordMetadata
 from sparklog.errors import BrokerError, ConfigError, ErrorCode
-from sparklog.model import OffsetRange
+from sparklog.model import OffsetRange, TopicSchema
 from sparklog.net.server import ServerConnection
 from sparklog.protocol.messages import (
     ErrorReply,
@@ -23,7 +26,9 @@ from sparklog.protocol.messages import (
     Metadata,
     Produce,
     Request,
+    TopicMetadata,
 )
+from sparklog.record.schema import DEFAULT_SCHEMA, schema_message
 from tests.client.fake_cluster import FakeBroker, FakeCluster
 from tests.client.producing import LoseAnswers, times, values
 
@@ -144,6 +149,30 @@ def test_futures_work_with_wait_as_completed_callbacks_and_asyncio(fake: FakeClu
             return await asyncio.wait_for(asyncio.wrap_future(producer.send("t", b"w")), 10)
 
         assert asyncio.run(wrapped()).topic == "t"
+
+
+@pytest.mark.parametrize("error", [None, BrokerError(ErrorCode.MESSAGE_TOO_LARGE, "of a megabyte")])
+def test_many_threads_wait_for_one_future_each_in_its_way(error: BrokerError | None) -> None:
+    metadata = TopicMetadata(0, "t", "id", schemas=(TopicSchema(0, schema_message(DEFAULT_SCHEMA)),))
+    chunk = RecordChunk(ProducerTopic(metadata), 0, 0.0)
+    chunk.records.append((None, b"v", None, 7))
+    chunk.placed([range(1)])
+    future = RecordFuture(chunk, 0)
+    with concurrent.futures.ThreadPoolExecutor(5) as pool:
+        waits: list[Callable[[], object]] = [
+            future.result,
+            future.result,
+            lambda: future.result(30),
+            future.exception,
+            future.result,
+        ]
+        found = [pool.submit(wait) for wait in waits]
+        assert not concurrent.futures.wait(found, 0.05).done
+        chunk.batch_done(0, BatchOutcome(0, 3, 1, error))
+        seen = [one.exception(30) or one.result() for one in found]
+    place = RecordMetadata("t", 0, 3, 7)
+    assert seen == ([error] * 5 if error else [place, place, place, None, place])
+    assert chunk.take_failure() is None
 
 
 def test_a_callback_may_send(fake: FakeCluster) -> None:

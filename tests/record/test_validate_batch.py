@@ -199,6 +199,14 @@ def test_the_codec_has_to_be_the_headers() -> None:
 # -- malformed on purpose --------------------------------------------------------------------------------------------
 
 
+def test_metadata_seen_before_are_held_against_the_bytes_at_hand() -> None:
+    batch = encoded()
+    body = batch.body.to_pybytes()
+    for other in (body + bytes(8), body[:-8]):
+        validate(batch)
+        assert refused(resealed(batch, other)).code is CORRUPT
+
+
 def test_offsets_out_of_range() -> None:
     batch = one_column(["aa", "bb", "cc"], pa.string())
     message = read_batch_message(memoryview(batch.body))
@@ -224,7 +232,7 @@ def test_offsets_of_lists_out_of_range() -> None:
 def test_truncated_buffers() -> None:
     batch = one_column(["aa", "bb", "cc"], pa.string())
     buffers = read_batch_message(memoryview(batch.body)).buffers
-    assert buffers == [(0, 0), (0, 16), (16, 6)]
+    assert buffers == ((0, 0), (0, 16), (16, 6))
     for pair, replacement in (
         ((0, 16), (0, 8)),
         ((0, 16), (0, 0)),

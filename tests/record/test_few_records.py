@@ -1,0 +1,55 @@
+"""Few records written by hand are what Arrow would have written."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sparklog.record.codec import NO_TIMESTAMP, decode_batch, encode_batch
+from sparklog.record.few_records import FewRecord, encode_few_records
+from sparklog.record.message import read_batch_message
+from sparklog.record.schema import DEFAULT_SCHEMA
+from tests.record.batches import validate
+
+BYTES = st.none() | st.binary(max_size=20) | st.text(max_size=10)
+RECORDS = st.lists(st.tuples(BYTES, BYTES, st.none(), st.integers(-(2**63), 2**63 - 1)), min_size=1, max_size=20)
+
+
+def by_arrow(records: list[FewRecord]) -> pa.RecordBatch:
+    columns = [
+        pa.array(found, field.type) for found, field in zip(zip(*records, strict=True), DEFAULT_SCHEMA, strict=True)
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=DEFAULT_SCHEMA)
+
+
+@settings(max_examples=200, deadline=None)
+@given(records=RECORDS, timed=st.booleans())
+def test_the_body_is_the_one_that_arrow_writes(records: list[FewRecord], timed: bool) -> None:
+    header, encoded = encode_few_records(records, schema_id=3, timed=timed)
+    body = encoded.to_pybytes()
+    event_time = "timestamp" if timed else None
+    expected = encode_batch(by_arrow(records), schema_id=3, compression=None, event_time=event_time)
+    found, wanted = read_batch_message(body), read_batch_message(memoryview(expected.body))
+    assert found._replace(metadata_length=0) == wanted._replace(metadata_length=0)
+    assert body[found.metadata_length :] == bytes(expected.body)[wanted.metadata_length :]
+    assert header._replace(length=0, body_crc=0) == expected.header._replace(length=0, body_crc=0)
+
+
+@settings(max_examples=50, deadline=None)
+@given(records=RECORDS)
+def test_a_leader_takes_them_and_readers_find_what_was_sent(records: list[FewRecord]) -> None:
+    few = encode_few_records(records, schema_id=0, timed=True)
+    validate(few)
+    assert decode_batch(few.header, few.body, DEFAULT_SCHEMA).equals(by_arrow(records))
+
+
+def test_without_an_event_time_the_header_has_no_timestamps() -> None:
+    header = encode_few_records([(None, b"v", None, 5)], schema_id=0, timed=False).header
+    assert (header.min_timestamp, header.max_timestamp) == (NO_TIMESTAMP, NO_TIMESTAMP)
+
+
+def test_a_time_of_more_than_64_bits_is_refused() -> None:
+    with pytest.raises(OverflowError):
+        encode_few_records([(None, b"v", None, 2**63)], schema_id=0, timed=True)
