@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import selectors
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -66,11 +68,38 @@ def test_only_replicas_that_are_added_and_not_in_sync_are_limited() -> None:
     assert limit_of(move(0, throttle_bytes=0), 2) == 0
 
 
+class Skipping(selectors.SelectSelector):
+    """Nothing is waited for: the clock jumps to the end of the wait. A turn of the loop takes 20 microseconds."""
+
+    now_s = 0.0
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        assert timeout is not None, "nothing is left that could happen"
+        self.now_s += max(20e-6, timeout)
+        return super().select(0)
+
+
+class SkippingLoop(asyncio.SelectorEventLoop):
+    """A loop whose time is that of its timers alone, however slow the machine."""
+
+    def __init__(self) -> None:
+        self._clock = Skipping()
+        super().__init__(self._clock)
+
+    def time(self) -> float:
+        return self._clock.now_s
+
+
+class LoopTimed(BrokerState):
+    def now_ms(self) -> int:
+        return int(asyncio.get_running_loop().time() * 1000)
+
+
 class Subject:
     """A throttle of broker 2 with a clock of its own."""
 
-    def __init__(self, log_dir: Path) -> None:
-        self.broker = BrokerState(
+    def __init__(self, log_dir: Path, broker_type: type[BrokerState] = BrokerState) -> None:
+        self.broker = broker_type(
             2,
             "cluster",
             log_dir=str(log_dir),
@@ -137,3 +166,54 @@ def test_held_partitions_come_back_one_by_one_and_at_once_when_in_sync(tmp_path:
         subject.throttle.close()
 
     asyncio.run(asyncio.wait_for(test(), 10))
+
+
+class Copier:
+    """Copies partitions without end, as a fetcher does: asks when it may, and what it asks for comes after a while."""
+
+    def __init__(self, subject: Subject, answer_s: float, batch_bytes: int) -> None:
+        self._throttle, self._answer_s, self._batch_bytes = subject.throttle, answer_s, batch_bytes
+        #: (when, how many bytes have come until then)
+        self.copied: list[tuple[float, int]] = [(0.0, 0)]
+
+    def ask(self, number: int) -> None:
+        most = self._throttle.max_bytes(self._throttle.limit(TopicPartition("t", number)), 1 << 30)
+        count = max(1, most // self._batch_bytes) * self._batch_bytes  # whole batches, and one at least
+        asyncio.get_running_loop().call_later(self._answer_s, self._came, number, count)
+
+    def _came(self, number: int, count: int) -> None:
+        self._throttle.received(count)
+        self.copied.append((asyncio.get_running_loop().time(), self.copied[-1][1] + count))
+        if self._throttle.exhausted:
+            self._throttle.hold(TopicPartition("t", number), partial(self.ask, number))
+        else:
+            self.ask(number)
+
+
+@pytest.mark.parametrize("partitions", [1, 4])
+@pytest.mark.parametrize("answer_s", [0.0, 0.002, 0.08])
+@pytest.mark.parametrize("batch_bytes", [1000, 150_000, 1_500_000])
+def test_what_is_copied_keeps_to_the_limit_and_uses_it_up(
+    tmp_path: Path, partitions: int, answer_s: float, batch_bytes: int
+) -> None:
+    limit, seconds = 1_000_000, 60
+
+    async def copy() -> list[tuple[float, int]]:
+        subject = Subject(tmp_path, LoopTimed)
+        subject.tell(*(move(number, throttle_bytes=limit) for number in range(partitions)))
+        copier = Copier(subject, answer_s, batch_bytes)
+        for number in range(partitions):
+            copier.ask(number)
+        await asyncio.sleep(seconds)
+        subject.throttle.close()
+        return copier.copied
+
+    loop = SkippingLoop()
+    try:
+        copied = loop.run_until_complete(copy())
+    finally:
+        loop.close()
+    one_answer = max(batch_bytes, limit // 10)
+    for at_s, count in copied:
+        assert count <= limit * (at_s + 0.5) + (partitions + 1) * one_answer
+    assert copied[-1][1] >= 0.97 * limit * copied[-1][0] - one_answer
