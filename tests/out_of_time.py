@@ -1,0 +1,77 @@
+"""A second attempt, alone, for tests of real processes that only ran out of time: ``-p tests.out_of_time``.
+
+How long a session, a JVM or an election takes on a machine that others use as well is not in a test's hands. So when
+every failure of a run is a wait that came to its end, those tests are kept for ``--again``, and pass or fail for good
+there. Whatever else fails (a record lost, doubled, out of order, a wrong answer) fails the run at once, and with it all
+of it: a wait next to it may be its consequence.
+"""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+#: More than so many have another cause.
+AT_MOST = 3
+
+_KEY = "sparklog/out_of_time"
+_RAN_OUT = re.compile(
+    r"(\w+\.)*(ClientTimeout|TimeoutError|TimeoutExpired): |.*\bwaited [\d.]+ s in vain\b|.*\bTimeout \(?>"
+)
+
+
+def ran_out(message: str) -> bool:
+    """Whether the first line of an exception says that a wait came to its end."""
+    return bool(_RAN_OUT.match(message.partition("\n")[0]))
+
+
+class OutOfTime:
+    """Failures of one run, those of workers included. Owner: the process that reports."""
+
+    def __init__(self) -> None:
+        self._waits: list[str] = []
+        self._others = 0
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if not report.failed:
+            return
+        crash = getattr(report.longrepr, "reprcrash", None)
+        if crash is not None and ran_out(crash.message):
+            self._waits.append(report.nodeid)
+        else:
+            self._others += 1
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        cache = session.config.cache
+        assert cache is not None
+        waits = sorted(set(self._waits))
+        cache.set(_KEY, waits if not self._others and len(waits) <= AT_MOST else [])
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--again", action="store_true", help="only what ran out of time in the last run")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput") and not config.getoption("again"):
+        config.pluginmanager.register(OutOfTime())
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("again"):
+        return
+    assert config.cache is not None
+    wanted = set(config.cache.get(_KEY, []))
+    if not wanted:
+        pytest.exit("not only for lack of time: no second attempt", returncode=1)
+    items[:] = [item for item in items if item.nodeid in wanted]
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    assert config.cache is not None
+    waits = config.cache.get(_KEY, [])
+    if waits and not config.getoption("again"):
+        terminalreporter.section("out of time, to be tried again alone")
+        for nodeid in waits:
+            terminalreporter.write_line(nodeid)

@@ -1,0 +1,56 @@
+"""Which failures get a second attempt, seen from runs of pytest in runs of pytest."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest_plugins = ["pytester"]
+
+WAITS = """
+import pathlib
+from sparklog.errors import ClusterError
+def test_that_waits():
+    seen = pathlib.Path("seen")
+    if not seen.exists():
+        seen.touch()
+        raise ClusterError("waited 60 s in vain for a leader")
+"""
+LOSES = "def test_that_loses():\n    assert [1] == [1, 2]\n"
+
+
+def run(pytester: pytest.Pytester, *arguments: str) -> int:
+    return int(
+        pytester.runpytest_inprocess("-q", "-p", "no:hypothesispytest", "-p", "tests.out_of_time", *arguments).ret
+    )
+
+
+@pytest.fixture(autouse=True)
+def in_this_tree(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).resolve().parent.parent))
+
+
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_a_wait_that_came_to_its_end_is_tried_again(pytester: pytest.Pytester, workers: str) -> None:
+    pytester.makepyfile(test_a=WAITS, test_b="def test_fine(): pass")
+    assert run(pytester, "-n", workers) == 1
+    assert run(pytester, "--again") == 0
+
+
+def test_one_that_fails_again_has_failed(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile("def test_a():\n    raise TimeoutError('slow')\n")
+    assert run(pytester) == 1
+    assert run(pytester, "--again") == 1
+
+
+def test_a_wrong_answer_is_not_tried_again_nor_is_anything_beside_it(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(test_a=WAITS, test_b=LOSES)
+    assert run(pytester) == 1
+    assert run(pytester, "--again") == 1
+
+
+def test_many_waits_have_another_cause(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(**{f"test_{name}": WAITS.replace("seen", f"seen_{name}") for name in "abcd"})
+    assert run(pytester) == 1
+    assert run(pytester, "--again") == 1
