@@ -51,7 +51,7 @@ class RecordChunk:
         self._place_of: Rows | Sequence[int] | None = None
         self._outcomes: list[BatchOutcome | None] = []
         self._failure: BaseException | None = None
-        self._refused: dict[int, BrokerError] = {}
+        self._refused: dict[int, BaseException] = {}
         self._all_failed: BaseException | None = None
         self._open = 0
         self._listeners: list[tuple[int, Callable[[RecordMetadata | BaseException], None]]] = []
@@ -60,33 +60,19 @@ class RecordChunk:
     def __len__(self) -> int:
         return len(self.records)
 
-    def to_batch(self, topic: ProducerTopic) -> tuple[pa.RecordBatch, Rows]:
-        """The records as one batch of the topic's schema, and their numbers; those that do not fit are refused.
+    def to_batch(self, topic: ProducerTopic, rows: Rows) -> pa.RecordBatch:
+        """The records of these numbers as one batch of the topic's schema.
 
         Raises:
-            BrokerError: SCHEMA_MISMATCH when none fits.
+            BrokerError: SCHEMA_MISMATCH when one does not fit it.
         """
-        rows = np.arange(len(self))
-        if topic.is_default:
-            return _default_batch(self.records), rows
-        values = [record[1] for record in self.records]
-        try:
-            return _typed_batch(topic, values), rows
-        except BrokerError as error:
-            self._refuse_rows(topic)
-            if len(self._refused) == len(self):
-                raise error from None
-        rows = np.array([row for row in rows if row not in self._refused], np.int64)
-        return _typed_batch(topic, [values[row] for row in rows]), rows
+        records = self.records if len(rows) == len(self) else [self.records[row] for row in rows]
+        return _default_batch(records) if topic.is_default else _typed_batch(topic, [record[1] for record in records])
 
-    def _refuse_rows(self, topic: ProducerTopic) -> None:
-        """Find the records that fit no column, one by one: others are not to fail for them."""
-        for row, record in enumerate(self.records):
-            try:
-                _typed_batch(topic, [record[1]])
-            except BrokerError as error:  # noqa: PERF203 - rare, and the only way to tell which
-                self._refused[row] = error
-                self._failure = self._failure or error
+    def refuse(self, row: int, error: BaseException) -> None:
+        """This record goes nowhere. Called before ``placed`` and ``fail``."""
+        self._refused[row] = error
+        self._failure = self._failure or error
 
     # --- outcomes ---
 

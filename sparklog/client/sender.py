@@ -19,16 +19,18 @@ from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Future
 from typing import Any, NamedTuple, TypeVar
 
+import numpy as np
+
 from sparklog.client.accumulator import Accumulator, BatchState, ProducerBatch, ProducerIdentity
 from sparklog.client.async_link import AsyncLink
 from sparklog.client.collector import Collector, RecordChunk
 from sparklog.client.errors import ClientTimeout, ProducerClosed, closed_for, transaction_error
-from sparklog.client.partitioning import EncodedPart, ProducerTopic, encode_few, encode_parts, under_newest_schema
+from sparklog.client.partitioning import EncodedPart, ProducerTopic, Rows, encode_few, encode_parts, under_newest_schema
 from sparklog.client.produce_requests import ProduceRequests
 from sparklog.client.results import BatchOutcome, Completion
 from sparklog.client.sender_transactions import SenderTransactions
 from sparklog.client.topic_board import UNKNOWN_TOPIC_GRACE_S, TopicBoard, TopicWish
-from sparklog.errors import TRAITS, BrokerError, ErrorCode, SparklogError
+from sparklog.errors import TRAITS, BrokerError, ErrorCode
 from sparklog.model import TopicPartition
 from sparklog.net.loop import new_event_loop
 from sparklog.protocol.messages import (
@@ -365,6 +367,7 @@ class Sender:
         """The end, wanted or not: everything that is open fails with ``reason``."""
         if self._broken is not None:
             return
+        self._tell_acknowledged()
         self._broken = reason
         closed = reason if isinstance(reason, ProducerClosed) else closed_for(reason)
         self._closed_error = closed
@@ -412,11 +415,11 @@ class Sender:
 
     def _encode_chunk(self, chunk: RecordChunk) -> None:
         topic = self._board.topics.get(chunk.topic.name, chunk.topic)
-        try:
-            parts = self._few_parts(topic, chunk) or self._parts(topic, chunk)
-        except Exception as error:  # whatever it is, other records are none the worse for it
+        parts = self._few_parts(topic, chunk) or self._parts_by_halves(topic, chunk, np.arange(len(chunk)))
+        if not parts:
+            assert chunk.error is not None, "every record was refused"
             self.collector.release(chunk.size)
-            chunk.fail(error if isinstance(error, SparklogError) else _not_encoded(topic, error))
+            chunk.fail(chunk.error)
             return
         chunk.placed([part.rows for part in parts])
         left, rows = chunk.size, sum(len(part.rows) for part in parts)
@@ -429,14 +432,27 @@ class Sender:
         if self._settings.compression is not None:
             return None
         batch_bytes = self._settings.batch_bytes
-        return encode_few(topic, chunk.records, chunk.partition, size=chunk.size, batch_bytes=batch_bytes)
+        try:
+            return encode_few(topic, chunk.records, chunk.partition, size=chunk.size, batch_bytes=batch_bytes)
+        except Exception:
+            return None  # because of one of them; which one, is found in another way
 
-    def _parts(self, topic: ProducerTopic, chunk: RecordChunk) -> list[EncodedPart]:
-        """Raises BrokerError when no record fits the topic's schema, or one is too large."""
-        batch, rows = chunk.to_batch(topic)
+    def _parts_by_halves(self, topic: ProducerTopic, chunk: RecordChunk, rows: Rows) -> list[EncodedPart]:
+        """Without the records that cannot be encoded, for whatever reason: others are none the worse for them."""
+        try:
+            return self._parts(topic, chunk, rows)
+        except Exception as error:
+            if len(rows) == 1:
+                chunk.refuse(int(rows[0]), error if isinstance(error, BrokerError) else _not_encoded(topic, error))
+                return []
+        half = len(rows) // 2
+        return [*self._parts_by_halves(topic, chunk, rows[:half]), *self._parts_by_halves(topic, chunk, rows[half:])]
+
+    def _parts(self, topic: ProducerTopic, chunk: RecordChunk, rows: Rows) -> list[EncodedPart]:
+        """Raises BrokerError when a record does not fit the topic's schema, or is too large."""
         parts = encode_parts(
             topic,
-            batch,
+            chunk.to_batch(topic, rows),
             chunk.partition,
             compression=self._settings.compression,
             batch_bytes=self._settings.batch_bytes,
@@ -476,7 +492,11 @@ class Sender:
             detail = f"topic {topic.name!r} was deleted and created again since the records were handed over"
             self._finish(batch, -1, BrokerError(ErrorCode.INCONSISTENT_TOPIC_ID, detail))
         elif batch.encoded.header.schema_id < topic.schema_id:
-            batch.encoded = under_newest_schema(batch.encoded, topic)
+            try:
+                batch.encoded = under_newest_schema(batch.encoded, topic)
+            except Exception as error:
+                self._accumulator.give_up(batch)
+                self._finish(batch, -1, error if isinstance(error, BrokerError) else _not_encoded(topic, error))
 
     def _give_up_topic(self, name: str, error: BrokerError) -> None:
         for batch in self._accumulator.batches(name) if self._accumulator.topic_busy(name) else ():

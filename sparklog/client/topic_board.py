@@ -14,6 +14,7 @@ from sparklog.client.errors import ClientTimeout
 from sparklog.client.metadata import topic_error
 from sparklog.client.partitioning import ProducerTopic
 from sparklog.errors import BrokerError
+from sparklog.protocol.messages import TopicMetadata
 
 #: "Unknown topic" may mean "not told yet" for so long.
 UNKNOWN_TOPIC_GRACE_S = 2.0
@@ -58,7 +59,11 @@ class TopicBoard:
                 if known is not None:
                     self.topics = {other: topic for other, topic in self.topics.items() if other != name}
             elif known is None or known.metadata is not metadata:
-                now = ProducerTopic(metadata) if known is None else known.continued_by(metadata)
+                try:
+                    now = ProducerTopic(metadata) if known is None else known.continued_by(metadata)
+                except BrokerError as error:  # a newer Arrow's schema, say: nothing to other topics
+                    self._link.topic_errors[name] = TopicMetadata(int(error.code), name, detail=error.detail)
+                    continue
                 if now is not known:
                     self.topics = {**self.topics, name: now}
                     changed.append(now)

@@ -11,13 +11,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from sparklog.client import fetching, sender
+from sparklog.client import fetching, sender, topic_board
 from sparklog.client.consumer import Consumer
 from sparklog.client.errors import ProducerClosed
-from sparklog.client.partitioning import encode_parts
+from sparklog.client.partitioning import ProducerTopic, encode_parts
 from sparklog.client.producer import Producer
-from sparklog.errors import BrokerError
-from sparklog.protocol.messages import Produce
+from sparklog.errors import BrokerError, ErrorCode
+from sparklog.protocol.messages import Produce, TopicMetadata
 from tests.client.fake_cluster import FakeCluster
 from tests.client.producing import say_nothing, times, values
 
@@ -107,6 +107,19 @@ def test_a_value_that_cannot_be_encoded_fails_alone(fake: FakeCluster) -> None:
     assert [row["n"] for batch in fake.records("t") for row in batch.to_pylist()] == [1, 1, 3]
 
 
+def test_a_record_that_is_too_large_fails_alone(fake: FakeCluster) -> None:
+    fake.create("t", partitions=2).config["max.message.bytes"] = "4096"
+    records = [b"1", bytes(20_000), b"3", bytes(30_000), b"5"]
+    with Producer(fake.bootstrap) as producer:
+        futures = gathered(producer, records)
+        assert outcomes(futures) == [True, False, True, False, True]
+        with pytest.raises(BrokerError, match=r"MESSAGE_TOO_LARGE: one record of 't' takes 20\d+ bytes"):
+            futures[1].result()
+        with pytest.raises(BrokerError, match=r"takes 30\d+ bytes"):
+            futures[3].result()
+    assert sorted(values(fake, "t")) == [b"1", b"1", b"3", b"5"]
+
+
 def test_what_goes_wrong_in_encoding_fails_the_records_that_were_encoded_together(
     fake: FakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -124,6 +137,24 @@ def test_what_goes_wrong_in_encoding_fails_the_records_that_were_encoded_togethe
                 producer.send("t", b"1").result(30)
             assert producer.send("other", b"2").result(30).offset == 0
         assert producer.send("t", b"3").result(30).offset == 0
+
+
+def test_a_topic_that_this_client_cannot_read_is_nothing_to_others(
+    fake: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake.create("t")
+    fake.create("odd")
+
+    def take(metadata: TopicMetadata) -> ProducerTopic:
+        if metadata.name == "odd":
+            raise BrokerError(ErrorCode.SCHEMA_MISMATCH, "written by a later Arrow")
+        return ProducerTopic(metadata)
+
+    monkeypatch.setattr(topic_board, "ProducerTopic", take)
+    with Producer(fake.bootstrap) as producer:
+        with pytest.raises(BrokerError, match="a later Arrow"):
+            producer.send("odd", b"v")
+        assert producer.send("t", b"v").result(30).offset == 0
 
 
 def in_the_look(producer: Producer) -> tuple[object, str]:
