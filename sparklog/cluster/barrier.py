@@ -23,7 +23,7 @@ from sparklog.cluster.barrier_task import alone, run_task, supervise
 from sparklog.cluster.generation import Course, Directive, GenerationReport, GenerationSpec, ServingBroker
 from sparklog.cluster.options import Sizing
 from sparklog.cluster.seat import DriverSeat
-from sparklog.cluster.task_slots import cause_of, concurrent_tasks, never
+from sparklog.cluster.task_slots import cause_of, concurrent_tasks, never, require_fitting_python
 from sparklog.errors import ClusterError
 
 log = logging.getLogger(__name__)
@@ -125,7 +125,7 @@ class Generations:
         """Return when the brokers were stopped in order, or when no generation can do that any more.
 
         Raises:
-            ClusterError: Spark has ended, though nobody asked for a stop.
+            ClusterError: Spark has ended, though nobody asked for a stop; or its workers cannot run brokers.
         """
         pause_s = 0.0
         failed_stops = 0
@@ -185,6 +185,8 @@ class Generations:
             if wanted is not told and self._say(wanted):
                 told = wanted
         if job.error is not None:
+            if self._report is None:
+                require_fitting_python(job.error)
             if self._spark_is_alive() and not self._stopping.is_set():
                 log.warning("generation %d ended: %s", self.generation, cause_of(job.error))
             return True

@@ -7,6 +7,8 @@ stopping broker for a dead one; the brokers all together; ZooKeeper last, as the
 from __future__ import annotations
 
 import logging
+import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -82,6 +84,7 @@ class ClusterDriver:
             ClusterError: too few task slots; a broker that does not come up: says why. Call ``stop`` then as well.
         """
         options, master = self._options, master_of(context)
+        _run_workers_here_with_this_python(context, master)
         spec = self._spec(master)
         size = sizing(options, master)
         require_slots(context, size, brokers=options.brokers, timeout_s=SLOTS_TIMEOUT_S, given_up=given_up)
@@ -178,3 +181,10 @@ class ClusterDriver:
         keeper, self._embedded = self._embedded, None
         if keeper is not None:
             keeper.leave() if leave else keeper.stop()
+
+
+def _run_workers_here_with_this_python(context: SparkContext, master: str) -> None:
+    """Where nobody says which, Spark's workers run the ``python3`` of the search path: often another than the
+    program's, as when that is started by its virtual environment's name. Other hosts may have this one nowhere."""
+    if is_one_machine(master) and not os.environ.get("PYSPARK_PYTHON"):
+        context.pythonExec = sys.executable

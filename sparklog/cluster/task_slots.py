@@ -17,6 +17,10 @@ from sparklog.cluster.options import Sizing
 from sparklog.errors import ClusterError
 
 _TICK_S = 0.2
+#: The last line of a traceback, which stands in the middle of a Java error.
+_RAISED_IN_PYTHON = re.compile(r"Traceback \(most recent call last\):\n(?:\s.*\n)+(\S.*)")
+#: Another try does not mend these.
+_NO_FITTING_PYTHON = re.compile(r"^(ModuleNotFoundError|ImportError)\b|PYTHON_VERSION_MISMATCH|Cannot run program")
 
 
 def never() -> bool:
@@ -79,7 +83,20 @@ def too_few_slots(found: int, sizing: Sizing, *, brokers: int, master: str) -> s
 
 
 def cause_of(error: BaseException) -> str:
-    """One line of a Java error: the first that names an exception and is not py4j's own."""
+    """One line of a Java error: what a Python worker raised, else the first that names an exception and is not py4j's
+    own."""
+    if raised := _RAISED_IN_PYTHON.search(str(error)):
+        return raised[1].strip()[:300]
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     found = next((line for line in lines if "Exception" in line and "An error occurred" not in line), "")
     return (found or (lines[0] if lines else type(error).__name__)).lstrip(": ")[:300]
+
+
+def require_fitting_python(error: BaseException) -> None:
+    """Raises ClusterError where a job failed because the workers' Python is not one that runs sparklog."""
+    cause = cause_of(error)
+    if _NO_FITTING_PYTHON.search(cause):
+        raise ClusterError(
+            f"Spark's workers run a Python without what brokers need ({cause}): set PYSPARK_PYTHON to one that has "
+            "sparklog installed, on every host, before Spark is started"
+        )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +18,8 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 
 @pytest.fixture
-def session(request: pytest.FixtureRequest) -> Iterator[SparkSession]:
+def session(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[SparkSession]:
+    monkeypatch.delenv("PYSPARK_PYTHON")  # as few who try it first have set it
     spark = (
         SparkSession.builder.master(request.param)
         .appName("LocalCluster tests")
@@ -31,8 +34,11 @@ def session(request: pytest.FixtureRequest) -> Iterator[SparkSession]:
 
 
 @pytest.mark.parametrize("session", ["local[4]"], indirect=True)
-def test_a_cluster_in_a_session_serves_its_jobs(session: SparkSession, tmp_path: Path) -> None:
+def test_a_cluster_in_a_session_serves_its_jobs(
+    session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with sparklog.LocalCluster(session, brokers=3, data_dir=tmp_path, port=29_792) as cluster:
+        assert session.sparkContext.pythonExec == sys.executable
         assert len(cluster.bootstrap.split(",")) == 3
         pids = cluster.broker_pids()
         assert sorted(pids) == [0, 1, 2]
@@ -55,6 +61,15 @@ def test_a_cluster_in_a_session_serves_its_jobs(session: SparkSession, tmp_path:
         assert read.selectExpr("sum(cast(cast(value as string) as long))").first()[0] == 999 * 1000  # type: ignore[index]
     assert cluster.broker_pids() == {}
     assert session.range(3).count() == 3  # the session goes on
+
+    lacking = tmp_path / "python3"
+    lacking.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -S "$@"\n')  # without installed packages
+    lacking.chmod(0o755)
+    monkeypatch.setenv("PYSPARK_PYTHON", str(lacking))
+    session.sparkContext.pythonExec = str(lacking)  # as if it had been set before
+    with pytest.raises(ClusterError, match=r"ModuleNotFoundError: .*set PYSPARK_PYTHON to one that has sparklog"):
+        sparklog.LocalCluster(session, brokers=1).start()
+    monkeypatch.delenv("PYSPARK_PYTHON")
 
     with sparklog.LocalCluster(session, brokers=3, data_dir=tmp_path) as again, again.admin() as admin:
         assert admin.list_topics() == ["letters"]
