@@ -308,6 +308,7 @@ class BrokerProcess:
     async def _ask_relief(self) -> None:
         """An orphan stops once nobody counts on it, if the driver lives and goes without it; else it serves on."""
         registry = self._broker.registry
+        self._broker.counters["orphan.looks"] += 1
         awaited, at_work = await registry.barrier_job()
         if awaited:
             self._lease.expect_supervisor()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import sys
@@ -117,6 +118,29 @@ def test_the_next_generation_adopts_the_running_process(tmp_path: Path) -> None:
                 os.kill(second.pid, signal.SIGKILL)
                 await eventually(lambda: two.retired == [(4, second.pid)])
             assert one.retired == []
+
+    run(test())
+
+
+def test_a_supervisor_is_left_though_its_cancellation_is_lost(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with supervised(tmp_path) as one:
+            serving = (await one.settled()).serving
+            assert serving is not None
+            waits = asyncio.Event()
+
+            async def lose_the_first() -> None:
+                """As ``asyncio.wait_for`` does, where a cancellation comes together with what it waits for."""
+                with contextlib.suppress(asyncio.CancelledError):
+                    waits.set()
+                    await asyncio.Event().wait()
+                await one.task
+
+            run = asyncio.create_task(lose_the_first())
+            await waits.wait()
+            await asyncio.wait_for(one.supervisor.leave(run), 30)
+            assert one.task.done()
+            assert identify(serving.pid) is not None, "the broker is left as it is"
 
     run(test())
 

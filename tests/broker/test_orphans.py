@@ -1,0 +1,87 @@
+"""Real brokers without a supervisor, in a cluster that has a controller: who goes, and who serves on."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+import msgspec
+import pytest
+
+from sparklog.cluster.generation import REPORT, Course, Directive, GenerationReport
+from sparklog.cluster.seat import DriverSeat
+from sparklog.testing.process_cluster import ProcessCluster, wait_until
+from sparklog.zk import codecs, paths
+from sparklog.zk.cluster_store import ClusterStore
+from tests.broker.support import encoded
+from tests.broker.topics import Writer, create_topic, wait_equal, wait_isr
+
+pytestmark = pytest.mark.integration
+
+PATIENCE_S = 60.0
+
+
+def test_an_orphan_goes_where_a_living_driver_goes_without_it_and_none_goes_with_its_driver(
+    cluster: ProcessCluster,
+) -> None:
+    create_topic(cluster, "orphaned")
+    driver = DriverSeat.take(cluster.zookeeper)
+    with ExitStack() as supervisors:
+        try:
+            _begin_generation(cluster, driver)
+            for broker_id in (0, 1):
+                supervisors.enter_context(_supervised(cluster, broker_id, driver.epoch))
+            with _supervised(cluster, 2, driver.epoch):
+                pass
+            wait_until(lambda: not cluster.slots[2].running, PATIENCE_S, "the broker that is left out to stop")
+            wait_isr(cluster, "orphaned", {0, 1})
+            cluster.start_brokers()
+            supervisors.enter_context(_supervised(cluster, 2, driver.epoch))
+            wait_isr(cluster, "orphaned", {0, 1, 2})
+        finally:
+            driver.close()  # dead, and its tasks with it; the controller lives, as one that stood by does
+    pids = {broker_id: cluster.pid(broker_id) for broker_id in cluster.slots}
+    before = {broker_id: _looks(cluster, broker_id) for broker_id in cluster.slots}
+    # The first look asks for relief, or none does; the second stops whom nobody counts on.
+    wait_until(
+        lambda: all(_looks(cluster, broker_id) >= before[broker_id] + 2 for broker_id in cluster.slots),
+        PATIENCE_S,
+        "every broker to have seen twice that it is alone",
+    )
+
+    async def leaving(store: ClusterStore) -> tuple[str, ...]:
+        return await store.session.children(paths.STOPPING)
+
+    assert cluster.ask_zookeeper(leaving) == ()
+    with Writer(cluster, "orphaned") as writer:
+        writer.write(encoded(10))
+    wait_equal(cluster, "orphaned", 10)
+    assert {broker_id: cluster.pid(broker_id) for broker_id in cluster.slots} == pids
+
+
+def _begin_generation(cluster: ProcessCluster, driver: DriverSeat) -> None:
+    """As its tasks do, once their brokers serve."""
+    driver.direct(Directive(driver.epoch, 1, Course.RUN))
+
+    async def report(store: ClusterStore) -> None:
+        await store.session.create(REPORT, codecs.encode(GenerationReport(driver.epoch, 1, (), ())))
+
+    cluster.ask_zookeeper(report)
+
+
+@contextmanager
+def _supervised(cluster: ProcessCluster, broker_id: int, driver_epoch: int) -> Iterator[None]:
+    """The connection that a supervisor holds open: its end is that of the supervisor."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(PATIENCE_S)
+        connection.connect(str(cluster.slots[broker_id].control_socket))
+        hello = {"op": "hello", "driver_epoch": driver_epoch, "generation": 1}
+        connection.sendall(msgspec.json.encode(hello) + b"\n")
+        with connection.makefile("rb") as lines:
+            assert msgspec.json.decode(lines.readline())["ok"]
+            yield
+
+
+def _looks(cluster: ProcessCluster, broker_id: int) -> int:
+    return cluster.describe(broker_id).counters.get("orphan.looks", 0)
