@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pyspark import TaskContext
 from pyspark.sql.datasource import WriterCommitMessage
 
+from sparklog.client.admin import Admin
 from sparklog.client.sink_transaction import AlreadyCommitted, decide, join
 from sparklog.client.transaction import Joined
 from sparklog.errors import ClusterError, SparklogError
@@ -65,20 +66,27 @@ class Written(WriterCommitMessage):
         return self.run is not None and self.producer_id is None
 
 
+@dataclass(frozen=True)
+class WrittenByTopic(WriterCommitMessage):
+    """What one task did of a named write whose rows name their topics: a run for each topic."""
+
+    parts: tuple[Written, ...]
+
+
 def new_run_id() -> str:
     return uuid.uuid4().hex
 
 
-def batch_run(run_id: str, named: NamedWrite | None = None, *, topic_id: str | None = None) -> SinkRun:
-    """A write of its own, or the one that its user has named: for the topic with this id; None: its rows name topics.
+def batch_run(run_id: str, named: NamedWrite | None = None, *, topic_id: str = "") -> SinkRun:
+    """A write of its own, or the one that its user has named: for the topic with this id.
 
     The same name for two topics is two sequences of writes, and a topic made anew begins one of its own: else a write
     would be taken for one committed elsewhere, and its rows left out. Source: Delta Lake, where it is by table.
     """
     if named is None:
         return SinkRun(f"write:{run_id}", 0, run_id)
-    target = "*" if topic_id is None else topic_id
-    return SinkRun(f"app:{target}:{named.app_id}", named.version, run_id)
+    assert topic_id, "a named write is known by its topic"
+    return SinkRun(f"app:{topic_id}:{named.app_id}", named.version, run_id)
 
 
 def stream_run(run_id: str) -> SinkRun:
@@ -110,28 +118,34 @@ def take_part(bootstrap: str, run: SinkRun, *, timeout_s: float) -> Joined | Non
 
 
 def commit_run(bootstrap: str, messages: Sequence[WriterCommitMessage | None]) -> None:
-    """Have what the tasks of ``messages`` wrote committed, all of it or nothing.
+    """Have what the tasks of ``messages`` wrote committed, all of it or nothing; of a named write whose rows name their
+    topics, that holds for each topic.
 
     Raises:
         ClusterError: a task gave no message, so that its rows may be missing.
         ProducerFenced, TransactionStateError: another run has taken over; nothing of this one is committed.
         CommitOutcomeUnknown: nobody could be asked; running the version again finds out.
     """
-    written = [message for message in messages if isinstance(message, Written)]
-    if missing := len(messages) - len(written):
+    reported = [message for message in messages if isinstance(message, Written | WrittenByTopic)]
+    if missing := len(messages) - len(reported):
         raise ClusterError(f"{missing} of {len(messages)} write tasks reported nothing")
-    runs = {message.run for message in written if message.run is not None}
-    if not runs:
-        return
-    if len(runs) > 1:
-        raise ClusterError(f"tasks of different runs in one commit: {', '.join(sorted(map(str, runs)))}")
-    run = runs.pop()
-    if all(message.is_replay for message in written):
-        rows = sum(message.rows for message in written)
-        _log.warning("%s was committed before: %d rows left out", run, rows)
+    written: dict[SinkRun, list[Written]] = {}
+    for message in reported:
+        for part in message.parts if isinstance(message, WrittenByTopic) else (message,):
+            if part.run is not None:
+                written.setdefault(part.run, []).append(part)
+    if len({run.run_id for run in written}) > 1:
+        raise ClusterError(f"tasks of different runs in one commit: {', '.join(sorted(map(str, written)))}")
+    for run, parts in written.items():
+        _commit_one(bootstrap, run, parts)
+
+
+def _commit_one(bootstrap: str, run: SinkRun, written: Sequence[Written]) -> None:
+    if all(part.is_replay for part in written):
+        _log.warning("%s was committed before: %d rows left out", run, sum(part.rows for part in written))
         return
     # An attempt without rows has registered nothing that could be committed.
-    winners = [message.producer_id for message in written if message.producer_id is not None and message.rows]
+    winners = [part.producer_id for part in written if part.producer_id is not None and part.rows]
     decide(
         bootstrap,
         key=run.key,
@@ -158,6 +172,19 @@ def abort_run(bootstrap: str, run: SinkRun | None) -> None:
         )
     except SparklogError as error:
         _log.warning("%s was not aborted, its time-out will: %s", run, error)
+
+
+def abort_all_runs(bootstrap: str, run_id: str) -> None:
+    """As ``abort_run``, of every topic in which this run has something open: tasks that failed do not say which."""
+    try:
+        with Admin(bootstrap) as admin:
+            found = [one for one in admin.transactions() if one.run_id == run_id and one.version is not None]
+    except SparklogError as error:
+        _log.warning("run %s was not aborted, its time-out will: %s", run_id, error)
+        return
+    for one in found:
+        assert one.version is not None
+        abort_run(bootstrap, SinkRun(one.key, one.version, run_id))
 
 
 def known_run(messages: Sequence[WriterCommitMessage | None]) -> SinkRun | None:

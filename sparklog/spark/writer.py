@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -27,6 +28,8 @@ from sparklog.spark.routes import TopicRoute, find_topic_column, rows_by_value
 from sparklog.spark.sink import (
     SinkRun,
     Written,
+    WrittenByTopic,
+    abort_all_runs,
     abort_run,
     batch_run,
     commit_run,
@@ -53,11 +56,15 @@ class WritePlan:
     routes: Mapping[str, TopicRoute]
     topic_column: str | None
 
-    def new_run(self) -> SinkRun:
-        """Of a batch write, whose topic has been looked up."""
+    @property
+    def is_named_by_topic(self) -> bool:
+        """Which topics it goes to, and so which named writes it consists of, is known row by row."""
+        return self.options.named is not None and self.topic_column is not None
+
+    def run(self, run_id: str) -> SinkRun:
+        """Of a batch write, whose topic, if it has one, has been looked up."""
         topic = self.options.topic
-        topic_id = self.routes[topic].topic_id if topic is not None else None
-        return batch_run(new_run_id(), self.options.named, topic_id=topic_id)
+        return batch_run(run_id, self.options.named, topic_id=self.routes[topic].topic_id if topic is not None else "")
 
 
 def plan_write(options: WriteOptions, *, schema: StructType, now: bool) -> WritePlan:
@@ -81,7 +88,9 @@ class BatchWriter(DataSourceArrowWriter):
 
     def __init__(self, plan: WritePlan) -> None:
         self._plan = plan
-        self._run = plan.new_run() if plan.options.exactly_once else None
+        self._run_id = new_run_id()
+        has_one_run = plan.options.exactly_once and not plan.is_named_by_topic
+        self._run = plan.run(self._run_id) if has_one_run else None
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Append all rows, to be committed; returns once every one of them is on all in-sync replicas.
@@ -89,6 +98,8 @@ class BatchWriter(DataSourceArrowWriter):
         Raises:
             BrokerError: the first error that retries could not heal; ProducerFenced among them.
         """
+        if self._plan.is_named_by_topic:
+            return write_rows_by_topic(self._plan, self._run_id, iterator)
         return write_rows(self._plan, self._run, iterator)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
@@ -97,7 +108,10 @@ class BatchWriter(DataSourceArrowWriter):
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Take back what the tasks wrote. Not with ``exactlyOnce=false``, where it stays in the log."""
-        abort_run(self._plan.options.bootstrap, self._run)
+        if self._plan.is_named_by_topic:
+            abort_all_runs(self._plan.options.bootstrap, self._run_id)
+        else:
+            abort_run(self._plan.options.bootstrap, self._run)
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
@@ -134,27 +148,92 @@ def write_rows(plan: WritePlan, run: SinkRun | None, batches: Iterator[pa.Record
     return Written(rows, ranges, run, joined.producer_id)
 
 
+def write_rows_by_topic(plan: WritePlan, run_id: str, batches: Iterator[pa.RecordBatch]) -> WrittenByTopic:
+    """One attempt of one task of a named write whose rows name their topics: in each topic it is a write of that name,
+    as if an option had named the topic. Raises as ``BatchWriter.write``."""
+    parts: dict[str, _TopicPart] = {}
+    with ExitStack() as opened:
+        for rows in _gathered(batches):
+            for topic, found in _by_topic(plan, rows):
+                part = parts.get(topic)
+                if part is None:
+                    part = parts[topic] = _topic_part(plan, run_id, topic, opened)
+                part.add(found)
+        return WrittenByTopic(tuple(part.written() for part in parts.values()))
+
+
+class _TopicPart:
+    """The rows of one topic; ``appender`` None: they are committed already, and only counted."""
+
+    def __init__(self, run: SinkRun, route: TopicRoute, joined: Joined | None, appender: _Appender | None) -> None:
+        self._run = run
+        self._route = route
+        self._joined = joined
+        self._appender = appender
+        self._counted = 0
+
+    def add(self, rows: pa.RecordBatch) -> None:
+        if self._appender is None:
+            self._counted += rows.num_rows
+        else:
+            self._appender.add(self._route, rows)
+
+    def written(self) -> Written:
+        if self._appender is None or self._joined is None:
+            return Written(self._counted, (), self._run)
+        rows, ranges = self._appender.finish()
+        return Written(rows, ranges, self._run, self._joined.producer_id)
+
+
+def _topic_part(plan: WritePlan, run_id: str, topic: str, opened: ExitStack) -> _TopicPart:
+    options = plan.options
+    route = _route(topic, plan.columns, options)
+    run = batch_run(run_id, options.named, topic_id=route.topic_id)
+    joined = take_part(options.bootstrap, run, timeout_s=options.timeout_s)
+    appender = None if joined is None else _Appender(opened.enter_context(_producer(plan, joined)))
+    return _TopicPart(run, route, joined, appender)
+
+
 def _append(
     plan: WritePlan, joined: Joined | None, batches: Iterator[pa.RecordBatch]
 ) -> tuple[int, tuple[tuple[TopicPartition, OffsetRange], ...]]:
     routes = dict(plan.routes)
-    acknowledged = _Acknowledged()
-    with Producer(
+    with _producer(plan, joined) as producer:
+        appender = _Appender(producer)
+        for rows in _gathered(batches):
+            for topic, part in _by_topic(plan, rows):
+                if topic not in routes:
+                    routes[topic] = _route(topic, plan.columns, plan.options)
+                appender.add(routes[topic], part)
+        return appender.finish()
+
+
+def _producer(plan: WritePlan, joined: Joined | None) -> Producer:
+    return Producer(
         plan.options.bootstrap,
         acks=plan.options.acks,
         compression=plan.options.compression,
         delivery_timeout_s=_DELIVERY_TIMEOUT_S,
         in_transaction=joined,
         client_id=_CLIENT_ID,
-    ) as producer:
-        for rows in _gathered(batches):
-            for topic, part in _by_topic(plan, rows):
-                if topic not in routes:
-                    routes[topic] = _route(topic, plan.columns, plan.options)
-                for partition, payload in routes[topic].split(part):
-                    acknowledged.expect(producer.write(topic, payload, partition=partition))
-        producer.flush()
-    return acknowledged.all()
+    )
+
+
+class _Appender:
+    """Rows of topics into one producer, and what became of them. Owner: the task."""
+
+    def __init__(self, producer: Producer) -> None:
+        self._producer = producer
+        self._acknowledged = _Acknowledged()
+
+    def add(self, route: TopicRoute, rows: pa.RecordBatch) -> None:
+        for partition, payload in route.split(rows):
+            self._acknowledged.expect(self._producer.write(route.topic, payload, partition=partition))
+
+    def finish(self) -> tuple[int, tuple[tuple[TopicPartition, OffsetRange], ...]]:
+        """Wait until all of it is acknowledged."""
+        self._producer.flush()
+        return self._acknowledged.all()
 
 
 class _Acknowledged:

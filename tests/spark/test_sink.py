@@ -4,6 +4,7 @@ what Spark does with writers and messages is done here by hand."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pyarrow as pa
 import pytest
@@ -14,7 +15,7 @@ from sparklog.client.errors import ProducerFenced, TransactionStateError
 from sparklog.client.reader import PartitionReader
 from sparklog.errors import BrokerError, ClusterError
 from sparklog.model import TopicPartition
-from sparklog.spark.sink import SinkRun, Written, abort_run, batch_run, commit_run, known_run
+from sparklog.spark.sink import SinkRun, Written, WrittenByTopic, abort_run, batch_run, commit_run, known_run
 from sparklog.spark.write_options import NamedWrite, WriteOptions
 from sparklog.spark.writer import BatchWriter, WritePlan, plan_write, write_rows
 from sparklog.testing.process_cluster import ProcessCluster, wait_until
@@ -144,8 +145,8 @@ def test_batch_writes_have_a_key_each_or_the_one_they_were_given(plan: WritePlan
 
 
 def test_a_name_is_one_sequence_for_each_topic(admin: Admin, plan: WritePlan) -> None:
-    """Two topics under one name and number, a topic made anew, and rows that name their topics: none is taken for
-    another, which would leave its rows out."""
+    """Two topics under one name and number, and a topic made anew: none is taken for another, which would leave its
+    rows out."""
     first = str(plan.options.topic)
     second = f"{first}-second"
     admin.create_topic(second, partitions=1, schema="x bigint")
@@ -162,21 +163,62 @@ def test_a_name_is_one_sequence_for_each_topic(admin: Admin, plan: WritePlan) ->
     for _ in range(2):
         for number, written in enumerate(options):
             assert seen(write(written, number)) == [number]
-    assert written_by_column(plan, first, 7, named=NamedWrite("one", 1)) == [0, 7]
-    assert written_by_column(plan, first, 7, named=NamedWrite("one", 1)) == [0, 7]
     admin.delete_topic(first)
     admin.create_topic(first, partitions=1, schema="x bigint")
     assert seen(write(options[0], 2)) == [2]
 
 
-def written_by_column(plan: WritePlan, topic: str, value: int, *, named: NamedWrite) -> list[int]:
-    """A batch write whose row names its topic."""
+def test_a_named_write_whose_rows_name_their_topics_is_one_of_that_name_in_each(
+    admin: Admin, plan: WritePlan, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Written to other topics under the same name and number, it is another write; after a driver's death between two
+    topics' decisions, the rest is written."""
+    first = str(plan.options.topic)
+    topics = [first, *(f"{first}-{kind}" for kind in ("second", "third"))]
+    for topic in topics[1:]:
+        admin.create_topic(topic, partitions=1, schema="x bigint")
+    named = NamedWrite("one", 1)
+
+    def rows_of(values: dict[str, int]) -> Iterator[pa.RecordBatch]:
+        yield pa.RecordBatch.from_pydict({"x": list(values.values()), "topic": list(values)})
+
+    def writer() -> BatchWriter:
+        columns = StructType().add("x", "long").add("topic", "string")
+        options = WriteOptions(plan.options.bootstrap, None, None, timeout_s=60, named=named)
+        return BatchWriter(plan_write(options, schema=columns, now=True))
+
+    def found() -> list[list[int]]:
+        return [seen(replace(plan, options=replace(plan.options, topic=topic))) for topic in topics]
+
+    for value in (1, 2):  # the second time it is known
+        made = writer()
+        made.commit([made.write(rows_of({topics[0]: value})), made.write(iter(()))])
+    assert "was committed before: 1 rows left out" in caplog.text
+    made = writer()
+    message = made.write(rows_of({topics[1]: 3, topics[2]: 4}))
+    assert isinstance(message, WrittenByTopic)
+    assert found() == [[1], [], []]
+    made.commit([WrittenByTopic(message.parts[:1])])  # and then the driver was gone
+    assert found() == [[1], [3], []]
+    made = writer()
+    made.commit([made.write(rows_of({topics[0]: 1, topics[1]: 3, topics[2]: 4}))])
+    assert found() == [[1], [3], [4]]
+    by_option = replace(plan.options, topic=topics[2], named=named)
+    made = BatchWriter(plan_write(by_option, schema=X, now=True))
+    made.commit([made.write(rows(5))])
+    assert found() == [[1], [3], [4]]
+
+
+def test_an_aborted_named_write_of_rows_that_name_their_topics_leaves_nothing_open(
+    admin: Admin, plan: WritePlan
+) -> None:
     columns = StructType().add("x", "long").add("topic", "string")
-    writer = BatchWriter(
-        plan_write(WriteOptions(plan.options.bootstrap, None, None, named=named), schema=columns, now=True)
-    )
-    writer.commit([writer.write(iter([pa.RecordBatch.from_pydict({"x": [value], "topic": [topic]})]))])
-    return seen(plan)
+    options = WriteOptions(plan.options.bootstrap, None, None, named=NamedWrite("aborted", 1))
+    writer = BatchWriter(plan_write(options, schema=columns, now=True))
+    writer.write(iter([pa.RecordBatch.from_pydict({"x": [1], "topic": [plan.options.topic]})]))
+    writer.abort([None])
+    commit_run(plan.options.bootstrap, [write_rows(plan, batch_run("after the abort"), rows(2))])
+    assert seen(plan) == [2]
 
 
 def test_an_aborted_batch_leaves_nothing_and_its_tasks_cannot_go_on(plan: WritePlan) -> None:

@@ -76,8 +76,8 @@ def test_two_writes_in_one_foreach_batch_and_one_that_is_named(
     spark: SparkSession, admin: Admin, topic: str, tmp_path: Path
 ) -> None:
     """The batch is run twice, as after a driver's death: unnamed writes are written again, the named ones are not. One
-    name is enough for two topics."""
-    names = [f"{topic}-{kind}" for kind in ("in", "plain", "named", "too")]
+    name is enough for several topics, whether an option names them or the rows do."""
+    names = [f"{topic}-{kind}" for kind in ("in", "plain", "named", "by-rows", "by-rows-too")]
     for name in names:
         admin.create_topic(name, partitions=1, schema="x bigint")
     write(spark.range(3).withColumnRenamed("id", "x"), names[0])
@@ -85,15 +85,17 @@ def test_two_writes_in_one_foreach_batch_and_one_that_is_named(
     def both(frame: DataFrame, batch: int) -> None:
         for _ in range(2):
             write(frame, names[1])
-            for name in names[2:]:
-                write(frame, name, txnAppId=topic, txnVersion=str(batch))
+            write(frame, names[2], txnAppId=topic, txnVersion=str(batch))
+            for name in names[3:]:
+                rows = frame.withColumn("topic", sf.lit(name)).write.format("sparklog").mode("append")
+                rows.options(txnAppId=topic, txnVersion=str(batch)).save()
 
     source = spark.readStream.format("sparklog").options(subscribe=names[0], startingOffsets="earliest").load()
     writer = (
         source.select("x").writeStream.foreachBatch(both).option("checkpointLocation", str(tmp_path / "checkpoint"))
     )
     writer.trigger(availableNow=True).start().awaitTermination(180)
-    assert [read(spark, name).count() for name in names] == [3, 6, 3, 3]
+    assert [read(spark, name).count() for name in names] == [3, 6, 3, 3, 3]
 
 
 def test_complete_mode_appends_the_whole_result_each_time(
