@@ -15,13 +15,38 @@ _FILE_BYTES = 32 * 1024 * 1024
 _FILES_KEPT = 4
 
 
+#: Lines of one kind that are written in a period.
+_BURST = 20
+_PERIOD_S = 10.0
+
+
+class Lines:
+    """Lines of one kind that thousands of partitions have at once: as ``RateLimit``, for a small part of what the
+    logging of a line costs that is held back."""
+
+    def __init__(self, log: logging.Logger) -> None:
+        self._log = log
+        self._since = -_PERIOD_S
+        self._count = 0
+
+    def info(self, message: str, *arguments: object) -> None:
+        now = time.monotonic()
+        if now - self._since >= _PERIOD_S:
+            if self._count > _BURST:
+                message = f"{message} ({self._count - _BURST} more like this were held back)"
+            self._since, self._count = now, 0
+        self._count += 1
+        if self._count <= _BURST:
+            self._log.info(message, *arguments, stacklevel=2)
+
+
 class RateLimit(logging.Filter):
     """Lets ``burst`` records of one call site through per ``period_s``, then says how many it held back.
 
     A partition that fails a thousand times a second must not fill the disk that the log lives on.
     """
 
-    def __init__(self, burst: int = 20, period_s: float = 10.0) -> None:
+    def __init__(self, burst: int = _BURST, period_s: float = _PERIOD_S) -> None:
         super().__init__()
         self._burst = burst
         self._period_s = period_s

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Protocol
 
 import pyarrow as pa
 
+from sparklog.broker.logs import Lines
 from sparklog.errors import BrokerError, ErrorCode, StorageError
 from sparklog.model import TopicPartition
 from sparklog.record.header import BatchHeader
@@ -53,6 +54,7 @@ from sparklog.replica.replica import Replica
 from sparklog.storage.log import Log
 
 _log = logging.getLogger(__name__)
+_role_lines = Lines(_log)
 
 Batches = Sequence[tuple[BatchHeader, memoryview]]
 FetchVerdict = ServeFetch | RefuseFetch | AnswerDiverging
@@ -128,6 +130,8 @@ class Partition:
         self.log = log
         self.replica = replica
         self.rules = rules
+        #: The topic, as last told, whose schemas and settings were taken over.
+        self.tuned_for: object = None
         #: Why this replica can do nothing any more, or None.
         self.offline: str | None = None
         self.stopped = False
@@ -331,7 +335,7 @@ class Partition:
         self._surroundings.stop_fetching(self)
 
     def _role_changed(self, effect: RoleChanged) -> None:
-        _log.info("%s: %s in leader epoch %d", self.tp, effect.role, effect.leader_epoch)
+        _role_lines.info("%s: %s in leader epoch %d", self.tp, effect.role, effect.leader_epoch)
         self._surroundings.role_changed(self)
 
     # --- answers ---

@@ -129,11 +129,14 @@ class Partitions:
         return partition
 
     def retune(self, partition: Partition, topic: CachedTopic) -> None:
-        """The topic's schemas or settings may have changed."""
+        """The topic's schemas or settings may have changed, if it is not the very one that was looked at last."""
+        if partition.tuned_for is topic:
+            return
         _add_schemas(partition.log, topic.change)
         partition.log.config = topic.config
         partition.replica.settings = _replica_settings(topic)
         partition.rules = _append_rules(topic)
+        partition.tuned_for = topic
 
     def drop(self, partition: Partition) -> None:
         """Forget the replica and delete its data."""

@@ -11,7 +11,9 @@ import logging
 import uuid
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from functools import partial
 
+from sparklog.broker.logs import Lines
 from sparklog.broker.partition import Partition
 from sparklog.broker.state import BrokerState
 from sparklog.errors import ClusterError
@@ -20,18 +22,19 @@ from sparklog.replica.effects import WriteIsr
 from sparklog.replica.events import IsrRefused, IsrWriteFailed, IsrWritten
 from sparklog.zk import paths
 from sparklog.zk.broker_registry import BrokerRegistry
-from sparklog.zk.cluster_store import BarrierJob, ClusterStore, FateUnknown, NodeGone, Refused, Written
+from sparklog.zk.cluster_store import BarrierJob, ClusterStore, FateUnknown, NodeGone, Refused
 from sparklog.zk.codecs import ElectionRequest
 from sparklog.zk.errors import ZkError, ZkNoNode, ZkUnreachable
 from sparklog.zk.session import PAUSE_S, ZkSession
 
 _log = logging.getLogger(__name__)
 
-#: ISR changes within this time are told to the controller in one notification.
-_NOTIFY_DELAY_S = 0.02
-#: While more of them are being written, they are told in one for so long: nobody's writes wait for the controller to
-#: know, but for the writes, and for what it does meanwhile.
-_NOTIFY_LATEST_S = 0.25
+#: ISR changes are gathered for so long before the controller is told, and longer for each of them: it reads every state
+#: it is told of, and tells all brokers, while thousands of elections and ISRs are still to be written. No write of a
+#: client waits for the controller to know.
+_NOTIFY_DELAY_MS = 20
+_NOTIFY_PARTITION_MS = 1
+_NOTIFY_LATEST_MS = 1000
 
 
 class Registry:
@@ -49,8 +52,7 @@ class Registry:
             on_failed=self._registration_failed,
         )
         self._changed: dict[TopicPartition, None] = {}
-        self._isr_writes = 0
-        self._isr_settled = asyncio.Event()
+        self._isr_lines = Lines(_log)
         self._producer_ids = iter(range(0))
         self._producer_ids_lock = asyncio.Lock()
         self.announced = False
@@ -114,21 +116,8 @@ class Registry:
 
     def write_isr(self, partition: Partition, effect: WriteIsr) -> None:
         self._broker.counters["isr.writes"] += 1
-        self._broker.spawn(self._write_isr(partition, effect), f"ISR of {partition.tp}")
-
-    async def _write_isr(self, partition: Partition, effect: WriteIsr) -> None:
-        self._isr_writes += 1
-        self._isr_settled.clear()
-        try:
-            await self._write_and_tell(partition, effect)
-        finally:
-            self._isr_writes -= 1
-            if not self._isr_writes:
-                self._isr_settled.set()
-
-    async def _write_and_tell(self, partition: Partition, effect: WriteIsr) -> None:
         state = LeaderAndIsr(effect.leader, effect.leader_epoch, effect.isr, effect.controller_epoch)
-        outcome = await self._store.write_isr(
+        sent = self._store.send_isr(
             partition.tp,
             state,
             expected_version=effect.expected_version,
@@ -136,14 +125,30 @@ class Registry:
             added=effect.added,
             topic_id=partition.topic_id,
         )
+        sent.add_done_callback(partial(self._isr_answered, partition, effect, state))
+
+    def _isr_answered(
+        self, partition: Partition, effect: WriteIsr, state: LeaderAndIsr, sent: asyncio.Future[tuple[int, ...]]
+    ) -> None:
+        """A write that is done takes no task of its own: thousands are, when a broker goes."""
+        if sent.cancelled():
+            return
+        if sent.exception() is not None:
+            if not partition.stopped:
+                self._broker.spawn(self._settle(partition, effect, sent), f"ISR of {partition.tp}")
+        elif not partition.stopped:
+            version = sent.result()[-1]
+            self._isr_lines.info("%s: ISR is now %s (version %d)", partition.tp, effect.isr, version)
+            self._state_known(partition, state, version)
+            partition.step(IsrWritten(effect.isr, version))
+
+    async def _settle(self, partition: Partition, effect: WriteIsr, sent: asyncio.Future[tuple[int, ...]]) -> None:
+        """Hand on what became of a write that failed."""
         expected = effect.expected_version
+        outcome = await self._store.isr_outcome(sent, partition.tp, expected_version=expected, added=effect.added)
         if partition.stopped:
             return
-        if isinstance(outcome, Written):
-            _log.info("%s: ISR is now %s (version %d)", partition.tp, list(effect.isr), outcome.version)
-            self._state_known(partition, state, outcome.version)
-            partition.step(IsrWritten(effect.isr, outcome.version))
-        elif isinstance(outcome, Refused):
+        if isinstance(outcome, Refused):
             self._broker.counters["isr.writes.refused"] += 1
             _log.info("%s: ISR %s refused: %s", partition.tp, list(effect.isr), outcome.reason)
             await self._refused(partition, outcome.found, expected)
@@ -178,9 +183,13 @@ class Registry:
         self._changed[tp] = None
 
     async def _notify(self) -> None:
-        await asyncio.sleep(_NOTIFY_DELAY_S)
-        with suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self._isr_settled.wait(), _NOTIFY_LATEST_S)
+        begun = self._broker.now_ms()
+        while True:
+            gathered_ms = min(_NOTIFY_LATEST_MS, _NOTIFY_DELAY_MS + len(self._changed) * _NOTIFY_PARTITION_MS)
+            left_ms = gathered_ms - (self._broker.now_ms() - begun)
+            if left_ms <= 0:
+                break
+            await asyncio.sleep(left_ms / 1000)
         changed, self._changed = tuple(self._changed), {}
         await self._session.patiently(lambda: self._store.notify_isr_change(self._broker.broker_id, changed))
 

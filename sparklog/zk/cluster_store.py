@@ -210,18 +210,53 @@ class ClusterStore:
         added: Sequence[tuple[int, int]] = (),
         topic_id: str = "",
     ) -> WriteOutcome:
+        """``send_isr``, and what became of it."""
+        version = self.send_isr(
+            tp,
+            state,
+            expected_version=expected_version,
+            leader_incarnation=leader_incarnation,
+            added=added,
+            topic_id=topic_id,
+        )
+        return await self.isr_outcome(version, tp, expected_version=expected_version, added=added)
+
+    def send_isr(
+        self,
+        tp: TopicPartition,
+        state: LeaderAndIsr,
+        *,
+        expected_version: int,
+        leader_incarnation: int,
+        added: Sequence[tuple[int, int]] = (),
+        topic_id: str = "",
+    ) -> asyncio.Future[tuple[int, ...]]:
         """The leader's compare-and-set of the ISR from ``expected_version``, bound to the ``added`` incarnations.
 
         ``leader_incarnation`` is the writer's current one: it says which process this leader epoch belongs to. With
         ``topic_id`` the write cannot hit a topic that was deleted and created again under this name.
+
+        Returns at once: thousands come together, and a task for each would cost more than the write. The node's new
+        version is the last of the results; of a future that fails, ``isr_outcome`` says what that means.
         """
         path = paths.state(tp)
         ops: list[Op] = [Check(paths.incarnation(broker_id), found) for broker_id, found in added]
         if topic_id:
             ops.append(Check(paths.topic_id(topic_id), -1))
         ops.append(SetData(path, codecs.encode_state(state, leader_incarnation), expected_version))
+        return self.session.multi_in_company(ops)
+
+    async def isr_outcome(
+        self,
+        sent: asyncio.Future[tuple[int, ...]],
+        tp: TopicPartition,
+        *,
+        expected_version: int,
+        added: Sequence[tuple[int, int]] = (),
+    ) -> WriteOutcome:
+        """What became of a write that was sent with these."""
         try:
-            return Written((await self.session.multi_in_company(ops))[-1])
+            return Written((await sent)[-1])
         except ZkUnreachable as error:
             return FateUnknown(error.sent)
         except ZkMultiFailed as error:

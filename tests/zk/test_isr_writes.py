@@ -7,6 +7,7 @@ set for ever.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,7 +22,7 @@ from sparklog.config import broker_config
 from sparklog.model import LeaderAndIsr, TopicPartition
 from sparklog.replica.effects import WriteIsr
 from sparklog.replica.events import Event, IsrRefused, IsrWriteFailed, IsrWritten
-from sparklog.zk import paths
+from sparklog.zk import codecs, paths
 from sparklog.zk.cluster_store import ClusterStore
 from sparklog.zk.errors import ZkError, ZkUnreachable
 from sparklog.zk.ops import Op
@@ -145,3 +146,27 @@ def _refuse_once(session: ZkSession, asked: str) -> list[str]:
     session.get = faulty(session.get)  # type: ignore[method-assign]
     session.exists = faulty(session.exists)  # type: ignore[method-assign]
     return refused
+
+
+def test_many_changes_are_gathered_for_longer_and_told_in_one(connect: str, tmp_path: Path) -> None:
+    """The controller reads every state it is told of: not while the rest of a failure is still being written."""
+    many = [TopicPartition("t", number) for number in range(400)]
+
+    async def scenario() -> None:
+        async with opened(connect) as store:
+            state = leading(store, tmp_path)[1]
+            registry = Registry(state, store.session, broker(1))
+            begun = time.monotonic()
+            for tp in many[:200]:
+                registry.isr_changed(tp)
+            await asyncio.sleep(0)
+            for tp in many[200:]:
+                registry.isr_changed(tp)
+            path, told = paths.isr_change(1), asyncio.Event()
+            assert not await store.session.exists(path, on_change=told.set)
+            await told.wait()
+            assert time.monotonic() - begun >= 0.4
+            assert codecs.decode_partitions(path, (await store.session.get(path)).data) == tuple(many)
+            await state.end_tasks()
+
+    asyncio.run(asyncio.wait_for(scenario(), 60))
