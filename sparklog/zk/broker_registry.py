@@ -88,8 +88,8 @@ class BrokerRegistry:
         return self.incarnation
 
     async def close(self) -> None:
-        for undo in self._undo:
-            undo()
+        while self._undo:
+            self._undo.pop()()
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)

@@ -64,7 +64,10 @@ def broker(broker_id: int, *, port: int = 9092, host: str = "h1", trusted: bool 
 
 
 async def retire(store: ClusterStore, registry: BrokerRegistry, *, pid: int | None = None) -> bool:
-    """Say that a broker's process has ended; left out, ``pid`` is that of all brokers here."""
+    """Say that a broker's process has ended, as it has then: its session may go on, but nothing is registered in it.
+    ``pid``: instead, say so of another process, the broker living on."""
+    if pid is None:
+        await registry.close()
     found = registry.registration
     return await store.retire_broker(found.broker_id, pid=pid or found.pid, boot_id=found.boot_id)
 

@@ -244,9 +244,9 @@ def test_a_retired_broker_is_known_as_such_until_it_registers_again(connect: str
             await registry.close()
             again = BrokerRegistry(cluster.session, broker(1))
             await again.start()
+            await again.close()
             await cluster.session.delete(paths.broker(1))
             assert await store.read_retired(()) == frozenset(), "this incarnation has merely vanished"
-            await again.close()
 
     asyncio.run(scenario())
 
@@ -277,20 +277,21 @@ def test_brokers_without_a_registration_are_found_by_their_last_one(connect: str
             registry = BrokerRegistry(cluster.session, broker(1, port=9191))
             first = await registry.start()
             assert await store.read_absent({1}) == ()
+            await registry.close()
             await cluster.session.delete(paths.broker(1))
             [found] = await store.read_absent(())
             assert (found.host, found.port, found.incarnation, found.trusted) == ("h1", 9191, first, True)
             again = BrokerRegistry(cluster.session, broker(1, port=9192))
             await again.start()
+            await again.close()
             await cluster.session.delete(paths.broker(1))
             [found] = await store.read_absent(())
             assert (found.port, found.incarnation) == (9192, first + 1)
             untrusted = BrokerRegistry(doubted.session, broker(2, trusted=False))
             await untrusted.start()
+            await untrusted.close()
             await cluster.session.ensure(paths.incarnation(3))  # as of an earlier release
             await cluster.session.delete(paths.broker(2))
             assert [found.broker_id for found in await store.read_absent(())] == [1]
-            for each in (registry, again, untrusted):
-                await each.close()
 
     asyncio.run(scenario())
