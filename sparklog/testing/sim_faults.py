@@ -252,9 +252,10 @@ class Faults:
 
     # --- the end ------------------------------------------------------------------------------------------------
 
-    def end(self) -> None:
+    def end(self) -> int:
         """Everything that is down comes up, and nothing is broken any more. Pauses run out: cut short, messages that
-        wait for their end would be overtaken by later ones of their connection."""
+        wait for their end would be overtaken by later ones of their connection. Returns when the last one has: until
+        then somebody may take himself for a leader, and refuse what his log has no place for."""
         for broker in self.cluster.brokers.values():
             broker.append_fault = None
             broker.full_until_ms = -1
@@ -262,3 +263,4 @@ class Faults:
             process.set_clock(1.0)
             if not process.alive:
                 self._begin(process)
+        return max(self.world.now_ms, *(process.paused_until_ms for process in self._processes))

@@ -80,6 +80,18 @@ _MOVING_LEADERS = (
     ("create topic", 0),
     ("reassign", 0),
 )
+_LEADERS_TO_AND_FRO = (
+    ("withdrawn stop", 60),
+    ("elect preferred", 60),
+    ("restart broker", 0),
+    ("elect uncleanly", 0),
+    ("create topic", 0),
+    ("create topic again", 0),
+    ("delete topic", 0),
+    ("add partitions", 0),
+    ("reassign", 0),
+    ("cancel reassignment", 0),
+)
 _DRIVERLESS = (("driver away", 20),)
 
 MUTANTS: tuple[Mutant, ...] = (
@@ -104,11 +116,12 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "no epoch fence on fetches",
         "leader, follower",
-        Caught("core", 170, 300),
+        Caught("core", 25, 200),
         replica_type=variants.NoFenceReplica,
-        weather=_DOUBLED,
-        restless=0.5,
-        likely=(*_MOVING_LEADERS, ("cut link", 100)),
+        weather=Weather(loss=0.01, duplicate=0.3, slow=0.02, slow_ms=300, late_updates=0.5),
+        restless=1.0,
+        likely=_LEADERS_TO_AND_FRO,
+        partitions=6,
     ),
     Mutant(
         "decisions followed in any order",

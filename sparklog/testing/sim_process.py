@@ -55,8 +55,9 @@ class SimProcess:
         self._ahead_ms = int(self._base_ms) - self._since_ms
 
     def pause(self, pause_ms: int) -> None:
-        """It does nothing for so long, and does not know it."""
-        self.paused_until_ms = self.world.now_ms + pause_ms
+        """It does nothing for so long, and does not know it. A second pause does not cut the first one short: what
+        comes then would overtake what waits for its end."""
+        self.paused_until_ms = max(self.paused_until_ms, self.world.now_ms + pause_ms)
 
     def run(self, process: int, action: Callable[[], None]) -> None:
         """Do it now, as that process, or when it is not paused; never as a later one."""

@@ -13,8 +13,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-#: ZooKeeper's name on the network
+#: names on the network
 ZK = "zk"
+CONTROLLERS = ("c1", "c2")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,8 @@ class Weather:
     zk_answer_loss: float = 0.0
     #: a second copy of a message comes up to so late
     duplicate_ms: int = 1500
+    #: chance that what a controller tells a broker comes later than all else, by up to ``slow_ms``
+    late_updates: float = 0.0
 
     #: chance that a message is lost, late or doubled: one of them
     bad: float = field(init=False)
@@ -120,6 +123,8 @@ class SimWorld:
         if source == ZK and self._chance() < weather.zk_answer_loss:
             self.happened["message lost"] += 1
             return
+        if weather.late_updates and source in CONTROLLERS and target != ZK and self._chance() < weather.late_updates:
+            due_ms += int(self._chance() * weather.slow_ms)
         last_ms = self._last.get(pair, 0)
         if due_ms >= last_ms:
             self._last[pair] = due_ms
