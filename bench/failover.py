@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from bench.machine import Others
 from bench.steady_stream import Report, StreamProcess
 from sparklog import Admin, ClusterError
 from sparklog.testing.process_cluster import ProcessCluster, wait_until
@@ -48,6 +49,8 @@ class Row(NamedTuple):
     failed: int
     #: How long the fault itself took, for a stop: until the process was gone.
     took_s: float
+    #: Cores that programs took meanwhile which this one did not start.
+    others: float
     note: str = ""
 
 
@@ -197,16 +200,17 @@ def measure(cluster: ProcessCluster, case: str, partitions: int, options: Option
             scene = Scene(cluster, topic, partitions, stream)
             wait_until(scene.fully_in_sync, _HEAL_TIMEOUT_S, "full in-sync sets")
             time.sleep(options.settle_s)
-            report, took_s = CASES[case](scene, options)
+            with Others() as others:
+                report, took_s = CASES[case](scene, options)
             cluster.start_brokers()
             wait_until(scene.fully_in_sync, _HEAL_TIMEOUT_S, "full in-sync sets")
             healed = stream.report()
         admin.delete_topic(topic)
     report = report._replace(failed=healed.failed, first_failure=healed.first_failure)
-    return _row(case, partitions, report, took_s)
+    return _row(case, partitions, report, took_s=took_s, others=others.cores)
 
 
-def _row(case: str, partitions: int, report: Report, took_s: float) -> Row:
+def _row(case: str, partitions: int, report: Report, *, took_s: float, others: float) -> Row:
     gaps = sorted(report.gaps_ms)
     note = report.first_failure
     if report.consumed:
@@ -224,6 +228,7 @@ def _row(case: str, partitions: int, report: Report, took_s: float) -> Row:
         report.acked,
         report.failed,
         took_s,
+        others,
         note,
     )
 
@@ -243,12 +248,12 @@ def a_cluster(session_s: float, directory: Path | None) -> Iterator[ProcessClust
 def _print(rows: Sequence[Row]) -> None:
     print(
         f"\n{'case':14}{'partitions':>11}{'of':>10}{'interval':>9}{'p50':>8}{'p99':>8}{'max':>8}"
-        f"{'acked':>9}{'failed':>7}{'fault s':>8}  note   (gaps and interval in ms)"
+        f"{'acked':>9}{'failed':>7}{'fault s':>8}{'others':>8}  note   (gaps and interval in ms)"
     )
     for row in rows:
         print(
             f"{row.case:14}{row.partitions:11}{row.of:>10}{row.interval_ms:9.0f}{row.p50_ms:8.0f}{row.p99_ms:8.0f}"
-            f"{row.max_ms:8.0f}{row.acked:9}{row.failed:7}{row.took_s:8.2f}  {row.note}"
+            f"{row.max_ms:8.0f}{row.acked:9}{row.failed:7}{row.took_s:8.2f}{row.others:8.2f}  {row.note}"
         )
 
 
