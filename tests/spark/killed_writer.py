@@ -33,6 +33,8 @@ def main(master: str, bootstrap: str, directory: Path, source: str, targets: lis
         .config("spark.python.authenticate.socketTimeout", "60s")  # of a busy machine
         .config("spark.speculation", "true")
         .config("spark.speculation.quantile", "0.5")
+        .config("spark.speculation.multiplier", "1")
+        .config("spark.speculation.efficiency.enabled", "false")
         .config("spark.speculation.interval", "200ms")
         .getOrCreate()
     )
