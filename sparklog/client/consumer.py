@@ -318,7 +318,7 @@ class Consumer:
                 feed.move((starts if self._on_out_of_range == "earliest" else ends)[tp])
 
     def _hand_out(self, found: FeedBatch) -> pa.RecordBatch:
-        header, batch, first, offsets = found.fetched
+        header, batch, first, offsets, _ = found.fetched
         place = Origin(found.tp.topic, found.tp.partition, first, header.leader_epoch)
         if self._columns is not None:
             batch = self._choices[found.tp.topic].complete(batch)

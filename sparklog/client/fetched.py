@@ -18,9 +18,7 @@ from sparklog.model import TopicPartition
 from sparklog.protocol.messages import AbortedRange, FetchedPartition
 from sparklog.record.codec import decode_batch
 from sparklog.record.header import HEADER_BYTES, BatchHeader, Flag, unpack_headers
-from sparklog.record.projection import plan_projection, project_batch, projected_schema
-
-_COMPRESSED = int(Flag.LZ4 | Flag.ZSTD)
+from sparklog.record.projection import Projection, plan_projection, projected_schema, read_columns
 
 
 class PartitionBytes(NamedTuple):
@@ -29,6 +27,8 @@ class PartitionBytes(NamedTuple):
     answer: FetchedPartition
     headers: list[BatchHeader]
     bodies: memoryview
+    #: ``bodies`` is a part of a mapped file: what is not looked at is not read.
+    mapped: bool = False
 
     @property
     def next_offset(self) -> int:
@@ -43,6 +43,8 @@ class FetchedBatch(NamedTuple):
     batch: pa.RecordBatch
     first_offset: int
     offsets: np.ndarray | None = None
+    #: How many bytes of the batch were looked at.
+    looked_at: int = 0
 
 
 def split_partitions(answers: Sequence[FetchedPartition], body: memoryview) -> Iterator[PartitionBytes]:
@@ -83,7 +85,8 @@ def decode_partition(
     columns: Collection[str] | None = None,
 ) -> Iterator[FetchedBatch]:
     """The records with offsets in ``[start, end)``, batch by batch; empty batches are left out, and those that ``keep``
-    does not want by their header. ``columns``: those that were asked for; None: all.
+    does not want by their header. ``columns``: those that were asked for; None: all. Of a mapped file only their bytes
+    are read, so that the checksum, which is of all columns, is only verified where all are read.
 
     Raises:
         BrokerError: CORRUPT_MESSAGE when a checksum fails or the bytes are no Arrow batch.
@@ -91,7 +94,7 @@ def decode_partition(
     at = 0
     tp = TopicPartition(fetched.answer.topic, fetched.answer.partition)
     aborted = _by_producer(fetched.answer.aborted)
-    projected: dict[int, pa.Schema] = {}
+    chosen = _Chosen(schema_of, columns)
     for header in fetched.headers:
         body = fetched.bodies[at : at + header.stored_bytes]
         at += header.stored_bytes
@@ -102,22 +105,49 @@ def decode_partition(
         if (aborted and _is_aborted(header, aborted)) or (keep is not None and not keep(header)):
             continue
         try:
-            schema = schema_of(header.schema_id)
-            if header.flags & Flag.PROJECTED:
-                if header.schema_id not in projected:
-                    projected[header.schema_id] = projected_schema(schema, columns or ())
-                schema = projected[header.schema_id]
-            elif columns is not None and header.flags & _COMPRESSED:
-                # from a file of this host: what is not wanted need not be decompressed
-                header, chosen = project_batch(header, body, plan_projection(schema, columns))
-                body = memoryview(chosen)
-                schema = projected_schema(schema, columns)
-            batch = decode_batch(header, body[: header.length + header.offset_array_length], schema)
+            batch, looked_at = _decoded(header, body, chosen.of(header.schema_id), mapped=fetched.mapped)
         except BrokerError as error:
             raise BrokerError(error.code, f"{tp} at offset {header.base_offset}: {error.detail}") from error
         found = _cut(header, body, batch, start=start, end=end)
         if found is not None:
-            yield found
+            yield found._replace(looked_at=looked_at)
+
+
+class _Choice(NamedTuple):
+    """``schema`` of whole batches, ``projected`` of what is wanted of them; ``plan`` None: that is all of it."""
+
+    schema: pa.Schema
+    projected: pa.Schema
+    plan: Projection | None
+
+
+class _Chosen:
+    """What is wanted of the batches of each schema."""
+
+    def __init__(self, schema_of: Callable[[int], pa.Schema], columns: Collection[str] | None) -> None:
+        self._schema_of = schema_of
+        self._columns = columns
+        self._known: dict[int, _Choice] = {}
+
+    def of(self, schema_id: int) -> _Choice:
+        choice = self._known.get(schema_id)
+        if choice is None:
+            schema = self._schema_of(schema_id)
+            columns = schema.names if self._columns is None else self._columns
+            is_part = not set(schema.names).issubset(columns)
+            plan = plan_projection(schema, columns) if is_part else None
+            choice = self._known[schema_id] = _Choice(schema, projected_schema(schema, columns), plan)
+        return choice
+
+
+def _decoded(header: BatchHeader, body: memoryview, choice: _Choice, *, mapped: bool) -> tuple[pa.RecordBatch, int]:
+    """With how many bytes were looked at."""
+    schema = choice.projected
+    if not header.flags & Flag.PROJECTED and choice.plan is not None:
+        if mapped:
+            return read_columns(header, body, choice.schema, choice.plan)
+        schema = choice.schema
+    return decode_batch(header, body[: header.length + header.offset_array_length], schema), header.stored_bytes
 
 
 def _by_producer(aborted: Sequence[AbortedRange]) -> dict[int, list[AbortedRange]]:

@@ -2,7 +2,7 @@
 
 A broker of this host hands over the segment that holds an offset, open for reading, and says how far it may be read.
 What was handed over stays readable whatever becomes of the broker and of the files: deleted ones are there as long as
-they are open, and what was committed is never cut out of a file in place. Batches are checked like fetched ones.
+they are open, and what was committed is never cut out of a file in place. Whole batches are checked like fetched ones.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class LocalLog:
             self._segment = segment
         headers, bodies = segment.read(self._max_bytes, headers_only=headers_only)
         self._position = headers[-1].next_offset
-        return PartitionBytes(_answer(self._tp, segment.opened), headers, bodies)
+        return PartitionBytes(_answer(self._tp, segment.opened), headers, bodies, mapped=True)
 
     def close(self) -> None:
         self._let_go()

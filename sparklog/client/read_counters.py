@@ -21,7 +21,7 @@ class ReadCounters:
     #: Fetched from a follower that is nearer than the leader.
     follower_batches: int = 0
     decoded_batches: int = 0
-    #: Read from files of this host instead of being fetched.
+    #: Read from files of this host instead of being fetched; of bytes those that were looked at.
     local_batches: int = 0
     local_bytes: int = 0
     #: Times that a reader went over from the files to fetching.
@@ -36,6 +36,5 @@ class ReadCounters:
         self.projected_batches += sum(1 for header in answer.headers if header.flags & Flag.PROJECTED)
 
     def count_local(self, answer: PartitionBytes) -> None:
-        """Batches have come from mapped files; ``local_bytes`` is what of them was looked at."""
+        """Batches have come from mapped files."""
         self.local_batches += len(answer.headers)
-        self.local_bytes += len(answer.bodies)

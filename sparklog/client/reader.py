@@ -215,6 +215,7 @@ class PartitionReader:
             answer, self._schema_of, start=start, end=self._end, keep=self._keep, columns=wire
         ):
             self.counters.decoded_batches += 1
+            self.counters.local_bytes += found.looked_at if answer.mapped else 0
             yield found if choice is None else found._replace(batch=choice.complete(found.batch))
 
     def _await(self, position: int) -> PartitionBytes:

@@ -15,13 +15,14 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
+from sparklog.errors import BrokerError, ErrorCode
 from sparklog.record.batch_metadata import record_batch_metadata
 from sparklog.record.checksum import crc32c
-from sparklog.record.codec import verify_body_crc
+from sparklog.record.codec import read_record_batch, verify_body_crc
 from sparklog.record.flatbuffer import malformed
 from sparklog.record.header import BatchHeader, Flag
 from sparklog.record.layout import layout_of
-from sparklog.record.message import ALIGNMENT, BatchMessage, read_batch_message
+from sparklog.record.message import ALIGNMENT, NOT_COMPRESSED, BatchMessage, read_batch_message
 
 
 class ColumnSpan(NamedTuple):
@@ -35,6 +36,8 @@ class Projection(NamedTuple):
     """The chosen columns of one schema, in the schema's order."""
 
     spans: tuple[ColumnSpan, ...]
+    #: Their numbers in the schema.
+    columns: tuple[int, ...]
     #: Nodes and buffers of a whole message.
     nodes: int
     buffers: int
@@ -62,12 +65,9 @@ def plan_projection(schema: pa.Schema, columns: Collection[str]) -> Projection:
             starts.append((number, buffers))
         buffers += node.buffers
     ends = [*starts[1:], (len(layout.nodes), buffers)]
-    spans = tuple(
-        ColumnSpan((start[0], end[0]), (start[1], end[1]))
-        for name, start, end in zip(schema.names, starts, ends, strict=True)
-        if name in columns
-    )
-    return Projection(spans, len(layout.nodes), layout.buffers)
+    chosen = tuple(number for number, name in enumerate(schema.names) if name in columns)
+    spans = [ColumnSpan((start[0], end[0]), (start[1], end[1])) for start, end in zip(starts, ends, strict=True)]
+    return Projection(tuple(spans[number] for number in chosen), chosen, len(layout.nodes), layout.buffers)
 
 
 def project_batch(header: BatchHeader, body: memoryview, plan: Projection) -> ProjectedBatch:
@@ -83,6 +83,39 @@ def project_batch(header: BatchHeader, body: memoryview, plan: Projection) -> Pr
     if plan.spans and not header.flags & Flag.CONTROL:
         message = _project_message(read_batch_message(body[: header.length]), body[: header.length], plan)
     return _sealed(header, message, body[header.length : header.stored_bytes])
+
+
+def read_columns(
+    header: BatchHeader, body: memoryview, schema: pa.Schema, plan: Projection
+) -> tuple[pa.RecordBatch, int]:
+    """The columns of ``plan`` out of a batch in a file that is mapped, and how many bytes were looked at for it: those
+    of the message's metadata and of these columns, no others. ``schema``: of the whole batch.
+
+    The checksum is of the whole batch and so is not verified. What is damaged may show as other values; it is no harm
+    beyond that, as columns are validated. Those that are not compressed are views of ``body``.
+
+    Raises:
+        BrokerError: CORRUPT_MESSAGE when the message or a column contradicts itself, the header or the schema.
+    """
+    stored = body[: header.length]
+    whole = read_batch_message(stored)
+    names = [schema.names[number] for number in plan.columns]
+    if whole.codec == NOT_COMPRESSED:
+        records = read_record_batch(pa.py_buffer(stored), schema).select(names)
+    else:
+        records = read_record_batch(
+            pa.py_buffer(_project_message(whole, stored, plan)), projected_schema(schema, names)
+        )
+    try:
+        records.validate(full=True)
+    except pa.ArrowInvalid as error:
+        raise BrokerError(ErrorCode.CORRUPT_MESSAGE, f"a damaged column: {str(error)[:200]}") from None
+    if records.num_rows != header.record_count:
+        raise BrokerError(
+            ErrorCode.CORRUPT_MESSAGE, f"{records.num_rows} records found, {header.record_count} expected"
+        )
+    sizes = (size for span in plan.spans for _, size in whole.buffers[slice(*span.buffers)])
+    return records, whole.metadata_length + sum(sizes)
 
 
 def header_alone(header: BatchHeader) -> ProjectedBatch:

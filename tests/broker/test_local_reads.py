@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -90,14 +91,44 @@ def test_the_same_as_fetched(cluster: ProcessCluster, admin: Admin) -> None:
     fetched, far = read(cluster, "near", 0, 900, local="never")
     assert fetched.equals(content) and far.counters.local_batches == 0
     assert counters.local_bytes == far.counters.fetched_bytes
-    for columns in (["b"], ["c", "a"]):
-        assert read(cluster, "near", 13, 877, columns=columns)[0].equals(content.slice(13, 864).select(columns))
+    for columns, most in ((["b"], 0.4), (["c", "a"], 0.72)):
+        found_columns, projecting = read(cluster, "near", 13, 877, columns=columns)
+        assert found_columns.equals(content.slice(13, 864).select(columns))
+        assert 0 < projecting.counters.local_bytes < most * counters.local_bytes
     with PartitionReader(cluster.bootstrap, TopicPartition("near", 0), 13, 877, columns=[], local="require") as headers:
         assert sum(batch.num_rows for _, batch in headers) == 864
         assert headers.counters.local_bytes == 0
     # what is kept of it outlives reader and files
     admin.delete_topic("near")
     assert found.equals(content)
+
+
+def test_only_the_bytes_of_the_columns_are_read(cluster: ProcessCluster, admin: Admin) -> None:
+    """One column of the file is damaged on the way: whoever reads it, or all of a batch, hears of it or sees it, and
+    nobody dies of it; who reads others does not touch it."""
+    schema = pa.schema([(name, pa.binary()) for name in NAMES])
+    admin.create_topic("holed", partitions=1, replication_factor=1, schema=schema)
+    contents = {name: bytes([number + 65]) * 100 for number, name in enumerate(NAMES)}
+    content = pa.table({name: [value] * 60 for name, value in contents.items()})
+    with Producer(cluster.bootstrap) as producer:
+        producer.write("holed", content).result(30)
+    path = Path(replica(cluster, leader(cluster, "holed"), "holed").directory, f"{0:020d}.arrow")
+    stored = path.read_bytes()
+    values = stored.index(contents["b"] * 60)
+    offsets = stored.index(np.arange(0, 6001, 100, dtype=np.int32).tobytes(), stored.index(contents["a"] * 60))
+    assert offsets < values
+    with path.open("r+b", buffering=0) as file:
+        file.seek(offsets + 40)
+        file.write(b"\xff\xff\xff\x7f")
+        for columns in (["a"], ["c"], ["c", "a"]):
+            assert read(cluster, "holed", 0, 60, columns=columns)[0].equals(content.select(columns))
+        for damaged in (["b"], ["a", "b"], None, NAMES):
+            with pytest.raises(BrokerError) as caught:
+                read(cluster, "holed", 0, 60, columns=damaged)
+            assert caught.value.code is ErrorCode.CORRUPT_MESSAGE
+        file.seek(offsets)
+        file.write(stored[offsets:values])
+        assert read(cluster, "holed", 0, 60)[0].equals(content)
 
 
 def test_while_records_come_and_segments_are_sealed(cluster: ProcessCluster, admin: Admin) -> None:
