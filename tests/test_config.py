@@ -53,6 +53,16 @@ def test_bounds_are_inclusive_and_named(key: str, setting: Setting) -> None:
         assert str(caught.value) == f"{key}={outside}: expected {setting.low} to {setting.high}"
 
 
+def test_what_is_promised_where_nothing_is_set() -> None:
+    """Nothing is committed by one broker alone, nobody leads without the records, and nothing moves unasked."""
+    topic, broker = topic_config({}), broker_config({})
+    assert (topic.min_insync_replicas, topic.unclean_leader_election) == (2, False)
+    assert (topic.replica_lag_time_max_ms, topic.replica_lag_max_messages) == (10_000, 0)
+    assert (broker.default_replication_factor, broker.session_timeout_ms) == (3, 6_000)
+    assert (broker.broker_replace_after_ms, broker.orphan_max_ms) == (-1, -1)
+    assert broker.preferred_leader_rebalance
+
+
 def test_units_stand_in_the_names_of_numbers() -> None:
     for key, setting in NUMBERS:
         if key.endswith((".ms", ".bytes")):

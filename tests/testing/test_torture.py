@@ -1,0 +1,58 @@
+"""The torture as a command: what it breaks is judged, judged again from its history, and told by its exit code."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from sparklog.testing.history import Fault, FinalLog, Finished, HistoryWriter, TopicUsed, read_history
+from sparklog.testing.torture import main
+
+
+@pytest.mark.integration
+@pytest.mark.timeout(300)
+def test_what_was_broken_is_judged_and_judged_again_from_the_history(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One fault, and all that stands around it."""
+    history = tmp_path / "history.jsonl"
+    run = subprocess.run(
+        [sys.executable, "-m", "sparklog.testing.torture", "--minutes", "0.001", "--seed", "7", "--history", history],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert f"seed 7, history in {history}" in run.stdout
+    faults = [entry.text for entry in read_history(history) if isinstance(entry, Fault)]
+    assert faults and all(text in run.stdout for text in faults)
+    assert main(["--check", str(history)]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == run.stdout.splitlines()[-1]
+
+    # A replica that holds other bytes than the others: the history says so, whenever it is asked.
+    entries = list(read_history(history))
+    last = next(entry for entry in reversed(entries) if isinstance(entry, FinalLog) and entry.batches)
+    other = msgspec.structs.replace(last.batches[0], digest="other")
+    entries[entries.index(last)] = msgspec.structs.replace(last, batches=(other, *last.batches[1:]))
+    with HistoryWriter(tmp_path / "changed.jsonl", seed=7, brokers=3) as writer:
+        for entry in entries[1:]:
+            writer.write(entry)
+    assert main(["--check", str(tmp_path / "changed.jsonl")]) == 1
+    assert "replicas" in capsys.readouterr().out
+
+
+def test_what_cannot_be_judged_is_neither_good_nor_bad(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "none").write_text("PAR1\n")
+    assert main(["--check", str(tmp_path / "none")]) == 2
+    assert "error: " in capsys.readouterr().out
+    with HistoryWriter(tmp_path / "empty", seed=1, brokers=3) as writer:
+        writer.write(TopicUsed(topic="t", rules="strict", acks=-1))
+    assert main(["--check", str(tmp_path / "empty")]) == 1, "a history without its end proves nothing lost"
+    with HistoryWriter(tmp_path / "ended", seed=1, brokers=3) as writer:
+        writer.write(Finished())
+    assert main(["--check", str(tmp_path / "ended")]) == 0
