@@ -94,7 +94,7 @@ def look_for_follower(
             ours = log.end_of_epoch(wanted.last_epoch)
             if ours.epoch != wanted.last_epoch or ours.end_offset < wanted.fetch_offset:
                 return _diverging(partition, wanted, ours.epoch, ours.end_offset)
-        return _read(partition, wanted, end_offset=partition.log.log_end_offset, max_bytes=max_bytes)
+        return _read(partition, wanted, end_offset=partition.log.log_end_offset, max_bytes=max_bytes, for_follower=True)
     except BrokerError as error:
         return _error(partition, wanted, error, for_follower=True)
 
@@ -114,16 +114,25 @@ def parted_from_consumer(partition: Partition, wanted: FetchPartition, *, in_syn
 
 
 def _read(
-    partition: Partition, wanted: FetchPartition, *, end_offset: int, max_bytes: int, committed: bool = False
+    partition: Partition,
+    wanted: FetchPartition,
+    *,
+    end_offset: int,
+    max_bytes: int,
+    committed: bool = False,
+    for_follower: bool = False,
 ) -> Look:
-    """``committed``: name the aborted transactions that the records may belong to."""
+    """``committed``: name the aborted transactions that the records may belong to. ``for_follower``: also what lies
+    before the log start in the first segment."""
     if max_bytes <= 0 or wanted.fetch_offset >= end_offset:
         return Look(_result(partition, wanted), None, 0, urgent=False)
     limit = max(min(wanted.max_bytes, max_bytes), 1)
     stored_bytes = cost = 0
     try:
         if wanted.columns is None:
-            records = partition.log.read(wanted.fetch_offset, max_bytes=limit, end_offset=end_offset)
+            records = partition.log.read(
+                wanted.fetch_offset, max_bytes=limit, end_offset=end_offset, for_follower=for_follower
+            )
         else:
             records, stored_bytes, cost = read_projected(
                 partition, wanted.fetch_offset, wanted.columns, max_bytes=limit, end_offset=end_offset

@@ -160,8 +160,10 @@ class Leader:
         """Whether the follower's history is ours up to its offset. Source: KIP-101, KIP-279, KIP-595."""
         offset = event.offset
         log = self.view.log
-        if offset < log.log_start_offset or (event.last_epoch < 0 and offset > end):
-            detail = f"offset {offset} is outside [{log.log_start_offset}, {end}]"
+        # Not the log start: it may lie inside the first segment, and whoever begins anew begins with that.
+        first = log.first_segment_offset
+        if offset < first or (event.last_epoch < 0 and offset > end):
+            detail = f"offset {offset} is outside [{first}, {end}]"
             return RefuseFetch(ErrorCode.OFFSET_OUT_OF_RANGE, detail)
         if event.last_epoch < 0:
             return None

@@ -20,6 +20,10 @@ class LogView(Protocol):
     def log_start_offset(self) -> int: ...
 
     @property
+    def first_segment_offset(self) -> int:
+        """Where followers begin, at or below the log start: they hold the leader's first segment as a whole."""
+
+    @property
     def log_end_offset(self) -> int: ...
 
     @property

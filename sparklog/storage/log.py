@@ -297,16 +297,17 @@ class Log:
 
     # --- read ---------------------------------------------------------------------------------------------------
 
-    def read(self, offset: int, *, max_bytes: int, end_offset: int) -> LogSlice:
+    def read(self, offset: int, *, max_bytes: int, end_offset: int, for_follower: bool = False) -> LogSlice:
         """Whole batches from the one that holds ``offset`` on, within one segment.
 
         At least one batch if there is one that ends at or below ``end_offset``, else as many as fit ``max_bytes``.
+        ``for_follower``: from where the first segment begins, which may be below the log start.
 
         Raises:
             BrokerError: OFFSET_OUT_OF_RANGE outside [log start, log end].
             StorageError: the log directory must go offline.
         """
-        self._check_readable(offset)
+        self._check_readable(offset, self.first_segment_offset if for_follower else self.log_start_offset)
         if offset >= end_offset or offset == self.log_end_offset:
             return log_reads.nothing_at(offset)
         try:  # every fetch comes here: cheaper than ``_offline_on_error``
@@ -321,7 +322,7 @@ class Log:
             BrokerError: OFFSET_OUT_OF_RANGE outside [log start, log end].
             StorageError: the log directory must go offline.
         """
-        self._check_readable(offset)
+        self._check_readable(offset, self.log_start_offset)
         if offset >= end_offset or offset == self.log_end_offset:
             return log_reads.nothing_at(offset)
         with self._offline_on_error("reading"):
@@ -337,7 +338,7 @@ class Log:
             BrokerError: OFFSET_OUT_OF_RANGE outside [log start, log end].
             StorageError: the log directory must go offline.
         """
-        self._check_readable(offset)
+        self._check_readable(offset, self.log_start_offset)
         if offset >= end_offset or offset == self.log_end_offset:
             return None
         with self._offline_on_error("reading"):
@@ -605,12 +606,12 @@ class Log:
     def _prelude_length(self, schema_id: int) -> int:
         return len(self._prelude(schema_id))
 
-    def _check_readable(self, offset: int) -> None:
+    def _check_readable(self, offset: int, start: int) -> None:
         self._check_open()
-        if not self.log_start_offset <= offset <= self.log_end_offset:
+        if not start <= offset <= self.log_end_offset:
             raise BrokerError(
                 ErrorCode.OFFSET_OUT_OF_RANGE,
-                f"{self.tp}: offset {offset} found, {self.log_start_offset} to {self.log_end_offset} expected",
+                f"{self.tp}: offset {offset} found, {start} to {self.log_end_offset} expected",
             )
 
     def _check_open(self) -> None:

@@ -40,6 +40,8 @@ class SimLog:
 
     def __init__(self, start_offset: int = 0) -> None:
         self.log_start_offset = start_offset
+        #: nothing moves the log start but a restart: it always is where the first batch is
+        self.first_segment_offset = start_offset
         self.log_end_offset = start_offset
         #: leader epoch of the last batch
         self.last_epoch = NO_EPOCH
@@ -154,7 +156,7 @@ class SimLog:
 
     def restart_at(self, offset: int) -> None:
         self.batches.clear()
-        self.log_start_offset = self.flushed_end = offset
+        self.log_start_offset = self.first_segment_offset = self.flushed_end = offset
         self._cut()
         self.producers.clear()
 

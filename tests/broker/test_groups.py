@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -19,6 +21,7 @@ from sparklog.protocol.messages import (
     GroupOffset,
     ListGroups,
     ListGroupsReply,
+    ReplicaDescription,
 )
 from sparklog.testing.process_cluster import ProcessCluster, wait_until
 from tests.broker.topics import PATIENCE_S, create_topic, replica, running, wait_isr
@@ -71,6 +74,28 @@ def test_offsets_outlive_their_coordinator_but_not_their_topic(cluster: ProcessC
     wait_isr(cluster, "__consumer_offsets", {0, 1, 2})
     ask(cluster, group.coordinator(), DeleteTopic(0, "read", 10_000), Ack)
     wait_until(lambda: group.offsets() == {("stays", 0): 9}, PATIENCE_S, "the deleted topic's offsets to go")
+
+
+def test_a_replica_that_begins_anew_copies_a_log_that_its_coordinator_has_shortened(cluster: ProcessCluster) -> None:
+    partitions = 100
+    create_topic(cluster, "many", partitions=partitions, replicas=1)
+    group = Group(cluster, "again-and-again")
+    for offset in range(12):  # beyond a thousand records the log is written anew
+        assert set(group.commit(*(GroupOffset("many", number, offset) for number in range(partitions)))) == {0}
+    coordinator = group.coordinator()
+
+    def shortened() -> list[ReplicaDescription]:
+        found = cluster.describe(coordinator).replicas
+        return [one for one in found if one.topic == "__consumer_offsets" and one.log_start_offset > 0]
+
+    wait_until(shortened, PATIENCE_S, "a log that begins later")
+    number = shortened()[0].partition
+    other = next(broker_id for broker_id in running(cluster) if broker_id != coordinator)
+    directory = Path(replica(cluster, other, "__consumer_offsets", number).directory)
+    cluster.kill(other)
+    shutil.rmtree(directory)
+    cluster.start_broker(other)
+    wait_isr(cluster, "__consumer_offsets", {0, 1, 2}, number)
 
 
 def test_a_transaction_takes_offsets_along_or_leaves_them(cluster: ProcessCluster) -> None:

@@ -160,6 +160,16 @@ def test_a_fetch_below_the_log_start_is_out_of_range() -> None:
     assert one(stage.fetch(2, 4), fx.RefuseFetch).code == ErrorCode.OFFSET_OUT_OF_RANGE
 
 
+def test_a_follower_may_begin_with_the_first_segment_though_the_log_starts_inside_it() -> None:
+    log = SimLog(start_offset=10)
+    log.append("x", 20, leader_epoch=5, now_ms=0)
+    log.log_start_offset = 25
+    stage = Stage(log)
+    stage.lead(epoch=5)
+    assert one(stage.fetch(2, 10), fx.ServeFetch).offset == 10
+    assert one(stage.fetch(2, 9), fx.RefuseFetch).code == ErrorCode.OFFSET_OUT_OF_RANGE
+
+
 def test_a_newer_incarnations_fetch_counts_and_the_older_ones_log_end_no_more() -> None:
     stage = Stage()
     stage.lead()

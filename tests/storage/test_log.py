@@ -241,6 +241,13 @@ def test_follower_starts_at_the_leaders_first_segment(log: Log) -> None:
     found = leader.read(107, max_bytes=1, end_offset=112)
     with refused(ErrorCode.CORRUPT_MESSAGE):
         log.append_as_follower(found.headers, memoryview(found.bodies[0]))
+    log.restart_at(100)
+    with refused(ErrorCode.OFFSET_OUT_OF_RANGE):
+        leader.read(100, max_bytes=1, end_offset=112)
+    found = leader.read(100, max_bytes=1, end_offset=112, for_follower=True)
+    assert log.append_as_follower(found.headers, memoryview(found.bodies[0])) == 103
+    with refused(ErrorCode.OFFSET_OUT_OF_RANGE):
+        leader.read(99, max_bytes=1, end_offset=112, for_follower=True)
 
 
 def test_an_unknown_schema_id_is_refused(log: Log) -> None:
