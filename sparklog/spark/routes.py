@@ -132,7 +132,10 @@ def find_topic_column(columns: StructType) -> str:
     names = columns.fieldNames()
     name = next((name for name in reversed(_TOPIC_COLUMNS) if name in names), None)
     if name is None:
-        raise ConfigError("no topic to write to: set option topic, or add a column topic of strings")
+        raise ConfigError(
+            "no topic to write to: set option topic, or add a column topic of strings; of CREATE TABLE ... AS SELECT "
+            "no option gets here: create the table without columns first, then INSERT INTO t WITH ('topic'='x')"
+        )
     if not isinstance(columns[name].dataType, StringType):
         raise ConfigError(f"column {name} is {columns[name].dataType.simpleString()}, string expected to name topics")
     return name

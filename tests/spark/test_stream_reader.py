@@ -165,6 +165,10 @@ def test_available_now_reads_what_was_there_when_it_began(
     assert query.plan() == query.offset
     assert admin.group_offsets(f"{topic}-lag") == {TopicPartition(topic, 0): 5}
     assert f"{topic}-lag" in admin.list_groups()
+    # It is for those who look at lag: another query of that group starts where its own options say.
+    assert (
+        b"".join(query_of(subscribe=topic, startingOffsets="earliest", groupId=f"{topic}-lag").batch()) == b"abcdefgh"
+    )
     query.run().reader.prepareForTriggerAvailableNow()
     assert b"".join(query.batch()) == b"fgh"
     assert query.plan() == query.offset

@@ -132,6 +132,11 @@ def test_tables_read_insert_and_say_what_they_cannot(
             f"insert overwrite {table} with ('topic'='{topic}') select x, name, null, null, null, null from {table}"
         )
         assert "a log only grows" in fails(lambda: spark.sql(overwrite))
+        made = f"create table {table}_columns using sparklog options (topic '{topic}') as select 1L x"
+        assert "of CREATE TABLE ... AS SELECT no option gets here" in fails(lambda: spark.sql(made))
+        assert "does not support UPDATE TABLE" in fails(lambda: spark.sql(f"update {table} set x = 1"))
+        assert "does not support deletes" in fails(lambda: spark.sql(f"delete from {table} where x = 1"))
+        assert "does not support truncates" in fails(lambda: spark.sql(f"truncate table {table}"))
         spark.sql(f"create table {table}_columns (x bigint) using sparklog options (subscribe '{topic}')")
         assert "created without columns" in fails(spark.table(f"{table}_columns").collect)
     finally:
