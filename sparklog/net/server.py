@@ -2,7 +2,8 @@
 
 Back-pressure is by not reading: a connection with ``max_in_flight`` unanswered requests, a client that does not read
 its replies, or a broker with ``queued_max_bytes`` of requests in hand stops the reading of sockets until that has
-changed. Nothing is dropped and nothing grows without a bound. Connections beyond ``max_connections`` are told so and
+changed. The last holds up bodies only: it is the followers' fetches, which have none, that the writes in hand wait for.
+Nothing is dropped and nothing grows without a bound. Connections beyond ``max_connections`` are told so and
 closed: each takes a file descriptor, and a broker that has none left for its log has lost its log directory.
 """
 
@@ -161,7 +162,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         while not self.closed and self._queue:
             event = self._queue[0]
             # A greeting costs no budget: a client that must wait shall know that it waits for a living broker.
-            if not (self._writable if isinstance(event, ImmediateAnswer) else self._may_take()):
+            if not (self._writable if isinstance(event, ImmediateAnswer) else self._may_take(event)):
                 break
             self._queue.popleft()
             if isinstance(event, ImmediateAnswer):
@@ -186,12 +187,22 @@ class ServerConnection(asyncio.BufferedProtocol):
             finally:
                 self._going_on = False
         if not self.closed:
-            self._set_reading(self._may_take())
+            self._set_reading(self._may_read())
 
-    def _may_take(self) -> bool:
-        if self._budget.exhausted:
+    def _may_take(self, event: ReceivedRequest) -> bool:
+        if self._budget.exhausted and event.body:
             self._budget.waiting.add(self)
             return False
+        return self._has_room()
+
+    def _may_read(self) -> bool:
+        """What has a body is not read to its end, and nothing behind it, while there is no budget for it."""
+        if self._budget.exhausted and (self._queue or self._end.body_under_way):
+            self._budget.waiting.add(self)
+            return False
+        return self._has_room()
+
+    def _has_room(self) -> bool:
         return self._writable and len(self._in_hand) < self._limits.max_in_flight
 
     def _set_reading(self, reading: bool) -> None:

@@ -119,6 +119,11 @@ class ServerEnd:
         self.version = 0
         self.get_buffer = self._decoder.get_buffer
 
+    @property
+    def body_under_way(self) -> bool:
+        """A large request with a body is being received."""
+        return self._decoder.body_under_way
+
     def buffer_updated(self, count: int) -> list[ReceivedRequest | ImmediateAnswer]:
         """What the received bytes amount to, in order. Nothing follows an answer that closes."""
         try:

@@ -88,6 +88,13 @@ class FrameDecoder:
             return self._large[self._filled :]
         return self._scratch[self._end :]
 
+    @property
+    def body_under_way(self) -> bool:
+        """A large frame is being received, and it has a body."""
+        if self._large is None:
+            return False
+        return _body_start(PREFIX.unpack_from(self._large)[1]) < len(self._large)
+
     def buffer_updated(self, count: int) -> list[Frame | OversizeFrame]:
         """Account for ``count`` bytes written into the buffer; return the frames they completed, in order."""
         if self._large is not None:

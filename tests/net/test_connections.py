@@ -296,6 +296,45 @@ def test_the_servers_byte_budget_holds_and_is_released_by_answers(echo: Echo) ->
     wait_until(lambda: echo.on_loop(lambda: echo.server.queued_bytes) == 0)
 
 
+def test_requests_without_a_body_are_answered_though_the_byte_budget_is_used_up(echo: Echo) -> None:
+    """Followers' fetches are: what is in hand may be writes that wait for them."""
+    with contextlib.ExitStack() as stack:
+        connected = stack.enter_context(connect(echo))
+        for _ in range(3):
+            hog = stack.enter_context(connect(echo))
+            hog.send(DescribeBroker(0), [bytes(MAX_FRAME - 100)])
+        wait_until(lambda: echo.on_loop(lambda: echo.server.queued_bytes) >= QUEUED)
+        for connection in (connected, stack.enter_context(connect(echo))):
+            assert isinstance(connection.request(Metadata(0))[0], Ack)
+            large = Metadata(0, ("x" * (MAX_FRAME // 2),))
+            assert isinstance(connection.request(large)[0], Ack)
+        connected.send(produce(), [bytes(MAX_FRAME // 2)])
+        connected.send(Metadata(0))
+        connected._socket.settimeout(0.3)
+        with pytest.raises(BrokerError, match="no answer in time"):
+            connected.receive()
+    echo.answer_held()
+    wait_until(lambda: echo.on_loop(lambda: echo.server.queued_bytes) == 0)
+
+
+def test_a_body_is_not_read_to_its_end_while_the_byte_budget_is_used_up(echo: Echo) -> None:
+    with contextlib.ExitStack() as stack:
+        late = stack.enter_context(connect(echo))
+        for _ in range(3):
+            hog = stack.enter_context(connect(echo))
+            hog.send(DescribeBroker(0), [bytes(MAX_FRAME - 100)])
+        wait_until(lambda: echo.on_loop(lambda: echo.server.queued_bytes) >= QUEUED)
+        frame = b"".join(late._end.encode(produce(), [bytes(MAX_FRAME - 100)])[1])
+        half = len(frame) // 2
+        late._socket.sendall(frame[:half])
+        served = echo.handlers[-4].connection
+        wait_until(lambda: not echo.on_loop(lambda: served._reading))
+        late._socket.sendall(frame[half:])
+        echo.answer_held()
+        assert isinstance(late._next().reply, FetchReply)
+    wait_until(lambda: echo.on_loop(lambda: echo.server.queued_bytes) == 0)
+
+
 def test_a_client_that_never_reads_is_not_read_either(echo: Echo) -> None:
     echo.received.clear()
     with connect(echo) as connection:
