@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from sparklog.broker.lease import Lease
@@ -19,6 +19,7 @@ from sparklog.testing import sim_variants as variants
 from sparklog.testing.sim_broker import SimBroker
 from sparklog.testing.sim_controller_core import CoreController
 from sparklog.testing.sim_log import SimLog
+from sparklog.testing.sim_schedule import FAULTS
 from sparklog.testing.sim_world import Weather
 
 #: module or class, name of a function in it, and what stands in its place
@@ -92,6 +93,12 @@ _LEADERS_TO_AND_FRO = (
     ("reassign", 0),
     ("cancel reassignment", 0),
 )
+#: and full disks, so that what was lost is not back at once
+_CRASHES_ALONE = (
+    ("crash", 10),
+    ("full disk", 30),
+    *((kind, 0) for kind in FAULTS if kind not in {"crash", "full disk"}),
+)
 _DRIVERLESS = (("driver away", 20),)
 
 MUTANTS: tuple[Mutant, ...] = (
@@ -136,11 +143,12 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "fetches of an earlier incarnation believed",
         "leader",
-        Caught("StrongIsr", 64, 200),
+        Caught("StrongIsr", 40, 200),
         replica_type=variants.AnyIncarnationReplica,
-        weather=replace(_LATE_COPIES, duplicate=0.9, duplicate_ms=1500),
-        likely=(("crash", 60),),
-        page_cache_loss=0.9,
+        weather=Weather(loss=0.2, duplicate=0.7, slow=0.0, duplicate_ms=1500),
+        restless=0.0,
+        likely=_CRASHES_ALONE,
+        page_cache_loss=1.0,
     ),
     Mutant("ISR used before it is written", "leader", Caught("StrongIsr", 0, 40), replica_type=variants.HastyReplica),
     Mutant(
