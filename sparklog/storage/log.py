@@ -137,6 +137,11 @@ class Log:
         return self._chain.segments[0].base_offset if self._chain.segments else self.log_end_offset
 
     @property
+    def on_disk(self) -> bool:
+        """Whether it has a directory: from its first batch on."""
+        return self._on_disk
+
+    @property
     def size_bytes(self) -> int:
         return self._chain.size_bytes
 

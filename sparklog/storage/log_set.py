@@ -304,7 +304,8 @@ class LogDirectory:
         thread. An older one that comes late writes nothing. Raises as ``checkpoint``, in either part."""
         self._delete_retired()
         number = next(self._checkpoint_numbers)
-        entries = tuple(log.checkpoint() for log in self._logs.values())
+        # A log that holds nothing yet has no directory: the next start would take it for one that was lost.
+        entries = tuple(log.checkpoint() for log in self._logs.values() if log.on_disk)
 
         def write() -> None:
             with self._checkpoint_lock:

@@ -87,6 +87,22 @@ def test_logs_that_a_checkpoint_names_and_that_are_not_there_are_said_to_be_miss
     assert open_directory(disk=disk).missing == {TP: log.topic_id}
 
 
+def test_a_log_that_nothing_was_ever_written_to_is_not_missing(disk: SimDisk) -> None:
+    """Every broker has some: were it untrusted after each restart, partitions would wait for the last of them."""
+    directory = open_directory(disk=disk)
+    log = create_log(directory)
+    directory.checkpoint()
+    disk.restart(page_cache_lost=False)
+    assert open_directory(disk=disk).missing == {}
+    disk.restart(page_cache_lost=False)
+    directory = open_directory(disk=disk)
+    log = create_log(directory)
+    log.restart_at(7)  # a follower that begins where its leader begins, and has not got anything yet
+    directory.checkpoint()
+    disk.restart(page_cache_lost=False)
+    assert open_directory(disk=disk).missing == {}
+
+
 def test_a_damaged_meta_file_is_refused(disk: SimDisk) -> None:
     open_directory(disk=disk).close()
     replace_file(disk, LOG_DIR / META_FILE, b"{}")
