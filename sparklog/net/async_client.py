@@ -61,7 +61,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
 
         try:
             await asyncio.wait_for(greet(), connect_timeout_s)
-        except (OSError, asyncio.TimeoutError) as error:
+        except (OSError, UnicodeError, asyncio.TimeoutError) as error:  # UnicodeError: no name that a host can have
             connection.close()
             detail = f"{address}: {error or 'no answer'} (within {connect_timeout_s} s)"
             raise BrokerError(ErrorCode.NETWORK_EXCEPTION, detail) from None

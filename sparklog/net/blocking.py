@@ -46,7 +46,7 @@ class BlockingConnection:
         self.closed = False
         try:
             self._socket = socket.create_connection((host, port), timeout=connect_timeout_s)
-        except OSError as error:
+        except (OSError, UnicodeError) as error:  # UnicodeError: no name that a host can have
             self.closed = True
             raise BrokerError(ErrorCode.NETWORK_EXCEPTION, f"{self.address}: {error}") from None
         try:

@@ -66,6 +66,14 @@ def test_a_topic_whose_name_is_no_text_is_refused_at_once(fake: FakeCluster) -> 
         assert producer.send("t", b"v").result(30).offset == 0
 
 
+def test_a_name_that_no_host_can_have_is_passed_over(fake: FakeCluster) -> None:
+    fake.create("t")
+    for bootstrap in (f"a..b:1,{fake.bootstrap}", f"{fake.bootstrap},a..b:1"):
+        with Producer(bootstrap) as producer, Consumer(bootstrap, "t") as consumer:
+            producer.send("t", b"v").result(30)
+            assert consumer.poll(30)
+
+
 def gathered(producer: Producer, records: list[Any], topic: str = "t") -> list[Future[Any]]:
     """Records that are encoded together: they are handed over while the I/O thread is busy with a callback."""
     met, go_on = threading.Event(), threading.Event()
