@@ -251,7 +251,8 @@ class Partitions:
                 partition.step(Ticked())
             else:
                 self.deadline_moved(partition)
-        if self._timers and self._timer is None:
+        # What was stepped has perhaps armed the timer for a later time than who is next.
+        if self._timers and (self._timer is None or self._timers[0][0] < self._timer_at_ms):
             self._arm(max(self._timers[0][0], now_ms + 1))
 
     def stop_timer(self) -> None:
