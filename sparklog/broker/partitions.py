@@ -251,7 +251,10 @@ class Partitions:
                 partition.step(Ticked())
             else:
                 self.deadline_moved(partition)
-        # What was stepped has perhaps armed the timer for a later time than who is next.
+        self._arm_for_next(now_ms)
+
+    def _arm_for_next(self, now_ms: int) -> None:
+        """Whoever was stepped has perhaps armed the timer for a later time than who is next."""
         if self._timers and (self._timer is None or self._timers[0][0] < self._timer_at_ms):
             self._arm(max(self._timers[0][0], now_ms + 1))
 
