@@ -121,6 +121,10 @@ class LeaderFetcher:
                 except (BrokerError, asyncio.TimeoutError) as error:
                     self._broker.counters["fetcher.connections.failed"] += 1
                     _log.info("fetching from broker %d: %s", self.leader_id, error or "no answer in time")
+                except Exception:
+                    # Nobody else would fetch these partitions, and nobody would be told that they are not fetched.
+                    self._broker.counters["fetcher.connections.failed"] += 1
+                    _log.exception("fetching from broker %d", self.leader_id)
                 self._disconnect()
                 await asyncio.sleep(pause_s)
                 pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
