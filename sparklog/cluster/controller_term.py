@@ -120,7 +120,7 @@ class ControllerTerm:
             ClusterError: something in ZooKeeper cannot be read, such as a value of a newer format.
         """
         try:
-            self._step(await self._load(cautious=cautious))
+            self._advance(await self._load(cautious=cautious))
             self._unwatch.append(self._session.add_listener(self._session_moved))
             if self._session.state is not SessionState.CONNECTED or self._session.generation != self._generation:
                 raise ZkUnreachable("ZooKeeper was lost while the cluster's state was read")
@@ -266,8 +266,17 @@ class ControllerTerm:
             self._finish(f"the ZooKeeper session is {state.value}")
 
     def _step(self, event: Event) -> None:
+        """Timers and watches come here, too, which nobody could tell of an error: a term that goes on half blind would
+        be worse than a new one."""
         if self._over.done():
             return
+        try:
+            self._advance(event)
+        except Exception as error:
+            log.exception("%s failed", type(event).__name__)
+            self._finish(f"{type(event).__name__}: {type(error).__name__}: {error}")
+
+    def _advance(self, event: Event) -> None:
         for effect in self.core.step(event, _now_ms()):
             self._perform(effect)
         self._set_timer()
@@ -477,6 +486,6 @@ class ControllerTerm:
             return
         error = task.exception()
         if error is not None and not self._over.done():
-            # Not foreseen: a term that goes on half blind would be worse than a new one.
+            # Not foreseen: as in ``_step``.
             log.error("%s failed", task.get_name(), exc_info=error)
             self._finish(f"{task.get_name()}: {type(error).__name__}: {error}")

@@ -24,8 +24,8 @@ import msgspec
 from sparklog.errors import ClusterError
 from sparklog.model import NO_EPOCH, BrokerRegistration
 from sparklog.zk import codecs, paths
-from sparklog.zk.errors import ZkMultiFailed, ZkNodeExists, ZkNoNode, ZkUnreachable
-from sparklog.zk.session import Create, Delete, Node, Op, SessionState, SetData, ZkSession
+from sparklog.zk.errors import ZkError, ZkMultiFailed, ZkNodeExists, ZkNoNode, ZkUnreachable
+from sparklog.zk.session import PAUSE_S, Create, Delete, Node, Op, SessionState, SetData, ZkSession
 
 log = logging.getLogger(__name__)
 
@@ -115,9 +115,14 @@ class BrokerRegistry:
             while told is not self._stopping:
                 await self._session.connected()
                 wanted = self._stopping
-                with suppress(ZkNodeExists, ZkNoNode, ZkUnreachable):
+                try:
                     await (self._put_stopping(path) if wanted else self._remove(path))
                     told = wanted
+                except (ZkNodeExists, ZkNoNode, ZkUnreachable):
+                    continue
+                except ZkError as error:
+                    log.warning("broker %d: saying again whether it stops: %s", self._registration.broker_id, error)
+                    await asyncio.sleep(PAUSE_S)
 
     async def _put_stopping(self, path: str) -> None:
         """Raises ZkNoNode or ZkNodeExists where the node comes or goes meanwhile."""
@@ -160,26 +165,28 @@ class BrokerRegistry:
             self._task = asyncio.get_running_loop().create_task(self._register_again(), name="register broker")
 
     async def _register_again(self) -> None:
-        try:
-            while self._taken_away or self._session.generation != self._generation:
-                why = "its registration was taken away" if self._taken_away else "a session expiry"
-                self._taken_away = False
+        """Until it is done: nothing else would try again, and an unregistered broker hears of nothing any more."""
+        while self._taken_away or self._session.generation != self._generation:
+            taken, self._taken_away = self._taken_away, False
+            try:
                 incarnation = await self._register(timeout_ms=2 * self._session.session_timeout_ms)
                 if incarnation == self.incarnation:  # seen missing just before it was made
                     continue
                 self.incarnation = incarnation
+                why = "its registration was taken away" if taken else "a session expiry"
                 log.warning("registered again as incarnation %d after %s", self.incarnation, why)
                 if self._on_registered is not None:
                     self._on_registered(self.incarnation)
                 if self._stopping:
-                    with suppress(ZkUnreachable):
-                        await self._tell_stopping()
-        except ZkUnreachable:
-            return  # only once the session is closed
-        except ClusterError as error:
-            log.error("cannot register again: %s", error)
-            if self._on_failed is not None:
-                self._on_failed(error)
+                    await self._tell_stopping()
+            except ZkUnreachable:
+                return  # only once the session is closed
+            except ClusterError as error:
+                log.error("cannot register again, trying on: %s", error)
+                if self._on_failed is not None:
+                    self._on_failed(error)
+                self._taken_away = self._taken_away or taken
+                await asyncio.sleep(PAUSE_S)
 
     async def _register(self, *, timeout_ms: int) -> int:
         """Register in the current session, whatever state an earlier attempt left behind."""

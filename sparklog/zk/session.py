@@ -350,6 +350,10 @@ class ZkSession:
                         value = None
                 except ZkUnreachable:
                     continue
+                except ZkError as error:
+                    log.warning("watching %s: asking ZooKeeper again after %s", path, error)
+                    await asyncio.sleep(PAUSE_S)
+                    continue
                 report(value)
                 await fired.wait()
 

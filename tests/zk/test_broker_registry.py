@@ -21,6 +21,7 @@ from sparklog.zk import codecs, paths
 from sparklog.zk.broker_registry import BrokerRegistry
 from sparklog.zk.cluster_store import ClusterStore
 from sparklog.zk.controller_store import ControllerStore
+from sparklog.zk.errors import ZkError
 from sparklog.zk.ops import Op
 from sparklog.zk.session import SessionState
 
@@ -107,6 +108,55 @@ def test_a_living_process_whose_registration_was_deleted_registers_again(connect
             await other.session.delete(paths.broker(1))
             await until(lambda: incarnations == [2, 3], "a third registration")
             assert [(b.incarnation, b.trusted) for b in await other.live_brokers()] == [(3, True)]
+            await registry.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_registration_that_is_refused_for_no_known_reason_is_tried_again(connect: str) -> None:
+    """Nothing else would: the broker would serve on and hear of nothing."""
+
+    async def scenario() -> None:
+        incarnations: list[int] = []
+        failures: list[Exception] = []
+        async with opened(connect) as store, opened(connect) as other:
+            registry = await registered(store, broker(1), on_registered=incarnations.append, on_failed=failures.append)
+            multi = store.session.multi
+
+            def refused(ops: Sequence[Op]) -> asyncio.Future[tuple[object, ...]]:
+                store.session.multi = multi  # type: ignore[method-assign]
+                answer: asyncio.Future[tuple[object, ...]] = asyncio.get_running_loop().create_future()
+                answer.set_exception(ZkError("not understood"))
+                return answer
+
+            store.session.multi = refused  # type: ignore[method-assign]
+            await other.session.delete(paths.broker(1))
+            await until(lambda: incarnations == [2], "a second registration")
+            assert len(failures) == 1
+            store.session.multi = refused  # type: ignore[method-assign]
+            await expire(store.session)
+            await until(lambda: incarnations == [2, 3], "a third registration")
+            assert len(failures) == 2
+            await registry.close()
+
+    asyncio.run(scenario())
+
+
+def test_stopping_is_said_again_when_that_was_refused_for_no_known_reason(connect: str) -> None:
+    async def scenario() -> None:
+        async with opened(connect) as store:
+            registry = await registered(store, broker(1))
+            create = store.session.create
+
+            def refused(path: str, *found: object, **options: object) -> asyncio.Future[str]:
+                store.session.create = create  # type: ignore[method-assign]
+                answer: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+                answer.set_exception(ZkError("not understood"))
+                return answer
+
+            store.session.create = refused  # type: ignore[method-assign]
+            await registry.announce_stopping()
+            assert await store.session.exists(paths.stopping(1))
             await registry.close()
 
     asyncio.run(scenario())

@@ -14,7 +14,9 @@ import pytest
 
 from sparklog.cluster.controller_loop import ControllerLoop, ControllerStatus
 from sparklog.cluster.embedded_zookeeper import EmbeddedZookeeper
-from sparklog.controller.controller import ControllerSettings
+from sparklog.controller.controller import Controller, ControllerSettings
+from sparklog.controller.effects import Effect
+from sparklog.controller.events import Event, TopicRead
 from sparklog.controller.reassignments import moving_record
 from sparklog.errors import ClusterError, ErrorCode
 from sparklog.model import LeaderAndIsr, TopicPartition, TopicRecord
@@ -184,6 +186,26 @@ def test_topics_brokers_and_isr_changes_reach_everyone(connect: str) -> None:
         await one.store.notify_isr_change(one.broker_id, [tp])
         await until(lambda: all(h.known[tp].isr == (1, 2) for h in hearers), "the smaller ISR, known to all")
         assert await one.store.session.children(paths.ISR_CHANGES) == ()
+
+    run_with_three(connect, scenario)
+
+
+def test_a_term_that_fails_at_what_a_watch_brought_is_followed_by_another(
+    connect: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(loop: ControllerLoop, hearers: list[Hearer]) -> None:
+        epoch = loop.status.controller_epoch
+        step = Controller.step
+
+        def failing(core: Controller, event: Event, now_ms: int) -> list[Effect]:
+            if core.controller_epoch == epoch and isinstance(event, TopicRead):
+                raise KeyError("a bug")
+            return step(core, event, now_ms)
+
+        monkeypatch.setattr(Controller, "step", failing)
+        await hearers[0].store.create_topic(msgspec.structs.replace(RECORD, name="u", topic_id="id-2"))
+        await until(lambda: all("u" in h.topics for h in hearers), "the new topic, known to all")
+        assert loop.status.controller_epoch > epoch
 
     run_with_three(connect, scenario)
 

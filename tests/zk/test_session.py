@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from sparklog.cluster.embedded_zookeeper import EmbeddedZookeeper
 from sparklog.errors import ClusterError
-from sparklog.zk.errors import ZkBadVersion, ZkMultiFailed, ZkNodeExists, ZkNoNode, ZkUnreachable
+from sparklog.zk.errors import ZkBadVersion, ZkError, ZkMultiFailed, ZkNodeExists, ZkNoNode, ZkUnreachable
 from sparklog.zk.session import WINDOW, Check, Create, Delete, Node, SessionState, SetData, ZkSession
 
 from .support import expire, opened, until
@@ -87,6 +88,26 @@ def test_watches_report_now_and_after_each_change(connect: str) -> None:
             await session.ensure("/w")
             await until(lambda: nodes[-1] is not None, "the other watch goes on")
             assert len(children) == count
+
+    asyncio.run(scenario())
+
+
+def test_a_watch_goes_on_after_an_answer_that_nobody_understands(connect: str) -> None:
+    async def scenario() -> None:
+        async with opened(connect) as store:
+            session = store.session
+            get = session.get
+
+            def refused(path: str, *, on_change: Callable[[], None] | None = None) -> asyncio.Future[Node]:
+                session.get = get  # type: ignore[method-assign]
+                answer: asyncio.Future[Node] = asyncio.get_running_loop().create_future()
+                answer.set_exception(ZkError("not understood"))
+                return answer
+
+            session.get = refused  # type: ignore[method-assign]
+            nodes: list[Node | None] = []
+            session.watch_data("/w", nodes.append)
+            await until(lambda: nodes == [None], "a report all the same")
 
     asyncio.run(scenario())
 
