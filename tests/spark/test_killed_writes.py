@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -29,6 +30,7 @@ from sparklog.testing.standalone_spark import StandaloneSpark
 from tests.broker.topics import leader
 from tests.broker.transactions import find_coordinator
 from tests.spark.holding_source import register_holding_source
+from tests.spark.queries import drained
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
@@ -116,7 +118,7 @@ def test_a_driver_killed_before_its_commit_and_one_before_its_checkpoint(
             return all(point.exists() for point in reached)
 
         wait_until(all_there, 600, "all queries at their points")
-        assert copy(spark, topic, taken, tmp_path / f"checkpoint-{taken}").awaitTermination(180)
+        drained(partial(copy, spark, topic, taken, tmp_path / f"checkpoint-{taken}"))
         (tmp_path / f"{taken}.hold-commit.go").touch()
         failed = tmp_path / f"{taken}.failed"
         wait_until(lambda: failed.exists() and failed.read_text(), 180, "the driver that lingers to be refused")
@@ -130,7 +132,7 @@ def test_a_driver_killed_before_its_commit_and_one_before_its_checkpoint(
     stored = rows(admin, brokers, after, "read_uncommitted")
     assert len(stored) >= 2 * ROWS, "both attempts of both tasks have written"
     for target in (before, after):
-        assert copy(spark, topic, target, tmp_path / f"checkpoint-{target}").awaitTermination(180)
+        drained(partial(copy, spark, topic, target, tmp_path / f"checkpoint-{target}"))
     with pytest.raises(ProducerFenced):  # as the first driver would, had it only been slow
         commit_run(brokers.bootstrap, pickle.loads((tmp_path / f"{before}.messages").read_bytes()))
     for target in targets:
@@ -155,7 +157,7 @@ def test_the_leader_and_then_the_coordinator_are_killed_under_a_write(
         assert query.awaitTermination(180)
     assert settled_rows(admin, brokers, target) == [*range(ROWS)]
     fill(brokers, topic, ROWS, 2 * ROWS)
-    assert copy(spark, topic, target, tmp_path / "checkpoint").awaitTermination(180)
+    drained(partial(copy, spark, topic, target, tmp_path / "checkpoint"))
     assert settled_rows(admin, brokers, target) == [*range(2 * ROWS)]
 
 
@@ -191,7 +193,7 @@ def test_the_coordinator_is_killed_between_its_decision_and_the_markers(
     assert query.awaitTermination(180)
     assert settled_rows(admin, brokers, target) == [*range(ROWS)]
     fill(brokers, topic, ROWS, 2 * ROWS)
-    assert copy(spark, topic, target, tmp_path / "checkpoint", partitions=3).awaitTermination(180)
+    drained(partial(copy, spark, topic, target, tmp_path / "checkpoint", partitions=3))
     assert settled_rows(admin, brokers, target) == [*range(2 * ROWS)]
 
 

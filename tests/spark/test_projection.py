@@ -14,6 +14,7 @@ import sparklog
 from sparklog.client.admin import Admin
 from sparklog.client.producer import Producer
 from sparklog.testing.process_cluster import ProcessCluster
+from tests.spark.queries import drained
 
 pytestmark = pytest.mark.integration
 
@@ -57,16 +58,15 @@ def test_batches_and_streams_fetch_the_columns_of_their_schema(
     assert headers[0] - after[0] == stored and headers[1] == after[1]
     stream = spark.readStream.format("sparklog").option("subscribe", "wide").option("startingOffsets", "earliest")
     stream = stream.option("localReads", "never")
-    query = (
+    writer = (
         stream.schema("c4 binary")
         .load()
         .writeStream.format("memory")
         .queryName("wide_c4")
         .option("checkpointLocation", str(tmp_path))
         .trigger(availableNow=True)
-        .start()
     )
-    assert query.awaitTermination(180)
+    drained(writer.start)
     assert spark.table("wide_c4").count() == ROWS
     streamed = counted(brokers)
     assert (streamed[0] - headers[0], streamed[1] - headers[1]) == (stored, sent)

@@ -24,6 +24,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from sparklog.client.admin import Admin
 from sparklog.testing.process_cluster import ProcessCluster
 from tests.spark.kafka_side import KafkaBroker, KafkaSide, Record, Side, SparklogSide, jars_folder
+from tests.spark.queries import drained
 from tests.waiting import wait_until
 
 _JARS = jars_folder()
@@ -229,8 +230,7 @@ class Sink:
         return (writer.trigger(availableNow=True) if available_now else writer).start()
 
     def drain(self, frame: DataFrame) -> None:
-        query = self.start(frame, available_now=True)
-        assert query.awaitTermination(180)
+        drained(lambda: self.start(frame, available_now=True))
 
     @property
     def filled(self) -> list[list[Row]]:
@@ -438,7 +438,7 @@ def test_what_is_written_comes_back(spark: SparkSession, sides: Sides, topic: st
         query = arriving.writeStream.format(side.name).options(**own, topic=f"{topic}-keys")
         checkpoint = str(tmp_path / side.name)
         query = query.option("checkpointLocation", checkpoint).trigger(availableNow=True)
-        assert query.start().awaitTermination(180)
+        drained(query.start)
         back = load(spark, side, subscribePattern=f"{topic}-.*", includeHeaders="true")
         found.append(rows(back, *PLACED))
     assert found[1] == found[0]

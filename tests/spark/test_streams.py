@@ -23,6 +23,7 @@ from sparklog.client.producer import Producer
 from sparklog.model import TopicPartition
 from sparklog.testing.process_cluster import ProcessCluster, wait_until
 from tests.broker.topics import create_topic, hosted, leader
+from tests.spark.queries import drained
 
 pytestmark = pytest.mark.integration
 
@@ -66,9 +67,7 @@ class Sink:
         return (writer.trigger(availableNow=True) if available_now else writer).start()
 
     def drain(self, frame: DataFrame) -> StreamingQuery:
-        query = self.start(frame, available_now=True)
-        assert query.awaitTermination(180)
-        return query
+        return drained(lambda: self.start(frame, available_now=True))
 
     @property
     def values(self) -> list[str]:
@@ -235,8 +234,7 @@ def test_windows_and_a_join_of_two_topics(
     sinks.append(left.join(right, within).writeStream.outputMode("append"))
     for sink, name in zip(sinks, ("counted", "joined"), strict=True):
         writer = sink.format("memory").queryName(name).option("checkpointLocation", str(tmp_path / name))
-        query = writer.trigger(availableNow=True).start()
-        assert query.awaitTermination(180), query.lastProgress
+        drained(writer.trigger(availableNow=True).start)
     found = spark.sql("select topic, unix_micros(start) start, count from counted").collect()
     starts = {minute: int(at(minute).timestamp() * 1e6) for minute in (0, 10, 40)}
     assert sorted(found) == [

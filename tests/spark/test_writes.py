@@ -12,6 +12,7 @@ from pyspark.sql import functions as sf
 from pyspark.sql.streaming.query import StreamingQuery
 
 from sparklog.client.admin import Admin
+from tests.spark.queries import drained
 from tests.spark.test_round_trips import ALL_TYPES, read
 
 pytestmark = pytest.mark.integration
@@ -63,7 +64,7 @@ def test_all_types_in_a_topic_made_by_a_stream(spark: SparkSession, admin: Admin
     write(source, topic, createTopic="true")
     stream = spark.readStream.format("sparklog").options(subscribe=topic, startingOffsets="earliest").load()
     copy = f"{topic}-copy"
-    start(stream.select(*source.columns), copy, tmp_path / "checkpoint", createTopic="true").awaitTermination(180)
+    drained(lambda: start(stream.select(*source.columns), copy, tmp_path / "checkpoint", createTopic="true"))
     found = read(spark, copy).select(*source.columns)
     assert found.orderBy(sf.col("at").desc_nulls_last()).collect() == source.collect()
     assert str(admin.describe_topic(copy).schema.field("at").type) == "timestamp[us, tz=UTC]"
@@ -94,7 +95,7 @@ def test_two_writes_in_one_foreach_batch_and_one_that_is_named(
     writer = (
         source.select("x").writeStream.foreachBatch(both).option("checkpointLocation", str(tmp_path / "checkpoint"))
     )
-    writer.trigger(availableNow=True).start().awaitTermination(180)
+    drained(writer.trigger(availableNow=True).start)
     assert [read(spark, name).count() for name in names] == [3, 6, 3, 3, 3]
 
 
@@ -109,7 +110,7 @@ def test_complete_mode_appends_the_whole_result_each_time(
         counted = stream.groupBy((sf.col("x") % 2).alias("odd")).count()
         writer = counted.writeStream.format("sparklog").options(topic=target, createTopic="true").outputMode("complete")
         writer = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True)
-        writer.start().awaitTermination(180)
+        drained(writer.start)
     found = sorted(tuple(row) for row in read(spark, target).select("odd", "count").collect())
     assert found == [(0, 2), (0, 4), (1, 2), (1, 4)]
 

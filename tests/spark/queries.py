@@ -1,0 +1,26 @@
+"""Streaming queries that end by themselves."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from pyspark.errors import StreamingQueryException
+from pyspark.sql.streaming.query import StreamingQuery
+
+_PATIENCE_S = 180
+
+
+def drained(start: Callable[[], StreamingQuery]) -> StreamingQuery:
+    """Start a query and wait for its end. Spark gives a query's Python process ten seconds to come up, whatever the
+    settings: where a busy machine takes longer, the query is started again from its checkpoint."""
+    deadline = time.monotonic() + _PATIENCE_S
+    while True:
+        query = start()
+        try:
+            assert query.awaitTermination(_PATIENCE_S), query.lastProgress
+        except StreamingQueryException as error:
+            if "failed to connect back" not in str(error) or time.monotonic() > deadline:
+                raise
+        else:
+            return query
