@@ -23,6 +23,9 @@ from sparklog.protocol.messages import Metadata, MetadataReply, Reply, Request, 
 #: A broker that has not answered what any broker could answer for so long is passed over, first time; then twice, and
 #: so on up to the time-out of requests.
 _ASK_ANOTHER_AFTER_S = 1.0
+#: A broker that says nothing for so long while others do, though it was asked something, may hang: who asks it for a
+#: new leader, which may be about to be elected in its place, would lose ``_ASK_ANOTHER_AFTER_S``.
+_SUSPICIOUS_S = 0.5
 #: How often metadata are asked for while they do not help, at most: who waits for a new leader waits so much longer.
 _METADATA_BACKOFF = Backoff(max_ms=200.0)
 #: Metadata that did not help so often in a row may come from brokers that are out of date.
@@ -202,6 +205,7 @@ class AsyncLink:
             await self._meet_another()
         alive = [b for b in self._brokers.values() if b.connection is not None and not b.connection.closed]
         alive = [b for b in alive if not b.silent] or alive
+        alive = [b for b in alive if b.connection is not None and b.connection.silent_s < _SUSPICIOUS_S] or alive
         if alive and self.metadata.brokers:  # else those asked so far knew nothing: others may know more
             chosen = self._random.choice(alive).connection
             assert chosen is not None

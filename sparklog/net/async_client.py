@@ -33,6 +33,8 @@ class AsyncConnection(asyncio.BufferedProtocol):
         self._writable = asyncio.Event()
         self._writable.set()
         self._reason = "closed"
+        #: When the peer was last heard, or was asked something with nothing else under way; the loop's time.
+        self._heard_s = 0.0
 
     @classmethod
     async def open(
@@ -77,6 +79,8 @@ class AsyncConnection(asyncio.BufferedProtocol):
         if self.closed:
             future.set_exception(self._lost_error())
             return future
+        if not self._waiting:
+            self._heard_s = self._loop.time()
         self._waiting[self._write(message, body)] = future
         return future
 
@@ -85,6 +89,11 @@ class AsyncConnection(asyncio.BufferedProtocol):
         if self.closed:
             raise self._lost_error()
         self._write(message, body)
+
+    @property
+    def silent_s(self) -> float:
+        """For how long the peer has said nothing at all though it was asked something; seconds."""
+        return self._loop.time() - self._heard_s if self._waiting else 0.0
 
     @property
     def writable(self) -> bool:
@@ -120,6 +129,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
         return self._end.get_buffer()
 
     def buffer_updated(self, nbytes: int) -> None:
+        self._heard_s = self._loop.time()
         try:
             replies = self._end.buffer_updated(nbytes)
         except ProtocolError as error:

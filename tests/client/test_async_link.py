@@ -105,3 +105,40 @@ def test_a_broker_that_was_silent_for_once_counts_again_when_it_answers(fake: Fa
         await link.closed()
 
     asyncio.run(test())
+
+
+def test_a_broker_that_leaves_something_unanswered_is_not_asked_for_metadata_while_another_speaks(
+    fake: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It hosts the leader that hangs: who waits for its successor would wait for it as well."""
+    monkeypatch.setattr("sparklog.client.async_link._SUSPICIOUS_S", 0.05)
+    monkeypatch.setattr("sparklog.client.async_link._ASK_ANOTHER_AFTER_S", 60.0)
+
+    async def test() -> None:
+        connected = asyncio.Event()
+
+        def changed() -> None:
+            if all(link.connection(broker.broker_id) for broker in fake.brokers):
+                connected.set()
+
+        link = AsyncLink(fake.bootstrap, client_id="test", changed=changed, request_timeout_s=60.0)
+        reply = await link.ask_any(Metadata(0, ()))
+        assert isinstance(reply, MetadataReply)
+        link.metadata.update(reply)
+        changed()
+        await connected.wait()
+        fake.fault(0, lambda broker, connection, request: True)
+        hanging = link.connection(0)
+        assert hanging is not None
+        assert hanging.silent_s == 0
+        waiting = hanging.request(Metadata(0, ()))
+        await asyncio.sleep(0.1)
+        assert hanging.silent_s >= 0.05
+        for _ in range(12):
+            await link.ask_any(Metadata(0, ()))
+        assert not waiting.done()
+        waiting.cancel()
+        link.close()
+        await link.closed()
+
+    asyncio.run(asyncio.wait_for(test(), 30))
