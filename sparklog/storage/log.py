@@ -12,7 +12,7 @@ The directory and its files are made by the first append, so that an empty parti
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -77,6 +77,8 @@ class Log:
         self._producers = ProducerTable()
         self._hot: HotLog = {}
         self._on_disk = False
+        #: ``partition.json`` has all schemas; where there was no room for one, the next append writes it first
+        self._schemas_stored = True
         self._closed = False
         #: readers may have mapped the files up to here
         self._served_end = 0
@@ -180,9 +182,9 @@ class Log:
         """Learn a schema before batches of it come. Known ids are left as they are."""
         if schema.schema_id not in self._schemas:
             self._schemas[schema.schema_id] = schema.message
+            self._schemas_stored = False
             if self._on_disk:
-                with self._offline_on_error("storing a schema"):
-                    self._write_partition_file()
+                self._write_if_room("storing a schema", self._write_partition_file)
 
     # --- append -------------------------------------------------------------------------------------------------
 
@@ -264,6 +266,8 @@ class Log:
         try:
             if not self._on_disk:
                 self._make_directory()
+            elif not self._schemas_stored:
+                self._write_partition_file()
             self._chain.append(runs, self._prelude)
         except OSError as failure:
             if is_full(failure):
@@ -433,7 +437,8 @@ class Log:
             self._producers.clear()
 
     def advance_log_start(self, offset: int) -> int:
-        """Raise the log start to ``offset``, at most the high watermark; return the log start.
+        """Raise the log start to ``offset``, at most the high watermark; return the log start, which stays as it is
+        while the disk is too full to note what goes.
 
         The segments wholly below leave the log at once. Their files go when a checkpoint has made the new log start
         durable (``delete_retired``): a log whose first segment is missing in part must not be taken for a damaged one.
@@ -443,16 +448,22 @@ class Log:
         if start <= self.log_start_offset:
             return self.log_start_offset
         leaving = [segment for segment in self._chain.segments[:-1] if segment.end_offset <= start]
-        if leaving:
-            with self._offline_on_error("writing the producers of"):
-                base = leaving[-1].end_offset
-                self._seals.bridge(base, lambda: load_producers(self._disk, self.directory, leaving))
+        if leaving and not self._bridge(leaving):
+            return self.log_start_offset
         self.log_start_offset = start
         self._seals.cancel(leaving)
         self._chain.retire_below(start)
         self._epochs.advance_start(self.first_segment_offset)
         self._producers.transactions.forget_below(start)
         return start
+
+    def _bridge(self, leaving: list[Segment]) -> bool:
+        """Keep what the segments about to go say of producers, if there is room for that."""
+        base = leaving[-1].end_offset
+        return self._write_if_room(
+            "writing the producers of",
+            lambda: self._seals.bridge(base, lambda: load_producers(self._disk, self.directory, leaving)),
+        )
 
     def delete_retired(self, durable_start: int) -> None:
         """The checkpoint on disk has ``durable_start`` for the log start: delete the files of segments below it.
@@ -478,9 +489,10 @@ class Log:
             retention_ms=self.config.retention_ms,
             retention_bytes=self.config.retention_bytes,
         )
-        if count:
-            self.advance_log_start(self._chain.segments[count].base_offset)
-        return count
+        if not count:
+            return 0
+        start = self._chain.segments[count].base_offset
+        return count if self.advance_log_start(start) >= start else 0
 
     def _forget_from(self, end: int) -> None:
         """The segments end at ``end`` now: so does everything derived from them."""
@@ -595,6 +607,7 @@ class Log:
         schemas = tuple(TopicSchema(schema_id, message) for schema_id, message in self._schemas.items())
         content = PartitionFile(self.tp.topic, self.tp.partition, self.topic_id, schemas)
         write_partition_file(self._disk, self.directory, content, sync=False)
+        self._schemas_stored = True
 
     def _prelude(self, schema_id: int) -> bytes:
         return self._services.prelude(self._schema_message(schema_id))
@@ -622,6 +635,17 @@ class Log:
     def _check_open(self) -> None:
         if self._closed:
             raise BrokerError(ErrorCode.KAFKA_STORAGE_ERROR, f"{self.tp}: the log is closed")
+
+    def _write_if_room(self, doing: str, write: Callable[[], None]) -> bool:
+        """False: the disk is full, which other logs may be about to change."""
+        with self._offline_on_error(doing):
+            try:
+                write()
+            except OSError as failure:
+                if not is_full(failure):
+                    raise
+                return False
+        return True
 
     def _offline_on_error(self, doing: str) -> AbstractContextManager[None]:
         return self._services.offline_on_error(f"{doing} {self.tp}")

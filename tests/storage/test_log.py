@@ -15,6 +15,7 @@ from sparklog.storage.log_set import LogDirectory
 from sparklog.testing.sim_disk import SimDisk
 from tests.storage.batches import (
     LOG_DIR,
+    SCHEMAS,
     TP,
     append,
     batch,
@@ -433,6 +434,69 @@ def test_retention_frees_a_full_disk(disk: SimDisk, directory: LogDirectory) -> 
     assert again is not None
     assert (again.log_start_offset, again.log_end_offset) == (start, end + 3)
     assert start > 0
+
+
+def test_a_log_start_that_cannot_be_bridged_on_a_full_disk_waits(disk: SimDisk, directory: LogDirectory) -> None:
+    """A follower's segments need not be sealed when its leader deletes them, so what they say of producers is in no
+    snapshot yet. The disk is full, not broken."""
+    log = create_log(directory, segment_bytes=SMALL)
+    for sequence in range(0, 60, 3):
+        append(log, batch(3, first=sequence, producer=7, sequence=sequence))
+    log.set_high_watermark(log.log_end_offset)
+    start = log.segments[3].base_offset
+    directory.checkpoint()
+    disk.capacity_bytes = disk.used_bytes
+    assert log.advance_log_start(start) == 0
+    assert directory.offline is None and read_numbers(log) == list(range(60))
+    disk.capacity_bytes = None
+    assert log.advance_log_start(start) == start
+    directory.checkpoint()
+    disk.restart(page_cache_lost=False)
+    again = open_directory(disk=disk).get(TP)
+    assert again is not None and again.log_start_offset == start
+    assert append(again, batch(3, first=57, producer=7, sequence=57)) == OffsetRange(57, 60), "known, as it was before"
+
+
+def test_retention_on_a_full_disk_counts_only_what_it_let_go(disk: SimDisk, directory: LogDirectory) -> None:
+    log = create_log(directory, segment_bytes=SMALL, retention_ms=1)
+    for sequence in range(0, 60, 3):
+        append(log, batch(3, first=sequence, producer=7, sequence=sequence))
+    sealed = log.segments[3].base_offset
+    commit_and_seal(log, sealed)
+    for name in disk.names(log.directory):
+        if name.endswith(".producers"):
+            disk.remove(log.directory / name)
+    directory.checkpoint()
+    disk.restart(page_cache_lost=False)
+    directory = open_directory(disk=disk)
+    found = directory.get(TP)
+    assert found is not None
+    found.config = config(retention_ms=1)
+    disk.capacity_bytes = disk.used_bytes
+    assert found.apply_retention(10**15) == 0
+    assert (found.log_start_offset, directory.offline) == (0, None)
+    disk.capacity_bytes = None
+    assert found.apply_retention(10**15) == 3
+
+
+def test_a_schema_learned_on_a_full_disk_is_stored_before_the_first_batch_of_it(
+    disk: SimDisk, directory: LogDirectory
+) -> None:
+    log = directory.create(TP, "t-1", schemas=SCHEMAS[:1], config=config(segment_bytes=SMALL))
+    fill(log, 2)
+    disk.capacity_bytes = disk.used_bytes
+    log.add_schema(SCHEMAS[1])
+    assert directory.offline is None
+    with refused(ErrorCode.KAFKA_STORAGE_ERROR):
+        append(log, batch(3, first=6, schema_id=1))
+    assert read_numbers(log) == list(range(6))
+    disk.capacity_bytes = None
+    append(log, batch(3, first=6, schema_id=1))
+    directory.checkpoint()
+    disk.restart(page_cache_lost=False)
+    again = open_directory(disk=disk).get(TP)
+    assert again is not None
+    assert (again.schema_ids, again.log_end_offset, again.findings) == ((0, 1), 9, ())
 
 
 # --- a bad disk -------------------------------------------------------------------------------------------------
