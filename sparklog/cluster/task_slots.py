@@ -17,8 +17,10 @@ from sparklog.cluster.options import Sizing
 from sparklog.errors import ClusterError
 
 _TICK_S = 0.2
-#: The last line of a traceback, which stands in the middle of a Java error.
-_RAISED_IN_PYTHON = re.compile(r"Traceback \(most recent call last\):\n(?:\s.*\n)+(\S.*)")
+#: The last line of a traceback, which stands in the middle of a Java error; or that there was no Python to run.
+_RAISED_IN_PYTHON = re.compile(
+    r"Traceback \(most recent call last\):\n(?:\s.*\n)+(?P<raised>\S.*)|(?P<missing>Cannot run program .*)"
+)
 #: Another try does not mend these.
 _NO_FITTING_PYTHON = re.compile(r"^(ModuleNotFoundError|ImportError)\b|PYTHON_VERSION_MISMATCH|Cannot run program")
 
@@ -83,10 +85,10 @@ def too_few_slots(found: int, sizing: Sizing, *, brokers: int, master: str) -> s
 
 
 def cause_of(error: BaseException) -> str:
-    """One line of a Java error: what a Python worker raised, else the first that names an exception and is not py4j's
-    own."""
+    """One line of a Java error: what a Python worker raised, or why there was none; else the first that names an
+    exception and is not py4j's own."""
     if raised := _RAISED_IN_PYTHON.search(str(error)):
-        return raised[1].strip()[:300]
+        return str(raised["raised"] or raised["missing"]).strip()[:300]
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     found = next((line for line in lines if "Exception" in line and "An error occurred" not in line), "")
     return (found or (lines[0] if lines else type(error).__name__)).lstrip(": ")[:300]

@@ -25,7 +25,10 @@ _RAISED = """org.apache.spark.api.python.PythonException: [PYTHON_EXCEPTION] Tra
     [
         (_RAISED.format("ModuleNotFoundError: No module named 'msgspec'"), "ModuleNotFoundError: No module"),
         (_RAISED.format("pyspark.errors.PySparkRuntimeError: [PYTHON_VERSION_MISMATCH] 3.9"), "PYTHON_VERSION_MISM"),
-        ('java.io.IOException: Cannot run program "python9": error=2, No such file', 'Cannot run program "python9"'),
+        (
+            'a barrier task failed.\njava.io.IOException: Cannot run program "python9": error=2, No such file',
+            'Cannot run program "python9": error=2',
+        ),
     ],
 )
 def test_workers_of_another_python(failure: str, cause: str) -> None:
