@@ -39,12 +39,12 @@ def admin(cluster: ProcessCluster) -> Iterator[Admin]:
 
 
 def test_partitions_are_added_beside_those_that_are_there(cluster: ProcessCluster, admin: Admin) -> None:
-    create_topic(cluster, "grows", partitions=2, replicas=2)
-    with Writer(cluster, "grows", 1) as writer:
+    create_topic(cluster, "more-partitions", partitions=2, replicas=2)
+    with Writer(cluster, "more-partitions", 1) as writer:
         writer.write(encoded(3))
-    before, led = admin.describe_topic("grows").partitions, _leaderships(cluster)
-    assert len(admin.create_partitions("grows", 5).partitions) == 5
-    after = admin.describe_topic("grows").partitions
+    before, led = admin.describe_topic("more-partitions").partitions, _leaderships(cluster)
+    assert len(admin.create_partitions("more-partitions", 5).partitions) == 5
+    after = admin.describe_topic("more-partitions").partitions
     assert [part.replicas for part in after[:2]] == [part.replicas for part in before]
     assert all(len(part.replicas) == 2 and part.leader is not None for part in after)
     wait_until(lambda: _leaderships(cluster).total() == led.total() + 3, PATIENCE_S, "broker 0 to know all leaders")
@@ -52,11 +52,11 @@ def test_partitions_are_added_beside_those_that_are_there(cluster: ProcessCluste
     now = _leaderships(cluster)
     if now == led + added:  # else others have moved meanwhile, and nobody knows what was seen of that
         assert max(now[broker_id] for broker_id in added) <= min(now[slot] for slot in cluster.slots) + 1, "no room"
-    admin.create_partitions("grows", 7, assignment=[(2, 1), (0, 2)])
-    assert [part.replicas for part in admin.describe_topic("grows").partitions[5:]] == [(2, 1), (0, 2)]
-    with Writer(cluster, "grows", 6) as writer:
+    admin.create_partitions("more-partitions", 7, assignment=[(2, 1), (0, 2)])
+    assert [part.replicas for part in admin.describe_topic("more-partitions").partitions[5:]] == [(2, 1), (0, 2)]
+    with Writer(cluster, "more-partitions", 6) as writer:
         assert writer.write(encoded(1)) == 0
-    with Writer(cluster, "grows", 1) as writer:
+    with Writer(cluster, "more-partitions", 1) as writer:
         assert writer.write(encoded(1)) == 3
 
 
@@ -69,20 +69,20 @@ def _leaderships(cluster: ProcessCluster) -> Counter[int]:
 
 
 def test_partitions_that_cannot_be_added_are_refused(cluster: ProcessCluster, admin: Admin) -> None:
-    create_topic(cluster, "stays", partitions=2, replicas=2)
+    create_topic(cluster, "as-many-as-before", partitions=2, replicas=2)
     refused = [
-        (("stays", 2, ()), ErrorCode.INVALID_PARTITIONS, "it has 2, expected 3"),
-        (("stays", 1_000_000, ()), ErrorCode.INVALID_PARTITIONS, "to 100000"),
-        (("stays", 3, ((0, 9),)), ErrorCode.INVALID_REPLICA_ASSIGNMENT, r"\[9\]"),
-        (("stays", 3, ((0, 1), (1, 2))), ErrorCode.INVALID_REPLICA_ASSIGNMENT, "2 partitions"),
-        (("stays", 3, ((0,),)), ErrorCode.INVALID_REPLICA_ASSIGNMENT, "2 each"),
+        (("as-many-as-before", 2, ()), ErrorCode.INVALID_PARTITIONS, "it has 2, expected 3"),
+        (("as-many-as-before", 1_000_000, ()), ErrorCode.INVALID_PARTITIONS, "to 100000"),
+        (("as-many-as-before", 3, ((0, 9),)), ErrorCode.INVALID_REPLICA_ASSIGNMENT, r"\[9\]"),
+        (("as-many-as-before", 3, ((0, 1), (1, 2))), ErrorCode.INVALID_REPLICA_ASSIGNMENT, "2 partitions"),
+        (("as-many-as-before", 3, ((0,),)), ErrorCode.INVALID_REPLICA_ASSIGNMENT, "2 each"),
         (("absent", 3, ()), ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "absent"),
     ]
     for (name, count, assignment), code, detail in refused:
         with pytest.raises(BrokerError, match=detail) as caught:
             admin.create_partitions(name, count, assignment=assignment)
         assert caught.value.code == code
-    assert len(admin.describe_topic("stays").partitions) == 2
+    assert len(admin.describe_topic("as-many-as-before").partitions) == 2
 
 
 def test_replicas_move_with_all_they_hold_and_leave_nothing_behind(cluster: ProcessCluster, admin: Admin) -> None:
@@ -182,14 +182,14 @@ def test_leaders_are_elected_when_asked_for(cluster: ProcessCluster, admin: Admi
 
 
 def test_an_election_that_nobody_took_up_in_time_is_not_held_later(cluster: ProcessCluster, admin: Admin) -> None:
-    create_topic(cluster, "late", assignment=((0, 1),))
-    admin.reassign({TopicPartition("late", 0): (1, 0)})
-    wait_until(lambda: partition(cluster, "late").replicas == (1, 0), PATIENCE_S, "another order")
-    led_by = leader(cluster, "late")
+    create_topic(cluster, "late-election", assignment=((0, 1),))
+    admin.reassign({TopicPartition("late-election", 0): (1, 0)})
+    wait_until(lambda: partition(cluster, "late-election").replicas == (1, 0), PATIENCE_S, "another order")
+    led_by = leader(cluster, "late-election")
     cluster.stop_controller()
     try:
         with cluster.connect(2) as connection, pytest.raises(BrokerError, match="no controller") as caught:
-            connection.request(ElectLeaders(0, "preferred", 500, (("late", 0),)))
+            connection.request(ElectLeaders(0, "preferred", 500, (("late-election", 0),)))
         assert caught.value.code == ErrorCode.REQUEST_TIMED_OUT
 
         async def open_requests(store: ClusterStore) -> tuple[str, ...]:
@@ -198,7 +198,7 @@ def test_an_election_that_nobody_took_up_in_time_is_not_held_later(cluster: Proc
         wait_until(lambda: cluster.ask_zookeeper(open_requests) == (), PATIENCE_S, "the request to be taken back")
     finally:
         cluster.start_controller()
-    assert (led_by, leader(cluster, "late")) == (0, 0)
+    assert (led_by, leader(cluster, "late-election")) == (0, 0)
 
 
 def test_a_broker_that_nobody_would_start_again_refuses_to_restart(cluster: ProcessCluster, admin: Admin) -> None:

@@ -247,17 +247,17 @@ def test_abandoned_transactions_time_out_and_operators_end_others(cluster: Proce
 
 
 def test_two_hundred_keys_at_once(cluster: ProcessCluster) -> None:
-    create_topic(cluster, "many", partitions=4)
+    create_topic(cluster, "many-keys", partitions=4)
 
     def one(number: int) -> None:
         client = Client(cluster, f"many-{number}")
         client.begin()
-        client.write("many", number % 4, 1, f"{number}-")
+        client.write("many-keys", number % 4, 1, f"{number}-")
         assert client.end(commit=number % 2 == 0).complete
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(one, range(200)))
-    values = [value for number in range(4) for value in read(cluster, "many", number, isolation=1).values]
+    values = [value for number in range(4) for value in read(cluster, "many-keys", number, isolation=1).values]
     assert sorted(values) == sorted(b"%d-0" % number for number in range(0, 200, 2))
 
 
