@@ -7,15 +7,21 @@ from collections.abc import Sequence
 from sparklog.client.coordination import GROUP, Coordination, ask_all_brokers
 from sparklog.client.link import ClusterLink
 from sparklog.errors import BrokerError
+from sparklog.model import INTERNAL_PREFIX, TopicPartition
 from sparklog.protocol.messages import (
     CommitOffsets,
     CommitOffsetsReply,
     FetchOffsets,
     FetchOffsetsReply,
+    FindCoordinator,
+    FindCoordinatorReply,
     GroupOffset,
     ListGroups,
     ListGroupsReply,
 )
+
+#: A group's coordinator is the leader of one of its partitions.
+OFFSETS_TOPIC = INTERNAL_PREFIX + "consumer_offsets"
 
 
 def commit_offsets(
@@ -37,11 +43,25 @@ def commit_offsets(
 def group_offsets(link: ClusterLink, group: str, *, timeout_s: float | None = None) -> tuple[GroupOffset, ...]:
     """All offsets a group has; none for a group that nobody has written to.
 
+    A coordinator that was cut off and deposed does not know it. Who went on from what it tells would do twice what has
+    been committed since, so the other brokers have to confirm it.
+
     Raises:
-        ClientTimeout: no coordinator answered in time.
+        ClientTimeout: no coordinator answered in time, or not more than half of the brokers confirmed the one that did.
     """
-    request = FetchOffsets(0, group)
-    return Coordination(link).ask(GROUP, group, request, FetchOffsetsReply, timeout_s=timeout_s).offsets
+    asked_before = False
+
+    def attempt() -> tuple[GroupOffset, ...]:
+        nonlocal asked_before
+        found = link.ask_any(FindCoordinator(0, GROUP, group), FindCoordinatorReply)
+        tp = TopicPartition(OFFSETS_TOPIC, found.partition)
+        leader = link.leader(tp, refresh=asked_before)
+        asked_before = True
+        reply = link.ask_broker(leader.broker_id, FetchOffsets(0, group), FetchOffsetsReply)
+        link.confirm(tp, leader)
+        return reply.offsets
+
+    return link.retrying(f"offsets of group {group!r}", attempt, timeout_s=timeout_s)
 
 
 def list_groups(link: ClusterLink) -> list[str]:

@@ -23,8 +23,13 @@ from sparklog.net.server import ServerConnection
 from sparklog.protocol.messages import (
     Fetch,
     FetchedPartition,
+    FetchOffsets,
+    FetchOffsetsReply,
     FetchPartition,
     FetchReply,
+    FindCoordinator,
+    FindCoordinatorReply,
+    GroupOffset,
     ListedOffset,
     ListOffsets,
     ListOffsetsReply,
@@ -184,3 +189,27 @@ def test_what_the_others_confirm_is_believed(deposed: FakeCluster) -> None:
     ):
         consumer.poll(10.0)
     assert caught.value.code == ErrorCode.OFFSET_OUT_OF_RANGE
+
+
+def test_a_deposed_coordinator_of_a_group_tells_no_old_offsets(fake: FakeCluster) -> None:
+    topic = fake.create("__consumer_offsets")
+    fake.move(TopicPartition("__consumer_offsets", 0), 1)
+    fake.coordinator.offsets["g", "t", 0] = 2
+    leads = PartitionMetadata(0, 0, 0, (0, 1), (0, 1))
+    told = TopicMetadata(0, "__consumer_offsets", topic.topic_id, (leads,), tuple(topic.schemas), topic.key)
+
+    def deposed(broker: FakeBroker, connection: ServerConnection, request: Request) -> bool:
+        if isinstance(request, Metadata):
+            brokers = tuple(other.metadata_broker() for other in broker.cluster.brokers)
+            connection.reply(MetadataReply(request.cid, "fake", 1, brokers, (told,)))
+        elif isinstance(request, FindCoordinator):
+            connection.reply(FindCoordinatorReply(request.cid, broker.metadata_broker(), 0))
+        elif isinstance(request, FetchOffsets):
+            connection.reply(FetchOffsetsReply(request.cid, (GroupOffset("t", 0, 1),)))
+        else:
+            return False
+        return True
+
+    fake.fault(0, deposed)
+    with Admin(at_broker_0(fake), timeout_s=30.0) as admin:
+        assert admin.group_offsets("g") == {TP: 2}
