@@ -273,7 +273,9 @@ class LeaderFetcher:
             bodies,
         )
         self._broker.counters["fetcher.bytes"] += len(headers) + len(bodies)
-        if answer.log_start_offset > partition.log.log_start_offset and answer.code == ErrorCode.NONE:
+        # A late answer of a deposed leader says nothing about the log of the present one.
+        current = answer.code == ErrorCode.NONE and position.leader_epoch == partition.replica.leader_epoch
+        if current and answer.log_start_offset > partition.log.log_start_offset:
             partition.advance_log_start(answer.log_start_offset)
         if self._followed.get(key) is not followed:
             return

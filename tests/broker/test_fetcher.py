@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -18,32 +19,38 @@ from sparklog.protocol.messages import ControlUpdate, Fetch, FetchedPartition, F
 LEADER = 1
 
 
-class Liar:
-    """Announces a batch and sends no bytes of it."""
+class FakeLeader:
+    """Answers everything the same."""
 
-    def __init__(self) -> None:
+    def __init__(self, answer: FetchedPartition) -> None:
         self.connections: list[ServerConnection] = []
-        self.asked = asyncio.Event()
+        self.requests = 0
+        self._answer = answer
 
-    def __call__(self, connection: ServerConnection) -> Liar:
+    def __call__(self, connection: ServerConnection) -> FakeLeader:
         self.connections.append(connection)
         return self
 
     def request_received(self, request: Request, body: memoryview) -> None:
         assert isinstance(request, Fetch)
-        lie = FetchedPartition("t", 0, 0, 0, 0, 0, 1, 1, 0)
-        self.connections[-1].reply(FetchReply(request.cid, 0, 7, (lie,)))
-        if len(self.connections) > 2:
-            self.asked.set()
+        self.requests += 1
+        self.connections[-1].reply(FetchReply(request.cid, 0, 7, (self._answer,)))
 
     def connection_lost(self) -> None: ...
 
 
-def test_an_answer_that_cannot_be_read_costs_its_connection_and_not_the_fetcher(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        liar = Liar()
+def run(
+    tmp_path: Path,
+    answer: FetchedPartition,
+    followed: SimpleNamespace,
+    scenario: Callable[[BrokerState, FakeLeader], Awaitable[None]],
+) -> None:
+    """A broker that follows a partition at a leader with this answer, in leader epoch 0."""
+
+    async def go() -> None:
+        leader = FakeLeader(answer)
         server = await serve(
-            liar,
+            leader,
             host="127.0.0.1",
             port=0,
             describe=lambda cid, version: HelloReply(cid, version, LEADER, 1, "cluster", 2**20),
@@ -62,12 +69,47 @@ def test_an_answer_that_cannot_be_read_costs_its_connection_and_not_the_fetcher(
         endpoint = BrokerEndpoint(LEADER, "127.0.0.1", server.port, 1)
         broker.cache.apply(ControlUpdate(0, "c", 1, 1, False, (endpoint,), (), ()))
         fetchers = Fetchers(broker)
-        log = SimpleNamespace(log_end_offset=0, last_epoch=-1, log_start_offset=0)
-        followed = SimpleNamespace(tp=TopicPartition("t", 0), topic_id="id", log=log, stopped=False)
         fetchers.follow(cast(Partition, followed), LEADER, 0)
-        await asyncio.wait_for(liar.asked.wait(), 60)
-        assert broker.counters["fetcher.connections.failed"] >= 2
+        await scenario(broker, leader)
         await fetchers.close()
         await server.close()
 
-    asyncio.run(scenario())
+    asyncio.run(go())
+
+
+def partition(**more: object) -> SimpleNamespace:
+    log = SimpleNamespace(log_end_offset=0, last_epoch=-1, log_start_offset=0)
+    return SimpleNamespace(tp=TopicPartition("t", 0), topic_id="id", log=log, stopped=False, **more)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    deadline = asyncio.get_running_loop().time() + 60
+    while not condition():
+        assert asyncio.get_running_loop().time() < deadline
+        await asyncio.sleep(0.01)
+
+
+def test_an_answer_that_cannot_be_read_costs_its_connection_and_not_the_fetcher(tmp_path: Path) -> None:
+    """It announces a batch, and no bytes of it come."""
+
+    async def scenario(broker: BrokerState, leader: FakeLeader) -> None:
+        await until(lambda: len(leader.connections) > 2)
+        assert broker.counters["fetcher.connections.failed"] >= 2
+
+    run(tmp_path, FetchedPartition("t", 0, 0, 0, 0, 0, 1, 1, 0), partition(), scenario)
+
+
+def test_a_late_answer_of_a_deposed_leader_moves_no_log_start(tmp_path: Path) -> None:
+    """After an unclean election it may have begun where its successor still holds committed records."""
+    moved: list[int] = []
+    replica = SimpleNamespace(leader_epoch=1, lagging=False)
+    followed = partition(replica=replica, leader_answered=lambda *_: None, advance_log_start=moved.append)
+
+    async def scenario(broker: BrokerState, leader: FakeLeader) -> None:
+        await until(lambda: leader.requests > 2)
+        assert not moved
+        replica.leader_epoch = 0
+        await until(lambda: bool(moved))
+        assert set(moved) == {5}
+
+    run(tmp_path, FetchedPartition("t", 0, 0, 9, 9, 5, 0, 0, 0), followed, scenario)
