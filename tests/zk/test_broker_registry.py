@@ -30,7 +30,7 @@ from .support import broker, expire, opened, retire, until
 
 async def registered(store: ClusterStore, registration: BrokerRegistration, **callbacks: object) -> BrokerRegistry:
     registry = BrokerRegistry(store.session, registration, **callbacks)  # type: ignore[arg-type]
-    await registry.start(timeout_ms=5000)
+    await registry.start(timeout_ms=30_000)
     return registry
 
 
@@ -53,9 +53,9 @@ def test_broker_re_registers_over_its_own_old_ephemeral_node(connect: str) -> No
     """The process was killed and is back before ZooKeeper has noticed: it does not wait for the session time-out."""
 
     async def scenario() -> None:
-        async with opened(connect, session_timeout_ms=20_000) as dead, opened(connect) as store:
+        async with opened(connect, session_timeout_ms=40_000) as dead, opened(connect) as store:
             await registered(dead, broker(1, port=9092))
-            registry = await asyncio.wait_for(registered(store, broker(1, port=9093)), 2)
+            registry = await asyncio.wait_for(registered(store, broker(1, port=9093)), 30)
             [found] = await store.live_brokers()
             assert (found.incarnation, found.port) == (2, 9093)
             assert (await store.session.get(paths.broker(1))).ephemeral_owner == store.session.session_id
@@ -73,7 +73,7 @@ def test_another_hosts_registration_is_waited_for_then_refused_by_name(connect: 
             registry = BrokerRegistry(store.session, broker(1, host="h2"))
             with pytest.raises(ClusterError, match=r"broker id 1 is registered by h1:9092"):
                 await registry.start(timeout_ms=300)
-            waiting = asyncio.create_task(registry.start(timeout_ms=5000))
+            waiting = asyncio.create_task(registry.start(timeout_ms=30_000))
             await theirs.session.close()
             assert await waiting == 2
             await registry.close()
