@@ -2,8 +2,9 @@
 
 A program of its own, so that what it costs is no broker's and no controller's, steered by lines on its standard input:
 ``mark`` begins a measurement, ``report`` prints it as JSON, ``watch`` and then ``silent`` tell which partitions had no
-acknowledgement since ``watch``, the end of input ends it. At most one record of a partition
-is under way. After a wait the next record follows at once, then one an interval again.
+acknowledgement since ``watch``, the end of input ends it. At most one record of a partition is under way. After a wait
+the next record follows when it would have been due anyway: else all that waited together would be due together from
+then on, and no record would be there to see the next wait.
 """
 
 from __future__ import annotations
@@ -136,7 +137,8 @@ class SteadyStream:
             now = time.monotonic()
             while self._answered:
                 partition = self._answered.popleft()
-                self._due[partition] = max(self._due[partition] + self._interval_s, now)
+                missed = max(0.0, now - self._due[partition]) // self._interval_s
+                self._due[partition] += (missed + 1) * self._interval_s
                 heapq.heappush(self._order, (self._due[partition], partition))
             while self._order and self._order[0][0] <= now:
                 partition = heapq.heappop(self._order)[1]
