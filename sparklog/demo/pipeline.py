@@ -83,7 +83,7 @@ def delays(flights: DataFrame, airports: DataFrame, weather: DataFrame) -> DataF
         .agg(
             sf.count("*").alias("flights"),
             sf.sum("dep_delay").alias("delay_minutes"),
-            # Decimals: a sum of doubles depends on the order of the rows, and with it the last digit of what is rounded.
+            # Decimals: a sum of doubles depends on the order of the rows, and so does what it is rounded to.
             sf.round(sf.avg(sf.col("wind_speed").cast("decimal(18,9)")), 6).cast("double").alias("wind"),
         )
         .select(sf.col("window.start").alias("day"), "dest", "airport", "flights", "delay_minutes", "wind")
