@@ -374,6 +374,11 @@ class Producer:
         """How many partitions a topic has. Raises as ``send``."""
         return self._topic(topic).partition_count
 
+    def topic_id(self, topic: str) -> str:
+        """Of the topic that what is written now goes to, as far as is known: one that is made anew has another. Raises
+        as ``send``."""
+        return self._topic(topic).topic_id
+
     # --- inside ---
 
     def _topic(self, name: str) -> ProducerTopic:

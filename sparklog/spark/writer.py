@@ -21,7 +21,7 @@ from sparklog.client.admin import Admin
 from sparklog.client.producer import Producer
 from sparklog.client.results import WriteResult
 from sparklog.client.transaction import Joined
-from sparklog.errors import ConfigError
+from sparklog.errors import BrokerError, ConfigError, ErrorCode
 from sparklog.model import OffsetRange, TopicPartition
 from sparklog.spark.destinations import settle_route
 from sparklog.spark.routes import TopicRoute, find_topic_column, rows_by_value
@@ -190,7 +190,7 @@ def _topic_part(plan: WritePlan, run_id: str, topic: str, opened: ExitStack) -> 
     route = _route(topic, plan.columns, options)
     run = batch_run(run_id, options.named, topic_id=route.topic_id)
     joined = take_part(options.bootstrap, run, timeout_s=options.timeout_s)
-    appender = None if joined is None else _Appender(opened.enter_context(_producer(plan, joined)))
+    appender = None if joined is None else _Appender(opened.enter_context(_producer(plan, joined)), named=True)
     return _TopicPart(run, route, joined, appender)
 
 
@@ -199,7 +199,7 @@ def _append(
 ) -> tuple[int, tuple[tuple[TopicPartition, OffsetRange], ...]]:
     routes = dict(plan.routes)
     with _producer(plan, joined) as producer:
-        appender = _Appender(producer)
+        appender = _Appender(producer, named=plan.options.named is not None)
         for rows in _gathered(batches):
             for topic, part in _by_topic(plan, rows):
                 if topic not in routes:
@@ -222,18 +222,33 @@ def _producer(plan: WritePlan, joined: Joined | None) -> Producer:
 class _Appender:
     """Rows of topics into one producer, and what became of them. Owner: the task."""
 
-    def __init__(self, producer: Producer) -> None:
+    def __init__(self, producer: Producer, *, named: bool) -> None:
+        """``named``: the write is known by its topic's id, so that nothing may go to another of that name."""
         self._producer = producer
+        self._named = named
+        self._topic_ids: dict[str, str] = {}
         self._acknowledged = _Acknowledged()
 
     def add(self, route: TopicRoute, rows: pa.RecordBatch) -> None:
+        self._topic_ids[route.topic] = route.topic_id
         for partition, payload in route.split(rows):
             self._acknowledged.expect(self._producer.write(route.topic, payload, partition=partition))
 
     def finish(self) -> tuple[int, tuple[tuple[TopicPartition, OffsetRange], ...]]:
-        """Wait until all of it is acknowledged."""
+        """Wait until all of it is acknowledged. Raises BrokerError INCONSISTENT_TOPIC_ID, see ``named``."""
         self._producer.flush()
-        return self._acknowledged.all()
+        found = self._acknowledged.all()
+        if self._named:
+            self._require_same_topics()
+        return found
+
+    def _require_same_topics(self) -> None:
+        """In the end: no id ever comes back, so it was this one all the time."""
+        for topic, expected in self._topic_ids.items():
+            found = self._producer.topic_id(topic)
+            if found != expected:
+                detail = f"topic {topic} was deleted and created again since the write began ({found} found, {expected}"
+                raise BrokerError(ErrorCode.INCONSISTENT_TOPIC_ID, f"{detail} expected): run it again")
 
 
 class _Acknowledged:

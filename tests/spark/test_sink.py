@@ -13,7 +13,7 @@ from pyspark.sql.types import StructType
 from sparklog.client.admin import Admin
 from sparklog.client.errors import ProducerFenced, TransactionStateError
 from sparklog.client.reader import PartitionReader
-from sparklog.errors import BrokerError, ClusterError
+from sparklog.errors import BrokerError, ClusterError, ErrorCode
 from sparklog.model import TopicPartition
 from sparklog.spark.sink import SinkRun, Written, WrittenByTopic, abort_run, batch_run, commit_run, known_run
 from sparklog.spark.write_options import NamedWrite, WriteOptions
@@ -166,6 +166,24 @@ def test_a_name_is_one_sequence_for_each_topic(admin: Admin, plan: WritePlan) ->
     admin.delete_topic(first)
     admin.create_topic(first, partitions=1, schema="x bigint")
     assert seen(write(options[0], 2)) == [2]
+
+
+def test_a_topic_made_anew_under_a_named_write_fails_it(admin: Admin, plan: WritePlan) -> None:
+    """It is known by the topic that it was planned for: committed as that, its rows in the new one would be written
+    again by the next run."""
+    topic = str(plan.options.topic)
+    options = replace(plan.options, named=NamedWrite("one", 1))
+    overtaken = BatchWriter(plan_write(options, schema=X, now=True))
+    admin.delete_topic(topic)
+    admin.create_topic(topic, partitions=1, schema="x bigint")
+    with pytest.raises(BrokerError, match="deleted and created again since the write began") as caught:
+        overtaken.write(rows(1))
+    assert caught.value.code is ErrorCode.INCONSISTENT_TOPIC_ID
+    overtaken.abort([None])
+    for _ in range(2):
+        writer = BatchWriter(plan_write(options, schema=X, now=True))
+        writer.commit([writer.write(rows(1))])
+    assert seen(plan) == [1]
 
 
 def test_a_named_write_whose_rows_name_their_topics_is_one_of_that_name_in_each(
