@@ -155,7 +155,8 @@ def test_while_records_come_and_segments_are_sealed(cluster: ProcessCluster, adm
 
 
 def test_transactions(cluster: ProcessCluster, admin: Admin) -> None:
-    admin.create_topic("torn-near", partitions=1, replication_factor=3, schema="x int")
+    admin.create_topic("torn-near", partitions=1, replication_factor=3, schema="x int, y string")
+    tp = TopicPartition("torn-near", 0)
     with Producer(cluster.bootstrap, transactional_id="torn-near") as producer:
         for number in range(4):
             producer.begin()
@@ -163,10 +164,13 @@ def test_transactions(cluster: ProcessCluster, admin: Admin) -> None:
             producer.flush()
             producer.commit() if number % 2 else producer.abort()
         assert read(cluster, "torn-near", 0, 8)[0].column("x").to_pylist() == [1, 3]
+        for columns in (["x"], []):  # what was aborted is known by headers, and by nothing else
+            with PartitionReader(cluster.bootstrap, tp, 0, 8, columns=columns, local="require") as some:
+                found = [(one.first_offset, one.batch.to_pylist()) for one in some.fetched()]
+            assert found == [(2, [{"x": 1} if columns else {}]), (6, [{"x": 3} if columns else {}])]
         producer.begin()
         producer.write("torn-near", pa.table({"x": pa.array([9], pa.int32())}))
         producer.flush()
-        tp = TopicPartition("torn-near", 0)
         wait_until(lambda: admin.list_offsets([tp], isolation="read_uncommitted")[tp] == 9, 15, "the open transaction")
         # it is there, and not for readers of committed records
         with Local(cluster, "torn-near") as near:
