@@ -202,6 +202,7 @@ def test_consume_reads_committed_records_unless_told_otherwise(cli: Cli, fake: F
 
 
 def test_groups_and_their_lag(cli: Cli, fake: FakeCluster) -> None:
+    fake.create("__consumer_offsets")
     fake.create("t", partitions=2)
     with Producer(fake.bootstrap) as producer:
         for number in range(5):
