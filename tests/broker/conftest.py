@@ -18,7 +18,6 @@ def running_cluster() -> Iterator[ProcessCluster]:
         "fetch.max.bytes": "524288",
         "max.connections": "200",
         "transaction.hanging.after.ms": "2000",
-        "broker.orphan.timeout.ms": "1000",
     }
     with ProcessCluster(3, settings=settings) as cluster:
         yield cluster

@@ -9,7 +9,6 @@ from contextlib import ExitStack, contextmanager
 import msgspec
 import pytest
 
-from sparklog.client.admin import Admin
 from sparklog.cluster.generation import REPORT, Course, Directive, GenerationReport
 from sparklog.cluster.seat import DriverSeat
 from sparklog.testing.process_cluster import ProcessCluster, wait_until
@@ -23,14 +22,17 @@ pytestmark = pytest.mark.integration
 PATIENCE_S = 60.0
 
 
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[ProcessCluster]:
+    """Its own: who has seen a driver has opinions about supervisors from then on."""
+    with ProcessCluster(3, settings={"broker.orphan.timeout.ms": "1000"}) as cluster:
+        yield cluster
+
+
 def test_an_orphan_goes_where_a_living_driver_goes_without_it_and_none_goes_with_its_driver(
     cluster: ProcessCluster,
 ) -> None:
     create_topic(cluster, "orphaned")
-    with Admin(cluster.bootstrap) as admin:
-        for topic in admin.describe_topics():
-            if any(set(part.isr) == {2} for part in topic.partitions):
-                admin.delete_topic(topic.name)  # of another test: who alone serves something never goes
     driver = DriverSeat.take(cluster.zookeeper)
     with ExitStack() as supervisors:
         try:
