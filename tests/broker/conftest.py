@@ -8,18 +8,19 @@ import pytest
 
 from sparklog.testing.process_cluster import ProcessCluster
 
+SETTINGS = {
+    "log.checkpoint.interval.ms": "500",
+    "log.retention.check.interval.ms": "200",
+    "socket.request.max.bytes": "1048576",
+    "fetch.max.bytes": "524288",
+    "max.connections": "200",
+    "transaction.hanging.after.ms": "2000",
+}
+
 
 @pytest.fixture(scope="package")
 def running_cluster() -> Iterator[ProcessCluster]:
-    settings = {
-        "log.checkpoint.interval.ms": "500",
-        "log.retention.check.interval.ms": "200",
-        "socket.request.max.bytes": "1048576",
-        "fetch.max.bytes": "524288",
-        "max.connections": "200",
-        "transaction.hanging.after.ms": "2000",
-    }
-    with ProcessCluster(3, settings=settings) as cluster:
+    with ProcessCluster(3, settings=SETTINGS) as cluster:
         yield cluster
 
 

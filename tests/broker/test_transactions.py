@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -33,6 +33,7 @@ from sparklog.protocol.messages import (
     WriteMarkersReply,
 )
 from sparklog.testing.process_cluster import ProcessCluster, wait_until
+from tests.broker.conftest import SETTINGS
 from tests.broker.support import encoded, produce, produce_request
 from tests.broker.topics import (
     PATIENCE_S,
@@ -48,6 +49,13 @@ from tests.broker.transactions import Client, ask, find_coordinator, last_stable
 
 pytestmark = pytest.mark.integration
 ALL = {0, 1, 2}
+
+
+@pytest.fixture(scope="module")
+def running_cluster() -> Iterator[ProcessCluster]:
+    """Its own, instead of the package's: in an empty one each broker coordinates some transactions."""
+    with ProcessCluster(3, settings=SETTINGS) as cluster:
+        yield cluster
 
 
 def key_at(cluster: ProcessCluster, broker_id: int, name: str) -> str:
