@@ -28,7 +28,7 @@ from sparklog.record.codec import encode_batch
 from sparklog.storage.log_set import LogDirectory
 from sparklog.testing.process_cluster import ProcessCluster, wait_until
 from tests.broker.support import rows
-from tests.broker.test_transactions import key_at
+from tests.broker.test_transactions import key_at, running_cluster  # noqa: F401 - a fixture
 from tests.broker.topics import PATIENCE_S, create_topic, leader, partition, wait_isr
 from tests.broker.transactions import Client, ask, find_coordinator, last_stable_offset, read
 
