@@ -200,27 +200,6 @@ class ClusterStore:
 
         return await self.session.patiently(read)
 
-    async def write_isr(
-        self,
-        tp: TopicPartition,
-        state: LeaderAndIsr,
-        *,
-        expected_version: int,
-        leader_incarnation: int,
-        added: Sequence[tuple[int, int]] = (),
-        topic_id: str = "",
-    ) -> WriteOutcome:
-        """``send_isr``, and what became of it."""
-        version = self.send_isr(
-            tp,
-            state,
-            expected_version=expected_version,
-            leader_incarnation=leader_incarnation,
-            added=added,
-            topic_id=topic_id,
-        )
-        return await self.isr_outcome(version, tp, expected_version=expected_version, added=added)
-
     def send_isr(
         self,
         tp: TopicPartition,

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from typing import Any
 
 from sparklog.errors import ClusterError
 from sparklog.model import BrokerRegistration, LeaderAndIsr, TopicPartition, TopicRecord, TopicSchema
 from sparklog.zk import codecs, paths
 from sparklog.zk.broker_registry import BrokerRegistry
-from sparklog.zk.cluster_store import ClusterStore
+from sparklog.zk.cluster_store import ClusterStore, WriteOutcome
 from sparklog.zk.session import ZkSession
 
 TP = TopicPartition("orders", 0)
@@ -70,6 +71,20 @@ async def retire(store: ClusterStore, registry: BrokerRegistry, *, pid: int | No
         await registry.close()
     found = registry.registration
     return await store.retire_broker(found.broker_id, pid=pid or found.pid, boot_id=found.boot_id)
+
+
+async def write_isr(
+    store: ClusterStore,
+    tp: TopicPartition,
+    state: LeaderAndIsr,
+    *,
+    expected_version: int,
+    added: Sequence[tuple[int, int]] = (),
+    **more: Any,
+) -> WriteOutcome:
+    """``send_isr``, and what became of it."""
+    sent = store.send_isr(tp, state, expected_version=expected_version, added=added, **more)
+    return await store.isr_outcome(sent, tp, expected_version=expected_version, added=added)
 
 
 async def put_state(store: ClusterStore, state: LeaderAndIsr = STATE, tp: TopicPartition = TP) -> None:

@@ -13,7 +13,7 @@ from sparklog.zk import codecs, paths
 from sparklog.zk.broker_registry import BrokerRegistry
 from sparklog.zk.cluster_store import BarrierJob, FateUnknown, NodeGone, Refused, Written
 
-from .support import STATE, TOPIC, TP, broker, expire, opened, put_state, until
+from .support import STATE, TOPIC, TP, broker, expire, opened, put_state, until, write_isr
 
 
 def test_write_isr_is_a_compare_and_set(connect: str) -> None:
@@ -21,10 +21,10 @@ def test_write_isr_is_a_compare_and_set(connect: str) -> None:
         async with opened(connect) as store:
             await put_state(store)
             shrunk = LeaderAndIsr(1, 0, (1, 2), 1)
-            written = await store.write_isr(TP, shrunk, expected_version=0, leader_incarnation=4)
+            written = await write_isr(store, TP, shrunk, expected_version=0, leader_incarnation=4)
             assert written == Written(1)
             assert await store.read_state(TP) == VersionedState(shrunk, 1, 4)
-            late = await store.write_isr(TP, STATE, expected_version=0, leader_incarnation=4)
+            late = await write_isr(store, TP, STATE, expected_version=0, leader_incarnation=4)
             assert isinstance(late, Refused)
             assert late.found == VersionedState(shrunk, 1, 4)
             assert "version 0" in late.reason
@@ -44,12 +44,14 @@ def test_write_isr_that_adds_is_bound_to_the_added_incarnation(connect: str) -> 
             await expire(follower.session)
             await until(lambda: registry.incarnation != incarnation, "a new incarnation")
             added = [(2, incarnation)]
-            refused = await store.write_isr(TP, grown, expected_version=0, leader_incarnation=1, added=added)
+            refused = await write_isr(store, TP, grown, expected_version=0, leader_incarnation=1, added=added)
             assert isinstance(refused, Refused)
             assert refused.found.version == 0, "the node is as it was; only the follower has changed"
             assert refused.reason == "broker 2 is no longer incarnation 1"
             added = [(2, registry.incarnation)]
-            assert await store.write_isr(TP, grown, expected_version=0, leader_incarnation=1, added=added) == Written(1)
+            assert await write_isr(store, TP, grown, expected_version=0, leader_incarnation=1, added=added) == Written(
+                1
+            )
             await registry.close()
 
     asyncio.run(scenario())
@@ -58,7 +60,7 @@ def test_write_isr_that_adds_is_bound_to_the_added_incarnation(connect: str) -> 
 def test_write_isr_of_a_deleted_topic_says_so(connect: str) -> None:
     async def scenario() -> None:
         async with opened(connect) as store:
-            assert await store.write_isr(TP, STATE, expected_version=0, leader_incarnation=1) == NodeGone()
+            assert await write_isr(store, TP, STATE, expected_version=0, leader_incarnation=1) == NodeGone()
             assert await store.read_state(TP) is None
 
     asyncio.run(scenario())
@@ -73,8 +75,8 @@ def test_write_isr_for_a_topic_deleted_and_created_again_under_its_name_is_refus
             await store.create_topic(again)
             await put_state(store)
             for topic_id, outcome in (("id-1", NodeGone()), ("id-2", Written(1))):
-                assert outcome == await store.write_isr(
-                    TP, STATE, expected_version=0, leader_incarnation=1, topic_id=topic_id
+                assert outcome == await write_isr(
+                    store, TP, STATE, expected_version=0, leader_incarnation=1, topic_id=topic_id
                 )
 
     asyncio.run(scenario())
@@ -84,7 +86,7 @@ def test_write_isr_without_a_connection_is_not_carried_out(connect: str) -> None
     async def scenario() -> None:
         async with opened(connect) as store:
             await store.session.close()
-            outcome = await store.write_isr(TP, STATE, expected_version=0, leader_incarnation=1)
+            outcome = await write_isr(store, TP, STATE, expected_version=0, leader_incarnation=1)
             assert outcome == FateUnknown(sent=False)
 
     asyncio.run(scenario())
@@ -96,8 +98,8 @@ def test_two_leaders_writing_at_once_leave_one_winner(connect: str) -> None:
             await put_state(first)
             for version in range(20):
                 one, two = await asyncio.gather(
-                    first.write_isr(TP, STATE, expected_version=version, leader_incarnation=1),
-                    second.write_isr(TP, STATE, expected_version=version, leader_incarnation=2),
+                    write_isr(first, TP, STATE, expected_version=version, leader_incarnation=1),
+                    write_isr(second, TP, STATE, expected_version=version, leader_incarnation=2),
                 )
                 won = [outcome for outcome in (one, two) if outcome == Written(version + 1)]
                 lost = [outcome for outcome in (one, two) if isinstance(outcome, Refused)]

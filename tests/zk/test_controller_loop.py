@@ -37,7 +37,7 @@ from sparklog.zk.cluster_store import ClusterStore, Written
 from sparklog.zk.codecs import ElectionRequest
 from sparklog.zk.session import Delete, SessionState, ZkSession
 
-from .support import broker, opened, retire, until
+from .support import broker, opened, retire, until, write_isr
 
 pytestmark = pytest.mark.integration
 
@@ -175,7 +175,8 @@ def test_topics_brokers_and_isr_changes_reach_everyone(connect: str) -> None:
         assert one.brokers == [1, 2, 3]
         tp = TopicPartition("t", 0)
         version = one.versions[tp]
-        written = await one.store.write_isr(
+        written = await write_isr(
+            one.store,
             tp,
             LeaderAndIsr(1, 0, (1, 2), loop.status.controller_epoch),
             expected_version=version,
@@ -213,7 +214,8 @@ def test_a_term_that_fails_at_what_a_watch_brought_is_followed_by_another(
 async def lead_on(hearer: Hearer, tp: TopicPartition, *isr: int, tell: bool = True) -> None:
     """The partition's leader changes its ISR, as its replica would."""
     known = hearer.known[tp]
-    written = await hearer.store.write_isr(
+    written = await write_isr(
+        hearer.store,
         tp,
         LeaderAndIsr(hearer.broker_id, known.leader_epoch, isr, known.controller_epoch),
         expected_version=hearer.versions[tp],
