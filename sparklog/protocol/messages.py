@@ -71,13 +71,24 @@ from sparklog.protocol.fields import (
     PartitionResult,
 )
 from sparklog.protocol.group_messages import (
+    JOIN,
+    LEAVE,
+    LEAVE_STATIC,
     CommitOffsets,
     CommitOffsetsReply,
+    DeleteGroup,
+    DescribeGroup,
+    DescribeGroupReply,
     FetchOffsets,
     FetchOffsetsReply,
+    GroupDescription,
     GroupOffset,
+    Heartbeat,
+    HeartbeatReply,
     ListGroups,
     ListGroupsReply,
+    MemberDescription,
+    TopicPartitions,
 )
 from sparklog.protocol.transaction_messages import (
     AbortHanging,
@@ -125,9 +136,12 @@ __all__ = [
     "CreatePartitions",
     "CreateTopic",
     "CreateTopicReply",
+    "DeleteGroup",
     "DeleteTopic",
     "DescribeBroker",
     "DescribeBrokerReply",
+    "DescribeGroup",
+    "DescribeGroupReply",
     "EARLIEST",
     "ElectLeaders",
     "ElectLeadersReply",
@@ -144,13 +158,19 @@ __all__ = [
     "FindCoordinatorReply",
     "FindHanging",
     "FindHangingReply",
+    "GroupDescription",
     "GroupOffset",
     "HangingTransaction",
+    "Heartbeat",
+    "HeartbeatReply",
     "Hello",
     "HelloReply",
     "InitProducerId",
     "InitProducerIdReply",
+    "JOIN",
     "LATEST",
+    "LEAVE",
+    "LEAVE_STATIC",
     "ListGroups",
     "ListGroupsReply",
     "ListOffsets",
@@ -164,6 +184,7 @@ __all__ = [
     "ListTransactionsReply",
     "ListedOffset",
     "MAX_ENTRIES",
+    "MemberDescription",
     "Message",
     "Metadata",
     "MetadataReply",
@@ -184,6 +205,7 @@ __all__ = [
     "RestartBroker",
     "TopicChange",
     "TopicMetadata",
+    "TopicPartitions",
     "TouchTransaction",
     "TransactionDescription",
     "TransactionMarker",
@@ -222,6 +244,9 @@ Request = (
     | CommitOffsets
     | FetchOffsets
     | ListGroups
+    | Heartbeat
+    | DescribeGroup
+    | DeleteGroup
     | CreateTopic
     | DeleteTopic
     | CreatePartitions
@@ -252,6 +277,8 @@ Reply = (
     | CommitOffsetsReply
     | FetchOffsetsReply
     | ListGroupsReply
+    | HeartbeatReply
+    | DescribeGroupReply
     | CreateTopicReply
     | AlterReassignmentsReply
     | ListReassignmentsReply
