@@ -174,7 +174,7 @@ def _choose(
     for member in found.members:
         parts, rack = having[member], subscribers[member].rack
         if len(parts) > count[member] and rack and racks:
-            parts = sorted(parts, key=lambda part: rack not in racks.get(part, ()))  # noqa: B023 - used at once
+            parts = sorted(parts, key=lambda part: rack not in racks.get(part, ()))
         parts = parts[: count[member]]
         target[member] += parts
         taken.update(parts)

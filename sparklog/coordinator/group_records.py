@@ -93,12 +93,15 @@ class OwnedTopic(msgspec.Struct, frozen=True, array_like=True):
 
 
 class MemberState(msgspec.Struct, frozen=True, array_like=True):
-    """``epoch``: of the member when this was written; ``owned``: what nobody else may have."""
+    """``epoch`` of the member, and ``sequence`` of its last heartbeat, when this was written; ``owned``: what nobody
+    else may have; ``joined``: the group's epoch when it came."""
 
     version: int
     about: About
     epoch: int
     owned: tuple[OwnedTopic, ...] = ()
+    sequence: int = -1
+    joined: int = 0
 
 
 GroupKey = OffsetKey | HandoverKey | EpochKey | MemberKey

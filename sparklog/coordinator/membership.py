@@ -1,4 +1,4 @@
-"""The members of one group: who has which partitions, who should have which, and who has been silent for too long. Pure.
+"""The members of one group: who has which partitions, who should have which, and who was silent for too long. Pure.
 
 Events and what comes of them, in types:
 
@@ -15,12 +15,17 @@ Events and what comes of them, in types:
   epoch; what was given up, or taken from a member that is gone, cannot be committed any more (KIP-1251).
 
 Durable before an answer rests on it: members with what they say of themselves and what they own, and the group's epoch
-(``changes`` are written in one append with the offsets that came with them). Soft: targets, for they are a function of
-members, owners and topics (a coordinator that begins computes them anew under a new epoch); deadlines, which begin anew;
-sequences; heartbeats that wait; and a member's epoch as long as it brings no partitions.
+(``take_changes``, written in one append with the offsets that came at the same time). Soft: targets, for they are a
+function of members, owners and topics (a coordinator that begins computes them anew under a new epoch); deadlines,
+which begin anew; heartbeats that wait; and a member's epoch as long as it brings no partitions.
+
+A heartbeat that comes late, perhaps to the next coordinator, gives nothing up that was given since: the sequence of a
+member's last heartbeat is written with what it owns. Nor does it bring back who was removed.
 
 Members whose heartbeats come too late, or that do not give up in time, are removed. Under their instance id static
 members are replaced at once, and what was the old one's is given to the new one in a new epoch.
+
+Source: KIP-848. There a member's epoch alone decides whether it may commit, and targets are written.
 """
 
 from __future__ import annotations
@@ -81,6 +86,8 @@ class Member:
     about: About
     #: The newest it has been told.
     epoch: int = 0
+    #: The group's epoch when it came: what claims an earlier one is of an earlier life.
+    joined: int = 0
     #: With the epoch of the group in which each was given.
     owned: dict[Part, int] = field(default_factory=dict)
     target: set[Part] = field(default_factory=set)
@@ -107,7 +114,9 @@ class Member:
         return min(self.session_ms, self.give_up_ms, self.held_until_ms if self.held is not None else NEVER)
 
     def state(self) -> MemberState:
-        return MemberState(FORMAT_VERSION, self.about, self.epoch, _owned_topics(self.owned))
+        return MemberState(
+            FORMAT_VERSION, self.about, self.epoch, _owned_topics(self.owned), self.sequence, self.joined
+        )
 
 
 class Membership:
@@ -154,8 +163,9 @@ class Membership:
         self._look_ahead()
 
     def _restore_member(self, member_id: str, value: MemberState, before: Member | None, now_ms: int) -> None:
-        member = Member(member_id, value.about, value.epoch, dict(_parts(value.owned)))
+        member = Member(member_id, value.about, value.epoch, owned=dict(_parts(value.owned)))
         member.target = set(member.owned)
+        member.sequence, member.joined = value.sequence, value.joined
         member.session_ms = now_ms + value.about.session_timeout_ms
         if before is not None:
             member.sequence, member.reported = before.sequence, before.reported
@@ -310,6 +320,8 @@ class Membership:
             detail = f"group {self.group!r}: epoch {event.member_epoch} found, the group is in {self.epoch}"
             self._remove(member, ErrorCode.FENCED_MEMBER_EPOCH, detail)
             return Refused(ErrorCode.FENCED_MEMBER_EPOCH, detail)
+        if member is not None and JOIN < event.member_epoch < member.joined:
+            return self._unknown(event.member_id)
         if member is not None and about.instance_id != member.about.instance_id:
             detail = f"instance id {about.instance_id!r} found, member {member.member_id} has another"
             return Refused(ErrorCode.INVALID_REQUEST, f"group {self.group!r}: {detail}")
@@ -325,7 +337,7 @@ class Membership:
         return Refused(ErrorCode.UNKNOWN_MEMBER_ID, f"group {self.group!r} has no member {member_id}")
 
     def _join(self, event: HeartbeatRequested) -> Member:
-        member = Member(event.member_id, event.about)
+        member = Member(event.member_id, event.about, joined=self.epoch)
         replaced = self.members.get(self._instances.get(event.about.instance_id, ""))
         self.members[member.member_id] = member
         self._changed.add(member.member_id)

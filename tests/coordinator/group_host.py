@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
+import sys
 from collections.abc import Iterable
 
 from sparklog.coordinator.assignor import Part, TopicView
@@ -122,6 +124,7 @@ class GroupsHost:
         ticket = self.ticket()
         self.step(DeleteRequested(ticket, group))
         self.settle()
+        self.given.clear()  # epochs begin anew with the group
         return code(self.answers[ticket])
 
 
@@ -143,16 +146,17 @@ class SimMember:
         self.sequence = 0
         self.ticket: int | None = None
         self.refused = ""
+        self.sent: list[HeartbeatRequested] = []
 
     def send(self, epoch: int | None = None) -> int:
         self.sequence += 1
         self.ticket = self.host.ticket()
         named = topic_partitions(self.owned)
         epoch = self.epoch if epoch is None else epoch
-        self.host.step(
-            HeartbeatRequested(self.ticket, "g", self.member_id, epoch, self.sequence, named, self.about)
-        )
-        return self.ticket
+        event = HeartbeatRequested(self.ticket, "g", self.member_id, epoch, self.sequence, named, self.about)
+        self.sent.append(event)
+        self.host.step(event)
+        return event.ticket
 
     def receive(self) -> bool:
         """Take the answer to the last heartbeat, if it is there."""
@@ -192,14 +196,17 @@ class SimMember:
 def balance(host: GroupsHost, members: Iterable[SimMember], turns: int = 40) -> None:
     """Turns until nothing changes any more."""
     members = list(members)
+    quiet = 0
     for _ in range(turns):
-        before = [(member.epoch, frozenset(member.owned)) for member in members]
+        before = [(member.epoch, set(member.owned), set(member.assigned)) for member in members]
         for member in members:
             member.beat()
         host.wait(20)
         for member in members:
             member.receive()
-        if before == [(member.epoch, frozenset(member.owned)) for member in members]:
+        same = before == [(member.epoch, member.owned, member.assigned) for member in members]
+        quiet = quiet + 1 if same else 0
+        if quiet == 3:
             return
 
 
@@ -225,12 +232,13 @@ class Chaos:
             self._check_clients()
 
     def _check_clients(self) -> None:
-        """No two that the coordinator has not removed believe to have the same partition."""
-        membership = self.host.core.describe("g")
-        known = {found.member_id for found in membership.members} if membership else set()
+        """No two that the coordinator has not removed, and be it from an earlier life, believe to have the same
+        partition."""
+        group = self.host.core._active.get("g")
+        known = {name: found.joined for name, found in group.membership.members.items()} if group else {}
         held: dict[Part, str] = {}
         for member in self.members:
-            if member.member_id in known and not member.refused:
+            if member.epoch >= known.get(member.member_id, sys.maxsize) and not member.refused:
                 for part in member.owned:
                     other = held.setdefault(part, member.member_id)
                     assert other == member.member_id, f"{other} and {member.member_id} both have {part}"
@@ -267,12 +275,11 @@ class Chaos:
             member.ticket = None
 
     def _late_heartbeat(self) -> None:
-        """One that was sent long ago arrives now."""
+        """One that was sent before the last arrives now, perhaps at another coordinator."""
         member = self._pick()
-        if member is not None and member.sequence > 1:
-            ticket = self.host.ticket()
-            late = HeartbeatRequested(ticket, "g", member.member_id, member.epoch, member.sequence - 1, (), member.about)
-            self.host.step(late)
+        if member is not None and len(member.sent) > 1:
+            late = self.random.choice(member.sent[-4:-1])
+            self.host.step(dataclasses.replace(late, ticket=self.host.ticket()))
 
     def _die(self) -> None:
         member = self._pick()
