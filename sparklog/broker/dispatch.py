@@ -42,8 +42,10 @@ from sparklog.protocol.messages import (
     ControlUpdate,
     CreatePartitions,
     CreateTopic,
+    DeleteGroup,
     DeleteTopic,
     DescribeBroker,
+    DescribeGroup,
     ElectLeaders,
     EndTransaction,
     ErrorReply,
@@ -51,6 +53,7 @@ from sparklog.protocol.messages import (
     FetchOffsets,
     FindCoordinator,
     FindHanging,
+    Heartbeat,
     InitProducerId,
     ListGroups,
     ListOffsets,
@@ -61,6 +64,7 @@ from sparklog.protocol.messages import (
     Produce,
     Request,
     RestartBroker,
+    SettleVersion,
     TouchTransaction,
     VerifyTransaction,
     WriteMarkers,
@@ -73,7 +77,13 @@ HandleRequest = Callable[[BrokerState, ServerConnection, Any, memoryview], None]
 
 def _handle_metadata(broker: BrokerState, connection: ServerConnection, request: Metadata, body: memoryview) -> None:
     connection.reply(
-        broker.cache.metadata(request.cid, request.topics, schemas=request.schemas, internal=request.internal)
+        broker.cache.metadata(
+            request.cid,
+            request.topics,
+            schemas=request.schemas,
+            internal=request.internal,
+            start=request.start,
+        )
     )
 
 
@@ -85,6 +95,7 @@ HANDLERS: dict[type, HandleRequest] = {
     InitProducerId: admin.handle_init_producer_id,
     FindCoordinator: internal_topics.handle_find_coordinator,
     BeginTransaction: transaction_requests.handle_begin_transaction,
+    SettleVersion: transaction_requests.handle_settle_version,
     AddToTransaction: transaction_requests.handle_add_to_transaction,
     TouchTransaction: transaction_requests.handle_touch_transaction,
     EndTransaction: transaction_requests.handle_end_transaction,
@@ -98,6 +109,9 @@ HANDLERS: dict[type, HandleRequest] = {
     CommitOffsets: group_requests.handle_commit_offsets,
     FetchOffsets: group_requests.handle_fetch_offsets,
     ListGroups: group_requests.handle_list_groups,
+    Heartbeat: group_requests.handle_heartbeat,
+    DescribeGroup: group_requests.handle_describe_group,
+    DeleteGroup: group_requests.handle_delete_group,
     CreateTopic: admin.handle_create_topic,
     DeleteTopic: admin.handle_delete_topic,
     CreatePartitions: add_partitions.handle_create_partitions,

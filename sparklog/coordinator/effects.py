@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from sparklog.coordinator.log_records import Record
 from sparklog.errors import ErrorCode
-from sparklog.protocol.messages import GroupOffset, TopicPartitions, TransactionMarker
+from sparklog.protocol.messages import GroupOffset, TransactionMarker
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +51,13 @@ class Begun:
 
 
 @dataclass(frozen=True, slots=True)
+class Settled:
+    """Nothing is open under the key but what the asking run has; this is committed."""
+
+    last_version: int
+
+
+@dataclass(frozen=True, slots=True)
 class Done:
     """The request is carried out, and what it changed is durable."""
 
@@ -67,15 +74,7 @@ class Refused:
     detail: str
 
 
-@dataclass(frozen=True, slots=True)
-class Assigned:
-    """As ``messages.HeartbeatReply``."""
-
-    member_epoch: int
-    assigned: tuple[TopicPartitions, ...] = ()
-
-
-Outcome = Begun | Done | Ended | Assigned | Refused
+Outcome = Begun | Settled | Done | Ended | Assigned | Refused
 
 
 @dataclass(frozen=True, slots=True)

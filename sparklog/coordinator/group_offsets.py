@@ -202,6 +202,11 @@ class Groups(CoordinatorCore[_Group, _Draft]):
         known = self._entries.get(group)
         return known.membership.describe() if known is not None and known.state else None
 
+    def summary(self, group: str) -> tuple[str, int]:
+        """Its state, and how many members it has."""
+        known = self._entries.get(group)
+        return (known.membership.condition, len(known.membership.members)) if known is not None else ("empty", 0)
+
     def refuses_fetch(self, group: str, member_id: str, epoch: int, partitions: Iterable[tuple[str, int]]) -> str:
         """Why the coordinator cannot vouch for a member's offsets, or the empty string. Only what is committed counts:
         one that was deposed may have in hand what will never be, and does not know what has been committed since."""

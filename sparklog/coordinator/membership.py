@@ -303,9 +303,15 @@ class Membership:
 
     def describe(self) -> GroupDescription:
         found = sorted(self.members.items())
-        changing = self.dirty or any(member.owned.keys() != member.target for _, member in found)
-        state = "empty" if not found else "reconciling" if changing else "stable"
-        return GroupDescription(self.group, state, self.epoch, tuple(_describe(member) for _, member in found))
+        return GroupDescription(self.group, self.condition, self.epoch, tuple(_describe(member) for _, member in found))
+
+    @property
+    def condition(self) -> str:
+        """As ``messages.GroupDescription.state``."""
+        if not self.members:
+            return "empty"
+        changing = self.dirty or any(member.owned.keys() != member.target for member in self.members.values())
+        return "reconciling" if changing else "stable"
 
     # --- coming and going ------------------------------------------------------------------------------------------
 

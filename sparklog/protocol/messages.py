@@ -107,6 +107,8 @@ from sparklog.protocol.transaction_messages import (
     ListParticipantsReply,
     ListTransactions,
     ListTransactionsReply,
+    SettleVersion,
+    SettleVersionReply,
     TouchTransaction,
     TransactionDescription,
     TransactionMarker,
@@ -203,6 +205,8 @@ __all__ = [
     "Reply",
     "Request",
     "RestartBroker",
+    "SettleVersion",
+    "SettleVersionReply",
     "TopicChange",
     "TopicMetadata",
     "TopicPartitions",
@@ -231,6 +235,7 @@ Request = (
     | InitProducerId
     | FindCoordinator
     | BeginTransaction
+    | SettleVersion
     | AddToTransaction
     | TouchTransaction
     | EndTransaction
@@ -268,6 +273,7 @@ Reply = (
     | InitProducerIdReply
     | FindCoordinatorReply
     | BeginTransactionReply
+    | SettleVersionReply
     | EndTransactionReply
     | ListTransactionsReply
     | VerifyTransactionReply

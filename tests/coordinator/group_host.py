@@ -6,6 +6,7 @@ import dataclasses
 import random
 import sys
 from collections.abc import Iterable
+from typing import Any
 
 from sparklog.coordinator.assignor import Part, TopicView
 from sparklog.coordinator.effects import Answer, Append, Assigned, Outcome, Refused, Report, Rewritten
@@ -135,11 +136,11 @@ def code(outcome: Outcome) -> str:
 class SimMember:
     """One member as a client plays it: it takes what it is told at once, and gives up when ``give_up`` is called."""
 
-    def __init__(self, host: GroupsHost, member_id: str, topics: Iterable[str] = ("t",), **about: object) -> None:
+    def __init__(self, host: GroupsHost, member_id: str, topics: Iterable[str] = ("t",), **about: Any) -> None:
         self.host = host
         self.member_id = member_id
-        named: dict[str, object] = {"topics": tuple(topics), "session_timeout_ms": SESSION_MS, **about}
-        self.about = About(**named)  # type: ignore[arg-type]
+        named: dict[str, Any] = {"topics": tuple(topics), "session_timeout_ms": SESSION_MS, **about}
+        self.about = About(**named)
         self.epoch = JOIN
         self.owned: set[Part] = set()
         self.assigned: set[Part] = set()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import pytest
 
@@ -18,7 +19,7 @@ def parts(*numbers: int, topic: str = "t") -> set[Part]:
     return {(topic, f"id-{topic}", number) for number in numbers}
 
 
-def group(host: GroupsHost, size: int, **about: object) -> list[SimMember]:
+def group(host: GroupsHost, size: int, **about: Any) -> list[SimMember]:
     members = [SimMember(host, f"m{number}", **about) for number in range(size)]
     host.see()
     balance(host, members)
