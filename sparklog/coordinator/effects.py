@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from sparklog.coordinator.log_records import Record
 from sparklog.errors import ErrorCode
-from sparklog.protocol.messages import GroupOffset, TransactionMarker
+from sparklog.protocol.messages import GroupOffset, TopicPartitions, TransactionMarker
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +72,14 @@ class Ended:
 class Refused:
     code: ErrorCode
     detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Assigned:
+    """As ``messages.HeartbeatReply``."""
+
+    member_epoch: int
+    assigned: tuple[TopicPartitions, ...] = ()
 
 
 Outcome = Begun | Settled | Done | Ended | Assigned | Refused

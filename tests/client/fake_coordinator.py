@@ -11,6 +11,7 @@ from sparklog.coordinator import events
 from sparklog.coordinator.effects import (
     Answer,
     Append,
+    Assigned,
     Begun,
     Done,
     Ended,
