@@ -223,7 +223,7 @@ class Fetcher:
                 continue
             try:
                 found += self._receive(by_socket[number])
-            except Exception as error:  # noqa: PERF203 - what other brokers sent is not lost
+            except Exception as error:
                 if not found:
                     raise
                 self._error = error
