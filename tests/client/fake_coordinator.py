@@ -38,6 +38,7 @@ from sparklog.protocol.messages import (
     ErrorReply,
     FindHanging,
     FindHangingReply,
+    GroupDescription,
     HangingTransaction,
     ListTransactions,
     ListTransactionsReply,
@@ -74,6 +75,8 @@ class FakeCoordinator:
         self.records: list[Record] = []
         #: Offsets that commits have handed over: (group, topic, partition) to offset.
         self.offsets: dict[tuple[str, str, int], int] = {}
+        #: Groups with members.
+        self.described: dict[str, GroupDescription] = {}
         #: What leaders find to be open without a coordinator.
         self.hanging: list[HangingTransaction] = []
         self._tickets = 0

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from sparklog.client.admin import Admin
+from sparklog.client.groups import GroupDescription
 from sparklog.client.producer import Producer
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import TopicPartition
@@ -89,13 +90,13 @@ class Feeder(threading.Thread):
 
     def __init__(self, bootstrap: str, topic: str) -> None:
         super().__init__(daemon=True)
-        self._bootstrap, self._topic = bootstrap, topic
+        self._servers, self._topic = bootstrap, topic
         self._stopped = threading.Event()
         self.written: set[tuple[int, int]] = set()
 
     def run(self) -> None:
         dice = random.Random(1)
-        with Producer(self._bootstrap, linger_ms=20) as producer:
+        with Producer(self._servers, linger_ms=20) as producer:
             sent = []
             while not self._stopped.wait(0.01):
                 sent += [producer.send(self._topic, b"x", partition=dice.randrange(PARTITIONS)) for _ in range(3)]
@@ -146,41 +147,30 @@ def test_thirty_consumers_and_three_brokers_come_and_go_and_every_record_is_read
 
     timers: list[threading.Timer] = []
     feeder = Feeder(cluster.bootstrap, "many")
-    for _ in range(4):
-        children.start()
-    for _ in range(22):
-        join()
-    feeder.start()
-    bounces = threading.Thread(target=_bounce_brokers, args=(cluster, "crowd", time.monotonic() + CHAOS_S))
-    bounces.start()
-    watched = _Watched(cluster, "crowd")
-    end = time.monotonic() + CHAOS_S
-    while time.monotonic() < end:
-        act = dice.choice([join, leave, leave, join, die, pause])
-        if len(workers) < 20:
-            act = join
-        elif len(workers) > 24:
-            act = leave
-        act()
-        watched.look()
-        time.sleep(0.4)
-    bounces.join()
-    for timer in timers:
-        timer.join()
-    feeder.stop()
     try:
-        with Admin(cluster.bootstrap, timeout_s=60) as admin:
-            partitions = [TopicPartition("many", number) for number in range(PARTITIONS)]
-            ends = {tp: end for tp, end in admin.list_offsets(partitions).items() if end}
-            wait_until(
-                lambda: all(admin.group_offsets("crowd").get(tp) == end for tp, end in ends.items()),
-                "everything to be read and committed",
-                timeout_s=90,
-            )
-            described = admin.describe_group("crowd")
-            assert described is not None and described.state == "stable"
-            sizes = [len(member.owned) for member in described.members]
-            assert sum(sizes) == PARTITIONS and max(sizes) - min(sizes) <= 1
+        for _ in range(4):
+            children.start()
+        for _ in range(22):
+            join()
+        feeder.start()
+        end = time.monotonic() + CHAOS_S
+        bounces = threading.Thread(target=_bounce_brokers, args=(cluster, "crowd", end))
+        bounces.start()
+        watched = _Watched(cluster, "crowd")
+        while time.monotonic() < end:
+            act = dice.choice([join, leave, leave, join, die, pause])
+            if len(workers) < 20:
+                act = join
+            elif len(workers) > 24:
+                act = leave
+            act()
+            watched.look()
+            time.sleep(0.4)
+        bounces.join()
+        feeder.stop()
+        for timer in timers:
+            timer.join()
+        described = _settled(cluster)
     finally:
         for worker in workers:
             worker.stop()
@@ -198,6 +188,29 @@ def test_thirty_consumers_and_three_brokers_come_and_go_and_every_record_is_read
     assert sum("assign" in note for note in everything) > 60, "little has changed hands"
     assert sum("lost" in note for note in everything) >= 1
     _fenced(cluster, everything, {member.member_id for member in described.members})
+
+
+def _settled(cluster: ProcessCluster) -> GroupDescription:
+    """Wait until everything is read and committed, and partitions have come to rest."""
+    with Admin(cluster.bootstrap, timeout_s=60) as admin:
+        ends = admin.list_offsets([TopicPartition("many", number) for number in range(PARTITIONS)])
+
+        def left() -> dict[TopicPartition, int]:
+            committed = admin.group_offsets("crowd")
+            return {tp: end for tp, end in ends.items() if end and committed.get(tp) != end}
+
+        wait_until(lambda: not left(), "everything to be read and committed", timeout_s=90)
+
+        def stable() -> bool:
+            found = admin.describe_group("crowd")
+            return found is not None and found.state == "stable"
+
+        wait_until(stable, "the group to come to rest", timeout_s=60)
+        described = admin.describe_group("crowd")
+    assert described is not None
+    sizes = [len(member.owned) for member in described.members]
+    assert sum(sizes) == PARTITIONS and max(sizes) - min(sizes) <= 1
+    return described
 
 
 def _bounce_brokers(cluster: ProcessCluster, group: str, end: float) -> None:
