@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Protocol
 
+from sparklog.client.errors import CommitRefused
 from sparklog.client.group_session import GroupSession, Place, Word
 from sparklog.errors import BrokerError, ErrorCode, SparklogError
 from sparklog.model import TopicPartition
@@ -101,20 +102,23 @@ class GroupReading:
     # --- commits ---
 
     def commit(self, offsets: Mapping[TopicPartition, int] | None = None) -> Future[None]:
-        """Commit positions, or these. Raises KeyError: a partition that is not assigned."""
+        """Commit positions, or these. Raises CommitRefused: a partition that is not assigned (any more)."""
         positions = self._moved() if offsets is None else offsets
         if not positions:
             done: Future[None] = Future()
             done.set_result(None)
             return done
-        named = {self._place(tp): offset for tp, offset in positions.items()}
+        missing = sorted(positions.keys() - self._places.keys())
+        if missing:
+            raise CommitRefused(ErrorCode.STALE_MEMBER_EPOCH, f"{missing[0]} is not assigned to this consumer")
+        named = {self._places[tp]: offset for tp, offset in positions.items()}
         future = self._session.commit(self._life, named)
         future.add_done_callback(lambda ended: self._note(positions, ended))
         return future
 
     def committed(self, partitions: Iterable[TopicPartition]) -> Future[dict[Place, int]]:
-        """Raises KeyError: a partition that is not assigned."""
-        return self._session.offsets([self._place(tp) for tp in partitions])
+        """Of assigned partitions."""
+        return self._session.offsets([self._places[tp] for tp in partitions])
 
     def _moved(self) -> dict[TopicPartition, int]:
         return {tp: at for tp, at in self._reader.positions().items() if self._committed.get(tp) != at}
@@ -122,12 +126,6 @@ class GroupReading:
     def _note(self, positions: Mapping[TopicPartition, int], ended: Future[None]) -> None:
         if ended.exception() is None:
             self._committed.update(positions)
-
-    def _place(self, tp: TopicPartition) -> Place:
-        try:
-            return self._places[tp]
-        except KeyError:
-            raise KeyError(f"partition {tp} is not assigned: {sorted(map(str, self._places))}") from None
 
     def _commit_now(self, partitions: Sequence[TopicPartition]) -> None:
         """The last word on these partitions; what cannot be said is read again by whoever has them next."""
