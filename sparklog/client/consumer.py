@@ -414,6 +414,8 @@ class Consumer:
         not handed out, as markers and aborted records."""
         if self._reading is not None:
             self._wait_in_group(self._reading, timeout_s)
+        elif self._group is not None:
+            raise ConfigError("this consumer is closed")
         elif not self._ready:
             self._look_for_partitions()
             self._advance(timeout_s, or_moved=or_moved)

@@ -158,13 +158,14 @@ class Membership:
             if member.held is not None and member.member_id not in self.members:
                 detail = f"group {self.group!r}: what it told could not be written"
                 self._answer(member.held, Refused(ErrorCode.COORDINATOR_NOT_AVAILABLE, detail))
+        for member in self.members.values():
+            member.target = set(member.owned)
         self.dirty = bool(self.members)
         self._assign_ms = now_ms + delay_ms
         self._look_ahead()
 
     def _restore_member(self, member_id: str, value: MemberState, before: Member | None, now_ms: int) -> None:
         member = Member(member_id, value.about, value.epoch, owned=dict(_parts(value.owned)))
-        member.target = set(member.owned)
         member.sequence, member.joined = value.sequence, value.joined
         member.session_ms = now_ms + value.about.session_timeout_ms
         if before is not None:
@@ -174,7 +175,14 @@ class Membership:
         self.members[member_id] = member
         if value.about.instance_id:
             self._instances[value.about.instance_id] = member_id
-        for part in member.owned:
+        for part, given in list(member.owned.items()):
+            other = self.members.get(self._owner.get(part, ""))
+            if other is not None:  # an append that was cut half-way has the gift, and not what made it possible
+                loser = member if other.owned[part] > given else other
+                del loser.owned[part]
+                self._changed.add(loser.member_id)
+                if loser is member:
+                    continue
             self._owner[part] = self._target_owner[part] = member_id
 
     # --- events ----------------------------------------------------------------------------------------------------

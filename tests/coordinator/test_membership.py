@@ -10,6 +10,7 @@ import pytest
 from sparklog.coordinator.assignor import Part, TopicView
 from sparklog.coordinator.effects import Assigned
 from sparklog.coordinator.group_offsets import CommitRequested, GroupSettings, TopicsGone
+from sparklog.coordinator.group_records import decode_group_record
 from sparklog.coordinator.membership import HeartbeatRequested
 from sparklog.protocol.messages import GroupOffset
 from tests.coordinator.group_host import SESSION_MS, Chaos, GroupsHost, SimMember, balance, code
@@ -231,6 +232,32 @@ def test_another_coordinator_goes_on_with_the_same_members(keep: int) -> None:
     assert loads([*members, third]) == [2, 2, 2]
     assert all(now.owned <= before for now, before in zip(members, owned, strict=True))
     assert host.core.describe("g").group_epoch > epoch + 1  # type: ignore[union-attr]
+
+
+def test_an_append_that_was_cut_half_way_leaves_one_owner() -> None:
+    """Of a large one the first batches may be in the next leader's log, and the others not."""
+    host = GroupsHost({"t": 4})
+    (first,) = group(host, 1, rebalance_timeout_ms=60_000)
+    second = SimMember(host, "a")  # written first
+    second.send()
+    first.send()
+    host.settle()
+    first.receive()
+    first.give_up()
+    first.send()
+    (append,) = host.appends
+    host.appends = []
+    gift = append.records[0]
+    assert decode_group_record(gift)[0].member_id == "a"  # type: ignore[union-attr]
+    host.log.append(gift)
+    host.core = host._fresh()
+    host.see()
+    host.settle()
+    for member in (first, second):
+        member.ticket = None
+    balance(host, [first, second])
+    assert loads([first, second]) == [2, 2]
+    assert not first.owned & second.owned
 
 
 def test_a_new_coordinator_without_topics_takes_nothing_away() -> None:
