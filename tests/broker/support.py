@@ -39,6 +39,7 @@ def broker_state(broker_id: int, log_dir: Path) -> BrokerState:
         log_dir=str(log_dir),
         config=broker_config({}),
         on_log_failed=lambda *_: None,
+        on_id_taken=lambda *_: None,
         restart=lambda: None,
     )
 
