@@ -181,6 +181,15 @@ def test_append_time_counts_where_there_is_no_event_time(directory: LogDirectory
     assert [(header.min_timestamp, header.max_timestamp) for header in headers] == [(777, 777), (-5, -5), (779, 779)]
 
 
+def test_the_last_microsecond_of_1969_is_no_missing_event_time(directory: LogDirectory) -> None:
+    log = create_log(directory)
+    for earliest in (-5, -2):
+        header, body = batch(timestamp=-1)
+        append(log, (header._replace(min_timestamp=earliest), body), now_us=777)
+    headers = unpack_headers(log.read(0, max_bytes=1 << 20, end_offset=9).headers)
+    assert [(header.min_timestamp, header.max_timestamp) for header in headers] == [(-5, -1), (-2, -1)]
+
+
 def test_follower_files_equal_the_leaders(directory: LogDirectory, disk: SimDisk, log: Log) -> None:
     other = SimDisk()
     follower = create_log(open_directory(disk=other), segment_bytes=1 << 20)
