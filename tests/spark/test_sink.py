@@ -245,8 +245,8 @@ def by_rows(admin: Admin, plan: WritePlan) -> ByRows:
 def test_a_named_write_of_rows_that_name_their_topics_is_in_all_of_them_or_in_none(
     by_rows: ByRows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A driver that dies before its decision, a task that dies between two topics, and a driver that dies with its first
-    decision."""
+    """A driver that dies before its decision, a task that dies between two topics, and a driver that dies with the
+    first decision that it makes."""
     dead = by_rows.writer()
     left = [dead.write(by_rows.rows(1, 2)), dead.write(by_rows.rows(None, 3, 4))]
     assert by_rows.seen() == [[], [], []]
