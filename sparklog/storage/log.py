@@ -35,12 +35,15 @@ from sparklog.storage.log_reads import LogSlice as LogSlice  # what ``read`` giv
 from sparklog.storage.log_services import LogServices
 from sparklog.storage.partition_file import PARTITION_FILE, PartitionFile, write_partition_file
 from sparklog.storage.producers import ProducerTable
-from sparklog.storage.recovery import load_producers, recover_log
+from sparklog.storage.recovery import load_producers, recover_log, snapshot_offsets
 from sparklog.storage.seal_queue import SealQueue
 from sparklog.storage.sealing import SealJob
 from sparklog.storage.segment import Segment
 from sparklog.storage.segment_chain import SegmentChain
 from sparklog.storage.transactions import EndedTransaction, OpenTransaction
+
+#: A log of so few batches leaves no state files behind at a clean stop.
+_FEW_BATCHES = 256
 
 
 class Log:
@@ -113,7 +116,7 @@ class Log:
         self._on_disk = True
         self._clean = clean and not found.findings
         self._chain = SegmentChain(self._disk, self.directory, files=self._services.files, segments=found.segments)
-        self._seals.find_snapshots()
+        self._seals.found(found.snapshots)
         self._epochs = found.epochs
         self._producers = found.producers
         self.findings = found.findings
@@ -415,7 +418,7 @@ class Log:
             self._seals.cancel(segment for segment in self._chain.segments if segment.end_offset >= end)
             self._chain.cut(end, served_end=served_end, fsynced_end=fsynced_end)
             self._forget_from(end)
-            self._producers = load_producers(self._disk, self.directory, self._chain.segments)
+            self._producers = self._load_producers(self._chain.segments)
         return end
 
     def restart_at(self, offset: int) -> None:
@@ -461,7 +464,7 @@ class Log:
         base = leaving[-1].end_offset
         return self._write_if_room(
             "writing the producers of",
-            lambda: self._seals.bridge(base, lambda: load_producers(self._disk, self.directory, leaving)),
+            lambda: self._seals.bridge(base, lambda: self._load_producers(leaving)),
         )
 
     @property
@@ -558,6 +561,9 @@ class Log:
             sync_file(self._disk, self.directory / PARTITION_FILE)
             self._disk.sync_directory(self.directory)
             self._disk.sync_directory(self.directory.parent)
+        self._flushed()
+
+    def _flushed(self) -> None:
         self.recovery_point = self.log_end_offset
         self._unflushed_since_us = -1
         self._unflushed_records = 0
@@ -570,6 +576,11 @@ class Log:
         self.flush()
         return True
 
+    @property
+    def is_clean(self) -> bool:
+        """Nothing is to be done before a clean stop."""
+        return self._clean or not self._on_disk
+
     def prepare_clean_stop(self) -> None:
         """Make everything durable, and the next open quick. Blocks; other logs may be made ready at the same time.
 
@@ -577,13 +588,40 @@ class Log:
             StorageError: the log directory must go offline.
         """
         self._check_open()
-        if not self._on_disk or self._clean:
+        if self.is_clean:
             return
         self._seals.cancel(self._chain.segments)
         self.flush()
-        with self._offline_on_error("writing the state of"):
-            self._seals.write_state(self.log_end_offset, producers=self._producers, epochs=self._epochs)
+        with self._offline_on_error("flushing"):
+            self._disk.sync_directory(self.directory)  # a cut below what was flushed has renamed files
+        self._write_state(sync=True)
         self._clean = True
+
+    def leave_state(self) -> None:
+        """As ``prepare_clean_stop``, for one of many logs that are made durable together: ``made_durable`` follows.
+
+        Raises:
+            StorageError: the log directory must go offline.
+        """
+        self._check_open()
+        self._seals.cancel(self._chain.segments)
+        self._write_state(sync=False)
+
+    def made_durable(self) -> None:
+        """All that was written until now is durable, what ``leave_state`` wrote as well."""
+        self._flushed()
+        self._clean = True
+
+    def _write_state(self, *, sync: bool) -> None:
+        segments = self._chain.segments
+        if len(segments) == 1 and segments[0].count <= _FEW_BATCHES:
+            return  # the next open has read their headers sooner than the files that would spare it that
+        with self._offline_on_error("writing the state of"):
+            self._seals.write_state(self.log_end_offset, producers=self._producers, epochs=self._epochs, sync=sync)
+
+    def _load_producers(self, segments: list[Segment]) -> ProducerTable:
+        snapshots = snapshot_offsets(self._disk.names(self.directory))
+        return load_producers(self._disk, self.directory, segments, snapshots=snapshots)
 
     def close(self) -> None:
         """Close the files. Views that readers hold stay valid."""
