@@ -31,9 +31,9 @@ from sparklog.record.header import HEADER_BYTES, BatchHeader, unpack_headers
 from sparklog.record.schema import DEFAULT_SCHEMA
 
 
-def broker_state(broker_id: int, log_dir: Path) -> BrokerState:
+def broker_state(broker_id: int, log_dir: Path, kind: type[BrokerState] = BrokerState) -> BrokerState:
     """What the parts of a broker share, of one that is told nothing yet and whose disk never fails."""
-    return BrokerState(
+    return kind(
         broker_id,
         "cluster",
         log_dir=str(log_dir),

@@ -152,7 +152,7 @@ def test_a_record_over_the_limit_is_refused() -> None:
 
 
 def one_record(value: bytes) -> pa.RecordBatch:
-    row = {"key": None, "value": value, "headers": [], "timestamp": 0}
+    row: dict[str, object] = {"key": None, "value": value, "headers": [], "timestamp": 0}
     return pa.RecordBatch.from_pylist([row], DEFAULT_SCHEMA)
 
 
