@@ -1,8 +1,9 @@
 """One replica's log: a partition directory of segments, appended at the end, read anywhere, cut when it must be.
 
-Owned by the event loop of its broker: nothing here is safe to call from another thread, except ``SealJob.run`` and
-what is handed to ``remove_later``. Appends go to the page cache; durability comes from replication, and from fsync when
-a segment is sealed, on ``flush`` and on a clean stop.
+Owned by the event loop of its broker: nothing here is safe to call from another thread, except ``SealJob.run``,
+``FlushJob.run`` and what is handed to ``remove_later``. Appends go to the page cache; durability comes from
+replication, and from fsync when a segment is sealed, in ``FlushJob``, on a clean stop, and in the append itself where
+``flush.messages`` has it acknowledged only then.
 
 Invariants: log start <= high watermark <= log end; segments follow each other without gap; only the last segment is
 appended to; everything below the recovery point is fsynced; the leader epochs of the batches do not fall.
@@ -29,6 +30,7 @@ from sparklog.storage.append_plan import NO_MAXIMUM, LogTail, Run, markers_of, p
 from sparklog.storage.checkpoints import PartitionCheckpoint
 from sparklog.storage.disk import Buffer, is_full, sync_file
 from sparklog.storage.epochs import EpochCache
+from sparklog.storage.flushing import FlushJob
 from sparklog.storage.hot_batches import HotBatch, HotLog, forget_from
 from sparklog.storage.log_reads import HandedOut
 from sparklog.storage.log_reads import LogSlice as LogSlice  # what ``read`` gives: known from here
@@ -89,6 +91,8 @@ class Log:
         self._clean = False
         self._unflushed_since_us = -1
         self._unflushed_records = 0
+        #: at work in a thread
+        self._flush: FlushJob | None = None
         #: the most that a checkpoint, on disk or on its way there, says of this log
         self._claimed_end = 0
         self._checkpoint: PartitionCheckpoint | None = None
@@ -454,6 +458,8 @@ class Log:
             return self.log_start_offset
         self.log_start_offset = start
         self._seals.cancel(leaving)
+        if leaving:
+            self._cancel_flush()
         self._chain.retire_below(start)
         self._epochs.advance_start(self.first_segment_offset)
         self._producers.transactions.forget_below(start)
@@ -520,6 +526,7 @@ class Log:
         checkpoint is taken for a damaged one; and segments below its log start are removed on open. What it claims
         is not what is known here: whoever orders the cut lowers the high watermark first.
         """
+        self._cancel_flush()
         if end < max(self._claimed_end, self.high_watermark, self.recovery_point):
             self.log_start_offset = min(self.log_start_offset, end)
             self.high_watermark = min(self.high_watermark, end)
@@ -568,13 +575,39 @@ class Log:
         self._unflushed_since_us = -1
         self._unflushed_records = 0
 
-    def flush_if_due(self, now_us: int) -> bool:
-        """``flush`` when ``flush.ms`` have passed since the oldest append that was not; return whether it did."""
+    def flush_due(self, now_us: int) -> FlushJob | None:
+        """A job for what is to be fsynced when ``flush.ms`` have passed since the oldest append that was not: run it in
+        a thread, then ``flush_finished``. None while one is at work."""
         waited_us = now_us - self._unflushed_since_us
-        if self._unflushed_since_us < 0 or not 0 < self.config.flush_ms * 1000 <= waited_us:
-            return False
-        self.flush()
-        return True
+        if self._flush is not None or self._unflushed_since_us < 0 or not 0 < self.config.flush_ms * 1000 <= waited_us:
+            return None
+        segments = [segment for segment in self._chain.segments if segment.end_offset > self.recovery_point]
+        self._flush = FlushJob(
+            self._disk,
+            [path for segment in segments for path in (segment.data_path, segment.index_path)]
+            + [self.directory / PARTITION_FILE],
+            directory=self.directory,
+            end_offset=self.log_end_offset,
+            records=self._unflushed_records,
+            since_us=self._unflushed_since_us,
+        )
+        self._unflushed_since_us = -1
+        return self._flush
+
+    def flush_finished(self, job: FlushJob) -> None:
+        """``job.run`` returned (when it raised, the directory goes offline instead)."""
+        if job is not self._flush:
+            return
+        self._flush = None
+        self.recovery_point = max(self.recovery_point, job.end_offset)
+        self._unflushed_records = max(self._unflushed_records - job.records, 0)
+
+    def _cancel_flush(self) -> None:
+        """Files that it knows of are about to go, or to be cut."""
+        job, self._flush = self._flush, None
+        if job is not None:
+            job.cancelled = True
+            self._unflushed_since_us = job.since_us
 
     @property
     def is_clean(self) -> bool:
@@ -626,6 +659,7 @@ class Log:
     def close(self) -> None:
         """Close the files. Views that readers hold stay valid."""
         if not self._closed:
+            self._cancel_flush()
             self._seals.cancel(self._chain.segments)
             self._chain.close()
             self._hot.clear()
