@@ -47,12 +47,14 @@ from sparklog.net.server import Server, serve
 from sparklog.protocol.messages import HelloReply
 from sparklog.replica.fetch_session import SessionCache
 from sparklog.storage.checkpoints import read_boot_id
+from sparklog.storage.log import Log
 from sparklog.storage.log_set import LogDirectory
 from sparklog.storage.open_files import descriptors_for_clients
 
 _log = logging.getLogger(__name__)
 
 EXIT_OK = 0
+#: Or cannot go on: its id is registered by another.
 EXIT_CANNOT_START = 69
 EXIT_STOP_TIMED_OUT = 71
 EXIT_LOG_FAILED = 74
@@ -88,6 +90,7 @@ class BrokerProcess:
             log_dir=config.log_dir,
             config=settings,
             on_log_failed=self._log_failed,
+            on_id_taken=self._id_taken,
             restart=self._restart,
         )
         self._lease = Lease(
@@ -107,6 +110,7 @@ class BrokerProcess:
         self._ending: Ending | None = None
         self._ending_asked = asyncio.Event()
         self._log_error: Exception | None = None
+        self._id_is_taken = False
         self._start_again = False
 
     async def run(self) -> int:
@@ -134,6 +138,8 @@ class BrokerProcess:
         await self._stop()
         if self._log_error is not None:
             return EXIT_LOG_FAILED
+        if self._id_is_taken:
+            return EXIT_CANNOT_START
         return EXIT_RESTART if self._start_again else EXIT_OK
 
     # --- start ---
@@ -145,7 +151,7 @@ class BrokerProcess:
             self._control = ControlSocket(config.control_socket, self._lease, self)
             await self._control.open()
             self._check_lease()
-        for log in await loop.run_in_executor(None, self._directory.load):
+        for log in await self._load(self._directory):
             for finding in log.findings:
                 _log.warning("%s: %s", log.tp, finding)
         broker.coordinator_epochs = CoordinatorEpochs(broker.cache)
@@ -169,9 +175,7 @@ class BrokerProcess:
         self._watchdog.start()
         self._upkeep.start()
         broker.hanging.start()
-        # What was made until now lives as long as the process: the collector need not look at it again.
-        gc.collect()
-        gc.freeze()
+        gc.freeze()  # as the logs were: what was made until now lives as long as the process
         _log.info(
             "broker %d serves at %s:%d as incarnation %d, %d logs in %s",
             broker.broker_id,
@@ -182,6 +186,17 @@ class BrokerProcess:
             config.log_dir,
         )
         self._report_ready()
+
+    async def _load(self, directory: LogDirectory) -> list[Log]:
+        """Open all logs. What they are made of stays: the collector would look at all of it again and again while it
+        grows, and need not look at it later."""
+        gc.collect()
+        gc.disable()
+        try:
+            return await asyncio.get_running_loop().run_in_executor(None, directory.load)
+        finally:
+            gc.freeze()
+            gc.enable()
 
     def _open_directory(self) -> LogDirectory:
         config = self._config
@@ -291,6 +306,13 @@ class BrokerProcess:
         for partition in self._broker.partitions:
             partition.fail(error)
         self._end(Ending.CONTROLLED)
+
+    def _id_taken(self, error: Exception) -> None:
+        """Two brokers of one id: the registered one is the broker. The supervisor, if there is one, tries again."""
+        _log.critical("broker %d ends: %s", self._config.broker_id, error)
+        self._broker.state = "failed"
+        self._id_is_taken = True
+        self._end(Ending.AT_ONCE)
 
     def _check_lease(self) -> None:
         step = self._lease.check(self._broker.now_ms())
