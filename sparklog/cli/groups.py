@@ -100,8 +100,10 @@ def _listed(admin: Admin, partitions: Iterable[TopicPartition], at: OffsetQuery)
     """Without those of topics that are gone: they do not hide the others."""
     found: dict[TopicPartition, int] = {}
     by_topic: dict[str, list[TopicPartition]] = {}
+    there = set(admin.list_topics())
     for tp in partitions:
-        by_topic.setdefault(tp.topic, []).append(tp)
+        if tp.topic in there:
+            by_topic.setdefault(tp.topic, []).append(tp)
     for named in by_topic.values():
         try:
             found |= admin.list_offsets(named, at=at)
