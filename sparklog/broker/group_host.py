@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from typing import Any
 
 from sparklog.broker.coordinator_host import CoordinatorHost
@@ -17,8 +18,10 @@ from sparklog.model import is_internal
 
 _log = logging.getLogger(__name__)
 
-#: What the controller says about topics is handed on together: many topics change at the same time.
+#: What the controller says about topics is handed on together: many topics change at the same time. In large clusters
+#: that takes its time, and may take so small a part of the broker's.
 _TOGETHER_S = 0.1
+_SMALL_PART = 50
 
 
 class GroupHost(CoordinatorHost):
@@ -29,6 +32,7 @@ class GroupHost(CoordinatorHost):
         #: The topic that had been deleted last when this was looked at last.
         self._forgotten = ""
         self._looking: asyncio.TimerHandle | None = None
+        self._look_after_s = _TOGETHER_S
         super().__init__(broker, partition, self.groups)
 
     def perform(self, effect: Any) -> None:
@@ -54,12 +58,14 @@ class GroupHost(CoordinatorHost):
         if newest != self._forgotten:
             self._drop_deleted()
         if self._looking is None:
-            self._looking = asyncio.get_running_loop().call_later(_TOGETHER_S, self._see_topics)
+            self._looking = asyncio.get_running_loop().call_later(self._look_after_s, self._see_topics)
 
     def _see_topics(self) -> None:
         self._looking = None
         if not self.unready:
+            began = time.monotonic()
             self.step(TopicsSeen(_views(self.broker)))
+            self._look_after_s = max(_TOGETHER_S, _SMALL_PART * (time.monotonic() - began))
 
     def _drop_deleted(self) -> None:
         """Drop the offsets of topics that were deleted, or made anew under their name: so the controller said, or
@@ -96,8 +102,9 @@ def _views(broker: BrokerState) -> dict[str, TopicView]:
         topic = broker.cache.topic(name)
         if topic is None or is_internal(name) or not topic.partitions:
             continue
-        # Partitions are numbered without gaps, but may be told of one by one.
-        count = next(number for number in range(len(topic.partitions) + 1) if number not in topic.partitions)
+        count = len(topic.partitions)
+        if count - 1 not in topic.partitions:  # they are numbered without gaps, but may be told of one by one
+            count = next(number for number in range(count) if number not in topic.partitions)
         near: tuple[frozenset[str], ...] = ()
         if racks:
             replicas = (topic.partitions[number].replicas for number in range(count))

@@ -107,6 +107,7 @@ class GroupSession:
         self._polling = False
         self._away = False
         self._closing = False
+        self._ended = False
         self._commits: deque[_Commit] = deque()
         #: Readable when there is something for the consumer to look at.
         self.wake_fd, self._tell_fd = os.pipe()
@@ -169,8 +170,12 @@ class GroupSession:
     def commit(self, life: int, offsets: Mapping[Place, int]) -> Future[None]:
         """Commit after all that was committed before. The future raises CommitRefused, BrokerError or ClientTimeout."""
         done: Future[None] = Future()
-        self._commits.append(_Commit(life, offsets, done))
-        self._call(self._to_commit.set)
+        with self._lock:
+            if not self._ended:
+                self._commits.append(_Commit(life, offsets, done))
+                self._call(self._to_commit.set)
+                return done
+        done.set_exception(_closed())
         return done
 
     def offsets(self, places: Collection[Place]) -> Future[dict[Place, int]]:
@@ -205,12 +210,17 @@ class GroupSession:
             try:
                 done.set_result(await work)
             except asyncio.CancelledError:
-                done.set_exception(ClientTimeout("the consumer is closed"))
+                done.set_exception(_closed())
             except Exception as error:
                 done.set_exception(error)
             self._tell()
 
-        self._call(lambda: self._link.start(run()))
+        with self._lock:
+            if not self._ended:
+                self._call(lambda: self._link.start(run()))
+                return done
+        work.close()
+        done.set_exception(_closed())
         return done
 
     # --- the thread ---
@@ -223,13 +233,16 @@ class GroupSession:
             _log.exception("a group's member ended")
             self._fail(BrokerError(ErrorCode.UNKNOWN_SERVER_ERROR, f"the group's thread ended: {error!r}"))
         finally:
+            with self._lock:
+                self._ended = True
+            self._loop.run_until_complete(asyncio.sleep(0))  # what was handed over just before
             self._link.close()
             self._loop.run_until_complete(self._link.closed())
             self._loop.run_until_complete(asyncio.sleep(0))
             asyncio.set_event_loop(None)
             self._loop.close()
             for left in self._commits:
-                left.done.set_exception(ClientTimeout("the consumer is closed; nothing was committed"))
+                left.done.set_exception(_closed())
 
     async def _live(self) -> None:
         commits = asyncio.ensure_future(self._commit_all())
@@ -449,6 +462,10 @@ class GroupSession:
     def _tell(self) -> None:
         with contextlib.suppress(BlockingIOError, OSError):
             os.write(self._tell_fd, b"!")
+
+
+def _closed() -> ClientTimeout:
+    return ClientTimeout("the consumer is closed, or its group does not take it: nothing was asked")
 
 
 def _by_topic(places: Iterable[Place]) -> tuple[TopicPartitions, ...]:
