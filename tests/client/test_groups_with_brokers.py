@@ -173,7 +173,7 @@ def test_patterns_see_topics_that_come_and_lose_those_that_go(
     poll_until([reader], lambda: sizes(reader) == [2], "the topic that is there")
     create_topic(cluster, "pat-two", partitions=3)
     poll_until([reader], lambda: sizes(reader) == [5], "the topic that came")
-    admin.add_partitions("pat-two", 4)
+    admin.create_partitions("pat-two", 4)
     poll_until([reader], lambda: sizes(reader) == [6], "the partition that came")
     fill(cluster, "pat-two", 4, 2)
     assert len(poll_until([reader], lambda: sum(reader.positions().values()) == 8, "eight records")) == 8
