@@ -120,6 +120,7 @@ def test_racks_decide_where_evenness_and_stickiness_do_not() -> None:
     assert {len(parts) for parts in nobody_there.values()} == {6}
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("racks", [False, True])
 def test_a_thousand_members_and_ten_thousand_partitions(racks: bool) -> None:
     """Each assignment below 100 ms of processor time, whatever has happened; nothing moves that need not."""

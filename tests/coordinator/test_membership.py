@@ -451,6 +451,7 @@ def test_whatever_happens_there_is_one_owner_and_balance_comes_back(seeds: range
         assert set(owned) == expected, f"seed {seed}"
 
 
+@pytest.mark.alone
 def test_a_thousand_members_join_and_one_dies() -> None:
     """Ten thousand partitions: everything that a coordinator does about one death, in processor time."""
     host = GroupsHost({f"t{number}": 100 for number in range(100)})
