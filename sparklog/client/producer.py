@@ -140,12 +140,12 @@ class Producer:
         self._transactions: ProducerTransactions | None = None
         self._sender = Sender(
             settings,
-            lambda wake: Collector(
+            lambda attendant: Collector(
                 batch_bytes=batch_bytes,
                 linger_ms=linger_ms,
                 buffer_bytes=buffer_bytes,
                 max_block_s=max_block_s,
-                wake=wake,
+                attendant=attendant,
                 opened=self._opened,
             ),
             forsake=self._forsake,
