@@ -103,8 +103,21 @@ class FrameDecoder:
                 return []
             whole, self._large = self._large, None
             return [_cut(whole)]
+        if self._end == 0 and not self._skip and self._oversize is None:
+            whole = self._only_frame(count)
+            if whole is not None:
+                return [whole]
         self._end += count
         return self._cut_scratch()
+
+    def _only_frame(self, count: int) -> Frame | None:
+        """What was received, if that is one frame and nothing else, as it mostly is where latency counts."""
+        if count < PREFIX_BYTES:
+            return None
+        length, header_length = PREFIX.unpack_from(self._scratch)
+        if length + 4 != count or header_length > length - 4 or count > self._limit:
+            return None
+        return _cut(memoryview(bytes(self._scratch[:count])))
 
     def _cut_scratch(self) -> list[Frame | OversizeFrame]:
         frames: list[Frame | OversizeFrame] = []
