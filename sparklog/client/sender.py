@@ -165,6 +165,8 @@ class Sender:
         after the other may do the I/O meanwhile. Returns sooner or later."""
         if not self._lease.lent and self._waits_in_turn():
             self._lease.borrow(lambda: not self._needs_loop())
+            if not self._lease.lent:
+                self._waits = -_WAITS_IN_TURN  # something goes on that will take a moment
         if self._lease.lent:
             self._act(functools.partial(self._receive, finished))
 
@@ -379,7 +381,8 @@ class Sender:
             raise
 
     def _send_all(self, now: float) -> None:
-        while True:
+        self._accumulator.leaderless.clear()
+        while self._accumulator.sendable:
             requests = self._accumulator.drain(
                 now,
                 self._destination,

@@ -57,7 +57,9 @@ def _body_start(header_length: int) -> int:
 
 def encode_frame(header: bytes, body: Sequence[Buffer] = ()) -> list[Buffer]:
     """Return buffers to be sent in order; large body parts are passed through without a copy."""
-    body_bytes = sum(len(part) if isinstance(part, bytes) else memoryview(part).nbytes for part in body)
+    body_bytes = 0
+    for part in body:
+        body_bytes += len(part) if isinstance(part, bytes) else memoryview(part).nbytes
     start = _body_start(len(header)) if body_bytes else PREFIX_BYTES + len(header)
     padding = start - PREFIX_BYTES - len(header)
     head = PREFIX.pack(start - 4 + body_bytes, len(header)) + header + _ZEROS[:padding]
