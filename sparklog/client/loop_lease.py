@@ -38,6 +38,7 @@ class LoopLease:
         self._entered = 0
         self._running_before: asyncio.AbstractEventLoop | None = None
         self._lending = False
+        self._stopped = False
         self._settled = threading.Event()
         self._recalled = threading.Event()
         self._posts: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
@@ -49,10 +50,15 @@ class LoopLease:
         self.thread = self._home = threading.get_ident()
         while True:
             self._loop.run_forever()
-            if not self._lending:
+            if not self._lending or self._stopped:
                 return
             self._lending = False
             self._lend()
+
+    def stop(self) -> None:
+        """Called by whoever acts for the loop: ``run`` returns."""
+        self._stopped = True
+        self._loop.stop()
 
     def _lend(self) -> None:
         self.lent = True
@@ -62,7 +68,6 @@ class LoopLease:
             self._wait_for_the_end()
         with self._guard:
             self.lent = False
-            self.thread = self._home
         self._recalled.clear()
         self._settled.set()
 
@@ -122,5 +127,6 @@ class LoopLease:
         return True
 
     def leave(self) -> None:
+        self.thread = self._home
         asyncio._set_running_loop(self._running_before)
         self._guard.release()

@@ -470,7 +470,7 @@ class Sender:
             self._finish(batch, -1, closed)
         self._board.fail_all(closed)
         self._forsake(closed)
-        self._loop.stop()
+        self._lease.stop()
 
     def _discard(self, error: BaseException) -> None:
         """All that is not acknowledged fails; what is in flight may still get into the log."""
