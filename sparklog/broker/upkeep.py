@@ -7,6 +7,7 @@ is only ever touched from the event loop.
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import time
 from collections import deque
@@ -16,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from sparklog.broker.partition import Partition
 from sparklog.broker.state import BrokerState
 from sparklog.errors import StorageError
+from sparklog.storage.flushing import FlushJob
 from sparklog.storage.log import Log
 from sparklog.storage.log_set import LogDirectory
 from sparklog.storage.sealing import SealJob
@@ -23,7 +25,10 @@ from sparklog.storage.sealing import SealJob
 _log = logging.getLogger(__name__)
 
 _SEAL_THREADS = 2
+_FLUSH_THREADS = 2
 _FLUSH_CHECK_MS = 100
+#: Partitions, and logs with files, that the garbage collector is not to look at any more.
+_SPARED_AT_ONCE = 1000
 
 
 class Upkeep:
@@ -33,9 +38,13 @@ class Upkeep:
         self._broker = broker
         self._directory = directory
         self._pool = ThreadPoolExecutor(_SEAL_THREADS, thread_name_prefix="seal")
+        #: Of its own: thousands of topics may be due, and seals and checkpoints are not to wait for them.
+        self._flush_pool = ThreadPoolExecutor(_FLUSH_THREADS, thread_name_prefix="flush")
         #: Segments to seal of the logs at which a thread is at work.
         self._seals: dict[Partition, deque[SealJob]] = {}
         self._closed = False
+        #: Partitions and logs with files when the collector was last spared.
+        self._spared = 0
 
     def start(self) -> None:
         config = self._broker.config
@@ -47,6 +56,7 @@ class Upkeep:
         """No new work; what runs in threads ends by itself, and its result is dropped."""
         self._closed = True
         self._pool.shutdown(wait=False, cancel_futures=True)
+        self._flush_pool.shutdown(wait=False, cancel_futures=True)
 
     def committed(self, partition: Partition) -> None:
         """The high watermark moved: a rolled segment may have become complete."""
@@ -96,8 +106,21 @@ class Upkeep:
 
     async def _checkpoint(self) -> None:
         write = self._directory.checkpoint_job()
+        self._spare_collector()
         await asyncio.get_running_loop().run_in_executor(self._pool, write)
         self._broker.counters["checkpoints"] += 1
+
+    def _spare_collector(self) -> None:
+        """What partitions are made of stays as long as they do, and there are a hundred objects to each: looked at with
+        every full collection they would stop the loop for some tenths of a second. So they are taken out of it as they
+        come, and given back when as many have gone."""
+        kept = len(self._broker.partitions) + self._directory.on_disk
+        if kept >= self._spared + _SPARED_AT_ONCE:
+            gc.freeze()
+            self._spared = kept
+        elif kept <= self._spared - _SPARED_AT_ONCE:
+            gc.unfreeze()
+            self._spared = 0
 
     def _retain(self) -> None:
         """Leaders delete by age and size; followers delete what their leader has deleted."""
@@ -115,7 +138,17 @@ class Upkeep:
     def _flush(self) -> None:
         now_us = time.time_ns() // 1000
         for partition in self._broker.partitions.flushing():
-            self._guarded(partition, lambda log: log.flush_if_due(now_us))
+            job = partition.log.flush_due(now_us) if partition.offline is None else None
+            if job is not None:
+                self._broker.spawn(self._flush_one(partition, job), f"flush {partition.tp}")
+
+    async def _flush_one(self, partition: Partition, job: FlushJob) -> None:
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._flush_pool, job.run)
+        except StorageError as error:
+            self._broker.log_failed(partition, error)
+        else:
+            partition.log.flush_finished(job)
 
     def _guarded(self, partition: Partition, work: Callable[[Log], int]) -> int:
         try:

@@ -18,7 +18,7 @@ import pyarrow as pa
 from sparklog.model import NO_PRODUCER
 from sparklog.record.batch_metadata import record_batch_metadata
 from sparklog.record.checksum import crc32c
-from sparklog.record.codec import NO_TIMESTAMP, EncodedBatch
+from sparklog.record.codec import NO_TIMESTAMP, EncodedBatch, header_times
 from sparklog.record.header import BatchHeader
 from sparklog.record.message import ALIGNMENT
 
@@ -43,15 +43,16 @@ def encode_few_records(records: Sequence[FewRecord], *, schema_id: int, timed: b
         encoded = _together(records)
         times = [record[3] for record in records]
         earliest, latest = min(times), max(times)
+    earliest, latest = header_times(earliest, latest) if timed else (NO_TIMESTAMP, NO_TIMESTAMP)
     count = len(records)
     header = BatchHeader(
         base_offset=0,
         position=0,
-        max_timestamp=latest if timed else NO_TIMESTAMP,
+        max_timestamp=latest,
         running_max=0,
         append_time=0,
         producer_id=NO_PRODUCER,
-        min_timestamp=earliest if timed else NO_TIMESTAMP,
+        min_timestamp=earliest,
         offset_span=count,
         record_count=count,
         length=len(encoded),

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.record.checksum import Buffer
-from sparklog.record.codec import NO_TIMESTAMP, event_time_range, read_record_batch, verify_body_crc
+from sparklog.record.codec import NO_TIMESTAMP, event_time_range, header_times, read_record_batch, verify_body_crc
 from sparklog.record.few_checks import times_of_few
 from sparklog.record.flatbuffer import malformed
 from sparklog.record.header import BatchHeader, Flag
@@ -22,7 +22,7 @@ from sparklog.record.message import (
     NOT_COMPRESSED,
     ZSTD,
     BatchMessage,
-    buffer_uncompressed_bytes,
+    counted_bytes,
     read_batch_message,
 )
 from sparklog.record.nulls import misplaced_null
@@ -77,7 +77,7 @@ def _sound_without_arrow(header: BatchHeader, body: bytes, event_time: str | Non
     times = times_of_few(body, header.record_count)
     if times is None:
         return False
-    _check_times(times if event_time else (NO_TIMESTAMP, NO_TIMESTAMP), header, event_time)
+    _check_times(header_times(*times) if event_time else (NO_TIMESTAMP, NO_TIMESTAMP), header, event_time)
     return True
 
 
@@ -144,14 +144,9 @@ def _check_sizes(message: BatchMessage, source: memoryview, header: BatchHeader,
     if header.flags & _COMPRESSION_FLAGS != _CODEC_FLAGS[message.codec]:
         found = _CODEC_NAMES[message.codec]
         raise _corrupt(f"the batch is written with {found}, the header's flags are {header.flags:#06x}")
-    if message.codec == NOT_COMPRESSED:
-        return
-    body = source[message.metadata_length :]
-    total = message.metadata_length
-    for offset, length in message.buffers:
-        total += buffer_uncompressed_bytes(body, offset, length)
-        if total > max_message_bytes:
-            raise _too_large(total, max_message_bytes)
+    counted = counted_bytes(message, source)
+    if counted > max_message_bytes:
+        raise _too_large(counted, max_message_bytes)
 
 
 def _check_records(records: pa.RecordBatch, schema: pa.Schema, header: BatchHeader, event_time: str | None) -> None:

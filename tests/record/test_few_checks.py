@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from sparklog.errors import BrokerError
 from sparklog.record import validate as validation
-from sparklog.record.codec import EncodedBatch, encode_batch
+from sparklog.record.codec import EncodedBatch, encode_batch, header_times
 from sparklog.record.few_checks import METADATA_BYTES, MOST_RECORDS, times_of_few
 from sparklog.record.few_records import FewRecord, encode_few_records
 from sparklog.record.schema import DEFAULT_SCHEMA, parse_schema, schema_message
@@ -39,6 +39,7 @@ def test_what_producers_write_is_known_without_arrow(records: list[FewRecord]) -
     times = [record[3] for record in records]
     assert times_of_few(batch.body.to_pybytes(), len(records)) == (min(times), max(times))
     assert by_arrow(batch) is None
+    validate(batch)
 
 
 @pytest.mark.parametrize("records", [ONE, WITHOUT_KEY, SEVERAL])
@@ -54,7 +55,8 @@ def test_a_batch_with_any_bit_turned_passes_only_where_arrow_lets_it_pass(record
             continue
         assert place // 8 >= METADATA_BYTES
         taken += 1
-        header = good.header._replace(min_timestamp=times[0], max_timestamp=times[1])
+        earliest, latest = header_times(*times)
+        header = good.header._replace(min_timestamp=earliest, max_timestamp=latest)
         assert by_arrow(EncodedBatch(header, pa.py_buffer(bytes(turned)))) is None, place
     assert taken > 64  # times and values at least
 
@@ -71,7 +73,8 @@ def test_a_batch_with_bytes_overwritten_passes_only_where_arrow_lets_it_pass(
     body[at : at + len(patch)] = patch
     times = times_of_few(bytes(body), len(records))
     if times is not None:
-        header = good.header._replace(min_timestamp=times[0], max_timestamp=times[1])
+        earliest, latest = header_times(*times)
+        header = good.header._replace(min_timestamp=earliest, max_timestamp=latest)
         assert by_arrow(EncodedBatch(header, pa.py_buffer(bytes(body)))) is None
 
 
