@@ -117,7 +117,7 @@ class LoopLease:
         else is in."""
         if not self.lent or not self._guard.acquire(blocking=False):
             return False
-        if not self.lent:
+        if self._taken_back():
             self._guard.release()
             return False
         self._entered += 1
@@ -125,6 +125,9 @@ class LoopLease:
         self._running_before = asyncio._get_running_loop()
         asyncio._set_running_loop(self._loop)
         return True
+
+    def _taken_back(self) -> bool:
+        return not self.lent
 
     def leave(self) -> None:
         self.thread = self._home

@@ -106,9 +106,9 @@ class FrameDecoder:
             whole, self._large = self._large, None
             return [_cut(whole)]
         if self._end == 0 and not self._skip and self._oversize is None:
-            whole = self._only_frame(count)
-            if whole is not None:
-                return [whole]
+            frame = self._only_frame(count)
+            if frame is not None:
+                return [frame]
         self._end += count
         return self._cut_scratch()
 
