@@ -184,7 +184,8 @@ class Producer:
             ClientTimeout: no metadata within ``max_block_s``.
             TypeError: a value, key, header, timestamp or partition of another type.
             ValueError: text that is no Unicode (a surrogate on its own), a timestamp of more than 64 bits.
-            ProducerClosed: after ``close``, or after what the I/O thread did not foresee, which is its cause.
+            ProducerClosed: after ``close``, or after what the I/O thread did not foresee, which is its cause: also an
+                interrupt that came while this thread did some of that one's work, as threads do that wait.
             TransactionStateError: a transactional producer, and no transaction is open.
         """
         if self._transactions is not None:
