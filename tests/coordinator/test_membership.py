@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from sparklog.coordinator.assignor import Part, TopicView
 from sparklog.coordinator.effects import Assigned
+from sparklog.coordinator.events import Ticked
 from sparklog.coordinator.group_offsets import CommitRequested, GroupSettings, TopicsGone
 from sparklog.coordinator.group_records import decode_group_record
 from sparklog.coordinator.membership import HeartbeatRequested
@@ -373,30 +375,42 @@ def test_late_heartbeats_and_lost_answers_harm_nobody() -> None:
 def test_a_coordinator_that_was_paused_blames_nobody() -> None:
     host = GroupsHost({"t": 2})
     members = group(host, 2)
-    for member in members:
-        member.beat()
     host.now_ms += 20 * SESSION_MS
-    for member in members:
-        member.beat()
-    assert host.core.describe("g").state == "stable"  # type: ignore[union-attr]
+    host.step(Ticked())
+    balance(host, members)
     assert not host.reports
+    assert host.core.describe("g").state == "stable"  # type: ignore[union-attr]
+    host.wait(SESSION_MS + 1)
+    assert len(host.reports) == 2, "but who is silent from then on is removed"
 
 
 def test_an_append_that_takes_long_blames_nobody() -> None:
     host = GroupsHost({"t": 2})
     members = group(host, 2)
     for member in members:
-        member.receive()
+        member.beat()
     late = SimMember(host, "m9")
     late.send()
     assert host.appends
-    for member in members:
-        member.ticket = None
-        member.send()
     host.now_ms += 3 * SESSION_MS
-    host.settle()
+    host.commit_one()
     balance(host, [*members, late])
     assert not host.reports
+
+
+def test_a_heartbeat_of_an_earlier_life_brings_nobody_back() -> None:
+    host = GroupsHost({"t": 2})
+    (ghost,) = group(host, 1)
+    owned, first = set(ghost.owned), ghost.sent[0]
+    host.wait(SESSION_MS + 4000)
+    assert host.reports
+    host.step(dataclasses.replace(first, ticket=host.ticket()))
+    host.settle()
+    assert host.core.describe("g").members, "it has joined, as it says"  # type: ignore[union-attr]
+    ghost.ticket = None
+    ghost.beat()
+    assert ghost.refused == "UNKNOWN_MEMBER_ID", "but who goes on where it was removed is told so"
+    assert host.commit(ghost, dict.fromkeys(owned, 1)) == "STALE_MEMBER_EPOCH"
 
 
 def test_groups_with_members_are_neither_deleted_nor_forgotten() -> None:
