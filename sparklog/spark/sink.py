@@ -19,9 +19,8 @@ from dataclasses import dataclass
 from pyspark import TaskContext
 from pyspark.sql.datasource import WriterCommitMessage
 
-from sparklog.client.admin import Admin
 from sparklog.client.sink_transaction import AlreadyCommitted, decide, join
-from sparklog.client.transaction import Joined
+from sparklog.client.transaction_run import Joined
 from sparklog.errors import ClusterError, SparklogError
 from sparklog.model import OffsetRange, TopicPartition
 from sparklog.spark.write_options import NamedWrite
@@ -176,6 +175,8 @@ def abort_run(bootstrap: str, run: SinkRun | None) -> None:
 
 def abort_all_runs(bootstrap: str, run_id: str) -> None:
     """As ``abort_run``, of every topic in which this run has something open: tasks that failed do not say which."""
+    from sparklog.client.admin import Admin
+
     try:
         with Admin(bootstrap) as admin:
             found = [one for one in admin.transactions() if one.run_id == run_id and one.version is not None]

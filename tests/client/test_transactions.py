@@ -19,7 +19,7 @@ from sparklog.client.isolation import Isolation
 from sparklog.client.producer import Producer
 from sparklog.client.reader import PartitionReader
 from sparklog.client.sink_transaction import AlreadyCommitted, Decided, decide, join
-from sparklog.client.transaction import Joined
+from sparklog.client.transaction_run import Joined
 from sparklog.errors import BrokerError, ConfigError, ErrorCode
 from sparklog.model import TopicPartition
 from sparklog.net.server import ServerConnection
