@@ -96,6 +96,8 @@ from sparklog.protocol.transaction_messages import (
     ListParticipantsReply,
     ListTransactions,
     ListTransactionsReply,
+    SettleVersion,
+    SettleVersionReply,
     TouchTransaction,
     TransactionDescription,
     TransactionMarker,
@@ -184,6 +186,8 @@ __all__ = [
     "RestartBroker",
     "TopicChange",
     "TopicMetadata",
+    "SettleVersion",
+    "SettleVersionReply",
     "TouchTransaction",
     "TransactionDescription",
     "TransactionMarker",
@@ -209,6 +213,7 @@ Request = (
     | InitProducerId
     | FindCoordinator
     | BeginTransaction
+    | SettleVersion
     | AddToTransaction
     | TouchTransaction
     | EndTransaction
@@ -243,6 +248,7 @@ Reply = (
     | InitProducerIdReply
     | FindCoordinatorReply
     | BeginTransactionReply
+    | SettleVersionReply
     | EndTransactionReply
     | ListTransactionsReply
     | VerifyTransactionReply
