@@ -36,6 +36,8 @@ class Partitions:
         self._broker = broker
         self.directory = directory
         self._hosted: dict[TopicPartition, Partition] = {}
+        #: Those of topics that are fsynced by time: looked at again and again, as the others are not.
+        self._flushing: dict[TopicPartition, Partition] = {}
         self._timers: list[tuple[int, int, Partition]] = []
         self._timer_order = itertools.count()
         self._timer: asyncio.TimerHandle | None = None
@@ -137,12 +139,17 @@ class Partitions:
         partition.replica.settings = _replica_settings(topic)
         partition.rules = _append_rules(topic)
         partition.tuned_for = topic
+        if topic.config.flush_ms > 0:
+            self._flushing[partition.tp] = partition
+        else:
+            self._flushing.pop(partition.tp, None)
 
     def drop(self, partition: Partition) -> None:
         """Forget the replica and delete its data."""
         _log.info("%s: replica of topic id %s dropped", partition.tp, partition.topic_id)
         partition.stop()
         del self._hosted[partition.tp]
+        self._flushing.pop(partition.tp, None)
         self._delete(partition.tp)
 
     def drop_log(self, tp: TopicPartition) -> None:
@@ -205,7 +212,7 @@ class Partitions:
 
     def flushing(self) -> list[Partition]:
         """Replicas of topics that are fsynced by time."""
-        return [partition for partition in self._hosted.values() if partition.log.config.flush_ms > 0]
+        return list(self._flushing.values())
 
     def unclaimed_logs(self) -> list[Log]:
         """Logs that were found on disk and belong to no hosted replica."""

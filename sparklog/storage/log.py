@@ -88,6 +88,7 @@ class Log:
         self._unflushed_records = 0
         #: the most that a checkpoint, on disk or on its way there, says of this log
         self._claimed_end = 0
+        self._checkpoint: PartitionCheckpoint | None = None
 
     def __repr__(self) -> str:
         return f"Log({self.tp}, [{self.log_start_offset}, {self.log_end_offset}), hw {self.high_watermark})"
@@ -163,14 +164,12 @@ class Log:
     def checkpoint(self) -> PartitionCheckpoint:
         """What is to be written now; it counts as claimed from here on."""
         self._claimed_end = max(self._claimed_end, self.high_watermark, self.recovery_point)
-        return PartitionCheckpoint(
-            self.tp.topic,
-            self.tp.partition,
-            self.topic_id,
-            self.high_watermark,
-            self.recovery_point,
-            self.log_start_offset,
-        )
+        last = self._checkpoint
+        marks = (self.high_watermark, self.recovery_point, self.log_start_offset)
+        # Of thousands of logs most have not moved since the last one, every few seconds.
+        if last is None or (last.high_watermark, last.recovery_point, last.log_start_offset) != marks:
+            last = self._checkpoint = PartitionCheckpoint(self.tp.topic, self.tp.partition, self.topic_id, *marks)
+        return last
 
     def set_high_watermark(self, high_watermark: int) -> None:
         """Everything below is committed and may be served; bounded by the log's ends."""
@@ -464,6 +463,11 @@ class Log:
             "writing the producers of",
             lambda: self._seals.bridge(base, lambda: load_producers(self._disk, self.directory, leaving)),
         )
+
+    @property
+    def has_retired(self) -> bool:
+        """Whether ``delete_retired`` may find something to delete."""
+        return self._chain.has_retired
 
     def delete_retired(self, durable_start: int) -> None:
         """The checkpoint on disk has ``durable_start`` for the log start: delete the files of segments below it.

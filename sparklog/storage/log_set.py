@@ -374,8 +374,11 @@ class LogDirectory:
 
     def _delete_retired(self) -> None:
         """Segments below a log start that is on disk by now can go."""
+        waiting = {log.tp: log for log in self._logs.values() if log.has_retired}
+        if not waiting:
+            return
         for entry in self._checkpoint_content or ():
-            log = self._logs.get(TopicPartition(entry.topic, entry.partition))
+            log = waiting.get(TopicPartition(entry.topic, entry.partition))
             if log is not None and log.topic_id == entry.topic_id:
                 log.delete_retired(entry.log_start_offset)
 
