@@ -186,15 +186,15 @@ class Partitions:
 
     @property
     def counted_on(self) -> int:
-        """Partitions whose live leader has this broker in the ISR; 0 while it leads any itself, for until then the
-        controller does not tell leaders that it goes."""
+        """Partitions whose live leader has this broker in the ISR, as far as it was told; 0 while it leads any itself,
+        for until then the controller does not tell leaders that it goes."""
         if self.led:
             return 0
         live = self._broker.cache.incarnations
         own = self._broker.broker_id
-        return sum(
-            partition.replica.leader in live and own in partition.replica.isr for partition in self._hosted.values()
-        )
+        # A replica whose disk is broken follows no decision any more: its own ISR stays as it was.
+        known = filter(None, map(self._broker.cache.partition, self._hosted))
+        return sum(told.state.leader in live and own in told.state.isr for told in known)
 
     @property
     def in_sync(self) -> int:

@@ -62,13 +62,15 @@ def another_open(key: str, now: Transaction, *, version: int, turn: int) -> Refu
 def _when_empty(key: str, now: Transaction, request: EndRequested) -> Outcome | None:
     if not request.commit and now.decided_run == request.run_id:
         return Ended(True)  # asked again: the answer was lost
+    known = (now.decided_run, now.turn, now.winners)
+    repeated = request.commit and (request.run_id, request.turn, tuple(sorted(request.winners))) == known
+    if repeated and now.by_topic and request.winners:
+        return Ended(True)  # by a run that has been fenced since, by this very commit
     if request.run_id in now.fenced:
         return _refused(key, now, request)
     if not request.commit:
         return Ended(True) if request.version == UNNUMBERED else None
-    known = (now.decided_run, now.turn, now.winners)
-    counted = request.version != UNNUMBERED and not now.by_topic
-    if not counted and (request.run_id, request.turn, tuple(sorted(request.winners))) == known:
+    if repeated and request.version == UNNUMBERED:
         return Ended(True)
     if request.version == UNNUMBERED or request.winners:
         return Refused(ErrorCode.INVALID_TXN_STATE, f"{key}: nothing is open that could be committed")

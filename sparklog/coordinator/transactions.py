@@ -280,8 +280,9 @@ class Transactions(CoordinatorCore[Entry, Draft]):
             return ending.kept_out(entry, request, now_ms=now_ms)
         if now.state == EMPTY:  # a version in which no task wrote anything, from a run that never had to begin
             return ending.empty_version(entry, request, now_ms=now_ms)
-        # A sink's run that was aborted never goes on: its tasks that are still about must not begin anew.
-        fence = not request.commit and now.numbered
+        # A sink's run that was aborted never goes on: its tasks that are still about must not begin anew. Nor must they
+        # after a commit, where no version of the key tells them.
+        fence = now.numbered and (now.by_topic or not request.commit)
         draft = ending.decide(entry, commit=request.commit, winners=request.winners, now_ms=now_ms, fence=fence)
         draft.ended = (request.ticket, request.deadline_ms)
         return draft

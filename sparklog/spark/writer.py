@@ -130,9 +130,11 @@ def write_rows(plan: WritePlan, run: SinkRun | None, batches: Iterator[pa.Record
     joined = None
     if run is not None:
         joined = take_part(plan.options.bootstrap, run, timeout_s=plan.options.timeout_s)
-        if joined is None or (run.topic_id and is_known(plan.options.bootstrap, run, run.topic_id)):
-            return Written(sum(batch.num_rows for batch in batches), (), run)
-    with _producer(plan, joined) as producer:
+        if joined is None:
+            return Written(_count(batches), (), run)
+    with _producer(plan, joined) as producer:  # which gives signs of life from here on
+        if run is not None and run.topic_id and is_known(plan.options.bootstrap, run, run.topic_id):
+            return Written(_count(batches), (), run)
         destinations = _Destinations(plan, run)
         appender = _Appender(producer, named=plan.options.named is not None)
         known_rows = 0
@@ -147,6 +149,10 @@ def write_rows(plan: WritePlan, run: SinkRun | None, batches: Iterator[pa.Record
     if run is None or joined is None:
         return Written(appended, ranges)
     return Written(appended, ranges, run, joined.producer_id, destinations.topic_ids(), known_rows)
+
+
+def _count(batches: Iterator[pa.RecordBatch]) -> int:
+    return sum(batch.num_rows for batch in batches)
 
 
 class _Destinations:

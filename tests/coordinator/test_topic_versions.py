@@ -113,6 +113,8 @@ def test_asking_for_a_decision_again(host: Host) -> None:
     assert host.answers[first] == host.answers[again] == host.answers[host.end(ROWS, "r1", 1, producer)] == Ended(True)
     assert host.answers[host.end(ROWS, "r1", 1, commit=False)] == Ended(True)
     assert host.code(host.end(ROWS, "r2", 1, 999)) == "INVALID_TXN_STATE"
+    for late in (host.begin(ROWS, "r1", 1, by_topic=True), host.settle_version(ROWS, "r1", "id-c")):
+        assert host.code(late) == "INVALID_PRODUCER_EPOCH", "a task of a run that is over began another transaction"
     assert versions(host) == [1, -1, -1]
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -14,8 +15,10 @@ from pyspark.sql.types import StructType
 from sparklog.client.admin import Admin
 from sparklog.client.errors import ProducerFenced, TransactionStateError
 from sparklog.client.reader import PartitionReader
+from sparklog.client.sink_transaction import decide
 from sparklog.errors import BrokerError, ClusterError, ErrorCode
 from sparklog.model import TopicPartition
+from sparklog.spark import sink
 from sparklog.spark.sink import SinkRun, Written, abort_run, batch_run, commit_run, known_run
 from sparklog.spark.write_options import NamedWrite, WriteOptions
 from sparklog.spark.writer import BatchWriter, WritePlan, plan_write, write_rows
@@ -239,8 +242,11 @@ def by_rows(admin: Admin, plan: WritePlan) -> ByRows:
     return ByRows(admin, plan)
 
 
-def test_a_named_write_of_rows_that_name_their_topics_is_in_all_of_them_or_in_none(by_rows: ByRows) -> None:
-    """A driver that dies before its decision, a task that dies between two topics, and a run after them."""
+def test_a_named_write_of_rows_that_name_their_topics_is_in_all_of_them_or_in_none(
+    by_rows: ByRows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A driver that dies before its decision, a task that dies between two topics, and a driver that dies with the
+    first decision that it makes."""
     dead = by_rows.writer()
     left = [dead.write(by_rows.rows(1, 2)), dead.write(by_rows.rows(None, 3, 4))]
     assert by_rows.seen() == [[], [], []]
@@ -256,9 +262,16 @@ def test_a_named_write_of_rows_that_name_their_topics_is_in_all_of_them_or_in_no
     messages = [again.write(by_rows.rows(1, 2)), again.write(by_rows.rows(None, 3, 4))]
     with pytest.raises(ProducerFenced):
         dead.commit(left)
-    for _ in range(2):  # the answer to the first was lost
+
+    def decide_and_die(*found: Any, **named: Any) -> None:
+        decide(*found, **named)
+        raise SystemExit
+
+    with monkeypatch.context() as patched, pytest.raises(SystemExit):
+        patched.setattr(sink, "decide", decide_and_die)
         again.commit(messages)
     assert by_rows.seen() == [[1], [2, 3], [4]]
+    again.commit(messages)
     dead.abort(left)
     again.abort(messages)
     assert by_rows.write(1, 2).known_rows == 2
