@@ -141,12 +141,12 @@ class Producer:
         self._transactions: ProducerTransactions | None = None
         self._sender = Sender(
             settings,
-            lambda wake: Collector(
+            lambda attendant: Collector(
                 batch_bytes=batch_bytes,
                 linger_ms=linger_ms,
                 buffer_bytes=buffer_bytes,
                 max_block_s=max_block_s,
-                wake=wake,
+                attendant=attendant,
                 opened=self._opened,
             ),
             forsake=self._forsake,
@@ -185,7 +185,8 @@ class Producer:
             ClientTimeout: no metadata within ``max_block_s``.
             TypeError: a value, key, header, timestamp or partition of another type.
             ValueError: text that is no Unicode (a surrogate on its own), a timestamp of more than 64 bits.
-            ProducerClosed: after ``close``, or after what the I/O thread did not foresee, which is its cause.
+            ProducerClosed: after ``close``, or after what the I/O thread did not foresee, which is its cause: also an
+                interrupt that came while this thread did some of that one's work, as threads do that wait.
             TransactionStateError: a transactional producer, and no transaction is open.
         """
         if self._transactions is not None:
