@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sparklog.errors import BrokerError, ErrorCode
+from sparklog.errors import BrokerError, ErrorCode, StorageError
 from sparklog.model import EpochEnd, OffsetRange
 from sparklog.record.codec import NO_TIMESTAMP
 from sparklog.record.header import Flag, unpack_headers
