@@ -19,6 +19,7 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from types import TracebackType
 from typing import Any
 
+from sparklog.client.accumulator import ProducerIdentity
 from sparklog.client.bootstrap import parse_bootstrap
 from sparklog.client.collector import Collector, RecordChunk, header_list, utf8
 from sparklog.client.errors import ClientTimeout, CommitOutcomeUnknown, ProducerClosed
@@ -33,7 +34,7 @@ from sparklog.client.partitioning import (
 )
 from sparklog.client.results import Completion, RecordMetadata, TableWrite, WriteResult
 from sparklog.client.sender import Sender, SenderSettings, Ticket
-from sparklog.client.transaction import Joined
+from sparklog.client.transaction_run import Joined
 from sparklog.client.transactional import ProducerTransactions, producer_run
 from sparklog.errors import BrokerError, ConfigError, ErrorCode, SparklogError
 from sparklog.model import TopicPartition, check_topic_name
@@ -156,7 +157,7 @@ class Producer:
                 self._sender, run, settle=self._settle, forget=self._forget, timeout_s=max_block_s
             )
             if in_transaction is not None:
-                self._transactions.join(in_transaction.identity)
+                self._transactions.join(ProducerIdentity(in_transaction.producer_id, in_transaction.producer_epoch))
         # A producer nobody closed still gets its records out when the program ends; a with block needs none of it.
         atexit.register(self._exit)
 
