@@ -37,6 +37,7 @@ from sparklog.storage.producers import (
 )
 from sparklog.storage.sealing import footer_of
 from sparklog.storage.segment import COPY_SUFFIX, DATA_SUFFIX, DELETED_SUFFIX, INDEX_SUFFIX, Segment, file_stem
+from sparklog.storage.swap import recover_swaps
 
 logger = logging.getLogger(__name__)
 
@@ -85,6 +86,7 @@ def recover_log(
         StorageError: the disk failed.
     """
     try:
+        recover_swaps(disk, directory)
         bases = _remove_leftovers(disk, directory)
         below = sum(following <= log_start_offset for following in bases[1:])
         _remove_segments(disk, directory, bases[:below], files=files)

@@ -1,0 +1,110 @@
+"""One segment takes the place of several, all or nothing: the files of a swap, and how a start ends an unfinished one.
+
+::
+
+    <base>.arrow.cleaned, <base>.index.cleaned     the new segment, fsynced
+    <base>.swap                                    then: whose place it takes, fsynced; from here on it is decided
+    <base>.arrow, <base>.index                     then: renamed over the first old segment's files
+    (the other old segments' files)                then, with the renames durable: deleted
+    (no <base>.swap)                               last
+
+A start that finds ``.swap`` finishes; ``.cleaned`` without it is thrown away. While there is a ``.swap`` the log is not
+cut where it is: whoever cuts finishes or forgets the swap first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from sparklog.storage.disk import Disk, replace_file
+from sparklog.storage.formats import decode_state, encode_state
+from sparklog.storage.segment import DATA_SUFFIX, DELETED_SUFFIX, INDEX_SUFFIX, file_stem
+
+CLEANED_SUFFIX = ".cleaned"
+SWAP_SUFFIX = ".swap"
+_SUFFIXES = (DATA_SUFFIX, INDEX_SUFFIX)
+
+
+class SwapFile(msgspec.Struct, frozen=True):
+    """Base offsets of the segments that the new one takes the place of; its own is the first."""
+
+    bases: tuple[int, ...]
+    version: int = 1
+
+
+def cleaned_paths(directory: Path, base: int) -> tuple[Path, Path]:
+    """Data and index of the new segment."""
+    data, index = (directory / (file_stem(base) + suffix + CLEANED_SUFFIX) for suffix in _SUFFIXES)
+    return data, index
+
+
+def decide(disk: Disk, directory: Path, bases: Sequence[int]) -> None:
+    """The new segment is fsynced: from here on it takes the others' place. Durable on return."""
+    replace_file(disk, _journal(directory, bases[0]), encode_state(SwapFile(tuple(bases))))
+
+
+def forget(disk: Disk, directory: Path, base: int) -> None:
+    """The decision is taken back, before anything was renamed. Durable on return."""
+    disk.remove(_journal(directory, base))
+    disk.sync_directory(directory)
+    remove_cleaned(disk, directory, base)
+
+
+def rename(disk: Disk, directory: Path, base: int) -> None:
+    """The new segment's files come under their names. Repeatable."""
+    for path in cleaned_paths(directory, base):
+        if disk.exists(path):
+            disk.rename(path, path.with_name(path.name.removesuffix(CLEANED_SUFFIX)))
+
+
+def finish(disk: Disk, directory: Path, bases: Sequence[int]) -> None:
+    """All that is left to do after ``rename``; the old segments are gone on return. Repeatable."""
+    disk.sync_directory(directory)
+    for base in reversed(bases[1:]):
+        # the data's name says that the whole segment is being deleted
+        for suffix in _SUFFIXES:
+            path = directory / (file_stem(base) + suffix)
+            if disk.exists(path):
+                disk.rename(path, path.with_name(path.name + DELETED_SUFFIX))
+        for suffix in reversed(_SUFFIXES):
+            path = directory / (file_stem(base) + suffix + DELETED_SUFFIX)
+            if disk.exists(path):
+                disk.remove(path)
+    disk.sync_directory(directory)
+    disk.remove(_journal(directory, bases[0]))
+
+
+def remove_cleaned(disk: Disk, directory: Path, base: int) -> None:
+    for path in cleaned_paths(directory, base):
+        if disk.exists(path):
+            disk.remove(path)
+
+
+def recover_swaps(disk: Disk, directory: Path) -> None:
+    """Finish what was decided, throw away what was not. At start, before anything else is looked at.
+
+    Raises:
+        NewerFormatError, StorageError: a ``.swap`` that cannot be read: it was fsynced before it had its name.
+    """
+    names = disk.names(directory)
+    for name in names:
+        if name.endswith(SWAP_SUFFIX):
+            path = directory / name
+            handle = disk.open(path)
+            try:
+                content = disk.read(handle, disk.size(handle), 0)
+            finally:
+                disk.close(handle)
+            bases = decode_state(content, SwapFile, path=path).bases
+            rename(disk, directory, bases[0])
+            finish(disk, directory, bases)
+    for name in disk.names(directory):
+        if name.endswith(CLEANED_SUFFIX):
+            disk.remove(directory / name)
+
+
+def _journal(directory: Path, base: int) -> Path:
+    return directory / (file_stem(base) + SWAP_SUFFIX)
