@@ -189,11 +189,12 @@ class CleanJob:
         return groups(reached, segment_bytes=self._rules.config.segment_bytes)
 
     def rewrite(self, group: Sequence[SegmentFacts]) -> Replacement | None:
-        """Write the segment that takes the place of ``group``, and decide on it; None when nothing is to be changed,
-        the job is cancelled or the disk is full.
+        """Write the segment that takes the place of ``group``, and decide on it; None when nothing is to be changed or
+        the job is cancelled.
 
         Raises:
-            OSError, StorageError, BrokerError: as the disk and what is on it.
+            OSError: also when the disk is full, which leaves nothing behind.
+            StorageError, BrokerError: what is on the disk is damaged.
         """
         base = group[0].base_offset
         try:
@@ -210,10 +211,9 @@ class CleanJob:
         except OSError as failure:
             if self.cancelled:
                 return None
-            swap.remove_cleaned(self._disk, self._directory, base)
-            if not is_full(failure):
-                raise
-            return None
+            if is_full(failure):
+                swap.remove_cleaned(self._disk, self._directory, base)
+            raise
 
     def _copy(self, group: Sequence[SegmentFacts], writer: CleanedSegmentWriter) -> bool:
         """Returns whether anything is other than it was."""

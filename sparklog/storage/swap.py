@@ -42,7 +42,8 @@ def cleaned_paths(directory: Path, base: int) -> tuple[Path, Path]:
 
 
 def decide(disk: Disk, directory: Path, bases: Sequence[int]) -> None:
-    """The new segment is fsynced: from here on it takes the others' place. Durable on return."""
+    """The new segment's content is fsynced: from here on it takes the others' place. Durable on return."""
+    disk.sync_directory(directory)  # its names have to be there before the decision is
     replace_file(disk, _journal(directory, bases[0]), encode_state(SwapFile(tuple(bases))))
 
 

@@ -76,12 +76,16 @@ def clean(log: Log, now_us: int = 10_000_000, *, buffer_bytes: int = 1 << 20) ->
     job = log.begin_cleaning(rules(log, buffer_bytes=buffer_bytes), now_us, at_once=True)
     if job is None:
         return None
-    job.read_keys()
-    for group in job.groups():
-        found = job.rewrite(group)
-        if found is not None and log.replace_segments(job, found):
-            job.settle()
-    log.cleaning_finished(job, job.finish(now_us // 1000))
+    state = None
+    try:
+        job.read_keys()
+        for group in job.groups():
+            found = job.rewrite(group)
+            if found is not None and log.replace_segments(job, found):
+                job.settle()
+        state = job.finish(now_us // 1000)
+    finally:
+        log.cleaning_finished(job, state)
     return job
 
 
