@@ -7,7 +7,7 @@ entry; what is out of range is refused with the allowed range, what is unknown w
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import msgspec
@@ -256,12 +256,21 @@ def broker_config(overrides: Mapping[str, str]) -> BrokerConfig:
     return BrokerConfig(**_resolve(BROKER_SETTINGS, own), topic_defaults=topic_defaults)
 
 
-def _resolve(table: Mapping[str, Setting], overrides: Mapping[str, str]) -> dict[str, Any]:
-    for key in overrides:
+def check_topic_settings(names: Iterable[str]) -> None:
+    """Raises ConfigError for the first name that is no setting of topics; names the nearest."""
+    _check_names(TOPIC_SETTINGS, names)
+
+
+def _check_names(table: Mapping[str, Setting], names: Iterable[str]) -> None:
+    for key in names:
         if key not in table:
             near = difflib.get_close_matches(key[:_LONGEST_KEY], table, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
             raise ConfigError(f"unknown setting {key[:_LONGEST_KEY]!r}{hint}")
+
+
+def _resolve(table: Mapping[str, Setting], overrides: Mapping[str, str]) -> dict[str, Any]:
+    _check_names(table, overrides)
     return {
         setting.field: _parse(key, setting, overrides[key]) if key in overrides else setting.default
         for key, setting in table.items()

@@ -214,6 +214,9 @@ def _retune(broker: BrokerState, update: ControlUpdate) -> None:
                 broker.partitions.retune(partition, topic)
             except BrokerError as error:
                 _log.error("%s: new schema or settings not taken: %s", partition.tp, error)
+            known = broker.cache.partition(partition.tp)
+            if known is not None and broker.broker_id in known.replicas:
+                partition.step(_decided(broker, known, topic))  # min.insync.replicas may be another one
 
 
 def _delete(broker: BrokerState, update: ControlUpdate) -> None:

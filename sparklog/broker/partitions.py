@@ -276,7 +276,12 @@ def _append_rules(topic: CachedTopic) -> AppendRules:
         raise BrokerError(ErrorCode.INVALID_REQUEST, f"topic {topic.change.name!r} came without a schema")
     newest = topic.change.schemas[-1]
     return AppendRules(
-        parse_schema(newest.message), newest.schema_id, topic.config.max_message_bytes, topic.change.event_time
+        parse_schema(newest.message),
+        newest.schema_id,
+        topic.config.max_message_bytes,
+        topic.change.event_time,
+        topic.change.key_columns,
+        topic.config.compacted,
     )
 
 

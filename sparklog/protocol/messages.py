@@ -16,9 +16,14 @@ from sparklog.protocol.admin_messages import (
     AddColumns,
     AlterReassignments,
     AlterReassignmentsReply,
+    AlterTopic,
     CreatePartitions,
     CreateTopic,
     CreateTopicReply,
+    DeletedRecords,
+    DeleteRecords,
+    DeleteRecordsPartition,
+    DeleteRecordsReply,
     DeleteTopic,
     DescribeBroker,
     DescribeBrokerReply,
@@ -115,6 +120,7 @@ __all__ = [
     "AddToTransaction",
     "AlterReassignments",
     "AlterReassignmentsReply",
+    "AlterTopic",
     "BeginTransaction",
     "BeginTransactionReply",
     "CONSUMER",
@@ -125,7 +131,11 @@ __all__ = [
     "CreatePartitions",
     "CreateTopic",
     "CreateTopicReply",
+    "DeleteRecords",
+    "DeleteRecordsPartition",
+    "DeleteRecordsReply",
     "DeleteTopic",
+    "DeletedRecords",
     "DescribeBroker",
     "DescribeBrokerReply",
     "EARLIEST",
@@ -226,6 +236,8 @@ Request = (
     | DeleteTopic
     | CreatePartitions
     | AddColumns
+    | AlterTopic
+    | DeleteRecords
     | AlterReassignments
     | ListReassignments
     | ElectLeaders
@@ -254,6 +266,7 @@ Reply = (
     | ListGroupsReply
     | CreateTopicReply
     | AlterReassignmentsReply
+    | DeleteRecordsReply
     | ListReassignmentsReply
     | ElectLeadersReply
     | Ack

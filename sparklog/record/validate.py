@@ -7,6 +7,8 @@ full validation looks at every offset and every character. Everything is per bat
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pyarrow as pa
 
 from sparklog.errors import BrokerError, ErrorCode
@@ -14,6 +16,7 @@ from sparklog.record.checksum import Buffer
 from sparklog.record.codec import event_time_range, read_record_batch, verify_body_crc
 from sparklog.record.flatbuffer import malformed
 from sparklog.record.header import BatchHeader, Flag
+from sparklog.record.keys import absent_keys
 from sparklog.record.layout import layout_of
 from sparklog.record.message import (
     LZ4_FRAME,
@@ -40,6 +43,7 @@ def validate_batch(
     schema_id: int,
     max_message_bytes: int,
     event_time: str | None,
+    required_key: Sequence[str] = (),
 ) -> None:
     """Check a batch as it came from a producer against the topic's newest schema and its limits.
 
@@ -50,7 +54,8 @@ def validate_batch(
             MESSAGE_TOO_LARGE when it takes, or would take once decompressed, more than ``max_message_bytes``;
             SCHEMA_OUTDATED for another schema id than ``schema_id``, SCHEMA_MISMATCH for columns that are not the
             schema's; INVALID_RECORD for nulls in columns that allow none, for timestamps that are not the
-            header's, for no records at all, and for flags that a producer may not set.
+            header's, for no records at all, for flags that a producer may not set, and for a record with nulls in all
+            columns of ``required_key``.
     """
     buffer = pa.py_buffer(body)
     _check_header(header, buffer.size, max_message_bytes)
@@ -66,6 +71,11 @@ def validate_batch(
     except (pa.ArrowException, ValueError) as error:
         raise _corrupt(str(error).partition("\n")[0][:200]) from None
     _check_records(records, schema, header, event_time)
+    if required_key and (count := absent_keys(records, required_key)):
+        raise BrokerError(
+            ErrorCode.INVALID_RECORD,
+            f"{count} of {records.num_rows} records have no key ({', '.join(required_key)}), and the topic is compacted",
+        )
 
 
 def _check_header(header: BatchHeader, found_bytes: int, max_message_bytes: int) -> None:

@@ -696,7 +696,11 @@ class Log:
         Only what a cleaner wrote shows it: those that a member of the in-sync set is sent were not cleaned before it
         had them. Below a floor of some seconds the time between two fetches would count as absence.
         """
-        if self.log_end_offset == self.first_segment_offset or not unpack_header(headers).flags & Flag.CLEANED:
+        try:
+            is_cleaned = bool(unpack_header(headers).flags & Flag.CLEANED)
+        except BrokerError:  # the append will say so
+            return False
+        if not is_cleaned or self.log_end_offset == self.first_segment_offset:
             return False
         kept_us = max(self.config.delete_retention_ms * 1000, _SHORTEST_ABSENCE_US)
         return now_us - self._last_progress_us > kept_us

@@ -99,7 +99,12 @@ class LogCleaning:
         job = self.job
         if job is None or job.cancelled:
             return False
-        chain.replace(replacement.bases, rename=job.swap_in, count=replacement.batch_count, ends=(replacement.first, replacement.last))
+        chain.replace(
+            replacement.bases,
+            rename=job.swap_in,
+            count=replacement.batch_count,
+            ends=(replacement.first, replacement.last),
+        )
         return True
 
     def finished(self, state: CleanerState | None) -> None:

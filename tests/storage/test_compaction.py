@@ -300,9 +300,10 @@ def test_a_follower_in_the_middle_goes_on_with_what_the_leader_cleaned(log: Log,
     third = keyed_log(open_directory(disk=SimDisk()))
     copy(follower, third)
     assert seen(third) == seen(follower)
-    assert third.read(first, max_bytes=1 << 20, end_offset=first + 1).headers == follower.read(
-        first, max_bytes=1 << 20, end_offset=first + 1
-    ).headers
+    assert (
+        third.read(first, max_bytes=1 << 20, end_offset=first + 1).headers
+        == follower.read(first, max_bytes=1 << 20, end_offset=first + 1).headers
+    )
 
 
 def test_a_follower_of_a_cleaned_leader_then_of_one_that_did_not_clean(log: Log) -> None:

@@ -7,9 +7,10 @@ import pytest
 from sparklog.storage.log import Log
 from sparklog.testing.sim_disk import ProcessDied, SimDisk
 from tests.storage.batches import append, open_directory
-from tests.storage.compacting import Seen, clean, commit_and_seal, keyed, keyed_log, seen
+from tests.storage.compacting import Seen, clean, commit_and_seal, keyed, keyed_log, rules, seen
 
 NOW_US = 10_000_000
+RECORDS = 22
 
 
 def prepared(seed: int) -> tuple[SimDisk, Log, list[Seen]]:
@@ -17,13 +18,13 @@ def prepared(seed: int) -> tuple[SimDisk, Log, list[Seen]]:
     disk = SimDisk(seed=seed)
     directory = open_directory(disk=disk)
     log = keyed_log(directory, segment_bytes=2048)
-    for number in range(60):
+    for number in range(RECORDS):
         append(log, keyed([(b"key %d" % (number % 5), number)], producer=3, sequence=number), now_us=NOW_US)
     log.config = keyed_log(directory, segment_bytes=6000).config
     commit_and_seal(log)
     log.flush()
     directory.checkpoint()
-    assert len(log.segments) > 6
+    assert len(log.segments) > 3
     return disk, log, seen(log)
 
 
@@ -56,8 +57,8 @@ def check(disk: SimDisk, before: list[Seen], *, boot_id: str) -> None:
     log = directory.logs()[0]
     log.config = keyed_log(directory, segment_bytes=6000).config
     assert log.findings == ()
-    log.set_high_watermark(60)
-    found = [one for one in seen(log) if one.offset < 60]
+    log.set_high_watermark(RECORDS)
+    found = [one for one in seen(log) if one.offset < RECORDS]
     assert set(found) <= set(before)
     # every key's newest record, and in the order it was written
     assert {one.key: one for one in found} == {one.key: one for one in before}
@@ -66,8 +67,8 @@ def check(disk: SimDisk, before: list[Seen], *, boot_id: str) -> None:
     log.set_high_watermark(log.log_end_offset)
     commit_and_seal(log)
     clean(log)
-    assert {one.key: one for one in seen(log) if one.offset < 60} == {one.key: one for one in before}
-    assert log._producers.get(3).batches[-1].last_sequence == 59  # type: ignore[union-attr]
+    assert {one.key: one for one in seen(log) if one.offset < RECORDS} == {one.key: one for one in before}
+    assert log._producers.get(3).batches[-1].last_sequence == RECORDS - 1  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("operation", range(TOTAL))
@@ -77,7 +78,7 @@ def test_the_process_dies_while_it_cleans(operation: int) -> None:
     check(disk, before, boot_id="boot-1")
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("operation", range(TOTAL))
 def test_the_machine_dies_while_it_cleans(operation: int, seed: int) -> None:
     disk, before = died_at(operation, 1000 * seed + operation)
@@ -86,7 +87,7 @@ def test_the_machine_dies_while_it_cleans(operation: int, seed: int) -> None:
 
 
 @pytest.mark.parametrize("code", [5, 28])
-@pytest.mark.parametrize("skipped", range(0, 8))
+@pytest.mark.parametrize("skipped", range(8))
 def test_a_full_disk_leaves_the_log_as_it_was_and_a_broken_one_is_told(code: int, skipped: int) -> None:
     disk, log, before = prepared(0)
     calls = 0
@@ -109,26 +110,25 @@ def test_a_full_disk_leaves_the_log_as_it_was_and_a_broken_one_is_told(code: int
 
 
 def test_a_cut_in_the_middle_of_a_cleaning_stops_it() -> None:
-    from tests.storage.compacting import rules
-
     for steps in range(3):
         disk, log, before = prepared(0)
         job = log.begin_cleaning(rules(log), NOW_US, at_once=True)
         assert job is not None
         job.read_keys()
-        found = job.rewrite(job.groups()[0])
-        assert found is not None
+        fresh = job.rewrite(job.groups()[0])
+        assert fresh is not None
         if steps:
-            assert log.replace_segments(job, found)
+            assert log.replace_segments(job, fresh)
         if steps == 2:
             job.settle()
         log.truncate(10)
-        assert job.cancelled and not log.replace_segments(job, found) and job.finish(1) is None
+        assert job.cancelled and not log.replace_segments(job, fresh) and job.finish(1) is None
         assert not any(name.endswith((".swap", ".cleaned", ".deleted")) for name in disk.names(log.directory))
         log.set_high_watermark(log.log_end_offset)
-        assert set(seen(log)) <= set(before)
+        found, end = seen(log), log.log_end_offset
+        assert set(found) <= set(before)
         log._services.checkpoint_now()
         disk.restart(page_cache_lost=False)
         again = open_directory(disk=disk).logs()[0]
         again.set_high_watermark(again.log_end_offset)
-        assert seen(again) == seen(log) and again.log_end_offset == log.log_end_offset
+        assert seen(again) == found and again.log_end_offset == end
