@@ -74,7 +74,7 @@ def validate_batch(
     if required_key and (count := absent_keys(records, required_key)):
         raise BrokerError(
             ErrorCode.INVALID_RECORD,
-            f"{count} of {records.num_rows} records have no key ({', '.join(required_key)}), and the topic is compacted",
+            f"{count} of {records.num_rows} records without key ({', '.join(required_key)}) found in a compacted topic",
         )
 
 

@@ -499,12 +499,14 @@ class Log:
         with self._offline_on_error("deleting segments"):
             self._services.remove_later(self._chain.delete_retired(durable_start))
 
-    def apply_retention(self, now_us: int) -> int:
-        """Let go of the sealed segments that ``retention.ms`` and ``retention.bytes`` allow; return how many."""
+    def apply_retention(self, now_us: int, *, read_to: int | None = None) -> int:
+        """Let go of the sealed segments that ``retention.ms`` and ``retention.bytes`` allow; return how many.
+
+        ``read_to``: what the groups that are waited for have read; None: nobody is."""
         if "delete" not in self.config.cleanup_policy:
             return 0
         sealed = [
-            retention.SealedSegment(segment.size_bytes, segment.running_max)
+            retention.SealedSegment(segment.size_bytes, segment.running_max, segment.end_offset)
             for segment in self._chain.segments[:-1][: self._chain.sealed_prefix]
         ]
         count = retention.deletable(
@@ -513,6 +515,8 @@ class Log:
             now_us=now_us,
             retention_ms=self.config.retention_ms,
             retention_bytes=self.config.retention_bytes,
+            read_to=read_to,
+            retention_hard_ms=self.config.retention_hard_ms,
         )
         if not count:
             return 0

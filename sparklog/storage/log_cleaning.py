@@ -99,12 +99,8 @@ class LogCleaning:
         job = self.job
         if job is None or job.cancelled:
             return False
-        chain.replace(
-            replacement.bases,
-            rename=job.swap_in,
-            count=replacement.batch_count,
-            ends=(replacement.first, replacement.last),
-        )
+        ends = (replacement.first, replacement.last)
+        chain.replace(replacement.bases, rename=job.swap_in, count=replacement.batch_count, ends=ends)
         return True
 
     def finished(self, state: CleanerState | None) -> None:

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from sparklog.storage.log import Log
 from sparklog.testing.sim_disk import SimDisk
@@ -37,14 +38,10 @@ def write(log: Log, *records: tuple[bytes | None, int | None], **how: object) ->
 
 def rolled(log: Log) -> None:
     """All that was written so far is in sealed segments."""
-    log.config = log.config.__class__(**{**_fields(log.config), "segment_ms": 1})
+    log.config = replace(log.config, segment_ms=1)
     append(log, keyed([(b"last", 0)]), now_us=NOW_US + DAY_US)
-    log.config = log.config.__class__(**{**_fields(log.config), "segment_ms": 1 << 40})
+    log.config = replace(log.config, segment_ms=1 << 40)
     commit_and_seal(log)
-
-
-def _fields(config: object) -> dict[str, object]:
-    return {name: getattr(config, name) for name in config.__struct_fields__}  # type: ignore[attr-defined]
 
 
 @pytest.fixture
@@ -117,7 +114,7 @@ def test_what_was_cleaned_opens_again_and_goes_on(disk: SimDisk, log: Log) -> No
 
 
 def test_tombstones_go_when_their_time_has_come(log: Log) -> None:
-    log.config = log.config.__class__(**{**_fields(log.config), "delete_retention_ms": 1000})
+    log.config = replace(log.config, delete_retention_ms=1000)
     for number in range(100):
         write(log, (b"key %d" % number, number))
     write(log, *((b"key %d" % number, None) for number in range(50)))
@@ -148,7 +145,7 @@ def test_nothing_young_active_or_undecided_is_cleaned(log: Log) -> None:
     assert seen(log, committed=False) == expected(before, log.cleaner_state.end)
     append(log, marker(committed=(5,)), now_us=NOW_US)
     rolled(log)
-    log.config = log.config.__class__(**{**_fields(log.config), "min_compaction_lag_ms": DAY_US // 1000})
+    log.config = replace(log.config, min_compaction_lag_ms=DAY_US // 1000)
     assert clean(log) is None
     job = clean(log, NOW_US + DAY_US)
     assert job is not None and log.cleaner_state.end > 400
@@ -164,7 +161,7 @@ def test_transactions_keep_what_they_showed(log: Log) -> None:
         append(log, ended, now_us=NOW_US)
     rolled(log)
     before = seen(log)
-    log.config = log.config.__class__(**{**_fields(log.config), "delete_retention_ms": 1000})
+    log.config = replace(log.config, delete_retention_ms=1000)
     for now_us in (NOW_US, NOW_US + 2_000_000):
         clean(log, now_us)
         end = log.cleaner_state.end
@@ -235,7 +232,7 @@ def test_a_bounded_map_takes_several_cleanings(log: Log) -> None:
         write(log, (b"key %d" % (number % 1500), number))
     rolled(log)
     before = seen(log)
-    ends = []
+    ends: list[int] = []
     while (job := clean(log, buffer_bytes=96 * 400)) is not None and len(ends) < 20:
         assert job.tally.keys <= 400
         ends.append(log.cleaner_state.end)
