@@ -10,6 +10,7 @@ from __future__ import annotations
 import mmap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -149,10 +150,8 @@ class StoredPartition:
         report.records = int(headers["record_count"].sum(dtype=np.int64))
         report.leader_epochs = (int(headers["leader_epoch"][0]), int(last["leader_epoch"]))
         if len(times):
-            report.timestamps_us = (
-                int(headers["min_timestamp"][headers["min_timestamp"] >= 0].min()),
-                int(times.max()),
-            )
+            oldest = headers["min_timestamp"][headers["min_timestamp"] >= 0]
+            report.timestamps_us = (int(oldest.min(initial=times.max())), int(times.max()))
         report.cleaned = bool((headers["flags"] & int(Flag.CLEANED)).any())
         index_bytes = (self.directory / (file_stem(report.base_offset) + INDEX_SUFFIX)).stat().st_size
         if index_bytes % HEADER_BYTES:
@@ -251,12 +250,7 @@ def differences(one: StoredPartition, other: StoredPartition, *, below: int | No
     ranges = [_range(replica) for replica in (one, other)]
     start, end = max(low for low, _ in ranges), min(high for _, high in ranges)
     end = end if below is None else min(end, below)
-    count = 0
-    for text in _differing(one, other, start, end):
-        yield text
-        count += 1
-        if count == 10:
-            return
+    yield from islice(_differing(one, other, start, end), 10)
 
 
 def _range(partition: StoredPartition) -> tuple[int, int]:

@@ -184,9 +184,9 @@ def test_a_compacted_topic_under_writers_readers_transactions_and_kills(cluster:
             f"the table on broker {broker_id}",
         )  # fmt: skip
         assert counter(cluster, broker_id, "cleaner.uncleanable") == 0
-    with Consumer(cluster.bootstrap, "table", start="earliest") as consumer:
+    with Consumer(cluster.bootstrap, "table", log_columns=True) as consumer:
         shown = consumer.to_table()
-    offsets = shown["_offset"].to_pylist() if "_offset" in shown.column_names else shown["offset"].to_pylist()
+    offsets = shown["_offset"].to_pylist()
     rows = list(zip(offsets, shown["key"].to_pylist(), shown["value"].to_pylist(), strict=True))
     assert applied(rows) == truth and offsets == sorted(set(offsets))
     assert len(rows) < admin.list_offsets([TopicPartition("table", 0)])[TopicPartition("table", 0)]
@@ -287,7 +287,7 @@ def test_records_are_deleted_on_request(cluster: ProcessCluster, admin: Admin) -
     assert admin.delete_records({tp: 250}) == {tp: 250}
     assert admin.delete_records({tp: 100}) == {tp: 250}
     assert admin.list_offsets([tp], at="earliest") == {tp: 250}
-    with Consumer(cluster.bootstrap, "shortened", start="earliest") as consumer:
+    with Consumer(cluster.bootstrap, "shortened") as consumer:
         assert consumer.to_table().num_rows == 50
     wait_until(lambda: len(list(directory.glob("*.arrow"))) < segments / 2, PATIENCE_S, "the disk to be freed")
     starts = lambda: {replica(cluster, one, "shortened").log_start_offset for one in (0, 1, 2)}  # noqa: E731

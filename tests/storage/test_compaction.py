@@ -318,6 +318,25 @@ def test_a_follower_of_a_cleaned_leader_then_of_one_that_did_not_clean(log: Log)
     assert {one.key: one for one in seen(follower)} == {one.key: one for one in seen(other)}
 
 
+def test_a_replica_that_was_away_for_too_long_begins_anew(log: Log) -> None:
+    for number in range(200):
+        write(log, (b"key %d" % (number % 30), number))
+    rolled(log)
+    follower = keyed_log(open_directory(disk=SimDisk()))
+    copy(log, follower, max_bytes=1, until=20)
+    before = log.read(20, max_bytes=1, end_offset=200).headers
+    clean(log)
+    after = log.read(20, max_bytes=1, end_offset=200).headers
+    follower.config = replace(follower.config, delete_retention_ms=60_000)
+    now_us = follower._last_progress_us
+    assert not follower.is_outdated_for(after, now_us + 59_000_000)
+    assert follower.is_outdated_for(after, now_us + 61_000_000)
+    assert not follower.is_outdated_for(before, now_us + 61_000_000)  # nothing was cleaned: nothing is missing
+    empty = keyed_log(open_directory(disk=SimDisk()))
+    assert not empty.is_outdated_for(after, now_us + 61_000_000)
+    assert not follower.is_outdated_for(b"too short", now_us + 61_000_000)  # the append says what is wrong
+
+
 records_of = st.lists(
     st.tuples(st.sampled_from([b"", b"a", b"b", b"cc", b"d" * 40]), st.one_of(st.none(), st.integers(0, 99))),
     min_size=1,
