@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from sparklog.client.admin import Admin
 from sparklog.client.consumer import Consumer
@@ -21,6 +22,7 @@ from sparklog.protocol.messages import CONSUMER, Fetch, FetchPartition, FetchRep
 from sparklog.record.schema import DEFAULT_SCHEMA
 from sparklog.testing.process_cluster import ProcessCluster, wait_until
 from tests.broker.topics import PATIENCE_S, leader, replica, running, wait_isr
+from tests.spark.test_stream_reader import Query
 
 pytestmark = pytest.mark.integration
 
@@ -32,6 +34,8 @@ COMPACTED = {
     "delete.retention.ms": "600000",
 }
 Table = dict[bytes, bytes]
+#: offset, key, value
+Row = tuple[int, bytes, bytes | None]
 
 
 @pytest.fixture
@@ -44,7 +48,7 @@ def counter(cluster: ProcessCluster, broker_id: int, name: str) -> int:
     return cluster.describe(broker_id).counters.get(name, 0)
 
 
-def applied(rows: list[tuple[int, bytes, bytes | None]]) -> Table:
+def applied(rows: list[Row]) -> Table:
     """The table that records, in order, make."""
     table: Table = {}
     for _, key, value in rows:
@@ -55,9 +59,23 @@ def applied(rows: list[tuple[int, bytes, bytes | None]]) -> Table:
     return table
 
 
-def rows_of(cluster: ProcessCluster, broker_id: int, topic: str) -> list[tuple[int, bytes, bytes | None]]:
+def wait_for_cleaning(cluster: ProcessCluster, broker_id: int, *, more_than: int) -> None:
+    wait_until(
+        lambda: counter(cluster, broker_id, "cleaner.segments.replaced") > more_than,
+        PATIENCE_S,
+        f"broker {broker_id} to compact",
+    )
+
+
+def wait_for_table(cluster: ProcessCluster, broker_id: int, topic: str, truth: Table) -> None:
+    wait_until(
+        lambda: applied(rows_of(cluster, broker_id, topic)) == truth, PATIENCE_S, f"the table on broker {broker_id}"
+    )
+
+
+def rows_of(cluster: ProcessCluster, broker_id: int, topic: str) -> list[Row]:
     """Committed records as one replica holds them: offset, key, value."""
-    found: list[tuple[int, bytes, bytes | None]] = []
+    found: list[Row] = []
     facts = replica(cluster, broker_id, topic)
     at = facts.log_start_offset
     with cluster.connect(broker_id) as connection:
@@ -173,23 +191,51 @@ def test_a_compacted_topic_under_writers_readers_transactions_and_kills(cluster:
     assert readers.from_files["auto"] and not readers.from_files["never"]
     wait_isr(cluster, "table", {0, 1, 2})
     for broker_id in running(cluster):
-        wait_until(
-            lambda broker_id=broker_id: counter(cluster, broker_id, "cleaner.segments.replaced") > began[broker_id],
-            PATIENCE_S,
-            f"broker {broker_id} to compact",
-        )  # fmt: skip
-        wait_until(
-            lambda broker_id=broker_id: applied(rows_of(cluster, broker_id, "table")) == truth,
-            PATIENCE_S,
-            f"the table on broker {broker_id}",
-        )  # fmt: skip
+        wait_for_cleaning(cluster, broker_id, more_than=began[broker_id])
+        wait_for_table(cluster, broker_id, "table", truth)
         assert counter(cluster, broker_id, "cleaner.uncleanable") == 0
     with Consumer(cluster.bootstrap, "table", log_columns=True) as consumer:
         shown = consumer.to_table()
     offsets = shown["_offset"].to_pylist()
     rows = list(zip(offsets, shown["key"].to_pylist(), shown["value"].to_pylist(), strict=True))
     assert applied(rows) == truth and offsets == sorted(set(offsets))
-    assert len(rows) < admin.list_offsets([TopicPartition("table", 0)])[TopicPartition("table", 0)]
+    end = admin.list_offsets([TopicPartition("table", 0)])[TopicPartition("table", 0)]
+    assert len(rows) < end
+    every_reader_sees(cluster, "table", rows, end)
+
+
+def every_reader_sees(cluster: ProcessCluster, topic: str, rows: list[Row], end: int) -> None:
+    """Over the network and out of files, of all columns, one or none, and Spark's readers."""
+    tp = TopicPartition(topic, 0)
+    for local in ("never", "require"):
+        for columns in (None, ["value"], []):
+            with PartitionReader(cluster.bootstrap, tp, 0, end, local=local, columns=columns) as reader:  # type: ignore[arg-type]
+                found = list(reader.fetched())
+            dense = [one for one in found if one.offsets is None]
+            assert len(dense) < len(found)
+            offsets = [
+                offset
+                for one in found
+                for offset in (
+                    range(one.first_offset, one.first_offset + one.batch.num_rows)
+                    if one.offsets is None
+                    else one.offsets.tolist()
+                )
+            ]
+            assert offsets == [offset for offset, _, _ in rows], (local, columns)
+            if columns:
+                values = [value for one in found for value in one.batch["value"].to_pylist()]
+                assert values == [value for _, _, value in rows]
+    for start in (0, 1, end // 3, end - 2):
+        with PartitionReader(cluster.bootstrap, tp, start, end - 1) as reader:
+            count = sum(one.batch.num_rows for one in reader.fetched())
+        assert count == sum(start <= offset < end - 1 for offset, _, _ in rows)
+    query = Query(cluster.bootstrap, subscribe=topic, startingOffsets="earliest")
+    try:
+        found_rows = query.rows(query.plan(ReadAllAvailable()))
+        assert [(offset, value) for _, _, offset, value in found_rows] == [(offset, value) for offset, _, value in rows]
+    finally:
+        query.reader.stop()
 
 
 def test_a_replica_made_anew_gets_what_is_left(cluster: ProcessCluster, admin: Admin) -> None:
@@ -211,12 +257,7 @@ def test_a_replica_made_anew_gets_what_is_left(cluster: ProcessCluster, admin: A
         producer.send("moved-table", b"new", key=b"key 1").result(30)
     wait_isr(cluster, "moved-table", {third, first[0]})
     for broker_id in (third, first[0]):
-        wait_until(
-            lambda broker_id=broker_id: applied(rows_of(cluster, broker_id, "moved-table"))
-            == expected | {b"key 1": b"new"},
-            PATIENCE_S,
-            "both replicas to have it",
-        )  # fmt: skip
+        wait_for_table(cluster, broker_id, "moved-table", expected | {b"key 1": b"new"})
 
 
 def test_settings_are_changed_live_and_checked_at_once(cluster: ProcessCluster, admin: Admin) -> None:
@@ -290,7 +331,10 @@ def test_records_are_deleted_on_request(cluster: ProcessCluster, admin: Admin) -
     with Consumer(cluster.bootstrap, "shortened") as consumer:
         assert consumer.to_table().num_rows == 50
     wait_until(lambda: len(list(directory.glob("*.arrow"))) < segments / 2, PATIENCE_S, "the disk to be freed")
-    starts = lambda: {replica(cluster, one, "shortened").log_start_offset for one in (0, 1, 2)}  # noqa: E731
+
+    def starts() -> set[int]:
+        return {replica(cluster, one, "shortened").log_start_offset for one in (0, 1, 2)}
+
     wait_until(lambda: starts() == {250}, PATIENCE_S, "followers to hear of it")
     assert admin.delete_records({tp: None}) == {tp: 300}
     admin.create_topic("never-shortened", partitions=1, replication_factor=3, config=COMPACTED)
