@@ -242,7 +242,7 @@ def test_a_replica_made_anew_gets_what_is_left(cluster: ProcessCluster, admin: A
     """A broker that starts with an empty directory copies cleaned segments, and may lead with them."""
     admin.create_topic("moved-table", partitions=1, replication_factor=2, config=COMPACTED)
     tp = TopicPartition("moved-table", 0)
-    with Producer(cluster.bootstrap) as producer:
+    with Producer(cluster.bootstrap, batch_bytes=1024) as producer:
         for number in range(600):
             producer.send("moved-table", b"%d" % number * 20, key=b"key %d" % (number % 40))
     first = admin.describe_topic("moved-table").partitions[0].replicas
@@ -279,7 +279,7 @@ def test_settings_are_changed_live_and_checked_at_once(cluster: ProcessCluster, 
         admin.alter_topic("not-there", {"retention.ms": 1})
     assert caught.value.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
-    with Producer(cluster.bootstrap, max_block_s=PATIENCE_S) as producer:
+    with Producer(cluster.bootstrap, batch_bytes=1024) as producer:
         for number in range(200):
             producer.send("tuned", b"x" * 100, key=b"key %d" % (number % 5))
         producer.send("tuned", b"without key").result(30)
@@ -317,7 +317,7 @@ def test_settings_are_changed_live_and_checked_at_once(cluster: ProcessCluster, 
 def test_records_are_deleted_on_request(cluster: ProcessCluster, admin: Admin) -> None:
     admin.create_topic("shortened", partitions=1, replication_factor=3, config={"segment.bytes": "4096"})
     tp = TopicPartition("shortened", 0)
-    with Producer(cluster.bootstrap) as producer:
+    with Producer(cluster.bootstrap, batch_bytes=1024) as producer:
         for number in range(300):
             producer.send("shortened", b"%d" % number * 30)
     directory = Path(replica(cluster, leader(cluster, "shortened"), "shortened").directory)
@@ -346,7 +346,7 @@ def test_retention_waits_for_groups_and_no_longer_than_it_should(cluster: Proces
     tp = TopicPartition("awaited", 0)
     config = {"segment.bytes": "4096", "retention.bytes": "4096", "retention.wait.for.groups": "archive, slow"}
     admin.create_topic("awaited", partitions=1, replication_factor=3, config=config)
-    with Producer(cluster.bootstrap) as producer:
+    with Producer(cluster.bootstrap, batch_bytes=1024) as producer:
         for number in range(300):
             producer.send("awaited", b"%d" % number * 30)
     admin.commit_offsets("archive", {tp: 300})
