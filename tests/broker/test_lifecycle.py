@@ -261,7 +261,9 @@ def test_a_replica_made_anew_gets_what_is_left(cluster: ProcessCluster, admin: A
 
 
 def test_settings_are_changed_live_and_checked_at_once(cluster: ProcessCluster, admin: Admin) -> None:
-    admin.create_topic("tuned", partitions=1, replication_factor=3, config={"segment.bytes": "4096"})
+    admin.create_topic(
+        "tuned", partitions=1, replication_factor=3, config={"segment.bytes": "4096", "segment.ms": "9999"}
+    )
     for settings, unset, said in (
         ({"retention.ms": -2}, (), "-1 to"),
         ({"min.cleanable.dirty.ratio": 1.5}, (), "0 to 1"),
@@ -283,8 +285,8 @@ def test_settings_are_changed_live_and_checked_at_once(cluster: ProcessCluster, 
         for number in range(200):
             producer.send("tuned", b"x" * 100, key=b"key %d" % (number % 5))
         producer.send("tuned", b"without key").result(30)
-    altered = admin.alter_topic("tuned", {**COMPACTED, "retention.ms": 5000}, unset=["segment.bytes"])
-    assert "segment.bytes" not in altered.config and altered.config["cleanup.policy"] == "compact"
+    altered = admin.alter_topic("tuned", {**COMPACTED, "retention.ms": 5000}, unset=["segment.ms"])
+    assert "segment.ms" not in altered.config and altered.config["cleanup.policy"] == "compact"
     wait_until(
         lambda: all(len(rows_of(cluster, broker_id, "tuned")) < 150 for broker_id in (0, 1, 2)),
         PATIENCE_S,

@@ -318,6 +318,65 @@ def test_a_follower_of_a_cleaned_leader_then_of_one_that_did_not_clean(log: Log)
     assert {one.key: one for one in seen(follower)} == {one.key: one for one in seen(other)}
 
 
+@pytest.mark.parametrize("ended", ["committed", "aborted"])
+def test_a_follower_that_has_the_beginning_of_a_transaction_gets_its_marker(log: Log, ended: str) -> None:
+    write(log, (b"begun", 1), producer=9, sequence=0, transactional=True)
+    for number in range(100):
+        write(log, (b"filler %d" % (number % 9), number))
+    append(log, marker(**{ended: (9,)}), now_us=NOW_US)
+    for number in range(100):
+        write(log, (b"filler %d" % (number % 9), number))
+    rolled(log)
+    follower = keyed_log(open_directory(disk=SimDisk()))
+    copy(log, follower, until=50, max_bytes=1)
+    assert follower.open_transactions()
+    clean(log)
+    copy(log, follower, max_bytes=1000)
+    assert not follower.open_transactions()
+    assert [one for one in seen(follower) if one.offset == 0] == [one for one in seen(log) if one.offset == 0]
+    assert any(one.offset == 0 for one in seen(follower)) == (ended == "committed")
+
+
+def test_an_old_snapshot_does_not_open_a_transaction_whose_marker_is_gone(disk: SimDisk, log: Log) -> None:
+    log.config = replace(log.config, delete_retention_ms=1000)
+    write(log, (b"key", 1), producer=9, sequence=0, transactional=True)
+    rolled(log)  # a snapshot in which it is open
+    append(log, marker(committed=(9,)), now_us=NOW_US)
+    rolled(log)
+    clean(log, NOW_US)
+    clean(log, NOW_US + 2_000_000)
+    assert log.cleaner_state.deletes == 0
+    log.flush()
+    log._services.checkpoint_now()
+    newest = sorted(name for name in disk.names(log.directory) if name.endswith(".producers"))[-1]
+    disk.flip_bit(log.directory / newest, 3)
+    disk.restart(page_cache_lost=False)
+    again = open_directory(disk=disk).logs()[0]
+    assert again.open_transactions() == {}
+
+
+def test_what_was_cut_is_not_taken_for_cleaned_when_it_is_written_again(disk: SimDisk, log: Log) -> None:
+    for number in range(200):
+        write(log, (b"key %d" % (number % 7), number))
+    rolled(log)
+    clean(log)
+    assert log.cleaner_state.end > 100
+    log.truncate(10)
+    end = log.log_end_offset
+    for number in range(200):
+        write(log, (b"key %d" % (number % 7), 1000 + number))
+    log.flush()
+    log._services.checkpoint_now()
+    disk.restart(page_cache_lost=False)
+    again = open_directory(disk=disk).logs()[0]
+    assert again.cleaner_state.end <= end
+    again.config = log.config
+    rolled(again)
+    before = seen(again)
+    clean(again)
+    assert seen(again) == expected(before, again.cleaner_state.end)
+
+
 def test_a_replica_that_was_away_for_too_long_begins_anew(log: Log) -> None:
     for number in range(200):
         write(log, (b"key %d" % (number % 30), number))
