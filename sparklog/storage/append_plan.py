@@ -169,7 +169,6 @@ def plan_follower_append(
                 prelude_length=prelude_length, cut_front=cut_front,
             )  # fmt: skip
             if header is not sent:
-                own_place = True
                 packed_header = memoryview(header.pack())
         first = bool(header.flags & _FIRST)
         if first:

@@ -277,7 +277,8 @@ def test_a_follower_in_the_middle_goes_on_with_what_the_leader_cleaned(log: Log,
     for number in range(200):
         write(log, (b"key %d" % (number % 30), number), (b"only %d" % number, number))
     rolled(log)
-    follower = keyed_log(open_directory(disk=SimDisk()))
+    follower, untouched = (keyed_log(open_directory(disk=SimDisk())) for _ in range(2))
+    copy(log, untouched)
     copy(log, follower, max_bytes=1, until=2 * at)
     assert follower.log_end_offset == 2 * at
     before = seen(log)
@@ -294,6 +295,11 @@ def test_a_follower_in_the_middle_goes_on_with_what_the_leader_cleaned(log: Log,
     # as a leader it rolls, and is copied byte by byte from there on
     first = follower.log_end_offset
     write(follower, (b"new", 1))
+    copy(follower, untouched)
+    assert (
+        untouched.read(first, max_bytes=1 << 20, end_offset=first + 1).headers
+        == follower.read(first, max_bytes=1 << 20, end_offset=first + 1).headers
+    )
     third = keyed_log(open_directory(disk=SimDisk()))
     copy(follower, third)
     assert seen(third) == seen(follower)
