@@ -52,7 +52,7 @@ class KeyHash:
         sums = np.empty((len(starts), _HASHES), np.uint64)
         words = (lengths + 3) // 4
         with np.errstate(over="ignore"):
-            for count in np.unique(words).tolist():
+            for count in _distinct(words):
                 rows = np.flatnonzero(words == count)
                 self._grow(count)
                 step = max(1, _GATHER_BYTES // (4 * count)) if count else len(rows)
@@ -88,3 +88,13 @@ class KeyHash:
             at = np.where(inside, starts[:, None] + places, 0)
             np.copyto(gathered, content[at], where=inside)
         return gathered.view("<u4").astype(np.uint64) @ self._of_words[:count]
+
+
+def _distinct(counts: npt.NDArray[np.int64]) -> list[int]:
+    """The values among small ones by counting, which is many times faster than sorting."""
+    if not len(counts):
+        return []
+    greatest = int(counts.max())
+    if greatest < len(counts):
+        return np.flatnonzero(np.bincount(counts, minlength=greatest + 1)).tolist()
+    return np.unique(counts).tolist()
