@@ -70,7 +70,13 @@ def _placement(broker: BrokerState, request: CreatePartitions, record: TopicReco
         )
     added = request.partitions - before
     if not request.assignment:
-        return place(broker.cache.brokers, partitions=added, replication_factor=factor, load=load(broker))
+        return place(
+            broker.cache.brokers,
+            partitions=added,
+            replication_factor=factor,
+            load=load(broker),
+            beside=record.assignment,
+        )
     if len(request.assignment) != added or len(request.assignment[0]) != factor:
         raise BrokerError(
             ErrorCode.INVALID_REPLICA_ASSIGNMENT,

@@ -65,6 +65,7 @@ from sparklog.protocol.messages import (
     Produce,
     Request,
     RestartBroker,
+    SettleVersion,
     TouchTransaction,
     VerifyTransaction,
     WriteMarkers,
@@ -77,7 +78,13 @@ HandleRequest = Callable[[BrokerState, ServerConnection, Any, memoryview], None]
 
 def _handle_metadata(broker: BrokerState, connection: ServerConnection, request: Metadata, body: memoryview) -> None:
     connection.reply(
-        broker.cache.metadata(request.cid, request.topics, schemas=request.schemas, internal=request.internal)
+        broker.cache.metadata(
+            request.cid,
+            request.topics,
+            schemas=request.schemas,
+            internal=request.internal,
+            start=request.start,
+        )
     )
 
 
@@ -89,6 +96,7 @@ HANDLERS: dict[type, HandleRequest] = {
     InitProducerId: admin.handle_init_producer_id,
     FindCoordinator: internal_topics.handle_find_coordinator,
     BeginTransaction: transaction_requests.handle_begin_transaction,
+    SettleVersion: transaction_requests.handle_settle_version,
     AddToTransaction: transaction_requests.handle_add_to_transaction,
     TouchTransaction: transaction_requests.handle_touch_transaction,
     EndTransaction: transaction_requests.handle_end_transaction,

@@ -8,13 +8,14 @@ permission: what this broker may do with a partition is decided by its ``Replica
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import msgspec
 
 from sparklog.config import TopicConfig, topic_config
-from sparklog.errors import ErrorCode
+from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import NO_LEADER, BrokerEndpoint, LeaderAndIsr, TopicPartition, check_topic_name, is_internal
 from sparklog.protocol.messages import (
     ControlUpdate,
@@ -26,6 +27,10 @@ from sparklog.protocol.messages import (
 )
 
 _FORGOTTEN_KEPT = 10_000
+#: Partitions in one reply to a client, or what costs as much: some 20 ms of the broker's loop, and 0.5 MB.
+_PIECE = 20_000
+#: Bytes of schemas that cost as much as a partition.
+_PARTITION_BYTES = 25
 
 
 @dataclass(slots=True)
@@ -75,15 +80,54 @@ class MetadataCache:
         return self._endpoints.get(broker_id)
 
     def metadata(
-        self, cid: int, names: tuple[str, ...] | None, *, schemas: bool, internal: bool = False
+        self,
+        cid: int,
+        names: tuple[str, ...] | None,
+        *,
+        schemas: bool,
+        internal: bool = False,
+        start: tuple[str, int] | None = None,
     ) -> MetadataReply:
-        """The reply to a Metadata request, each topic once; unknown and impossible names are errors of their own
-        entry. Internal topics are described to who names them, or asks for all with ``internal``."""
-        if names is None:
-            names = tuple(sorted(name for name in self._topics if internal or not is_internal(name)))
-        chosen = dict.fromkeys(names)
-        topics = tuple(self._describe(name, schemas=schemas) for name in chosen)
-        return MetadataReply(cid, self.cluster_id, self.controller_epoch, self.brokers, topics)
+        """The reply to a Metadata request, each topic once, or as much of it as one reply may hold, from ``start`` on.
+        Unknown and impossible names are errors of their own entry. Internal topics are described to who names them, or
+        asks for all with ``internal``.
+
+        Raises:
+            BrokerError: INVALID_REQUEST, ``start`` is not among the names.
+        """
+        topics: list[TopicMetadata] = []
+        room = _PIECE
+
+        def reply(following: tuple[str, int] | None = None) -> MetadataReply:
+            return MetadataReply(
+                cid, self.cluster_id, self.controller_epoch, self.brokers, tuple(topics), next=following
+            )
+
+        for name in self._chosen(names, start, internal=internal):
+            if room <= 0:
+                return reply((name, 0))
+            first = start[1] if start is not None and start[0] == name else 0
+            topic = self._describe(name, schemas=schemas)
+            parts = topic.partitions[first : first + room]
+            whole = len(parts) == len(topic.partitions)
+            topics.append(topic if whole else msgspec.structs.replace(topic, partitions=parts))
+            if first + len(parts) < len(topic.partitions):
+                return reply((name, first + len(parts)))
+            room -= _cost(topics[-1])
+        return reply()
+
+    def _chosen(self, names: tuple[str, ...] | None, start: tuple[str, int] | None, *, internal: bool) -> list[str]:
+        """The topics that are asked for, from ``start`` on. Of all topics that one may be gone by now."""
+        named = (
+            sorted(name for name in self._topics if internal or not is_internal(name))
+            if names is None
+            else list(dict.fromkeys(names))
+        )
+        if start is None:
+            return named
+        if start[1] < 0 or (names is not None and start[0] not in named):
+            raise BrokerError(ErrorCode.INVALID_REQUEST, f"metadata from {start[0]!r}, {start[1]} on: not asked for")
+        return named[bisect_left(named, start[0]) if names is None else named.index(start[0]) :]
 
     def _describe(self, name: str, *, schemas: bool) -> TopicMetadata:
         topic = self._topics.get(name)
@@ -200,6 +244,11 @@ def _masked(told: LeaderAndIsr, known: LeaderAndIsr) -> bool:
     no leader where its earlier incarnation led, and leads on until there is a new epoch: its clients must find it. A
     partition that has lost its leader is in a new epoch."""
     return told.leader == NO_LEADER != known.leader and told.leader_epoch == known.leader_epoch
+
+
+def _cost(topic: TopicMetadata) -> int:
+    """What it takes of a piece."""
+    return 1 + len(topic.partitions) + sum(len(schema.message) for schema in topic.schemas) // _PARTITION_BYTES
 
 
 def _built(topic: CachedTopic) -> TopicMetadata:

@@ -36,6 +36,8 @@ class Partitions:
         self._broker = broker
         self.directory = directory
         self._hosted: dict[TopicPartition, Partition] = {}
+        #: Those of topics that are fsynced by time: looked at again and again, as the others are not.
+        self._flushing: dict[TopicPartition, Partition] = {}
         self._timers: list[tuple[int, int, Partition]] = []
         self._timer_order = itertools.count()
         self._timer: asyncio.TimerHandle | None = None
@@ -137,12 +139,17 @@ class Partitions:
         partition.replica.settings = _replica_settings(topic)
         partition.rules = _append_rules(topic)
         partition.tuned_for = topic
+        if topic.config.flush_ms > 0:
+            self._flushing[partition.tp] = partition
+        else:
+            self._flushing.pop(partition.tp, None)
 
     def drop(self, partition: Partition) -> None:
         """Forget the replica and delete its data."""
         _log.info("%s: replica of topic id %s dropped", partition.tp, partition.topic_id)
         partition.stop()
         del self._hosted[partition.tp]
+        self._flushing.pop(partition.tp, None)
         self._delete(partition.tp)
 
     def drop_log(self, tp: TopicPartition) -> None:
@@ -179,15 +186,15 @@ class Partitions:
 
     @property
     def counted_on(self) -> int:
-        """Partitions whose live leader has this broker in the ISR; 0 while it leads any itself, for until then the
-        controller does not tell leaders that it goes."""
+        """Partitions whose live leader has this broker in the ISR, as far as it was told; 0 while it leads any itself,
+        for until then the controller does not tell leaders that it goes."""
         if self.led:
             return 0
         live = self._broker.cache.incarnations
         own = self._broker.broker_id
-        return sum(
-            partition.replica.leader in live and own in partition.replica.isr for partition in self._hosted.values()
-        )
+        # A replica whose disk is broken follows no decision any more: its own ISR stays as it was.
+        known = filter(None, map(self._broker.cache.partition, self._hosted))
+        return sum(told.state.leader in live and own in told.state.isr for told in known)
 
     @property
     def in_sync(self) -> int:
@@ -205,7 +212,7 @@ class Partitions:
 
     def flushing(self) -> list[Partition]:
         """Replicas of topics that are fsynced by time."""
-        return [partition for partition in self._hosted.values() if partition.log.config.flush_ms > 0]
+        return list(self._flushing.values())
 
     def unclaimed_logs(self) -> list[Log]:
         """Logs that were found on disk and belong to no hosted replica."""

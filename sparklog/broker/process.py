@@ -54,6 +54,7 @@ from sparklog.storage.open_files import descriptors_for_clients
 _log = logging.getLogger(__name__)
 
 EXIT_OK = 0
+#: Or cannot go on: its id is registered by another.
 EXIT_CANNOT_START = 69
 EXIT_STOP_TIMED_OUT = 71
 EXIT_LOG_FAILED = 74
@@ -89,6 +90,7 @@ class BrokerProcess:
             log_dir=config.log_dir,
             config=settings,
             on_log_failed=self._log_failed,
+            on_id_taken=self._id_taken,
             restart=self._restart,
         )
         self._lease = Lease(
@@ -109,6 +111,7 @@ class BrokerProcess:
         self._ending: Ending | None = None
         self._ending_asked = asyncio.Event()
         self._log_error: Exception | None = None
+        self._id_is_taken = False
         self._start_again = False
 
     async def run(self) -> int:
@@ -136,6 +139,8 @@ class BrokerProcess:
         await self._stop()
         if self._log_error is not None:
             return EXIT_LOG_FAILED
+        if self._id_is_taken:
+            return EXIT_CANNOT_START
         return EXIT_RESTART if self._start_again else EXIT_OK
 
     # --- start ---
@@ -295,6 +300,13 @@ class BrokerProcess:
         for partition in self._broker.partitions:
             partition.fail(error)
         self._end(Ending.CONTROLLED)
+
+    def _id_taken(self, error: Exception) -> None:
+        """Two brokers of one id: the registered one is the broker. The supervisor, if there is one, tries again."""
+        _log.critical("broker %d ends: %s", self._config.broker_id, error)
+        self._broker.state = "failed"
+        self._id_is_taken = True
+        self._end(Ending.AT_ONCE)
 
     def _check_lease(self) -> None:
         step = self._lease.check(self._broker.now_ms())

@@ -6,6 +6,8 @@ right before it appends them. A request with acks=all stays open here until ever
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Callable, Iterator
 
 from sparklog.broker.internal_topics import refuse_internal
@@ -18,6 +20,9 @@ from sparklog.protocol.messages import ACKS_ALL, ErrorReply, Produce, ProducePar
 from sparklog.record.header import HEADER_BYTES, Flag, unpack_header
 
 _MAX_TIMEOUT_MS = 3_600_000
+#: A request is dealt with for so long in one turn of the loop, to within so many partitions.
+_TURN_S = 0.05
+_LOOK_AT_CLOCK = 8
 #: Flags that say what may become of a batch: those that only the log sets, and whether it is in a transaction.
 _TELLING = int(Flag.CONTROL | Flag.OFFSET_ARRAY | Flag.FIRST_OF_SEGMENT | Flag.TRANSACTIONAL | Flag.PROJECTED)
 
@@ -40,6 +45,15 @@ class _OpenProduce:
         self._missing -= 1
         if self._missing == 0:
             self.finish()
+
+    def fail(self, error: Exception) -> None:
+        """A bug of ours: the request as a whole is answered, and what its partitions still say is not."""
+        self._missing = 0
+        if self._acks == 0:
+            self._connection.done(self._cid)
+        else:
+            detail = f"{type(error).__name__}: {error}"
+            self._connection.reply(ErrorReply(self._cid, ErrorCode.UNKNOWN_SERVER_ERROR, detail))
 
     def finish(self) -> None:
         results = tuple(result for result in self._results if result)
@@ -69,8 +83,36 @@ def handle_produce(broker: BrokerState, connection: ServerConnection, request: P
         open_produce.finish()
         return
     deadline_ms = broker.now_ms() + min(max(request.timeout_ms, 0), _MAX_TIMEOUT_MS)
+    slices = _slices(broker, request, body, deadline_ms=deadline_ms, open_produce=open_produce)
+    for _ in slices:
+        connection.hold()
+        broker.spawn(_go_on(connection, slices, open_produce), f"produce of {connection.peer}")
+        return
+
+
+async def _go_on(connection: ServerConnection, slices: Iterator[None], open_produce: _OpenProduce) -> None:
+    """The rest of a request that takes more than one turn of the loop."""
+    try:
+        await asyncio.sleep(0)
+        for _ in slices:
+            await asyncio.sleep(0)
+    except Exception as error:
+        open_produce.fail(error)
+        raise
+    finally:
+        connection.release()
+
+
+def _slices(
+    broker: BrokerState, request: Produce, body: memoryview, *, deadline_ms: int, open_produce: _OpenProduce
+) -> Iterator[None]:
+    """Yields where others may have a turn: a thousand new logs take longer than a broker may be silent."""
     at = 0
+    turn_ends = time.monotonic() + _TURN_S
     for index, wanted in enumerate(request.partitions):
+        if index % _LOOK_AT_CLOCK == _LOOK_AT_CLOCK - 1 and time.monotonic() >= turn_ends:
+            yield
+            turn_ends = time.monotonic() + _TURN_S
         size = wanted.batch_count * HEADER_BYTES + wanted.body_bytes
         _produce(
             broker,
@@ -132,6 +174,8 @@ def _produce(
         )
 
     try:
+        if broker.quiesced:  # since the request came
+            raise BrokerError(ErrorCode.BROKER_STOPPING, f"broker {broker.broker_id} takes no new writes")
         partition = broker.partitions.require(tp, wanted.topic_id)
         if wanted.topic.startswith(INTERNAL_PREFIX):
             refuse_internal(wanted.topic, "not written to")

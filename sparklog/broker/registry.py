@@ -24,7 +24,7 @@ from sparklog.zk import paths
 from sparklog.zk.broker_registry import BrokerRegistry
 from sparklog.zk.cluster_store import BarrierJob, ClusterStore, FateUnknown, NodeGone, Refused
 from sparklog.zk.codecs import ElectionRequest
-from sparklog.zk.errors import ZkError, ZkNoNode, ZkUnreachable
+from sparklog.zk.errors import BrokerIdTaken, ZkError, ZkNoNode, ZkUnreachable
 from sparklog.zk.session import PAUSE_S, ZkSession
 
 _log = logging.getLogger(__name__)
@@ -62,7 +62,7 @@ class Registry:
         """Connect and register; sets ``broker.incarnation``.
 
         Raises:
-            ClusterError: no ZooKeeper, another cluster's, or a broker elsewhere holds the id.
+            ClusterError: no ZooKeeper, another cluster's, or a broker elsewhere holds the id (BrokerIdTaken).
         """
         config = broker.config
         session = await ZkSession.open(
@@ -111,6 +111,8 @@ class Registry:
 
     def _registration_failed(self, error: Exception) -> None:
         self._broker.counters["zookeeper.registrations.failed"] += 1
+        if isinstance(error, BrokerIdTaken):
+            self._broker.id_taken(error)
 
     # --- in-sync sets -----------------------------------------------------------------------------------------------
 

@@ -50,6 +50,7 @@ class BrokerState:
         log_dir: str,
         config: BrokerConfig,
         on_log_failed: Callable[[Partition | None, Exception], None],
+        on_id_taken: Callable[[Exception], None],
         restart: Callable[[], None],
     ) -> None:
         self.broker_id = broker_id
@@ -67,6 +68,8 @@ class BrokerState:
         self.log_dir = log_dir
         #: Told when the log directory is found broken, by whichever partition found it.
         self.log_failed = on_log_failed
+        #: Told when a broker elsewhere is registered under this one's id, and stays.
+        self.id_taken = on_id_taken
         #: Begin a controlled stop that the supervisor takes as a wish to be started again. Raises BrokerError.
         self.restart = restart
         #: Held while an update of the controller is carried out: they are taken one after the other.

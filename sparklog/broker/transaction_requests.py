@@ -7,7 +7,7 @@ from collections.abc import Callable
 from sparklog.broker.state import BrokerState
 from sparklog.broker.waiting import limit_s
 from sparklog.coordinator import events
-from sparklog.coordinator.effects import Begun, Done, Ended, Outcome, Refused
+from sparklog.coordinator.effects import Begun, Done, Ended, Outcome, Refused, Settled
 from sparklog.coordinator.records import Place
 from sparklog.errors import BrokerError, ClusterError, ErrorCode
 from sparklog.model import TopicPartition, is_internal
@@ -24,6 +24,8 @@ from sparklog.protocol.messages import (
     ListTransactions,
     ListTransactionsReply,
     Reply,
+    SettleVersion,
+    SettleVersionReply,
     TouchTransaction,
     VerifyTransaction,
     VerifyTransactionReply,
@@ -33,6 +35,9 @@ from sparklog.protocol.messages import (
 def handle_begin_transaction(
     broker: BrokerState, connection: ServerConnection, request: BeginTransaction, body: memoryview
 ) -> None:
+    if request.by_topic and request.version < 0:
+        detail = f"version {request.version} by topic found, 0 or more expected"
+        raise BrokerError(ErrorCode.INVALID_REQUEST, detail)
     if not request.run_id or request.version < -1 or request.timeout_ms <= 0 or request.turn < 0:
         detail = (
             f"run {request.run_id!r}, version {request.version}, timeout {request.timeout_ms} ms, turn {request.turn} "
@@ -56,8 +61,26 @@ async def _begin(broker: BrokerState, connection: ServerConnection, request: Beg
         return
     host.ask(
         lambda ticket: events.BeginRequested(
-            ticket, request.key, request.run_id, request.version, request.timeout_ms, producer_id, request.turn
+            ticket,
+            request.key,
+            request.run_id,
+            request.version,
+            request.timeout_ms,
+            producer_id,
+            request.turn,
+            request.by_topic,
         ),
+        _answering(connection, request.cid),
+    )
+
+
+def handle_settle_version(
+    broker: BrokerState, connection: ServerConnection, request: SettleVersion, body: memoryview
+) -> None:
+    if not request.run_id:
+        raise BrokerError(ErrorCode.INVALID_REQUEST, "no run found, a name expected")
+    broker.coordinators.transactions.of(request.key).ask(
+        lambda ticket: events.SettleRequested(ticket, request.key, request.run_id, request.topic_id),
         _answering(connection, request.cid),
     )
 
@@ -172,6 +195,8 @@ def _reply(cid: int, outcome: Outcome) -> Reply:
             return BeginTransactionReply(
                 cid, outcome.committed, outcome.last_version, outcome.producer_id, outcome.producer_epoch, outcome.run
             )
+        case Settled():
+            return SettleVersionReply(cid, outcome.last_version)
         case Ended():
             return EndTransactionReply(cid, outcome.complete, outcome.replayed)
         case Done():

@@ -17,12 +17,14 @@ from sparklog.broker.group_holds import GroupHolds, read_to
 from sparklog.broker.partition import Partition
 from sparklog.broker.state import BrokerState
 from sparklog.errors import StorageError
+from sparklog.storage.flushing import FlushJob
 from sparklog.storage.log_set import LogDirectory
 from sparklog.storage.sealing import SealJob
 
 _log = logging.getLogger(__name__)
 
 _SEAL_THREADS = 2
+_FLUSH_THREADS = 2
 _FLUSH_CHECK_MS = 100
 
 
@@ -33,6 +35,8 @@ class Upkeep:
         self._broker = broker
         self._directory = directory
         self._pool = ThreadPoolExecutor(_SEAL_THREADS, thread_name_prefix="seal")
+        #: Of its own: thousands of topics may be due, and seals and checkpoints are not to wait for them.
+        self._flush_pool = ThreadPoolExecutor(_FLUSH_THREADS, thread_name_prefix="flush")
         #: Segments to seal of the logs at which a thread is at work.
         self._seals: dict[Partition, deque[SealJob]] = {}
         self._holds = GroupHolds(broker)
@@ -49,6 +53,7 @@ class Upkeep:
         self._closed = True
         self._holds.close()
         self._pool.shutdown(wait=False, cancel_futures=True)
+        self._flush_pool.shutdown(wait=False, cancel_futures=True)
 
     def committed(self, partition: Partition) -> None:
         """The high watermark moved: a rolled segment may have become complete."""
@@ -129,7 +134,17 @@ class Upkeep:
     def _flush(self) -> None:
         now_us = time.time_ns() // 1000
         for partition in self._broker.partitions.flushing():
-            self._guarded(partition, lambda log: log.flush_if_due(now_us))
+            job = partition.log.flush_due(now_us) if partition.offline is None else None
+            if job is not None:
+                self._broker.spawn(self._flush_one(partition, job), f"flush {partition.tp}")
+
+    async def _flush_one(self, partition: Partition, job: FlushJob) -> None:
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._flush_pool, job.run)
+        except StorageError as error:
+            self._broker.log_failed(partition, error)
+        else:
+            partition.log.flush_finished(job)
 
     def _guarded(self, partition: Partition, work: Callable[..., int]) -> int:
         try:

@@ -450,7 +450,7 @@ class Admin:
         self, topics: tuple[str, ...] | None, *, schemas: bool = True, internal: bool = False
     ) -> MetadataReply:
         def attempt() -> MetadataReply:
-            reply = self._link.ask_any(Metadata(0, topics, schemas, internal), MetadataReply)
+            reply = self._link.ask_metadata(Metadata(0, topics, schemas, internal))
             if schemas:
                 self._link.metadata.update(reply)
             return reply

@@ -14,7 +14,7 @@ from typing import Any
 
 from sparklog.client.backoff import Backoff
 from sparklog.client.bootstrap import Address, parse_bootstrap
-from sparklog.client.metadata import MetadataCache
+from sparklog.client.metadata import MetadataCache, MetadataPieces
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import BrokerEndpoint
 from sparklog.net.async_client import AsyncConnection
@@ -110,9 +110,21 @@ class AsyncLink:
     async def ask_any(self, request: Request, *, longest_s: float = math.inf) -> Reply:
         """Ask some broker once. A hung one is passed over soon, not given up: it may be busy with others' requests;
         ``longest_s``: or wait for news itself, for no longer than that. Raises BrokerError."""
-        if self._closed:
-            raise BrokerError(ErrorCode.NETWORK_EXCEPTION, "the client is closed")
+        return await self._ask(await self._any_connection(), request, longest_s=longest_s)
+
+    async def ask_metadata(self, request: Metadata) -> MetadataReply:
+        """The whole reply of some broker, asked once. Raises BrokerError."""
         connection = await self._any_connection()
+        pieces = MetadataPieces(request)
+        while pieces.request is not None:
+            reply = await self._ask(connection, pieces.request)
+            if not isinstance(reply, MetadataReply):
+                detail = f"{connection.address} answered Metadata with {type(reply).__name__}"
+                raise BrokerError(ErrorCode.INVALID_REQUEST, detail)
+            pieces.take(reply)
+        return pieces.reply
+
+    async def _ask(self, connection: AsyncConnection, request: Request, *, longest_s: float = math.inf) -> Reply:
         patience_s = min(self._request_timeout_s, longest_s, _ASK_ANOTHER_AFTER_S * 2 ** min(self._unanswered, 10))
         future = connection.request(request)
         try:
@@ -201,6 +213,8 @@ class AsyncLink:
         self._tell()
 
     async def _any_connection(self) -> AsyncConnection:
+        if self._closed:
+            raise BrokerError(ErrorCode.NETWORK_EXCEPTION, "the client is closed")
         if self._refreshes > _ASK_OTHERS_AFTER:
             await self._meet_another()
         alive = [b for b in self._brokers.values() if b.connection is not None and not b.connection.closed]
@@ -288,7 +302,7 @@ class AsyncLink:
                 self._refreshed_at_s = self._now()
                 topics = tuple(sorted(self._wanted))
                 try:
-                    reply = await self.ask_any(Metadata(0, topics))
+                    reply = await self.ask_metadata(Metadata(0, topics))
                 except BrokerError as error:
                     self.last_problem = str(error)
                     if not error.retriable:
@@ -300,8 +314,7 @@ class AsyncLink:
                     self._tell()
                     continue
                 self._wanted.difference_update(topics)
-                if isinstance(reply, MetadataReply):
-                    self._take(reply)
+                self._take(reply)
         finally:
             self._refreshing = False
 

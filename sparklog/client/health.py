@@ -64,9 +64,7 @@ def take_look(link: ClusterLink, expected: Collection[int]) -> Look:
         look.problems.append(f"broker {broker_id} is not registered")
     for broker_id in registered:
         try:
-            look.metadata[broker_id] = link.ask_broker(
-                broker_id, Metadata(0, None, schemas=False, internal=True), MetadataReply
-            )
+            look.metadata[broker_id] = link.ask_metadata(Metadata(0, None, schemas=False, internal=True), broker_id)
             described = link.ask_broker(broker_id, DescribeBroker(0), DescribeBrokerReply)
         except BrokerError as error:
             look.problems.append(f"broker {broker_id} does not answer: {error}")

@@ -17,7 +17,7 @@ from typing import TypeVar
 from sparklog.client.backoff import Backoff
 from sparklog.client.bootstrap import Address, parse_bootstrap
 from sparklog.client.errors import ClientTimeout
-from sparklog.client.metadata import Leader, MetadataCache, topic_error
+from sparklog.client.metadata import Leader, MetadataCache, MetadataPieces, topic_error
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import TopicPartition
 from sparklog.net.blocking import BlockingConnection
@@ -105,6 +105,11 @@ class ClusterLink:
         """Ask one broker, once."""
         return self._ask(self.connection(broker_id), request, expected)
 
+    def ask_metadata(self, request: Metadata, broker_id: int | None = None) -> MetadataReply:
+        """The whole reply, of one broker or of whichever can be reached, asked once; it is not merged in."""
+        connection = self.any_connection() if broker_id is None else self.connection(broker_id)
+        return self._ask_metadata(connection, request)
+
     def broker_timeout_ms(self, timeout_s: float | None = None) -> int:
         """What a broker may take of a call's time (left out: of any call's), so that its answer still comes within
         it."""
@@ -140,7 +145,7 @@ class ClusterLink:
         """Ask any broker for metadata once and merge it in; None asks for all topics, () for the brokers only."""
         wanted = None if topics is None else tuple(topics)
         connection = self.any_connection()
-        reply = self._ask(connection, Metadata(0, wanted), MetadataReply)
+        reply = self._ask_metadata(connection, Metadata(0, wanted))
         self.metadata.update(reply)
         if self.metadata.is_stale(reply):
             connection.close()  # another broker may know more
@@ -185,7 +190,7 @@ class ClusterLink:
         for broker_id in others:
             try:
                 with self.open_connection(broker_id, at_most_s=_DOUBT_TIMEOUT_S) as connection:
-                    reply = self._ask(connection, Metadata(0, (tp.topic,)), MetadataReply)
+                    reply = self._ask_metadata(connection, Metadata(0, (tp.topic,)))
             except BrokerError:
                 continue
             self.metadata.update(reply)
@@ -299,6 +304,12 @@ class ClusterLink:
                 f"{connection.address} answered {type(request).__name__} with {type(reply).__name__}",
             )
         return reply
+
+    def _ask_metadata(self, connection: BlockingConnection, request: Metadata) -> MetadataReply:
+        pieces = MetadataPieces(request)
+        while pieces.request is not None:
+            pieces.take(self._ask(connection, pieces.request, MetadataReply))
+        return pieces.reply
 
     def _fetch_topic(self, name: str) -> TopicMetadata:
         reply = self.refresh((name,))

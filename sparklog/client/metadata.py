@@ -15,7 +15,10 @@ import msgspec
 
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import NO_LEADER, BrokerEndpoint, TopicPartition, TopicSchema
-from sparklog.protocol.messages import MetadataReply, PartitionMetadata, TopicMetadata
+from sparklog.protocol.messages import Metadata, MetadataReply, PartitionMetadata, TopicMetadata
+
+#: Of one reply: of tens of thousands of partitions each.
+_MOST_PIECES = 1000
 
 
 class Leader(NamedTuple):
@@ -153,6 +156,61 @@ class MetadataCache:
                 topic = msgspec.structs.replace(topic, schemas=known.schemas)
         order = max(topic.order, known.order) if known is not None else topic.order
         self._topics[topic.name] = msgspec.structs.replace(topic, partitions=tuple(merged), order=order)
+
+
+class MetadataPieces:
+    """A reply that may come in pieces, put together. Ask for ``request`` until it is None; then ``reply`` is whole.
+
+    What changes between two pieces is as if the broker had answered a little later: partitions are ordered by their
+    leader epochs, whatever reply they come in.
+    """
+
+    def __init__(self, request: Metadata) -> None:
+        self.request: Metadata | None = request
+        self._pieces = 0
+        self._last: MetadataReply | None = None
+        self._controller_epoch = -1
+        self._topics: list[TopicMetadata] = []
+
+    def take(self, piece: MetadataReply) -> None:
+        """The answer to ``request``.
+
+        Raises:
+            BrokerError: INVALID_REQUEST when there is no end of pieces; a retriable one when a topic was replaced
+                while its pieces came.
+        """
+        assert self.request is not None, "it is whole"
+        start = self.request.start
+        topics = list(piece.topics)
+        if start is not None and start[1] > 0:
+            self._go_on(start[0], topics)
+        self._topics += topics
+        # What the oldest picture does not know may be there.
+        known = piece.controller_epoch if self._last is None else self._controller_epoch
+        self._controller_epoch = min(known, piece.controller_epoch)
+        self._last = piece
+        self._pieces += 1
+        if piece.next is not None and self._pieces >= _MOST_PIECES:
+            raise BrokerError(ErrorCode.INVALID_REQUEST, f"metadata in more than {_MOST_PIECES} pieces")
+        self.request = None if piece.next is None else msgspec.structs.replace(self.request, start=piece.next)
+
+    def _go_on(self, name: str, topics: list[TopicMetadata]) -> None:
+        """The topic that was cut goes on in the first one of ``topics``, if it is still there."""
+        begun = self._topics.pop()
+        if not topics or topics[0].name != name or topics[0].code != ErrorCode.NONE:
+            return  # deleted meanwhile
+        if topics[0].topic_id != begun.topic_id:
+            raise BrokerError(ErrorCode.LEADER_NOT_AVAILABLE, f"topic {name!r} was replaced while it was described")
+        topics[0] = msgspec.structs.replace(topics[0], partitions=begun.partitions + topics[0].partitions)
+
+    @property
+    def reply(self) -> MetadataReply:
+        assert self._last is not None and self.request is None, "it is not whole yet"
+        if self._pieces == 1:
+            return self._last
+        return msgspec.structs.replace(
+            self._last, topics=tuple(self._topics), controller_epoch=self._controller_epoch, next=None
+        )
 
 
 def _newer(known: PartitionMetadata, told: PartitionMetadata) -> PartitionMetadata:

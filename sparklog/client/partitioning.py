@@ -24,6 +24,7 @@ from sparklog.record.codec import EncodedBatch, decode_batch, encode_batch
 from sparklog.record.few_records import FewRecord, encode_few_records
 from sparklog.record.header import Flag
 from sparklog.record.keys import partitions_of
+from sparklog.record.message import counted_bytes, read_batch_message
 from sparklog.record.partitioner import NO_PARTITION, partition_for_key
 from sparklog.record.schema import DEFAULT_EVENT_TIME, DEFAULT_KEY_COLUMNS, DEFAULT_SCHEMA, fit_table, parse_schema
 
@@ -286,8 +287,8 @@ def _encode_one(
     topic: ProducerTopic, batch: pa.RecordBatch, partition: int, rows: Rows, *, compression: str | None
 ) -> Iterator[EncodedPart]:
     encoded = encode_batch(batch, schema_id=topic.schema_id, compression=compression, event_time=topic.event_time)
-    # The broker goes by the size that readers have to find room for.
-    size = encoded.header.length if compression is None else max(encoded.header.length, batch.nbytes)
+    body = memoryview(encoded.body)
+    size = len(body) if compression is None else counted_bytes(read_batch_message(body), body)
     if size <= topic.max_message_bytes:
         yield EncodedPart(partition, encoded, rows)
     elif batch.num_rows == 1:

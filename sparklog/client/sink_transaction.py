@@ -2,7 +2,8 @@
 
 A task joins (``join``) and writes with a ``Producer(in_transaction=...)``, which registers its partitions and shows
 that it is alive; the driver decides (``decide``) which of the producers that took part are committed. A version at or
-below the last committed one of its key is a replay: nobody writes, and deciding it again succeeds.
+below the last committed one of its key is a replay: nobody writes, and deciding it again succeeds. Where versions
+count by topic (``by_topic``), everybody joins, and asks of each topic whether it has the version (``settled_version``).
 """
 
 from __future__ import annotations
@@ -19,7 +20,14 @@ from sparklog.client.errors import ClientTimeout, transaction_error
 from sparklog.client.link import ClusterLink
 from sparklog.client.transaction import MARKERS_WAIT_S, SERVER_SHARE, Joined, TransactionRun, end_error
 from sparklog.errors import BrokerError
-from sparklog.protocol.messages import BeginTransaction, BeginTransactionReply, EndTransaction, EndTransactionReply
+from sparklog.protocol.messages import (
+    BeginTransaction,
+    BeginTransactionReply,
+    EndTransaction,
+    EndTransactionReply,
+    SettleVersion,
+    SettleVersionReply,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -45,6 +53,7 @@ def join(
     run_id: str,
     timeout_s: float = 60.0,
     max_block_s: float = 60.0,
+    by_topic: bool = False,
 ) -> Joined | AlreadyCommitted:
     """Take part in version ``version`` of ``key`` as run ``run_id``; many tasks of one run may.
 
@@ -53,6 +62,7 @@ def join(
         run_id: a run that was not seen before fences the earlier ones, and aborts what they have open.
         timeout_s: without a sign of life of any task for so long the transaction is aborted.
         max_block_s: how long to try.
+        by_topic: versions count for each topic that is written to; then this is never AlreadyCommitted.
 
     Raises:
         ProducerFenced: a later run has come.
@@ -60,7 +70,7 @@ def join(
     """
     assert version >= 0, version
     run = TransactionRun(key, run_id, version, timeout_s)
-    request = BeginTransaction(0, key, run_id, version, max(1, int(timeout_s * 1000)))
+    request = BeginTransaction(0, key, run_id, version, max(1, int(timeout_s * 1000)), by_topic=by_topic)
     with _link(bootstrap, max_block_s) as link:
         try:
             reply = Coordination(link).ask(TRANSACTION, key, request, BeginTransactionReply, timeout_s=max_block_s)
@@ -69,6 +79,31 @@ def join(
     if reply.committed:
         return AlreadyCommitted(reply.last_version)
     return Joined(run, reply.producer_id, reply.producer_epoch, reply.run)
+
+
+def settled_version(
+    bootstrap: str | Iterable[str] | ClusterLink,
+    *,
+    key: str,
+    run_id: str,
+    topic_id: str = "",
+    max_block_s: float = 60.0,
+) -> int:
+    """The last committed version of ``key``, in the topic with this id if one is given; -1: none.
+
+    Settled: what any run but ``run_id`` has open under the key is aborted first, and can never be committed.
+
+    Raises:
+        ProducerFenced: ``run_id`` may do nothing any more under this key.
+        ClientTimeout: no coordinator answered.
+    """
+    request = SettleVersion(0, key, run_id, topic_id)
+    with _link(bootstrap, max_block_s) as link:
+        try:
+            found = Coordination(link).ask(TRANSACTION, key, request, SettleVersionReply, timeout_s=max_block_s)
+        except BrokerError as error:
+            raise transaction_error(error, f"transaction {key!r}") from error
+    return found.last_version
 
 
 def decide(

@@ -23,7 +23,6 @@ from sparklog.protocol.messages import (
     CreateTopicReply,
     DeleteTopic,
     Metadata,
-    MetadataReply,
     TopicMetadata,
 )
 from sparklog.record.schema import parse_schema, schema_message
@@ -138,7 +137,7 @@ def _described_by(
 
     def attempt() -> TopicMetadata | None:
         try:
-            reply = link.ask_broker(broker_id, Metadata(0, (name,)), MetadataReply)
+            reply = link.ask_metadata(Metadata(0, (name,)), broker_id)
         except BrokerError:
             return None
         topic = reply.topics[0]

@@ -23,7 +23,7 @@ from sparklog.errors import ClusterError
 from sparklog.model import BrokerRegistration
 from sparklog.zk import codecs, paths
 from sparklog.zk.cluster_store import ClusterStore
-from sparklog.zk.errors import ZkBadVersion, ZkMultiFailed, ZkNodeExists, ZkNoNode, ZkUnreachable
+from sparklog.zk.errors import ZkBadVersion, ZkError, ZkMultiFailed, ZkNodeExists, ZkNoNode, ZkUnreachable
 from sparklog.zk.session import Check, Create, SessionState, ZkSession
 
 log = logging.getLogger(__name__)
@@ -152,11 +152,18 @@ class DriverSeat:
                 if self._zk.state is SessionState.CLOSED:
                     return
             except ZkMultiFailed as error:
-                if isinstance(error.cause, ZkNodeExists):
-                    held = await self._zk.get(paths.DRIVER)
-                    if held.ephemeral_owner == self._zk.session_id:
-                        return
+                if isinstance(error.cause, ZkNodeExists) and await self._holds_it():
+                    return
+            except ZkError as error:  # nothing else would try again, and without its node anybody may take the seat
+                log.error("cannot take the driver's seat again, trying on: %s", error)
             await asyncio.sleep(0.2)
+
+    async def _holds_it(self) -> bool:
+        """Whether the node is of the present session. False as well when it went meanwhile, or ZooKeeper did."""
+        try:
+            return (await self._zk.get(paths.DRIVER)).ephemeral_owner == self._zk.session_id
+        except (ZkNoNode, ZkUnreachable):
+            return False
 
     async def _direct(self, directive: Directive) -> None:
         await self._zk.connected(timeout_ms=self._session_timeout_ms)

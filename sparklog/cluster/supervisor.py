@@ -301,7 +301,8 @@ class BrokerSupervisor:
         done, _ = await asyncio.wait({self._retiring}, timeout=RETIRE_WAIT_S)
         retired = bool(done) and self._retiring.result()
         if not self._ending:
-            self._failed(f"process {process.pid} ended{', registration retired' if retired else ''}")
+            ended = f"process {process.pid} ended" + (f" with code {code}" if code is not None else "")
+            self._failed(f"{ended}{', registration retired' if retired else ''}")
 
     async def _tell_of_the_end(self, process: ProcessIdentity) -> bool:
         try:

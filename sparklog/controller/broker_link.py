@@ -29,6 +29,8 @@ class BrokerLink:
         self.registration = registration
         self.retry_at_ms: int | None = None
         self.in_flight: int | None = None
+        #: Decisions in the update under way.
+        self.telling = 0
         self._sent_at_ms: int | None = None
         self._failures = 0
         self._sent_full = False
@@ -80,6 +82,15 @@ class BrokerLink:
         return self._full or self._brokers or bool(self._topics or self._partitions or self._deleted)
 
     @property
+    def due_in_full(self) -> bool:
+        """The next update is to tell everything."""
+        return self._full
+
+    def under_way_since(self, time_ms: int) -> bool:
+        """An update is under way that was sent later than that."""
+        return self.in_flight is not None and self._sent_at_ms is not None and self._sent_at_ms > time_ms
+
+    @property
     def idle(self) -> bool:
         return self.in_flight is None and not self._waiting
 
@@ -118,6 +129,7 @@ class BrokerLink:
         self._full = self._brokers = False
         self._topics, self._partitions, self._deleted = later_topics, later, {}
         self.in_flight, self.retry_at_ms, self._sent_at_ms = update_id, None, now_ms
+        self.telling = len(partitions)
         return ControlUpdate(
             cid=0,
             controller_id=controller_id,

@@ -27,7 +27,19 @@ _NO_STATE = VersionedState(LeaderAndIsr(NO_LEADER, NO_EPOCH, (), NO_EPOCH), NO_E
 class Partition:
     """One partition: its node as last known, and what is under way for it."""
 
-    __slots__ = ("broken", "found", "move", "pending", "replicas", "rereading", "stored", "suspects", "topic", "tp")
+    __slots__ = (
+        "_told",
+        "broken",
+        "found",
+        "move",
+        "pending",
+        "replicas",
+        "rereading",
+        "stored",
+        "suspects",
+        "topic",
+        "tp",
+    )
 
     def __init__(self, topic: Topic, number: int) -> None:
         self.tp = TopicPartition(topic.record.name, number)
@@ -47,6 +59,7 @@ class Partition:
         self.suspects: set[int] = set()
         #: Brokers that said they cannot open this replica.
         self.broken: set[int] = set()
+        self._told: PartitionDecision | None = None
 
     @property
     def busy(self) -> bool:
@@ -63,7 +76,13 @@ class Partition:
         name, topic_id = self.tp.topic, self.topic.record.topic_id
         move = self.move
         if move is None:
-            return PartitionDecision(name, topic_id, self.tp.partition, found.state, found.version, self.replicas)
+            # A hundred brokers are told the same of each partition.
+            last = self._told
+            same = last is not None and last.state is found.state and last.version == found.version
+            if last is None or not same or last.replicas is not self.replicas:
+                last = PartitionDecision(name, topic_id, self.tp.partition, found.state, found.version, self.replicas)
+                self._told = last
+            return last
         return PartitionDecision(
             name,
             topic_id,

@@ -16,6 +16,10 @@ from sparklog.controller.events import UpdateAnswered
 from sparklog.errors import ErrorCode
 from sparklog.model import BrokerEndpoint, BrokerRegistration, TopicPartition
 
+#: Decisions under way to all brokers beyond which none is begun to be told everything: some 15 MB.
+_MOST_TOLD = 200_000
+_PATIENCE_MS = 2000
+
 
 class Heard(NamedTuple):
     """What a broker's answer means. ``broken``: partitions whose replica it cannot open, which must not lead.
@@ -39,6 +43,8 @@ class Outbox:
         self._updates = 0
         #: New topics that brokers have not been told of.
         self._unannounced: dict[Topic, None] = {}
+        #: Brokers wait to be told everything until others have been.
+        self._look_again_at_ms: int | None = None
 
     def broker_arrived(self, registration: BrokerRegistration) -> None:
         """A new incarnation, or one that this term tells for the first time, knows nothing: it gets everything."""
@@ -89,8 +95,22 @@ class Outbox:
 
     def due(self, state: ClusterState, now_ms: int, *, more_coming: bool) -> list[SendUpdate]:
         """What may be sent now. ``more_coming``: writes are under way whose results will have to be told as well."""
-        ready = [link for link in self._links.values() if link.ready(now_ms, more_coming=more_coming)]
-        return [self._build(link, state, now_ms) for link in ready]
+        self._look_again_at_ms = None
+        return [
+            self._build(link, state, now_ms)
+            for link in self._links.values()
+            if link.ready(now_ms, more_coming=more_coming) and not (link.due_in_full and self._full_hands(now_ms))
+        ]
+
+    def _full_hands(self, now_ms: int) -> bool:
+        """Whether another update that tells everything has to wait: a hundred of them at the same time, of hundreds of
+        thousands of partitions each, would take gigabytes, and the term would stand still while they are made. A broker
+        that does not answer soon holds up nobody."""
+        recent = [link for link in self._links.values() if link.under_way_since(now_ms - _PATIENCE_MS)]
+        full = sum(link.telling for link in recent) >= _MOST_TOLD
+        if full:
+            self._look_again_at_ms = now_ms + _PATIENCE_MS
+        return full
 
     def _build(self, link: BrokerLink, state: ClusterState, now_ms: int) -> SendUpdate:
         self._updates += 1
@@ -113,7 +133,8 @@ class Outbox:
     @property
     def deadline_ms(self) -> int | None:
         retries = [link.retry_at_ms for link in self._links.values() if link.in_flight is None]
-        return min((time for time in retries if time is not None), default=None)
+        times = [self._look_again_at_ms, *retries]
+        return min((time for time in times if time is not None), default=None)
 
     @property
     def idle(self) -> bool:

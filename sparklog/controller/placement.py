@@ -1,7 +1,8 @@
-"""Where a topic's replicas go: different hosts first, then racks, then brokers; leaders and replicas evenly.
+"""Where a topic's replicas go: different hosts first, then racks, then brokers; leaders and replicas of each topic
+evenly over all brokers, and those of all topics as evenly as that leaves room for.
 
 Pure and deterministic: the same brokers and the same load give the same assignment. The first replica of each
-partition is its preferred leader.
+partition is its preferred leader. ``spread`` does the work.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from sparklog.controller.spread import Site, Spread
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import BrokerEndpoint
 
@@ -33,9 +35,15 @@ class Load(NamedTuple):
 
 
 def place(
-    brokers: Sequence[BrokerEndpoint], *, partitions: int, replication_factor: int, load: Load | None = None
+    brokers: Sequence[BrokerEndpoint],
+    *,
+    partitions: int,
+    replication_factor: int,
+    load: Load | None = None,
+    beside: Assignment = (),
 ) -> Placement:
-    """Assign ``partitions`` times ``replication_factor`` replicas to live brokers.
+    """Assign ``partitions`` times ``replication_factor`` replicas to live brokers. ``beside``: the partitions that the
+    topic has already; they stay, and the new ones make the topic as a whole even.
 
     Raises:
         BrokerError: INVALID_REPLICATION_FACTOR, INVALID_PARTITIONS.
@@ -50,9 +58,26 @@ def place(
             f"found replication factor {replication_factor}; expected 1 to {len(brokers)}, the live brokers"
             f"{': ' + ', '.join(str(broker.broker_id) for broker in brokers) if brokers else ''}",
         )
-    placer = _Placer(sorted(brokers, key=lambda broker: broker.broker_id), load or Load())
-    assignment = tuple(placer.place_one(replication_factor) for _ in range(partitions))
+    known = sorted(brokers, key=lambda broker: broker.broker_id)
+    spread = Spread(_sites(known, load or Load(), beside)).replicas(partitions, replication_factor)
+    assignment = tuple(tuple(known[i].broker_id for i in replicas) for replicas in spread)
     return Placement(assignment, shared_hosts(assignment, brokers))
+
+
+def _sites(brokers: Sequence[BrokerEndpoint], load: Load, beside: Assignment) -> list[Site]:
+    led = Counter(replicas[0] for replicas in beside)
+    held = Counter(broker_id for replicas in beside for broker_id in replicas)
+    return [
+        Site(
+            broker.host,
+            broker.rack,
+            led=led[broker.broker_id],
+            held=held[broker.broker_id],
+            all_led=load.leaders.get(broker.broker_id, 0),
+            all_held=load.replicas.get(broker.broker_id, 0),
+        )
+        for broker in brokers
+    ]
 
 
 def check_assignment(assignment: Assignment, brokers: Sequence[BrokerEndpoint]) -> Placement:
@@ -92,44 +117,3 @@ def shared_hosts(assignment: Assignment, brokers: Sequence[BrokerEndpoint]) -> s
         f"replicas of {len(sharing)} of {len(assignment)} partitions share a host: replication factor "
         f"{len(assignment[sharing[0]])}, live hosts {hosts}; losing one host can lose acknowledged records"
     )
-
-
-class _Placer:
-    """Greedy, partition by partition: the lightest broker that adds a host, else a rack, else a broker."""
-
-    def __init__(self, brokers: Sequence[BrokerEndpoint], load: Load) -> None:
-        self._brokers = brokers
-        self._leaders = Counter({b.broker_id: load.leaders.get(b.broker_id, 0) for b in brokers})
-        self._replicas = Counter({b.broker_id: load.replicas.get(b.broker_id, 0) for b in brokers})
-        #: (leader, follower): spread, so that a dead leader's partitions do not all fall to one successor.
-        self._pairs: Counter[tuple[int, int]] = Counter()
-
-    def place_one(self, replication_factor: int) -> tuple[int, ...]:
-        leader = min(
-            self._brokers, key=lambda b: (self._leaders[b.broker_id], self._replicas[b.broker_id], b.broker_id)
-        )
-        chosen = [leader]
-        while len(chosen) < replication_factor:
-            chosen.append(self._next_follower(leader.broker_id, chosen))
-        replicas = tuple(broker.broker_id for broker in chosen)
-        self._leaders[leader.broker_id] += 1
-        self._replicas.update(replicas)
-        self._pairs.update((leader.broker_id, follower) for follower in replicas[1:2])
-        return replicas
-
-    def _next_follower(self, leader: int, chosen: Sequence[BrokerEndpoint]) -> BrokerEndpoint:
-        taken = {broker.broker_id for broker in chosen}
-        hosts = {broker.host for broker in chosen}
-        racks = {broker.rack for broker in chosen}
-
-        def weight(broker: BrokerEndpoint) -> tuple[bool, bool, int, int, int]:
-            broker_id = broker.broker_id
-            return (
-                broker.host in hosts,
-                broker.rack is not None and broker.rack in racks,
-                self._replicas[broker_id],
-                self._pairs[leader, broker_id],
-                (broker_id - leader) % 1_000_003,  # ties: the next id round the ring, not always the lowest
-            )
-
-        return min((broker for broker in self._brokers if broker.broker_id not in taken), key=weight)

@@ -51,6 +51,13 @@ class Begun:
 
 
 @dataclass(frozen=True, slots=True)
+class Settled:
+    """Nothing is open under the key but what the asking run has; this is committed."""
+
+    last_version: int
+
+
+@dataclass(frozen=True, slots=True)
 class Done:
     """The request is carried out, and what it changed is durable."""
 
@@ -67,7 +74,7 @@ class Refused:
     detail: str
 
 
-Outcome = Begun | Done | Ended | Refused
+Outcome = Begun | Settled | Done | Ended | Refused
 
 
 @dataclass(frozen=True, slots=True)

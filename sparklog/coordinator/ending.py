@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from sparklog.coordinator.effects import Answer, Effect, Ended, Outcome, Refused, SendMarkers, SendOffsets
 from sparklog.coordinator.entry import Draft, Entry
 from sparklog.coordinator.events import EndRequested
-from sparklog.coordinator.records import ABORTING, COMMITTING, EMPTY, UNNUMBERED, Place, Transaction
+from sparklog.coordinator.records import ABORTING, COMMITTING, EMPTY, UNNUMBERED, Place, TopicVersion, Transaction
 from sparklog.errors import ErrorCode
 from sparklog.protocol.messages import GroupOffset, TransactionMarker
 
@@ -28,6 +28,8 @@ def known_outcome(entry: Entry, request: EndRequested) -> Outcome | None:
             return None
         if numbered and request.version <= now.decided_version and (not request.winners or not request.commit):
             return Ended(True, replayed=True)
+        if now.by_topic and now.decided_run == request.run_id and not request.commit:
+            return Ended(True, replayed=True)  # an abort after a commit whose answer was lost
         return _refused(entry.key, now, request)
     if numbered and request.version <= now.last_version:
         if not request.winners or not request.commit:
@@ -60,12 +62,15 @@ def another_open(key: str, now: Transaction, *, version: int, turn: int) -> Refu
 def _when_empty(key: str, now: Transaction, request: EndRequested) -> Outcome | None:
     if not request.commit and now.decided_run == request.run_id:
         return Ended(True)  # asked again: the answer was lost
+    known = (now.decided_run, now.turn, now.winners)
+    repeated = request.commit and (request.run_id, request.turn, tuple(sorted(request.winners))) == known
+    if repeated and now.by_topic and request.winners:
+        return Ended(True)  # by a run that has been fenced since, by this very commit
     if request.run_id in now.fenced:
         return _refused(key, now, request)
     if not request.commit:
-        return Ended(True)
-    known = (now.decided_run, now.turn, now.winners)
-    if request.version == UNNUMBERED and (request.run_id, request.turn, tuple(sorted(request.winners))) == known:
+        return Ended(True) if request.version == UNNUMBERED else None
+    if repeated and request.version == UNNUMBERED:
         return Ended(True)
     if request.version == UNNUMBERED or request.winners:
         return Refused(ErrorCode.INVALID_TXN_STATE, f"{key}: nothing is open that could be committed")
@@ -103,12 +108,30 @@ def decide(entry: Entry, *, commit: bool, now_ms: int, winners: tuple[int, ...] 
         winners=tuple(sorted(winners)) if commit else (),
         decided_run=now.run_id,
         offsets=now.offsets if commit else (),
+        versions=_raised(entry, winners, now_ms) if commit and now.by_topic else now.versions,
         fenced=now.fencing(now.run_id) if fence else now.fenced,
         used_ms=now_ms,
     )
     if any(participant.topics for participant in entry.participants.values()) or decided.offsets:
         return Draft(decided)
     return Draft(_over(decided, now_ms), dict.fromkeys(entry.participants))
+
+
+def _raised(entry: Entry, winners: tuple[int, ...], now_ms: int) -> tuple[TopicVersion, ...]:
+    """The versions of topics once these producers are committed: in every topic they may have written to."""
+    now = entry.transaction
+    written = {place.topic_id for winner in winners for place in entry.participants[winner].places()}
+    known = {found.topic_id: found for found in now.versions}
+    for topic_id in written:
+        known[topic_id] = TopicVersion(topic_id, max(now.version, now.version_in(topic_id)), now_ms)
+    return tuple(known[topic_id] for topic_id in sorted(known))
+
+
+def kept_out(entry: Entry, request: EndRequested, *, now_ms: int) -> Draft:
+    """Abort a sink's run before any of its tasks has come: those that still come find it fenced."""
+    now = entry.transaction
+    out = replace(now, fenced=now.fencing(request.run_id), used_ms=now_ms)
+    return Draft(out, answers=[Answer(request.ticket, Ended(True))])
 
 
 def empty_version(entry: Entry, request: EndRequested, *, now_ms: int) -> Draft:

@@ -7,7 +7,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from sparklog.coordinator.effects import Answer
-from sparklog.coordinator.events import BeginRequested, Request
+from sparklog.coordinator.events import BeginRequested, Request, SettleRequested
 from sparklog.coordinator.log_records import Record
 from sparklog.coordinator.records import (
     ABORTING,
@@ -52,8 +52,8 @@ class Entry:
         self.draft: Draft | None = None
         #: Requests not looked at yet.
         self.queue: deque[Request] = deque()
-        #: Begins that wait until the transaction before is wholly ended.
-        self.begins: list[BeginRequested] = []
+        #: Begins, and questions, that wait until the transaction before is wholly ended.
+        self.begins: list[BeginRequested | SettleRequested] = []
         #: End requests that wait for the markers: ticket to deadline.
         self.waiting: dict[int, int] = {}
         #: Partitions whose markers, and groups whose offsets, are still on their way.

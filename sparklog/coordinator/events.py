@@ -23,6 +23,17 @@ class BeginRequested:
     timeout_ms: int
     producer_id: int
     turn: int = 0
+    by_topic: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SettleRequested:
+    """As ``messages.SettleVersion``."""
+
+    ticket: int
+    key: str
+    run_id: str
+    topic_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +139,8 @@ class Ticked:
     """Time passed; sent when ``Transactions.deadline_ms`` is reached or later."""
 
 
-Request = BeginRequested | AddRequested | TouchRequested | EndRequested | VerifyRequested | AbortRequested
+Request = (
+    BeginRequested | SettleRequested | AddRequested | TouchRequested | EndRequested | VerifyRequested | AbortRequested
+)
 TransactionEvent = Request | MarkersWritten | OffsetsWritten
 Event = TransactionEvent | Appended | AppendRefused | RewriteRequested | Ticked

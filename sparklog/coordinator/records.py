@@ -28,6 +28,14 @@ FENCED_KEPT = 32
 ONCE_PREFIX = "write:"
 
 
+class TopicVersion(msgspec.Struct, frozen=True, array_like=True):
+    """``version``: greatest one committed in the topic with this id; ``used_ms``: when, for who forgets it."""
+
+    topic_id: str
+    version: int
+    used_ms: int
+
+
 class Transaction(msgspec.Struct, frozen=True, array_like=True):
     """All that is durable about one key but its participants. Times are milliseconds since the epoch."""
 
@@ -46,6 +54,8 @@ class Transaction(msgspec.Struct, frozen=True, array_like=True):
     fenced: tuple[str, ...] = ()  #: run ids that may do nothing any more, newest last
     turn: int = 0  #: which transaction of its run the present or last one is, of a producer; of a sink 0
     producer_id: int = -1  #: the one that a producer's transaction was begun with; -1: a sink's tasks have their own
+    by_topic: bool = False  #: versions count for each topic: in ``versions``, and ``last_version`` stays -1
+    versions: tuple[TopicVersion, ...] = ()  #: one for each topic, if ``by_topic``
 
     @property
     def numbered(self) -> bool:
@@ -53,8 +63,19 @@ class Transaction(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def decided_version(self) -> int:
-        """Greatest version whose commit is decided, its markers written or not."""
+        """Greatest version whose commit is decided, its markers written or not; by topic there is no such one."""
+        if self.by_topic:
+            return UNNUMBERED
         return max(self.last_version, self.version) if self.state == COMMITTING else self.last_version
+
+    def version_in(self, topic_id: str) -> int:
+        """Greatest version committed; in the topic with this id, if one is given."""
+        if not topic_id:
+            return self.decided_version
+        return max((found.version for found in self.versions if found.topic_id == topic_id), default=UNNUMBERED)
+
+    def versions_used_since(self, at_ms: int) -> tuple[TopicVersion, ...]:
+        return tuple(found for found in self.versions if found.used_ms > at_ms)
 
     def fencing(self, run_id: str) -> tuple[str, ...]:
         """``fenced`` with one more."""

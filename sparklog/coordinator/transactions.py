@@ -8,7 +8,8 @@ where the log ends, repeating at most what may be repeated.
 
 Runs: who comes with a run id not seen before (the next life of a producer, a query started again) fences all earlier
 ones of the key. Versions: a sink's transactions are numbered, and what is numbered at or below the last committed one
-is a replay. Source: KIP-98, KIP-890; the runs and versions are sparklog's own.
+is a replay: of all, or where versions count by topic, in that topic. Source: KIP-98, KIP-890; the runs and versions are
+sparklog's own.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from msgspec.structs import replace
 
 from sparklog.coordinator import ending
 from sparklog.coordinator.core import CoordinatorCore
-from sparklog.coordinator.effects import Answer, Begun, Done, Ended, Outcome, Refused, Report
+from sparklog.coordinator.effects import Answer, Begun, Done, Ended, Outcome, Refused, Report, Settled
 from sparklog.coordinator.entry import Draft, Entry
 from sparklog.coordinator.events import (
     AbortRequested,
@@ -30,6 +31,7 @@ from sparklog.coordinator.events import (
     MarkersWritten,
     OffsetsWritten,
     Request,
+    SettleRequested,
     TouchRequested,
     TransactionEvent,
     VerifyRequested,
@@ -100,7 +102,7 @@ class Transactions(CoordinatorCore[Entry, Draft]):
 
     def _take(self, event: TransactionEvent, now_ms: int) -> None:
         match event:
-            case BeginRequested() | AddRequested() | EndRequested() | AbortRequested():
+            case BeginRequested() | SettleRequested() | AddRequested() | EndRequested() | AbortRequested():
                 self._enqueue(event, now_ms)
             case TouchRequested():
                 self._touch(event, now_ms)
@@ -137,6 +139,9 @@ class Transactions(CoordinatorCore[Entry, Draft]):
 
     def _enqueue(self, request: Request, now_ms: int) -> None:
         known = self._entries.get(request.key)
+        if known is None and isinstance(request, SettleRequested):
+            self._answer(request.ticket, Settled(UNNUMBERED))
+            return
         if known is None and not isinstance(request, BeginRequested | EndRequested):
             self._answer(request.ticket, Refused(ErrorCode.INVALID_TXN_STATE, f"{request.key}: nothing is open"))
             return
@@ -163,6 +168,8 @@ class Transactions(CoordinatorCore[Entry, Draft]):
                     draft = self._add(entry, request, draft, now_ms)
                 case BeginRequested():
                     draft = self._begin(entry, request, now_ms)
+                case SettleRequested():
+                    draft = self._settle(entry, request, now_ms)
                 case EndRequested():
                     draft = self._end(entry, request, now_ms)
                 case AbortRequested():
@@ -180,7 +187,7 @@ class Transactions(CoordinatorCore[Entry, Draft]):
         if request.run_id in now.fenced:
             self._answer(ticket, _fenced(entry.key, request.run_id))
             return None
-        if request.version != UNNUMBERED and request.version <= now.decided_version:
+        if request.version != UNNUMBERED and not request.by_topic and request.version <= now.decided_version:
             self._answer(ticket, Begun(True, now.decided_version, -1, -1, now.run))
             return None
         same = request.run_id == now.run_id
@@ -212,10 +219,25 @@ class Transactions(CoordinatorCore[Entry, Draft]):
             fenced=now.fenced if same else now.fencing(now.run_id),
             turn=request.turn,
             producer_id=request.producer_id if request.version == UNNUMBERED else -1,
+            by_topic=request.by_topic,
+            versions=now.versions_used_since(now_ms - self._settings.sink_expiration_ms),
         )
         entry.touched_ms = now_ms
         begun = Begun(False, now.last_version, request.producer_id, EPOCH, fresh.run)
         return Draft(fresh, answers=[Answer(ticket, begun)])
+
+    def _settle(self, entry: Entry, request: SettleRequested, now_ms: int) -> Draft | None:
+        """Unlike a begin it leaves the key to who has it, or to nobody."""
+        now = entry.transaction
+        if request.run_id in now.fenced:
+            self._answer(request.ticket, _fenced(entry.key, request.run_id))
+            return None
+        open_elsewhere = now.state == OPEN and now.run_id != request.run_id
+        if open_elsewhere or entry.ending:
+            entry.begins.append(request)
+            return ending.decide(entry, commit=False, now_ms=now_ms, fence=True) if open_elsewhere else None
+        self._answer(request.ticket, Settled(now.version_in(request.topic_id)))
+        return None
 
     def _add(self, entry: Entry, request: AddRequested, draft: Draft | None, now_ms: int) -> Draft | None:
         """Register for one producer id, together with what ``draft`` registers already."""
@@ -254,10 +276,13 @@ class Transactions(CoordinatorCore[Entry, Draft]):
         if entry.ending:
             entry.waiting[request.ticket] = request.deadline_ms
             return None
+        if now.state == EMPTY and not request.commit:
+            return ending.kept_out(entry, request, now_ms=now_ms)
         if now.state == EMPTY:  # a version in which no task wrote anything, from a run that never had to begin
             return ending.empty_version(entry, request, now_ms=now_ms)
-        # A sink's run that was aborted never goes on: its tasks that are still about must not begin anew.
-        fence = not request.commit and now.numbered
+        # A sink's run that was aborted never goes on: its tasks that are still about must not begin anew. Nor must they
+        # after a commit, where no version of the key tells them.
+        fence = now.numbered and (now.by_topic or not request.commit)
         draft = ending.decide(entry, commit=request.commit, winners=request.winners, now_ms=now_ms, fence=fence)
         draft.ended = (request.ticket, request.deadline_ms)
         return draft
@@ -418,7 +443,8 @@ class Transactions(CoordinatorCore[Entry, Draft]):
     def _expire(self, entry: Entry, now_ms: int) -> None:
         now = entry.transaction
         settings = self._settings
-        limit_ms = settings.producer_expiration_ms if now.last_version == UNNUMBERED else settings.sink_expiration_ms
+        counted = now.last_version != UNNUMBERED or now.by_topic
+        limit_ms = settings.sink_expiration_ms if counted else settings.producer_expiration_ms
         if entry.key.startswith(ONCE_PREFIX):
             limit_ms = settings.once_expiration_ms
         if entry.idle and not entry.queue and now.state == EMPTY and now_ms >= now.used_ms + limit_ms:

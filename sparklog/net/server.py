@@ -72,6 +72,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         self._writable = True
         self._reading = True
         self._going_on = False
+        self._held = False
         self._transport: asyncio.Transport | None = None
         self._handler: Handler | None = None
         self.peer = ""
@@ -150,6 +151,16 @@ class ServerConnection(asyncio.BufferedProtocol):
         if not self._going_on and (self._queue or not self._reading):
             self.go_on()
 
+    def hold(self) -> None:
+        """Take no further request of this connection before ``release``: one is dealt with in several turns of the
+        loop, and what comes after it must not overtake it."""
+        self._held = True
+
+    def release(self) -> None:
+        self._held = False
+        if not self._going_on:
+            self.go_on()
+
     def close(self) -> None:
         """Send what is written, then close."""
         if self._transport is not None:
@@ -203,7 +214,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         return self._has_room()
 
     def _has_room(self) -> bool:
-        return self._writable and len(self._in_hand) < self._limits.max_in_flight
+        return self._writable and not self._held and len(self._in_hand) < self._limits.max_in_flight
 
     def _set_reading(self, reading: bool) -> None:
         if reading != self._reading and self._transport is not None and not self._transport.is_closing():

@@ -55,11 +55,12 @@ class ErrorReply(Message, frozen=True, tag="error_reply"):
 
 class Metadata(Message, frozen=True, tag="metadata"):
     """``topics`` None asks for all, internal ones only with ``internal``. Without ``schemas`` the topics' schema bytes
-    are left out."""
+    are left out. ``start``: the ``next`` of a reply that held only a piece."""
 
     topics: Entries[str] | None = None
     schemas: bool = True
     internal: bool = False
+    start: tuple[str, int] | None = None
 
 
 class PartitionMetadata(msgspec.Struct, frozen=True, array_like=True):
@@ -89,12 +90,17 @@ class TopicMetadata(msgspec.Struct, frozen=True, array_like=True):
 
 
 class MetadataReply(Message, frozen=True, tag="metadata_reply"):
-    """``controller_epoch`` orders replies of different brokers only roughly; leader epochs decide per partition."""
+    """``controller_epoch`` orders replies of different brokers only roughly; leader epochs decide per partition.
+
+    A reply is never larger than a broker can make without being missed by others: where there is more, ``next`` is the
+    topic and the partition that the next piece begins with. Then the last topic may be cut, and goes on in that piece.
+    Source: KIP-966, the cursor of DescribeTopicPartitions."""
 
     cluster_id: str
     controller_epoch: int
     brokers: tuple[BrokerEndpoint, ...]
     topics: tuple[TopicMetadata, ...]
+    next: tuple[str, int] | None = None
 
 
 # --- data plane -------------------------------------------------------------------------------------------------------

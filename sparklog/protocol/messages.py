@@ -101,6 +101,8 @@ from sparklog.protocol.transaction_messages import (
     ListParticipantsReply,
     ListTransactions,
     ListTransactionsReply,
+    SettleVersion,
+    SettleVersionReply,
     TouchTransaction,
     TransactionDescription,
     TransactionMarker,
@@ -194,6 +196,8 @@ __all__ = [
     "RestartBroker",
     "TopicChange",
     "TopicMetadata",
+    "SettleVersion",
+    "SettleVersionReply",
     "TouchTransaction",
     "TransactionDescription",
     "TransactionMarker",
@@ -219,6 +223,7 @@ Request = (
     | InitProducerId
     | FindCoordinator
     | BeginTransaction
+    | SettleVersion
     | AddToTransaction
     | TouchTransaction
     | EndTransaction
@@ -255,6 +260,7 @@ Reply = (
     | InitProducerIdReply
     | FindCoordinatorReply
     | BeginTransactionReply
+    | SettleVersionReply
     | EndTransactionReply
     | ListTransactionsReply
     | VerifyTransactionReply

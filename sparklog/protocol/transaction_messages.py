@@ -35,6 +35,8 @@ class BeginTransaction(Message, frozen=True, tag="begin_transaction"):
     ``turn``: which transaction of its run a producer means, counted up from 0; of a sink 0, the version says it. Key,
     run, version and turn name one transaction in all requests about it: one that comes late, when another is open,
     is refused with INVALID_TXN_STATE.
+    ``by_topic``: versions count for each topic that the transaction writes to, by the topic's id. No begin is a replay
+    then; which topics have the version already is asked with SettleVersion.
     """
 
     key: Name
@@ -42,6 +44,7 @@ class BeginTransaction(Message, frozen=True, tag="begin_transaction"):
     version: int
     timeout_ms: int
     turn: int = 0
+    by_topic: bool = False
 
 
 class BeginTransactionReply(Message, frozen=True, tag="begin_transaction_reply"):
@@ -53,6 +56,25 @@ class BeginTransactionReply(Message, frozen=True, tag="begin_transaction_reply")
     producer_id: int
     producer_epoch: int
     run: int
+
+
+class SettleVersion(Message, frozen=True, tag="settle_version"):
+    """Which version of ``key`` is committed, of those that count for the topic ``topic_id`` if that is not empty?
+
+    Asked by run ``run_id`` of this key, or of another one that is not to be committed beside it: what any other run has
+    open under ``key`` is aborted and that run fenced, and what is decided is waited for, so that nothing is committed
+    after the answer but by a run that began after it. A fenced run gets INVALID_PRODUCER_EPOCH.
+    """
+
+    key: Name
+    run_id: Name
+    topic_id: Name = ""
+
+
+class SettleVersionReply(Message, frozen=True, tag="settle_version_reply"):
+    """``last_version`` -1: none."""
+
+    last_version: int
 
 
 class AddToTransaction(Message, frozen=True, tag="add_to_transaction"):

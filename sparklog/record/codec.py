@@ -154,7 +154,7 @@ def read_record_batch(buffer: pa.Buffer, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def event_time_range(batch: pa.RecordBatch, event_time: str | None) -> tuple[int, int]:
-    """Smallest and greatest event time in microseconds since the epoch, or NO_TIMESTAMP twice.
+    """Smallest and greatest event time in microseconds since the epoch as a header has them, or NO_TIMESTAMP twice.
 
     Raises:
         BrokerError: INVALID_RECORD when there is no such column, it is not of times, or a time is out of range.
@@ -176,7 +176,13 @@ def event_time_range(batch: pa.RecordBatch, event_time: str | None) -> tuple[int
         raise BrokerError(
             ErrorCode.INVALID_RECORD, f"event times {earliest} to {latest} us in column {event_time!r} exceed 64 bits"
         )
-    return earliest, latest
+    return header_times(earliest, latest)
+
+
+def header_times(earliest: int, latest: int) -> tuple[int, int]:
+    """Smallest and greatest event time as they stand in a header. NO_TIMESTAMP twice is a time as well, the last
+    microsecond of 1969: a batch of nothing else says that it begins one earlier, and is found as before."""
+    return (NO_TIMESTAMP - 1 if earliest == latest == NO_TIMESTAMP else earliest), latest
 
 
 def _serialize_compressed(batch: pa.RecordBatch, compression: str) -> pa.Buffer:

@@ -17,7 +17,7 @@ import pyarrow as pa
 from sparklog.model import NO_PRODUCER
 from sparklog.record.batch_metadata import record_batch_metadata
 from sparklog.record.checksum import crc32c
-from sparklog.record.codec import NO_TIMESTAMP, EncodedBatch
+from sparklog.record.codec import NO_TIMESTAMP, EncodedBatch, header_times
 from sparklog.record.header import BatchHeader
 from sparklog.record.message import ALIGNMENT
 
@@ -39,6 +39,7 @@ def encode_few_records(records: Sequence[FewRecord], *, schema_id: int, timed: b
     """
     count = len(records)
     keys, values, _, times = zip(*records, strict=True)
+    earliest, latest = header_times(min(times), max(times)) if timed else (NO_TIMESTAMP, NO_TIMESTAMP)
     key_nulls, key_buffers = _binary(keys)
     value_nulls, value_buffers = _binary(values)
     encoded = _message(
@@ -58,11 +59,11 @@ def encode_few_records(records: Sequence[FewRecord], *, schema_id: int, timed: b
         BatchHeader(
             base_offset=0,
             position=0,
-            max_timestamp=max(times) if timed else NO_TIMESTAMP,
+            max_timestamp=latest,
             running_max=0,
             append_time=0,
             producer_id=NO_PRODUCER,
-            min_timestamp=min(times) if timed else NO_TIMESTAMP,
+            min_timestamp=earliest,
             offset_span=count,
             record_count=count,
             length=len(encoded),

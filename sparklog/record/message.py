@@ -137,6 +137,21 @@ def schema_table_position(flatbuffer: ReadOnly) -> int:
     return schema.at
 
 
+def counted_bytes(message: BatchMessage, source: ReadOnly) -> int:
+    """What ``max.message.bytes`` bounds, for producers and leaders alike: the greater of what the batch takes as it is
+    sent, ``source``, and what it says it will take once decompressed. Kafka bounds the former; a reader has to find
+    room for the latter.
+
+    Raises:
+        BrokerError: CORRUPT_MESSAGE when a compressed buffer's size cannot be read.
+    """
+    if message.codec == NOT_COMPRESSED:
+        return len(source)
+    body = source[message.metadata_length :]
+    unpacked = sum(buffer_uncompressed_bytes(body, offset, length) for offset, length in message.buffers)
+    return max(len(source), message.metadata_length + unpacked)
+
+
 def buffer_uncompressed_bytes(body: ReadOnly, offset: int, length: int) -> int:
     """Bytes that one buffer of a compressed body says it will take, without decompressing it.
 

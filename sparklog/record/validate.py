@@ -23,7 +23,7 @@ from sparklog.record.message import (
     NOT_COMPRESSED,
     ZSTD,
     BatchMessage,
-    buffer_uncompressed_bytes,
+    counted_bytes,
     read_batch_message,
 )
 from sparklog.record.nulls import misplaced_null
@@ -125,14 +125,9 @@ def _check_sizes(message: BatchMessage, source: memoryview, header: BatchHeader,
     if header.flags & _COMPRESSION_FLAGS != _CODEC_FLAGS[message.codec]:
         found = _CODEC_NAMES[message.codec]
         raise _corrupt(f"the batch is written with {found}, the header's flags are {header.flags:#06x}")
-    if message.codec == NOT_COMPRESSED:
-        return
-    body = source[message.metadata_length :]
-    total = message.metadata_length
-    for offset, length in message.buffers:
-        total += buffer_uncompressed_bytes(body, offset, length)
-        if total > max_message_bytes:
-            raise _too_large(total, max_message_bytes)
+    counted = counted_bytes(message, source)
+    if counted > max_message_bytes:
+        raise _too_large(counted, max_message_bytes)
 
 
 def _check_records(records: pa.RecordBatch, schema: pa.Schema, header: BatchHeader, event_time: str | None) -> None:

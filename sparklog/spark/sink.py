@@ -7,6 +7,12 @@ was written, by attempts that lost, died or came late, is aborted by the same de
 A streaming batch is known by the query's id and the batch's number, which only tasks see: the driver learns them from
 their messages. A batch write has a key of its own, or the one its user gave it; Spark's ids are not asked for, because
 all writes inside one ``foreachBatch`` carry the same.
+
+What a user has named is one sequence of writes for each topic. Where the option ``topic`` says which, that is a key of
+its own. Where rows do, the write is one transaction over all their topics, and which of them have its version already
+is asked of each as it turns up. So a topic's versions stand under two keys. Two runs of one name, one of each kind, do
+not both commit: each begins under its own key first and settles the other's then, so whichever of them settles later
+finds the other's begin, and fences it.
 """
 
 from __future__ import annotations
@@ -19,10 +25,9 @@ from dataclasses import dataclass
 from pyspark import TaskContext
 from pyspark.sql.datasource import WriterCommitMessage
 
-from sparklog.client.admin import Admin
-from sparklog.client.sink_transaction import AlreadyCommitted, decide, join
+from sparklog.client.sink_transaction import AlreadyCommitted, decide, join, settled_version
 from sparklog.client.transaction import Joined
-from sparklog.errors import ClusterError, SparklogError
+from sparklog.errors import BrokerError, ClusterError, ErrorCode, SparklogError
 from sparklog.model import OffsetRange, TopicPartition
 from sparklog.spark.write_options import NamedWrite
 
@@ -38,11 +43,19 @@ _ABORT_PATIENCE_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class SinkRun:
-    """One run of one version of what ``key`` names."""
+    """One run of one version of what ``key`` names. ``app_id``: of a write that its user has named; ``topic_id``: of
+    the topic that an option names, empty where rows do."""
 
     key: str
     version: int
     run_id: str
+    app_id: str = ""
+    topic_id: str = ""
+
+    @property
+    def is_by_topic(self) -> bool:
+        """Which topics it goes to is known row by row, and versions count for each."""
+        return bool(self.app_id) and not self.topic_id
 
     def __str__(self) -> str:
         return f"{self.key} version {self.version}"
@@ -53,24 +66,20 @@ class Written(WriterCommitMessage):
     """What one task did: rows appended, and the offset ranges that hold them, other producers' records between.
 
     ``run`` None: not exactly once. ``producer_id`` None: the rows of this version were committed before; ``rows`` were
-    only counted.
+    only counted. ``topic_ids``: by name, of the topics written to. ``known_rows``: of topics that have this version
+    already; they are not written.
     """
 
     rows: int
     ranges: tuple[tuple[TopicPartition, OffsetRange], ...] = ()
     run: SinkRun | None = None
     producer_id: int | None = None
+    topic_ids: tuple[tuple[str, str], ...] = ()
+    known_rows: int = 0
 
     @property
     def is_replay(self) -> bool:
         return self.run is not None and self.producer_id is None
-
-
-@dataclass(frozen=True)
-class WrittenByTopic(WriterCommitMessage):
-    """What one task did of a named write whose rows name their topics: a run for each topic."""
-
-    parts: tuple[Written, ...]
 
 
 def new_run_id() -> str:
@@ -78,15 +87,18 @@ def new_run_id() -> str:
 
 
 def batch_run(run_id: str, named: NamedWrite | None = None, *, topic_id: str = "") -> SinkRun:
-    """A write of its own, or the one that its user has named: for the topic with this id.
+    """A write of its own, or the one that its user has named: for the topic with this id, or those its rows name.
 
     The same name for two topics is two sequences of writes, and a topic made anew begins one of its own: else a write
     would be taken for one committed elsewhere, and its rows left out. Source: Delta Lake, where it is by table.
     """
     if named is None:
         return SinkRun(f"write:{run_id}", 0, run_id)
-    assert topic_id, "a named write is known by its topic"
-    return SinkRun(f"app:{topic_id}:{named.app_id}", named.version, run_id)
+    return SinkRun(_named_key(named.app_id, topic_id), named.version, run_id, named.app_id, topic_id)
+
+
+def _named_key(app_id: str, topic_id: str = "") -> str:
+    return f"app:{topic_id}:{app_id}"
 
 
 def stream_run(run_id: str) -> SinkRun:
@@ -100,7 +112,7 @@ def stream_run(run_id: str) -> SinkRun:
 
 
 def take_part(bootstrap: str, run: SinkRun, *, timeout_s: float) -> Joined | None:
-    """Join the run's transaction; None when its version is committed already.
+    """Join the run's transaction; None when its version is committed already, by topic only if that is known.
 
     Raises:
         ProducerFenced: a later run has come.
@@ -113,39 +125,69 @@ def take_part(bootstrap: str, run: SinkRun, *, timeout_s: float) -> Joined | Non
         run_id=run.run_id,
         timeout_s=timeout_s,
         max_block_s=_PATIENCE_S,
+        by_topic=run.is_by_topic,
     )
     return None if isinstance(found, AlreadyCommitted) else found
 
 
+def is_known(bootstrap: str, run: SinkRun, topic_id: str) -> bool:
+    """Whether this topic has the version of a named write already: by a write whose rows named it, or one with the
+    option. Asked once ``run`` has been joined, and the same for all its tasks.
+
+    Raises as ``take_part``.
+    """
+    asked = [(_named_key(run.app_id), topic_id)]
+    if run.is_by_topic:
+        asked.append((_named_key(run.app_id, topic_id), ""))
+    return any(
+        run.version <= settled_version(bootstrap, key=key, run_id=run.run_id, topic_id=of, max_block_s=_PATIENCE_S)
+        for key, of in asked
+    )
+
+
 def commit_run(bootstrap: str, messages: Sequence[WriterCommitMessage | None]) -> None:
-    """Have what the tasks of ``messages`` wrote committed, all of it or nothing; of a named write whose rows name their
-    topics, that holds for each topic.
+    """Have what the tasks of ``messages`` wrote committed, all of it or nothing.
 
     Raises:
         ClusterError: a task gave no message, so that its rows may be missing.
+        BrokerError: INCONSISTENT_TOPIC_ID, a topic was made anew between two tasks.
         ProducerFenced, TransactionStateError: another run has taken over; nothing of this one is committed.
         CommitOutcomeUnknown: nobody could be asked; running the version again finds out.
     """
-    reported = [message for message in messages if isinstance(message, Written | WrittenByTopic)]
-    if missing := len(messages) - len(reported):
+    written = [message for message in messages if isinstance(message, Written)]
+    if missing := len(messages) - len(written):
         raise ClusterError(f"{missing} of {len(messages)} write tasks reported nothing")
-    written: dict[SinkRun, list[Written]] = {}
-    for message in reported:
-        for part in message.parts if isinstance(message, WrittenByTopic) else (message,):
-            if part.run is not None:
-                written.setdefault(part.run, []).append(part)
-    if len({run.run_id for run in written}) > 1:
-        raise ClusterError(f"tasks of different runs in one commit: {', '.join(sorted(map(str, written)))}")
-    for run, parts in written.items():
-        _commit_one(bootstrap, run, parts)
+    runs = {message.run for message in written}
+    if len(runs) > 1:
+        raise ClusterError(f"tasks of different runs in one commit: {', '.join(sorted(map(str, runs)))}")
+    run = next(iter(runs), None)
+    if run is not None:
+        _require_same_topics(run, written)
+        _commit(bootstrap, run, written)
 
 
-def _commit_one(bootstrap: str, run: SinkRun, written: Sequence[Written]) -> None:
-    if all(part.is_replay for part in written):
-        _log.warning("%s was committed before: %d rows left out", run, sum(part.rows for part in written))
-        return
+def _require_same_topics(run: SinkRun, written: Sequence[Written]) -> None:
+    """Committed as rows of two topics of one name, those in the older would be lost to the next run, too: the version
+    would be known."""
+    first: dict[str, str] = {}
+    for topic, topic_id in (named for message in written for named in message.topic_ids):
+        if first.setdefault(topic, topic_id) != topic_id:
+            detail = f"{run}: topic {topic} was deleted and created again between two tasks"
+            raise BrokerError(
+                ErrorCode.INCONSISTENT_TOPIC_ID, f"{detail} ({first[topic]} and {topic_id} found): run it again"
+            )
+
+
+def _commit(bootstrap: str, run: SinkRun, written: Sequence[Written]) -> None:
+    known = sum(part.rows if part.is_replay else part.known_rows for part in written)
+    if known or any(part.is_replay for part in written):
+        _log.warning("%s was committed before: %d rows left out", run, known)
     # An attempt without rows has registered nothing that could be committed.
     winners = [part.producer_id for part in written if part.producer_id is not None and part.rows]
+    if not winners and (run.is_by_topic or all(part.is_replay for part in written)):
+        if run.app_id:
+            abort_run(bootstrap, run)  # it may be open: that its rows are known shows later than it begins
+        return
     decide(
         bootstrap,
         key=run.key,
@@ -172,19 +214,6 @@ def abort_run(bootstrap: str, run: SinkRun | None) -> None:
         )
     except SparklogError as error:
         _log.warning("%s was not aborted, its time-out will: %s", run, error)
-
-
-def abort_all_runs(bootstrap: str, run_id: str) -> None:
-    """As ``abort_run``, of every topic in which this run has something open: tasks that failed do not say which."""
-    try:
-        with Admin(bootstrap) as admin:
-            found = [one for one in admin.transactions() if one.run_id == run_id and one.version is not None]
-    except SparklogError as error:
-        _log.warning("run %s was not aborted, its time-out will: %s", run_id, error)
-        return
-    for one in found:
-        assert one.version is not None
-        abort_run(bootstrap, SinkRun(one.key, one.version, run_id))
 
 
 def known_run(messages: Sequence[WriterCommitMessage | None]) -> SinkRun | None:

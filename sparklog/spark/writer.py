@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -28,11 +27,10 @@ from sparklog.spark.routes import TopicRoute, find_topic_column, rows_by_value
 from sparklog.spark.sink import (
     SinkRun,
     Written,
-    WrittenByTopic,
-    abort_all_runs,
     abort_run,
     batch_run,
     commit_run,
+    is_known,
     known_run,
     new_run_id,
     stream_run,
@@ -55,11 +53,6 @@ class WritePlan:
     columns: StructType
     routes: Mapping[str, TopicRoute]
     topic_column: str | None
-
-    @property
-    def is_named_by_topic(self) -> bool:
-        """Which topics it goes to, and so which named writes it consists of, is known row by row."""
-        return self.options.named is not None and self.topic_column is not None
 
     def run(self, run_id: str) -> SinkRun:
         """Of a batch write, whose topic, if it has one, has been looked up."""
@@ -88,9 +81,7 @@ class BatchWriter(DataSourceArrowWriter):
 
     def __init__(self, plan: WritePlan) -> None:
         self._plan = plan
-        self._run_id = new_run_id()
-        has_one_run = plan.options.exactly_once and not plan.is_named_by_topic
-        self._run = plan.run(self._run_id) if has_one_run else None
+        self._run = plan.run(new_run_id()) if plan.options.exactly_once else None
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Append all rows, to be committed; returns once every one of them is on all in-sync replicas.
@@ -98,8 +89,6 @@ class BatchWriter(DataSourceArrowWriter):
         Raises:
             BrokerError: the first error that retries could not heal; ProducerFenced among them.
         """
-        if self._plan.is_named_by_topic:
-            return write_rows_by_topic(self._plan, self._run_id, iterator)
         return write_rows(self._plan, self._run, iterator)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
@@ -108,10 +97,7 @@ class BatchWriter(DataSourceArrowWriter):
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Take back what the tasks wrote. Not with ``exactlyOnce=false``, where it stays in the log."""
-        if self._plan.is_named_by_topic:
-            abort_all_runs(self._plan.options.bootstrap, self._run_id)
-        else:
-            abort_run(self._plan.options.bootstrap, self._run)
+        abort_run(self._plan.options.bootstrap, self._run)
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
@@ -138,74 +124,61 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
 def write_rows(plan: WritePlan, run: SinkRun | None, batches: Iterator[pa.RecordBatch]) -> Written:
     """One attempt of one task. Raises as ``BatchWriter.write``."""
-    if run is None:
-        rows, ranges = _append(plan, None, batches)
-        return Written(rows, ranges)
-    joined = take_part(plan.options.bootstrap, run, timeout_s=plan.options.timeout_s)
-    if joined is None:
-        return Written(sum(batch.num_rows for batch in batches), (), run)
-    rows, ranges = _append(plan, joined, batches)
-    return Written(rows, ranges, run, joined.producer_id)
-
-
-def write_rows_by_topic(plan: WritePlan, run_id: str, batches: Iterator[pa.RecordBatch]) -> WrittenByTopic:
-    """One attempt of one task of a named write whose rows name their topics: in each topic it is a write of that name,
-    as if an option had named the topic. Raises as ``BatchWriter.write``."""
-    parts: dict[str, _TopicPart] = {}
-    with ExitStack() as opened:
-        for rows in _gathered(batches):
-            for topic, found in _by_topic(plan, rows):
-                part = parts.get(topic)
-                if part is None:
-                    part = parts[topic] = _topic_part(plan, run_id, topic, opened)
-                part.add(found)
-        return WrittenByTopic(tuple(part.written() for part in parts.values()))
-
-
-class _TopicPart:
-    """The rows of one topic; ``appender`` None: they are committed already, and only counted."""
-
-    def __init__(self, run: SinkRun, route: TopicRoute, joined: Joined | None, appender: _Appender | None) -> None:
-        self._run = run
-        self._route = route
-        self._joined = joined
-        self._appender = appender
-        self._counted = 0
-
-    def add(self, rows: pa.RecordBatch) -> None:
-        if self._appender is None:
-            self._counted += rows.num_rows
-        else:
-            self._appender.add(self._route, rows)
-
-    def written(self) -> Written:
-        if self._appender is None or self._joined is None:
-            return Written(self._counted, (), self._run)
-        rows, ranges = self._appender.finish()
-        return Written(rows, ranges, self._run, self._joined.producer_id)
-
-
-def _topic_part(plan: WritePlan, run_id: str, topic: str, opened: ExitStack) -> _TopicPart:
-    options = plan.options
-    route = _route(topic, plan.columns, options)
-    run = batch_run(run_id, options.named, topic_id=route.topic_id)
-    joined = take_part(options.bootstrap, run, timeout_s=options.timeout_s)
-    appender = None if joined is None else _Appender(opened.enter_context(_producer(plan, joined)), named=True)
-    return _TopicPart(run, route, joined, appender)
-
-
-def _append(
-    plan: WritePlan, joined: Joined | None, batches: Iterator[pa.RecordBatch]
-) -> tuple[int, tuple[tuple[TopicPartition, OffsetRange], ...]]:
-    routes = dict(plan.routes)
-    with _producer(plan, joined) as producer:
+    joined = None
+    if run is not None:
+        joined = take_part(plan.options.bootstrap, run, timeout_s=plan.options.timeout_s)
+        if joined is None:
+            return Written(_count(batches), (), run)
+    with _producer(plan, joined) as producer:  # which gives signs of life from here on
+        if run is not None and run.topic_id and is_known(plan.options.bootstrap, run, run.topic_id):
+            return Written(_count(batches), (), run)
+        destinations = _Destinations(plan, run)
         appender = _Appender(producer, named=plan.options.named is not None)
+        known_rows = 0
         for rows in _gathered(batches):
             for topic, part in _by_topic(plan, rows):
-                if topic not in routes:
-                    routes[topic] = _route(topic, plan.columns, plan.options)
-                appender.add(routes[topic], part)
-        return appender.finish()
+                route = destinations.route(topic)
+                if topic in destinations.known:
+                    known_rows += part.num_rows
+                else:
+                    appender.add(route, part)
+        appended, ranges = appender.finish()
+    if run is None or joined is None:
+        return Written(appended, ranges)
+    return Written(appended, ranges, run, joined.producer_id, destinations.topic_ids(), known_rows)
+
+
+def _count(batches: Iterator[pa.RecordBatch]) -> int:
+    return sum(batch.num_rows for batch in batches)
+
+
+class _Destinations:
+    """Topics as the rows of one attempt of one task turn out to name them."""
+
+    def __init__(self, plan: WritePlan, run: SinkRun | None) -> None:
+        self._plan = plan
+        self._run = run
+        self._routes = dict(plan.routes)
+        #: Topics that have this version of a named write already.
+        self.known: set[str] = set()
+
+    def route(self, topic: str) -> TopicRoute:
+        """Looked up, or made, when it is first asked for; ``known`` says then whether rows go there."""
+        found = self._routes.get(topic)
+        if found is None:
+            options = self._plan.options
+            found = self._routes[topic] = _route(topic, self._plan.columns, options)
+            if (
+                self._run is not None
+                and self._run.is_by_topic
+                and is_known(options.bootstrap, self._run, found.topic_id)
+            ):
+                self.known.add(topic)
+        return found
+
+    def topic_ids(self) -> tuple[tuple[str, str], ...]:
+        """By name, in order of names."""
+        return tuple((topic, self._routes[topic].topic_id) for topic in sorted(self._routes))
 
 
 def _producer(plan: WritePlan, joined: Joined | None) -> Producer:

@@ -91,7 +91,7 @@ def plan_leader_append(
             schema_id = header.schema_id
             position = prelude_length(schema_id)
             running_max, first_append_us = NO_MAXIMUM, now_us
-        if log_append_time or header.max_timestamp == NO_TIMESTAMP:
+        if log_append_time or header.min_timestamp == header.max_timestamp == NO_TIMESTAMP:
             min_timestamp = max_timestamp = now_us
         else:
             min_timestamp, max_timestamp = header.min_timestamp, header.max_timestamp

@@ -9,12 +9,15 @@ integers and may be used from any thread, one call at a time for each byte range
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import fcntl
 import mmap
 import os
+import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Protocol
 
@@ -48,6 +51,10 @@ class Disk(Protocol):
     def sync(self, handle: int) -> None: ...
 
     def sync_directory(self, path: Path) -> None: ...
+
+    def sync_file_system(self, path: Path) -> bool:
+        """Make durable all that was written to the file system that holds ``path``, content and names, by whomever;
+        False, and nothing is done, where that is not to be had or its failures would not be told."""
 
     def copy(self, source: Path, target: Path, length: int) -> None:
         """Make ``target`` a new file with the first ``length`` bytes of ``source``."""
@@ -113,6 +120,19 @@ class RealDisk:
         finally:
             os.close(handle)
 
+    def sync_file_system(self, path: Path) -> bool:
+        sync = _syncfs()
+        if sync is None:
+            return False
+        handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            if sync(handle):
+                number = ctypes.get_errno()
+                raise OSError(number, os.strerror(number), str(path))
+        finally:
+            os.close(handle)
+        return True
+
     def copy(self, source: Path, target: Path, length: int) -> None:
         with source.open("rb") as reader, target.open("wb") as writer:
             done = 0
@@ -150,6 +170,17 @@ class RealDisk:
                 return None
             raise
         return handle
+
+
+@cache
+def _syncfs() -> Callable[[int], int] | None:
+    """The system call, where it says whether a write has failed. Source: syncfs(2), since Linux 5.8."""
+    system = os.uname()
+    version = re.match(r"(\d+)\.(\d+)", system.release)
+    if system.sysname != "Linux" or version is None or tuple(map(int, version.groups())) < (5, 8):
+        return None
+    found: Callable[[int], int] | None = getattr(ctypes.CDLL(None, use_errno=True), "syncfs", None)
+    return found
 
 
 def is_full(failure: OSError) -> bool:

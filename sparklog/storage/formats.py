@@ -5,6 +5,7 @@ Every struct stored this way has a field ``version`` whose default is the newest
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import TypeVar
 
@@ -23,6 +24,12 @@ class _Versioned(msgspec.Struct, frozen=True):
     version: int
 
 
+@cache
+def _newest(kind: type[msgspec.Struct]) -> int:
+    """The version this release writes. Looked up once: a broker opens thousands of files of one kind when it starts."""
+    return int(next(field.default for field in msgspec.structs.fields(kind) if field.name == "version"))
+
+
 def encode_state(value: msgspec.Struct) -> bytes:
     return msgspec.json.encode(value)
 
@@ -34,7 +41,7 @@ def decode_state(content: bytes, kind: type[T], *, path: Path) -> T:
         NewerFormatError: its version is newer than this release's.
         StorageError: it is damaged; says where.
     """
-    newest = next(field.default for field in msgspec.structs.fields(kind) if field.name == "version")
+    newest = _newest(kind)
     try:
         found = msgspec.json.decode(content, type=_Versioned).version
         if found > newest:

@@ -1,8 +1,9 @@
 """One replica's log: a partition directory of segments, appended at the end, read anywhere, cut when it must be.
 
-Owned by the event loop of its broker: nothing here is safe to call from another thread, except ``SealJob.run`` and
-what is handed to ``remove_later``. Appends go to the page cache; durability comes from replication, and from fsync when
-a segment is sealed, on ``flush`` and on a clean stop.
+Owned by the event loop of its broker: nothing here is safe to call from another thread, except ``SealJob.run``,
+``FlushJob.run`` and what is handed to ``remove_later``. Appends go to the page cache; durability comes from
+replication, and from fsync when a segment is sealed, in ``FlushJob``, on a clean stop, and in the append itself where
+``flush.messages`` has it acknowledged only then.
 
 Invariants: log start <= high watermark <= log end; segments follow each other without gap; only the last segment is
 appended to; everything below the recovery point is fsynced; the leader epochs of the batches do not fall.
@@ -33,6 +34,7 @@ from sparklog.storage.cleaning import CleaningRules, CleanJob, Replacement
 from sparklog.storage.cleaning_plan import CleanerState, Due, SegmentFacts
 from sparklog.storage.disk import Buffer, is_full, sync_file
 from sparklog.storage.epochs import EpochCache
+from sparklog.storage.flushing import FlushJob
 from sparklog.storage.hot_batches import HotBatch, HotLog, forget_below, forget_from
 from sparklog.storage.log_cleaning import LogCleaning
 from sparklog.storage.log_reads import HandedOut
@@ -40,7 +42,7 @@ from sparklog.storage.log_reads import LogSlice as LogSlice  # what ``read`` giv
 from sparklog.storage.log_services import LogServices
 from sparklog.storage.partition_file import PARTITION_FILE, PartitionFile, write_partition_file
 from sparklog.storage.producers import ProducerTable
-from sparklog.storage.recovery import load_producers, recover_log
+from sparklog.storage.recovery import load_producers, recover_log, snapshot_offsets
 from sparklog.storage.seal_queue import SealQueue
 from sparklog.storage.sealing import SealJob
 from sparklog.storage.segment import Segment
@@ -49,6 +51,8 @@ from sparklog.storage.transactions import EndedTransaction, OpenTransaction
 
 #: A replica that got nothing for a shorter time has not been away.
 _SHORTEST_ABSENCE_US = 10_000_000
+#: A log of so few batches leaves no state files behind at a clean stop.
+_FEW_BATCHES = 256
 
 
 class Log:
@@ -97,8 +101,11 @@ class Log:
         self._unflushed_records = 0
         #: when the last batch was appended, by this replica's clock
         self._last_progress_us = 0
+        #: at work in a thread
+        self._flush: FlushJob | None = None
         #: the most that a checkpoint, on disk or on its way there, says of this log
         self._claimed_end = 0
+        self._checkpoint: PartitionCheckpoint | None = None
 
     def __repr__(self) -> str:
         return f"Log({self.tp}, [{self.log_start_offset}, {self.log_end_offset}), hw {self.high_watermark})"
@@ -123,7 +130,7 @@ class Log:
         self._on_disk = True
         self._clean = clean and not found.findings
         self._chain = SegmentChain(self._disk, self.directory, files=self._services.files, segments=found.segments)
-        self._seals.find_snapshots()
+        self._seals.found(found.snapshots)
         self._epochs = found.epochs
         self._producers = found.producers
         self.findings = found.findings
@@ -139,7 +146,7 @@ class Log:
         # a reader of the earlier process may still have any of this mapped
         self._served_end = self.log_end_offset
         if last is not None:
-            self._last_progress_us = last.header(last.count - 1).append_time
+            self._last_progress_us = last.last_append_us
 
     # --- facts --------------------------------------------------------------------------------------------------
 
@@ -178,14 +185,12 @@ class Log:
     def checkpoint(self) -> PartitionCheckpoint:
         """What is to be written now; it counts as claimed from here on."""
         self._claimed_end = max(self._claimed_end, self.high_watermark, self.recovery_point)
-        return PartitionCheckpoint(
-            self.tp.topic,
-            self.tp.partition,
-            self.topic_id,
-            self.high_watermark,
-            self.recovery_point,
-            self.log_start_offset,
-        )
+        last = self._checkpoint
+        marks = (self.high_watermark, self.recovery_point, self.log_start_offset)
+        # Of thousands of logs most have not moved since the last one, every few seconds.
+        if last is None or (last.high_watermark, last.recovery_point, last.log_start_offset) != marks:
+            last = self._checkpoint = PartitionCheckpoint(self.tp.topic, self.tp.partition, self.topic_id, *marks)
+        return last
 
     def set_high_watermark(self, high_watermark: int) -> None:
         """Everything below is committed and may be served; bounded by the log's ends."""
@@ -438,7 +443,7 @@ class Log:
             self._seals.cancel(segment for segment in self._chain.segments if segment.end_offset >= end)
             self._chain.cut(end, served_end=served_end, fsynced_end=fsynced_end)
             self._forget_from(end)
-            self._producers = load_producers(self._disk, self.directory, self._chain.segments)
+            self._producers = self._load_producers(self._chain.segments)
         return end
 
     def restart_at(self, offset: int) -> None:
@@ -477,6 +482,8 @@ class Log:
                 self._cleaning.stop()
         self.log_start_offset = start
         self._seals.cancel(leaving)
+        if leaving:
+            self._cancel_flush()
         self._chain.retire_below(start)
         self._epochs.advance_start(self.first_segment_offset)
         self._producers.transactions.forget_below(start)
@@ -487,8 +494,13 @@ class Log:
         base = leaving[-1].end_offset
         return self._write_if_room(
             "writing the producers of",
-            lambda: self._seals.bridge(base, lambda: load_producers(self._disk, self.directory, leaving)),
+            lambda: self._seals.bridge(base, lambda: self._load_producers(leaving)),
         )
+
+    @property
+    def has_retired(self) -> bool:
+        """Whether ``delete_retired`` may find something to delete."""
+        return self._chain.has_retired
 
     def delete_retired(self, durable_start: int) -> None:
         """The checkpoint on disk has ``durable_start`` for the log start: delete the files of segments below it.
@@ -544,6 +556,7 @@ class Log:
         """
         if self._on_disk:
             self._cleaning.cut(end)
+        self._cancel_flush()
         if end < max(self._claimed_end, self.high_watermark, self.recovery_point):
             self.log_start_offset = min(self.log_start_offset, end)
             self.high_watermark = min(self.high_watermark, end)
@@ -585,17 +598,51 @@ class Log:
             sync_file(self._disk, self.directory / PARTITION_FILE)
             self._disk.sync_directory(self.directory)
             self._disk.sync_directory(self.directory.parent)
+        self._flushed()
+
+    def _flushed(self) -> None:
         self.recovery_point = self.log_end_offset
         self._unflushed_since_us = -1
         self._unflushed_records = 0
 
-    def flush_if_due(self, now_us: int) -> bool:
-        """``flush`` when ``flush.ms`` have passed since the oldest append that was not; return whether it did."""
+    def flush_due(self, now_us: int) -> FlushJob | None:
+        """A job for what is to be fsynced when ``flush.ms`` have passed since the oldest append that was not: run it in
+        a thread, then ``flush_finished``. None while one is at work."""
         waited_us = now_us - self._unflushed_since_us
-        if self._unflushed_since_us < 0 or not 0 < self.config.flush_ms * 1000 <= waited_us:
-            return False
-        self.flush()
-        return True
+        if self._flush is not None or self._unflushed_since_us < 0 or not 0 < self.config.flush_ms * 1000 <= waited_us:
+            return None
+        segments = [segment for segment in self._chain.segments if segment.end_offset > self.recovery_point]
+        self._flush = FlushJob(
+            self._disk,
+            [path for segment in segments for path in (segment.data_path, segment.index_path)]
+            + [self.directory / PARTITION_FILE],
+            directory=self.directory,
+            end_offset=self.log_end_offset,
+            records=self._unflushed_records,
+            since_us=self._unflushed_since_us,
+        )
+        self._unflushed_since_us = -1
+        return self._flush
+
+    def flush_finished(self, job: FlushJob) -> None:
+        """``job.run`` returned (when it raised, the directory goes offline instead)."""
+        if job is not self._flush:
+            return
+        self._flush = None
+        self.recovery_point = max(self.recovery_point, job.end_offset)
+        self._unflushed_records = max(self._unflushed_records - job.records, 0)
+
+    def _cancel_flush(self) -> None:
+        """Files that it knows of are about to go, or to be cut."""
+        job, self._flush = self._flush, None
+        if job is not None:
+            job.cancelled = True
+            self._unflushed_since_us = job.since_us
+
+    @property
+    def is_clean(self) -> bool:
+        """Nothing is to be done before a clean stop."""
+        return self._clean or not self._on_disk
 
     def prepare_clean_stop(self) -> None:
         """Make everything durable, and the next open quick. Blocks; other logs may be made ready at the same time.
@@ -604,19 +651,47 @@ class Log:
             StorageError: the log directory must go offline.
         """
         self._check_open()
-        if not self._on_disk or self._clean:
+        if self.is_clean:
             return
         self._seals.cancel(self._chain.segments)
         self.flush()
-        with self._offline_on_error("writing the state of"):
-            self._seals.write_state(self.log_end_offset, producers=self._producers, epochs=self._epochs)
+        with self._offline_on_error("flushing"):
+            self._disk.sync_directory(self.directory)  # a cut below what was flushed has renamed files
+        self._write_state(sync=True)
         self._clean = True
+
+    def leave_state(self) -> None:
+        """As ``prepare_clean_stop``, for one of many logs that are made durable together: ``made_durable`` follows.
+
+        Raises:
+            StorageError: the log directory must go offline.
+        """
+        self._check_open()
+        self._seals.cancel(self._chain.segments)
+        self._write_state(sync=False)
+
+    def made_durable(self) -> None:
+        """All that was written until now is durable, what ``leave_state`` wrote as well."""
+        self._flushed()
+        self._clean = True
+
+    def _write_state(self, *, sync: bool) -> None:
+        segments = self._chain.segments
+        if len(segments) == 1 and segments[0].count <= _FEW_BATCHES:
+            return  # the next open has read their headers sooner than the files that would spare it that
+        with self._offline_on_error("writing the state of"):
+            self._seals.write_state(self.log_end_offset, producers=self._producers, epochs=self._epochs, sync=sync)
+
+    def _load_producers(self, segments: list[Segment]) -> ProducerTable:
+        snapshots = snapshot_offsets(self._disk.names(self.directory))
+        return load_producers(self._disk, self.directory, segments, snapshots=snapshots)
 
     def close(self) -> None:
         """Close the files. Views that readers hold stay valid."""
         if not self._closed:
             with self._offline_on_error("stopping the cleaner of"):
                 self._cleaning.stop()
+            self._cancel_flush()
             self._seals.cancel(self._chain.segments)
             self._chain.close()
             self._hot.clear()
@@ -678,6 +753,7 @@ class Log:
         """
         if self._closed or job.cancelled:
             return False
+        self._cancel_flush()
         with self._offline_on_error("replacing segments of"):
             replaced = self._cleaning.replace(self._chain, replacement)
         if replaced:

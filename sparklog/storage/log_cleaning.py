@@ -50,20 +50,9 @@ class LogCleaning:
         for segment in chain.segments[:-1][: chain.sealed_prefix]:
             if segment.end_offset > stable_end:
                 break
-            segments.append(self._facts(segment))
+            segments.append(_facts(segment))
         found = due(segments, self.state, now_us=now_us, config=config, at_once=at_once)
         return (found, segments[: found.segment_count]) if found is not None else None
-
-    def _facts(self, segment: Segment) -> SegmentFacts:
-        is_dirty = segment.end_offset > self.state.end
-        return SegmentFacts(
-            segment.base_offset,
-            segment.end_offset,
-            segment.size_bytes,
-            segment.schema_id,
-            segment.first_append_us,
-            segment.header(segment.count - 1).append_time if is_dirty else segment.first_append_us,
-        )
 
     def begin(
         self,
@@ -122,3 +111,14 @@ class LogCleaning:
         if state != self.state:
             replace_file(self._disk, self._directory / CLEANER_FILE, encode_state(state))
             self.state = state
+
+
+def _facts(segment: Segment) -> SegmentFacts:
+    return SegmentFacts(
+        segment.base_offset,
+        segment.end_offset,
+        segment.size_bytes,
+        segment.schema_id,
+        segment.first_append_us,
+        segment.last_append_us,
+    )

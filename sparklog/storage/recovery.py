@@ -12,7 +12,7 @@ by name and nothing is cut.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -37,7 +37,7 @@ from sparklog.storage.producers import (
 )
 from sparklog.storage.sealing import footer_of
 from sparklog.storage.segment import COPY_SUFFIX, DATA_SUFFIX, DELETED_SUFFIX, INDEX_SUFFIX, Segment, file_stem
-from sparklog.storage.swap import recover_swaps
+from sparklog.storage.swap import CLEANED_SUFFIX, SWAP_SUFFIX, recover_swaps
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +50,8 @@ class RecoveredLog(NamedTuple):
     segments: list[Segment]
     epochs: EpochCache
     producers: ProducerTable
+    #: offsets of the producers' snapshots on disk, rising
+    snapshots: list[int]
     #: what was cut, for people; empty when nothing was
     findings: tuple[str, ...]
 
@@ -86,8 +88,7 @@ def recover_log(
         StorageError: the disk failed.
     """
     try:
-        recover_swaps(disk, directory)
-        bases = _remove_leftovers(disk, directory)
+        bases, snapshots = _remove_leftovers(disk, directory)
         below = sum(following <= log_start_offset for following in bases[1:])
         _remove_segments(disk, directory, bases[:below], files=files)
         segments, findings = _recover_segments(
@@ -101,13 +102,16 @@ def recover_log(
         )
         epochs = load_epochs(disk, directory, segments, recovery_point=recovery_point)
         end = segments[-1].end_offset if segments else 0
-        _remove_newer_snapshots(disk, directory, end)
-        producers = load_producers(disk, directory, segments)
+        for offset in snapshots:
+            if offset > end:
+                disk.remove(_snapshot_path(directory, offset))
+        kept = [offset for offset in snapshots if offset <= end]
+        producers = load_producers(disk, directory, segments, snapshots=kept)
     except OSError as failure:
         raise StorageError(f"{directory}: {failure}") from failure
     for finding in findings:
         logger.warning("%s: %s", directory, finding)
-    return RecoveredLog(segments, epochs, producers, tuple(findings))
+    return RecoveredLog(segments, epochs, producers, kept, tuple(findings))
 
 
 def _recover_segments(
@@ -355,16 +359,16 @@ def _add_epochs(epochs: EpochCache, segments: list[Segment], *, through: int) ->
             epochs.assign(int(column[at]), int(headers["base_offset"][at]))
 
 
-def load_producers(disk: Disk, directory: Path, segments: list[Segment]) -> ProducerTable:
-    """The newest usable snapshot at or below the log's end, then the headers from there on."""
+def load_producers(disk: Disk, directory: Path, segments: list[Segment], *, snapshots: Iterable[int]) -> ProducerTable:
+    """The newest usable one of ``snapshots`` at or below the log's end, then the headers from there on."""
     if not segments:
         return ProducerTable()
     end = segments[-1].end_offset
     table, start = ProducerTable(), segments[0].base_offset
-    for offset in sorted(snapshot_offsets(disk, directory), reverse=True):
+    for offset in sorted(snapshots, reverse=True):
         if offset > end:
             continue
-        path = directory / (file_stem(offset) + SNAPSHOT_SUFFIX)
+        path = _snapshot_path(directory, offset)
         try:
             table = from_snapshot(decode_state(read_file(disk, path), ProducerSnapshot, path=path))
             start = offset
@@ -398,26 +402,29 @@ def _producers_batches(segment: Segment, start: int) -> Iterator[tuple[BatchHead
             raise StorageError(f"{segment.data_path}: {error}") from error
 
 
-def snapshot_offsets(disk: Disk, directory: Path) -> list[int]:
-    return [
+def snapshot_offsets(names: Iterable[str]) -> list[int]:
+    """Of the snapshots among the names in a log's directory, rising."""
+    return sorted(
         int(name[:_STEM_DIGITS])
-        for name in disk.names(directory)
+        for name in names
         if name.endswith(SNAPSHOT_SUFFIX) and len(name) == _STEM_DIGITS + len(SNAPSHOT_SUFFIX)
-    ]
+    )
 
 
-def _remove_newer_snapshots(disk: Disk, directory: Path, end_offset: int) -> None:
-    for offset in snapshot_offsets(disk, directory):
-        if offset > end_offset:
-            disk.remove(directory / (file_stem(offset) + SNAPSHOT_SUFFIX))
+def _snapshot_path(directory: Path, offset: int) -> Path:
+    return directory / (file_stem(offset) + SNAPSHOT_SUFFIX)
 
 
 # --- files ------------------------------------------------------------------------------------------------------
 
 
-def _remove_leftovers(disk: Disk, directory: Path) -> list[int]:
-    """Finish deletions, drop unfinished copies; return the base offsets of the segments there are, rising."""
+def _remove_leftovers(disk: Disk, directory: Path) -> tuple[list[int], list[int]]:
+    """Finish deletions, drop unfinished copies; return the base offsets of the segments there are, and the offsets of
+    the snapshots, rising. The directory is listed here and nowhere else: there are thousands of them."""
     names = disk.names(directory)
+    if any(name.endswith((SWAP_SUFFIX, CLEANED_SUFFIX)) for name in names):
+        recover_swaps(disk, directory)
+        names = disk.names(directory)
     deleted = {name[:_STEM_DIGITS] for name in names if name.endswith(DATA_SUFFIX + DELETED_SUFFIX)}
     bases: set[int] = set()
     for name in names:
@@ -427,7 +434,7 @@ def _remove_leftovers(disk: Disk, directory: Path) -> list[int]:
             disk.remove(directory / name)
         elif of_segment:
             bases.add(int(stem))
-    return sorted(bases)
+    return sorted(bases), snapshot_offsets(names)
 
 
 def _remove_segments(disk: Disk, directory: Path, bases: list[int], *, files: OpenFiles) -> None:

@@ -35,9 +35,9 @@ class SealQueue:
         #: offsets of the snapshots on disk, rising
         self._snapshots: list[int] = []
 
-    def find_snapshots(self) -> None:
-        """Look at the directory once it is there."""
-        self._snapshots = sorted(snapshot_offsets(self._disk, self._directory))
+    def found(self, snapshots: list[int]) -> None:
+        """What the directory has, rising."""
+        self._snapshots = snapshots
 
     def rolled(self, base_offset: int, producers: ProducerState) -> None:
         """A segment begins at ``base_offset``; ``producers`` are those of the batches before."""
@@ -88,7 +88,9 @@ class SealQueue:
         """
         self._rolled = {base: entries for base, entries in self._rolled.items() if base <= end}
         stale = [
-            self._snapshot_path(offset) for offset in snapshot_offsets(self._disk, self._directory) if offset > end
+            self._snapshot_path(offset)
+            for offset in snapshot_offsets(self._disk.names(self._directory))
+            if offset > end
         ]
         self._snapshots = [offset for offset in self._snapshots if offset <= end]
         if self._disk.exists(self._directory / EPOCHS_FILE):
@@ -118,12 +120,14 @@ class SealQueue:
             self._snapshots = [offset for offset in self._snapshots if offset >= base]
             self._disk.sync_directory(self._directory)
 
-    def write_state(self, end: int, *, producers: ProducerTable, epochs: EpochCache) -> None:
-        """Write both state files for a log that ends at ``end`` and is fsynced. Blocks."""
+    def write_state(self, end: int, *, producers: ProducerTable, epochs: EpochCache, sync: bool) -> None:
+        """Write both state files for a log that ends at ``end`` and is fsynced, or is with them. Blocks."""
         if len(producers) and end not in self._snapshots:
-            replace_file(self._disk, self._snapshot_path(end), encode_state(to_snapshot(producers.state(), end)))
+            content = encode_state(to_snapshot(producers.state(), end))
+            replace_file(self._disk, self._snapshot_path(end), content, sync=sync)
             self._snapshots.append(end)
-        replace_file(self._disk, self._directory / EPOCHS_FILE, encode_state(EpochFile(epochs.entries, end)))
+        content = encode_state(EpochFile(epochs.entries, end))
+        replace_file(self._disk, self._directory / EPOCHS_FILE, content, sync=sync)
 
     def _snapshot_path(self, offset: int) -> Path:
         return self._directory / (file_stem(offset) + SNAPSHOT_SUFFIX)

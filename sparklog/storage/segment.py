@@ -57,6 +57,7 @@ class Segment:
         "files",
         "first_append_us",
         "index_path",
+        "last_append_us",
         "running_max",
         "schema_id",
         "sealed",
@@ -75,7 +76,7 @@ class Segment:
         self.data_size = 0
         self.running_max = NO_MAXIMUM
         self.schema_id = -1
-        self.first_append_us = -1
+        self.first_append_us = self.last_append_us = -1
         #: the footer is complete and durable
         self.sealed = False
         #: its last batch has a place of this replica's own (``Flag.CLEANED``)
@@ -101,6 +102,7 @@ class Segment:
         self.running_max = last.running_max
         self.schema_id = first.schema_id
         self.first_append_us = first.append_time
+        self.last_append_us = last.append_time
         self.cleaned = bool(last.flags & _CLEANED)
 
     # --- append -------------------------------------------------------------------------------------------------
@@ -135,6 +137,7 @@ class Segment:
         self.end_offset = last.next_offset
         self.running_max = last.running_max
         self.count += len(headers)
+        self.last_append_us = last.append_time
         self.cleaned = bool(last.flags & _CLEANED)
         for header in headers:
             self._bases.append(header.base_offset)
@@ -266,6 +269,7 @@ class Segment:
         self.end_offset = last.next_offset
         self.data_size = data_size
         self.running_max = last.running_max
+        self.last_append_us = last.append_time
         self.cleaned = bool(last.flags & _CLEANED)
 
     def _replace_by_copy(self, path: Path, length: int, *, durable: bool) -> None:

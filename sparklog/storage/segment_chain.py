@@ -144,6 +144,10 @@ class SegmentChain:
             self.sealed_prefix = max(0, self.sealed_prefix - 1)
         self.count_sealed()
 
+    @property
+    def has_retired(self) -> bool:
+        return bool(self._retired)
+
     def delete_retired(self, durable_start: int) -> list[Path]:
         """Rename the files of retired segments below ``durable_start`` out of the way; return what to remove."""
         doomed: list[Path] = []

@@ -24,7 +24,7 @@ import msgspec
 from sparklog.errors import ClusterError
 from sparklog.model import NO_EPOCH, BrokerRegistration
 from sparklog.zk import codecs, paths
-from sparklog.zk.errors import ZkError, ZkMultiFailed, ZkNodeExists, ZkNoNode, ZkUnreachable
+from sparklog.zk.errors import BrokerIdTaken, ZkError, ZkMultiFailed, ZkNodeExists, ZkNoNode, ZkUnreachable
 from sparklog.zk.session import PAUSE_S, Create, Delete, Node, Op, SessionState, SetData, ZkSession
 
 log = logging.getLogger(__name__)
@@ -79,9 +79,14 @@ class BrokerRegistry:
         """Register and stay registered. Returns the incarnation.
 
         Raises:
-            ClusterError: the id is held by a broker elsewhere that does not go away within ``timeout_ms``.
+            BrokerIdTaken: the id is held by a broker elsewhere that does not go away within ``timeout_ms``.
+            ClusterError: ZooKeeper does not carry it out within twice that.
         """
-        self.incarnation = await asyncio.wait_for(self._register(timeout_ms=timeout_ms), timeout_ms * 2 / 1000)
+        try:
+            self.incarnation = await asyncio.wait_for(self._register(timeout_ms=timeout_ms), timeout_ms * 2 / 1000)
+        except asyncio.TimeoutError:
+            mine = self._registration.broker_id
+            raise ClusterError(f"broker id {mine} could not be registered within {timeout_ms * 2} ms") from None
         self._undo.append(self._session.add_listener(self._session_moved))
         self._undo.append(self._session.watch_data(paths.broker(self._registration.broker_id), self._seen))
         self._session_moved(self._session.state)  # it may have expired between the multi and here
@@ -165,7 +170,9 @@ class BrokerRegistry:
             self._task = asyncio.get_running_loop().create_task(self._register_again(), name="register broker")
 
     async def _register_again(self) -> None:
-        """Until it is done: nothing else would try again, and an unregistered broker hears of nothing any more."""
+        """Until it is done: nothing else would try again, and an unregistered broker hears of nothing any more. Unless
+        another broker has the id for two session timeouts: a dead one's registration would be gone by then. Source:
+        Kafka, which ends a broker whose id is registered (NodeExists, DUPLICATE_BROKER_REGISTRATION)."""
         while self._taken_away or self._session.generation != self._generation:
             taken, self._taken_away = self._taken_away, False
             try:
@@ -181,6 +188,11 @@ class BrokerRegistry:
                     await self._tell_stopping()
             except ZkUnreachable:
                 return  # only once the session is closed
+            except BrokerIdTaken as error:
+                log.critical("cannot register again: %s", error)
+                if self._on_failed is not None:
+                    self._on_failed(error)
+                return
             except ClusterError as error:
                 log.error("cannot register again, trying on: %s", error)
                 if self._on_failed is not None:
@@ -200,13 +212,15 @@ class BrokerRegistry:
                 continue
             except ZkMultiFailed as error:
                 log.info("registration of broker %d: %s; looking again", self._registration.broker_id, error)
+                if asyncio.get_running_loop().time() > deadline:
+                    raise await self._who_holds_it() from None
                 continue
             if incarnation is not None and generation == self._session.generation:
                 await self._note(incarnation)
                 self._generation = generation
                 return incarnation
             if asyncio.get_running_loop().time() > deadline:
-                raise ClusterError(await self._who_holds_it())
+                raise await self._who_holds_it()
             if incarnation is None:
                 await self._changed(paths.broker(self._registration.broker_id), deadline)
 
@@ -233,8 +247,7 @@ class BrokerRegistry:
             held = codecs.decode_broker(ids, node.data, mine.broker_id)
             if node.ephemeral_owner == session.session_id and held.incarnation == version:
                 return version  # our own, whose answer was lost with the connection
-            same_place = (held.host, held.boot_id) == (mine.host, mine.boot_id)
-            if node.ephemeral_owner != session.session_id and not same_place:
+            if node.ephemeral_owner != session.session_id and not _same_place(held, mine):
                 return None
             # A registration of this log directory's previous session or process: its lock is ours now, so it is
             # dead. Waiting for ZooKeeper to notice would cost a session timeout.
@@ -294,13 +307,22 @@ class BrokerRegistry:
         except (TimeoutError, asyncio.TimeoutError, ZkUnreachable):
             return
 
-    async def _who_holds_it(self) -> str:
-        path = paths.broker(self._registration.broker_id)
+    async def _who_holds_it(self) -> ClusterError:
+        mine = self._registration
         try:
-            held = codecs.decode_broker(path, (await self._session.get(path)).data, self._registration.broker_id)
+            node = await self._session.get(paths.broker(mine.broker_id))
         except (ZkNoNode, ZkUnreachable):
-            return f"broker id {self._registration.broker_id} could not be registered in time"
-        return (
+            return ClusterError(f"broker id {mine.broker_id} could not be registered in time")
+        held = codecs.decode_broker(paths.broker(mine.broker_id), node.data, mine.broker_id)
+        if _same_place(held, mine):
+            return ClusterError(
+                f"broker id {mine.broker_id} could not be registered over incarnation {held.incarnation}"
+            )
+        return BrokerIdTaken(
             f"broker id {held.broker_id} is registered by {held.host}:{held.port} (incarnation {held.incarnation}), "
-            f"not by this broker at {self._registration.host}:{self._registration.port}"
+            f"not by this broker at {mine.host}:{mine.port}"
         )
+
+
+def _same_place(one: BrokerRegistration, other: BrokerRegistration) -> bool:
+    return (one.host, one.boot_id) == (other.host, other.boot_id)

@@ -24,6 +24,10 @@ class ZkUnreachable(ZkError):
         return f"{self.detail} ({'fate unknown' if self.sent else 'not carried out'})"
 
 
+class BrokerIdTaken(ClusterError):
+    """A broker's id is registered by another process that lives, on another host."""
+
+
 class ZkNoNode(ZkError):
     """The node does not exist."""
 

@@ -105,7 +105,13 @@ class Stage:
 
     def __init__(self, ask: Ask | None = None, *, coordinator: int = 1, settings: dict[str, str] | None = None) -> None:
         self.broker = BrokerState(
-            0, "c", log_dir="", config=broker_config(settings or {}), on_log_failed=_unexpected, restart=_unexpected
+            0,
+            "c",
+            log_dir="",
+            config=broker_config(settings or {}),
+            on_log_failed=_unexpected,
+            on_id_taken=_unexpected,
+            restart=_unexpected,
         )
         self.hosted = Hosted()
         self.told = 0

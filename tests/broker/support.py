@@ -1,11 +1,14 @@
-"""What the broker's tests share: batches to send, and short forms of requests."""
+"""What the broker's tests share: a broker without a process, batches to send, and short forms of requests."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import pyarrow as pa
 
+from sparklog.broker.state import BrokerState
+from sparklog.config import broker_config
 from sparklog.net.blocking import BlockingConnection
 from sparklog.protocol.messages import (
     ACKS_ALL,
@@ -26,6 +29,19 @@ from sparklog.protocol.messages import (
 from sparklog.record.codec import EncodedBatch, decode_batch, encode_batch
 from sparklog.record.header import HEADER_BYTES, BatchHeader, unpack_headers
 from sparklog.record.schema import DEFAULT_SCHEMA
+
+
+def broker_state(broker_id: int, log_dir: Path, kind: type[BrokerState] = BrokerState) -> BrokerState:
+    """What the parts of a broker share, of one that is told nothing yet and whose disk never fails."""
+    return kind(
+        broker_id,
+        "cluster",
+        log_dir=str(log_dir),
+        config=broker_config({}),
+        on_log_failed=lambda *_: None,
+        on_id_taken=lambda *_: None,
+        restart=lambda: None,
+    )
 
 
 def rows(count: int, prefix: str = "v") -> pa.RecordBatch:

@@ -8,9 +8,9 @@ import pytest
 
 from sparklog.broker.control import handle_control_update
 from sparklog.broker.state import BrokerState
-from sparklog.config import broker_config
 from sparklog.errors import ErrorCode
 from sparklog.protocol.messages import ControlUpdate, ControlUpdateReply
+from tests.broker.support import broker_state
 
 
 class Answers:
@@ -25,14 +25,7 @@ class Answers:
 
 @pytest.fixture
 def broker(tmp_path: Path) -> BrokerState:
-    broker = BrokerState(
-        1,
-        "cluster",
-        log_dir=str(tmp_path),
-        config=broker_config({}),
-        on_log_failed=lambda *_: None,
-        restart=lambda: None,
-    )
+    broker = broker_state(1, tmp_path)
     broker.incarnation = 4
     return broker
 

@@ -7,11 +7,10 @@ from pathlib import Path
 import pytest
 
 from sparklog.broker.elections import PREFERRED, UNCLEAN, _outcome
-from sparklog.broker.state import BrokerState
-from sparklog.config import broker_config
 from sparklog.errors import ErrorCode
 from sparklog.model import NO_LEADER, BrokerEndpoint, LeaderAndIsr, VersionedState
 from sparklog.protocol.messages import ControlUpdate, PartitionDecision
+from tests.broker.support import broker_state
 
 
 @pytest.mark.parametrize(
@@ -29,14 +28,7 @@ from sparklog.protocol.messages import ControlUpdate, PartitionDecision
 def test_the_reason_is_the_one_that_holds(
     tmp_path: Path, kind: str, *, live: tuple[int, ...], leader: int, isr: tuple[int, ...], code: ErrorCode, said: str
 ) -> None:
-    broker = BrokerState(
-        3,
-        "cluster",
-        log_dir=str(tmp_path),
-        config=broker_config({}),
-        on_log_failed=lambda *_: None,
-        restart=lambda: None,
-    )
+    broker = broker_state(3, tmp_path)
     endpoints = tuple(BrokerEndpoint(number, "host", 1, 1) for number in live)
     broker.cache.apply(ControlUpdate(0, "c", 1, 1, False, endpoints, (), (), sequence=1))
     state = LeaderAndIsr(leader, 4, isr, 1)

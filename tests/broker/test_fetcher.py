@@ -11,10 +11,10 @@ from typing import cast
 from sparklog.broker.fetcher import Fetchers
 from sparklog.broker.partition import Partition
 from sparklog.broker.state import BrokerState
-from sparklog.config import broker_config
 from sparklog.model import BrokerEndpoint, TopicPartition
 from sparklog.net.server import ServerConnection, serve
 from sparklog.protocol.messages import ControlUpdate, Fetch, FetchedPartition, FetchReply, HelloReply, Request
+from tests.broker.support import broker_state
 
 LEADER = 1
 
@@ -58,14 +58,7 @@ def run(
             max_in_flight=10,
             queued_max_bytes=2**20,
         )
-        broker = BrokerState(
-            2,
-            "cluster",
-            log_dir=str(tmp_path),
-            config=broker_config({}),
-            on_log_failed=lambda *_: None,
-            restart=lambda: None,
-        )
+        broker = broker_state(2, tmp_path)
         endpoint = BrokerEndpoint(LEADER, "127.0.0.1", server.port, 1)
         broker.cache.apply(ControlUpdate(0, "c", 1, 1, False, (endpoint,), (), ()))
         fetchers = Fetchers(broker)

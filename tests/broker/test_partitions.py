@@ -3,33 +3,33 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
 import pytest
 
+from sparklog.broker.control import handle_control_update
 from sparklog.broker.partition import Partition
 from sparklog.broker.partitions import Partitions
-from sparklog.broker.state import BrokerState
-from sparklog.config import broker_config
-from sparklog.errors import BrokerError, ErrorCode
-from sparklog.model import TopicPartition
+from sparklog.broker.registry import Registry
+from sparklog.broker.wiring import Wiring
+from sparklog.errors import BrokerError, ErrorCode, StorageError
+from sparklog.model import BrokerEndpoint, LeaderAndIsr, TopicPartition, TopicSchema
+from sparklog.net.server import ServerConnection
+from sparklog.protocol.messages import ControlUpdate, ControlUpdateReply, PartitionDecision, TopicChange
+from sparklog.record.schema import DEFAULT_SCHEMA, schema_message
 from sparklog.replica.events import Event
 from sparklog.storage.log_set import LogDirectory
+from tests.broker.staged import until
+from tests.broker.support import broker_state
 
 
 def test_a_broker_that_was_told_nothing_yet_calls_no_topic_unknown(tmp_path: Path) -> None:
     directory = LogDirectory.open(tmp_path, cluster_id="cluster", broker_id=1)
     try:
-        broker = BrokerState(
-            1,
-            "cluster",
-            log_dir=str(tmp_path),
-            config=broker_config({}),
-            on_log_failed=lambda *_: None,
-            restart=lambda: None,
-        )
+        broker = broker_state(1, tmp_path)
         partitions = Partitions(broker, directory)
         with pytest.raises(BrokerError) as caught:
             partitions.require(TopicPartition("t", 0))
@@ -64,14 +64,7 @@ def test_who_is_woken_and_waits_for_long_again_delays_nobody_else(
     """A thousand followers are lost within two milliseconds: their leaders shrink the ISRs within two, not when the
     first of them wants to be woken again."""
     directory = LogDirectory.open(tmp_path, cluster_id="cluster", broker_id=1)
-    broker = BrokerState(
-        1,
-        "cluster",
-        log_dir=str(tmp_path),
-        config=broker_config({}),
-        on_log_failed=lambda *_: None,
-        restart=lambda: None,
-    )
+    broker = broker_state(1, tmp_path)
     clock_ms = 1000
     monkeypatch.setattr(broker, "now_ms", lambda: clock_ms)
 
@@ -90,5 +83,55 @@ def test_who_is_woken_and_waits_for_long_again_delays_nobody_else(
 
     try:
         asyncio.run(asyncio.wait_for(scenario(), 30))
+    finally:
+        directory.close()
+
+
+class Still:
+    """Surroundings in which nothing is done."""
+
+    def now_ms(self) -> int:
+        return 1000
+
+    def __getattr__(self, order: str) -> Callable[..., None]:
+        return lambda *_: None
+
+
+def told(leader: int, isr: tuple[int, ...], version: int) -> ControlUpdate:
+    """That this broker, 1, and broker 0 have a partition."""
+    topic = TopicChange("t", "id", (TopicSchema(0, schema_message(DEFAULT_SCHEMA)),), ("key",), "timestamp", {})
+    live = tuple(BrokerEndpoint(number, "host", 9092, 1) for number in (0, 1))
+    known = PartitionDecision("t", "id", 0, LeaderAndIsr(leader, version, isr, 1), version, (0, 1))
+    return ControlUpdate(0, "c", 1, 1, False, live, (topic,), (known,), sequence=version)
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_who_stops_is_counted_on_until_told_otherwise_also_with_a_broken_disk(tmp_path: Path, broken: bool) -> None:
+    """A replica that is offline follows no decision: it would take itself for a member of the ISR for ever."""
+    directory = LogDirectory.open(tmp_path, cluster_id="cluster", broker_id=1)
+    broker = broker_state(1, tmp_path)
+    broker.partitions = partitions = Partitions(broker, directory)
+    partitions.wiring = cast(Wiring, Still())
+    answers: list[ControlUpdateReply] = []
+    connection = cast(ServerConnection, SimpleNamespace(reply=answers.append))
+    broker.registry = cast(Registry, SimpleNamespace(vouch=lambda: None))
+
+    async def scenario() -> None:
+        broker.incarnation = 1
+        handle_control_update(broker, connection, told(0, (0, 1), 1), memoryview(b""))
+        await until(lambda: len(answers) == 1)
+        [partition] = partitions
+        assert partition.replica.role == "follower" and partitions.counted_on == 1
+        if broken:
+            partition.fail(StorageError("the disk is gone"))
+        assert partitions.counted_on == 1
+        handle_control_update(broker, connection, told(0, (0,), 2), memoryview(b""))
+        await until(lambda: len(answers) == 2)
+        assert [failure[2] for failure in answers[1].failed] == [ErrorCode.KAFKA_STORAGE_ERROR] * broken
+        assert partitions.counted_on == 0
+        await broker.end_tasks()
+
+    try:
+        asyncio.run(asyncio.wait_for(scenario(), 60))
     finally:
         directory.close()

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 
+import msgspec
 import pytest
 
+from sparklog.broker.process import EXIT_CANNOT_START
 from sparklog.testing.network import CONTROLLER, ZOOKEEPER, broker_party
 from sparklog.testing.process_cluster import ProcessCluster, wait_until
 from sparklog.testing.proxies import ProxyNetwork
 from sparklog.zk import codecs, paths
 from sparklog.zk.cluster_store import ClusterStore
 from sparklog.zk.errors import ZkNoNode
+from sparklog.zk.ops import Create, Delete
 from tests.broker.support import encoded, read_all
 from tests.broker.topics import PATIENCE_S, Writer, create_topic, leader, new_producer_id, wait_equal, wait_isr
 
@@ -96,3 +100,22 @@ def test_sessions_expire(cluster: ProcessCluster, whose: str) -> None:
     found = controller_epoch(cluster)
     assert found is not None and (found > epoch) == (whose != "broker")
     create_topic(cluster, f"{topic}-afterwards")
+
+
+def test_a_broker_whose_id_another_host_has_taken_ends_and_says_so(cluster: ProcessCluster) -> None:
+    """Were it to try on, it would serve clients what it knew before, and nobody would hear of it."""
+    slot = cluster.slots[1]
+    process = slot.process
+    assert process is not None
+
+    async def take(store: ClusterStore) -> int:
+        path = paths.broker(1)
+        found = codecs.decode_broker(path, (await store.session.get(path)).data, 1)
+        other = msgspec.structs.replace(found, host="elsewhere", boot_id="another")
+        await store.session.multi([Delete(path), Create(path, codecs.encode_broker(other), ephemeral=True)])
+        return await asyncio.to_thread(process.wait, PATIENCE_S)
+
+    assert cluster.ask_zookeeper(take) == EXIT_CANNOT_START
+    assert "broker 1 ends: broker id 1 is registered by elsewhere:" in slot.log_file.read_text()
+    cluster.start_broker(1)
+    wait_until(lambda: set(registered(cluster)) == ALL, PATIENCE_S, "all brokers to be registered")

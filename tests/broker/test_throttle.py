@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from sparklog.broker.state import BrokerState
 from sparklog.broker.throttle import CopyThrottle, TokenBucket, limit_of
-from sparklog.config import broker_config
 from sparklog.model import BrokerEndpoint, LeaderAndIsr, TopicPartition, TopicSchema
 from sparklog.protocol.messages import ControlUpdate, PartitionDecision, TopicChange
+from tests.broker.support import broker_state
 
 RATE = 1000
 
@@ -99,14 +99,7 @@ class Subject:
     """A throttle of broker 2 with a clock of its own."""
 
     def __init__(self, log_dir: Path, broker_type: type[BrokerState] = BrokerState) -> None:
-        self.broker = broker_type(
-            2,
-            "cluster",
-            log_dir=str(log_dir),
-            config=broker_config({}),
-            on_log_failed=lambda *_: None,
-            restart=lambda: None,
-        )
+        self.broker = broker_state(2, log_dir, broker_type)
         self.throttle = CopyThrottle(self.broker)
         self.broker.metadata_listeners.append(self.throttle.metadata_changed)
         self.resumed: list[int] = []

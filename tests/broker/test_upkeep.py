@@ -1,11 +1,13 @@
-"""What becomes of a broker whose checkpoints cannot be written."""
+"""What becomes of a broker whose checkpoints cannot be written, and of flushes on a slow disk."""
 
 from __future__ import annotations
 
 import asyncio
 import errno
+import threading
 from collections import Counter
 from collections.abc import Callable, Coroutine
+from types import SimpleNamespace
 from typing import Any, cast
 
 from sparklog.broker.partition import Partition
@@ -17,9 +19,27 @@ from sparklog.testing.sim_disk import SimDisk
 from tests.storage.batches import create_log, fill, open_directory
 
 
-class _NoPartitions(list[Partition]):
+class _Partitions(list[Partition]):
+    """All of them are flushed by time."""
+
     def flushing(self) -> list[Partition]:
-        return []
+        return list(self)
+
+
+class _SlowDisk(SimDisk):
+    """On which an fsync takes until it is let go on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.slow = False
+        self.syncing = threading.Event()
+        self.go_on = threading.Event()
+
+    def sync(self, handle: int) -> None:
+        if self.slow:
+            self.syncing.set()
+            assert self.go_on.wait(60)
+        super().sync(handle)
 
 
 class _Broker:
@@ -28,7 +48,7 @@ class _Broker:
     def __init__(self) -> None:
         self.config = broker_config({"log.checkpoint.interval.ms": "100"})
         self.counters: Counter[str] = Counter()
-        self.partitions = _NoPartitions()
+        self.partitions = _Partitions()
         self.failures: list[Exception] = []
         self.tasks: list[asyncio.Task[None]] = []
 
@@ -40,17 +60,18 @@ class _Broker:
         self.failures.append(error)
 
 
-def _keep_up(directory: LogDirectory, until: Callable[[_Broker], object]) -> _Broker:
+def _keep_up(directory: LogDirectory, until: Callable[[_Broker], object], *hosted: Partition) -> _Broker:
     async def met(broker: _Broker) -> None:
         while not until(broker):  # noqa: ASYNC110 - the disk tells nobody
             await asyncio.sleep(0.01)
 
     async def run() -> _Broker:
         broker = _Broker()
+        broker.partitions.extend(hosted)
         upkeep = Upkeep(cast(BrokerState, broker), directory)
         upkeep.start()
         try:
-            await asyncio.wait_for(met(broker), 10)
+            await asyncio.wait_for(met(broker), 60)
         finally:
             for task in broker.tasks:
                 task.cancel()
@@ -79,3 +100,29 @@ def test_a_full_disk_does_not() -> None:
     assert not broker.failures and directory.offline is None
     disk.capacity_bytes = None
     assert _keep_up(directory, lambda broker: broker.counters["checkpoints"]).counters["checkpoint.failed"] == 0
+
+
+def test_the_loop_goes_on_while_a_flush_waits_for_the_disk() -> None:
+    disk = _SlowDisk()
+    directory = open_directory(disk=disk)
+    log = create_log(directory, flush_ms=1)
+    fill(log, 1)
+    disk.slow = True
+    partition = cast(Partition, SimpleNamespace(log=log, offline=None, tp=log.tp))
+    turns = 0
+
+    def flushed(broker: _Broker) -> bool:
+        """Asked in the loop again and again: it turns."""
+        nonlocal turns
+        if disk.syncing.is_set():
+            turns += 1
+            if turns == 1:
+                fill(log, 1)
+            if turns == 5:
+                assert log.recovery_point == 0, "what the disk has not confirmed is not durable"
+                disk.slow = False
+                disk.go_on.set()
+        return log.recovery_point == 6
+
+    broker = _keep_up(directory, flushed, partition)
+    assert turns > 5 and not broker.failures

@@ -8,7 +8,18 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from sparklog.coordinator import events
-from sparklog.coordinator.effects import Answer, Append, Begun, Done, Ended, Outcome, Refused, SendMarkers, SendOffsets
+from sparklog.coordinator.effects import (
+    Answer,
+    Append,
+    Begun,
+    Done,
+    Ended,
+    Outcome,
+    Refused,
+    SendMarkers,
+    SendOffsets,
+    Settled,
+)
 from sparklog.coordinator.log_records import Record
 from sparklog.coordinator.records import Place
 from sparklog.coordinator.transactions import Transactions
@@ -30,6 +41,8 @@ from sparklog.protocol.messages import (
     ListTransactions,
     ListTransactionsReply,
     Reply,
+    SettleVersion,
+    SettleVersionReply,
     TouchTransaction,
     TransactionDescription,
 )
@@ -41,7 +54,13 @@ if TYPE_CHECKING:
     from tests.client.fake_cluster import FakeCluster
 
 TransactionRequest = (
-    BeginTransaction | AddToTransaction | TouchTransaction | EndTransaction | AbortTransaction | ListTransactions
+    BeginTransaction
+    | SettleVersion
+    | AddToTransaction
+    | TouchTransaction
+    | EndTransaction
+    | AbortTransaction
+    | ListTransactions
 )
 
 
@@ -134,7 +153,10 @@ class FakeCoordinator:
                     request.timeout_ms,
                     self.cluster.next_producer_id,
                     request.turn,
+                    request.by_topic,
                 )
+            case SettleVersion():
+                return events.SettleRequested(ticket, request.key, request.run_id, request.topic_id)
             case AddToTransaction():
                 return events.AddRequested(
                     ticket,
@@ -212,6 +234,8 @@ def _reply(cid: int, outcome: Outcome) -> Reply:
             return BeginTransactionReply(
                 cid, outcome.committed, outcome.last_version, outcome.producer_id, outcome.producer_epoch, outcome.run
             )
+        case Settled():
+            return SettleVersionReply(cid, outcome.last_version)
         case Ended():
             return EndTransactionReply(cid, outcome.complete, outcome.replayed)
         case Done():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from bisect import bisect_left
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,7 @@ from hypothesis import strategies as st
 from sparklog.client.partitioning import (
     EncodedPart,
     ProducerTopic,
+    _encode_one,
     encode_few,
     encode_parts,
     fit_to_topic,
@@ -25,9 +28,10 @@ from sparklog.client.partitioning import (
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import TopicSchema
 from sparklog.protocol.messages import PartitionMetadata, TopicMetadata
-from sparklog.record.codec import decode_batch
+from sparklog.record.codec import decode_batch, encode_batch
 from sparklog.record.partitioner import murmur2
 from sparklog.record.schema import DEFAULT_SCHEMA, schema_message
+from sparklog.record.validate import validate_batch
 
 TYPED = pa.schema([("carrier", pa.string()), ("delay", pa.float64())])
 
@@ -145,6 +149,58 @@ def test_a_record_over_the_limit_is_refused() -> None:
     with pytest.raises(BrokerError, match=r"one record of 't' takes \d+ bytes, max.message.bytes is 4096") as caught:
         encode(topic(max_message_bytes="4096"), pa.table({"value": [b"x" * 5000]}))
     assert caught.value.code == ErrorCode.MESSAGE_TOO_LARGE
+
+
+def one_record(value: bytes) -> pa.RecordBatch:
+    row: dict[str, object] = {"key": None, "value": value, "headers": [], "timestamp": 0}
+    return pa.RecordBatch.from_pylist([row], DEFAULT_SCHEMA)
+
+
+NOISE = random.Random(1).randbytes(5000)
+MANY = pa.RecordBatch.from_pylist(
+    [{"carrier": f"{i % 7}" * 9 if i % 3 else None, "delay": None if i % 2 else i / 7} for i in range(400)], TYPED
+)
+
+
+@pytest.mark.parametrize("compression", [None, "none", "lz4", "zstd"])
+@pytest.mark.parametrize(
+    "batch",
+    [one_record(NOISE), one_record(b"x" * 5000), MANY, MANY.slice(111, 200)],
+    ids=["one record that cannot be compressed", "one that can", "many", "a slice of them"],
+)
+def test_producer_and_leader_count_the_same_bytes(batch: pa.RecordBatch, compression: str | None) -> None:
+    """To the byte: what is a byte too large for the leader is not sent, and what is not, is."""
+    event_time = "timestamp" if batch.schema is DEFAULT_SCHEMA else None
+    encoded = encode_batch(batch, schema_id=0, compression=compression, event_time=event_time)
+
+    def sent(limit: int) -> bool:
+        known = topic(batch.schema, max_message_bytes=str(limit))
+        try:
+            return len(list(_encode_one(known, batch, 0, np.arange(len(batch)), compression=compression))) == 1
+        except BrokerError as error:
+            assert error.code == ErrorCode.MESSAGE_TOO_LARGE and len(batch) == 1
+            return False
+
+    def taken(limit: int) -> bool:
+        try:
+            validate_batch(
+                encoded.header,
+                encoded.body,
+                schema=batch.schema,
+                schema_id=0,
+                max_message_bytes=limit,
+                event_time=event_time,
+            )
+        except BrokerError as error:
+            assert error.code == ErrorCode.MESSAGE_TOO_LARGE
+            return False
+        return True
+
+    edge = bisect_left(range(1 << 14), True, lo=1024, key=taken)
+    assert not taken(edge - 1) and taken(edge)
+    assert [sent(limit) for limit in range(edge - 9, edge + 9)] == [
+        limit >= edge for limit in range(edge - 9, edge + 9)
+    ]
 
 
 def test_columns_that_do_not_fit_are_named() -> None:

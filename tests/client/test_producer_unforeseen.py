@@ -235,13 +235,22 @@ def test_tables_and_transactions_do_not_wait_for_a_thread_that_has_ended(
 def test_a_callback_that_means_to_end_its_thread_ends_nothing(fake: FakeCluster) -> None:
     fake.create("t")
 
+    added = threading.Event()
+
     def leave(_: object) -> None:
         raise SystemExit(3)
 
+    def answer_when_added(*_: object) -> bool:
+        assert added.wait(30)
+        return False
+
+    for broker in fake.brokers:
+        fake.fault(broker.broker_id, times(1000, Produce, answer_when_added))
     with Producer(fake.bootstrap) as producer:
         first, table = producer.send("t", b"1"), producer.write("t", pa.table({"value": [b"2"]}))
-        first.add_done_callback(leave)
+        first.add_done_callback(leave)  # of a future that is done this thread would be the one to end
         table.add_done_callback(leave)
+        added.set()
         producer.flush(30)
         assert producer.send("t", b"3").result(30).offset >= 0
     assert sorted(values(fake, "t")) == [b"1", b"2", b"3"]

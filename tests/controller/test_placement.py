@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
+from itertools import product
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparklog.controller.placement import Load, check_assignment, place
+from sparklog.controller.placement import Assignment, Load, check_assignment, place
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import BrokerEndpoint
 
@@ -43,18 +45,131 @@ def test_replicas_are_distinct_and_on_as_many_hosts_as_possible(
     assert check_assignment(assignment, brokers) == (assignment, warning)
 
 
-@given(st.integers(1, 12), st.integers(1, 60), st.data())
-def test_leaders_and_replicas_are_even_where_every_broker_has_a_host(
-    count: int, partitions: int, data: st.DataObject
+@st.composite
+def even_clusters(draw: st.DrawFn) -> list[BrokerEndpoint]:
+    """Racks with as many hosts each, hosts with as many brokers each; or no racks at all."""
+    racks, hosts, brokers = draw(st.sampled_from([(0, 5, 1), (0, 12, 1), (0, 3, 3), (2, 2, 2), (3, 1, 3), (4, 3, 1)]))
+    numbers = [(rack, host) for rack in range(racks or 1) for host in range(hosts) for _ in range(brokers)]
+    return [
+        endpoint(i, host=f"h{rack}.{host}", rack=f"r{rack}" if racks else None)
+        for i, (rack, host) in enumerate(numbers)
+    ]
+
+
+@st.composite
+def loads(draw: st.DrawFn, brokers: list[BrokerEndpoint]) -> Load:
+    counts = st.dictionaries(st.sampled_from([b.broker_id for b in brokers]), st.integers(0, 30))
+    return Load(draw(counts), draw(counts))
+
+
+def led(assignment: Assignment, brokers: list[BrokerEndpoint]) -> Counter[int]:
+    counts = Counter(replicas[0] for replicas in assignment)
+    return Counter({broker.broker_id: counts[broker.broker_id] for broker in brokers})
+
+
+def held(assignment: Assignment, brokers: list[BrokerEndpoint]) -> Counter[int]:
+    counts = Counter(broker_id for replicas in assignment for broker_id in replicas)
+    return Counter({broker.broker_id: counts[broker.broker_id] for broker in brokers})
+
+
+def difference(counts: Counter[int]) -> int:
+    return max(counts.values()) - min(counts.values())
+
+
+def apartness(replicas: Sequence[int], brokers: Sequence[BrokerEndpoint]) -> tuple[list[int], list[int]]:
+    """Smaller is better: how many replicas share each host, and each rack, the most first."""
+    of = {broker.broker_id: broker for broker in brokers}
+    hosts = Counter(of[i].host for i in replicas)
+    racks = Counter(of[i].rack or str(i) for i in replicas)
+    return sorted(hosts.values(), reverse=True), sorted(racks.values(), reverse=True)
+
+
+@given(even_clusters(), st.integers(1, 60), st.data())
+def test_each_topic_is_even_whatever_the_cluster_carries(
+    brokers: list[BrokerEndpoint], partitions: int, data: st.DataObject
 ) -> None:
-    factor = data.draw(st.integers(1, count))
-    assignment, _ = place([endpoint(i) for i in range(count)], partitions=partitions, replication_factor=factor)
-    leaders = Counter(dict.fromkeys(range(count), 0))
-    leaders.update(replicas[0] for replicas in assignment)
-    held = Counter(dict.fromkeys(range(count), 0))
-    held.update(broker_id for replicas in assignment for broker_id in replicas)
-    assert max(leaders.values()) - min(leaders.values()) <= 1
-    assert max(held.values()) - min(held.values()) <= 2
+    factor = data.draw(st.integers(1, len(brokers)))
+    load = data.draw(loads(brokers))
+    assignment = place(brokers, partitions=partitions, replication_factor=factor, load=load).assignment
+    assert difference(led(assignment, brokers)) <= 1
+    assert difference(held(assignment, brokers)) <= 1
+    more = {i for i, count in led(assignment, brokers).items() if count > partitions // len(brokers)}
+    least = sorted(load.leaders.get(b.broker_id, 0) for b in brokers)[: len(more)]
+    assert sorted(load.leaders.get(i, 0) for i in more) == least
+
+
+@given(clusters(), st.integers(1, 40), st.data())
+def test_no_replica_of_a_topic_could_move_to_where_there_are_two_less_and_be_as_far_from_the_others(
+    brokers: list[BrokerEndpoint], partitions: int, data: st.DataObject
+) -> None:
+    factor = data.draw(st.integers(1, len(brokers)))
+    load = data.draw(loads(brokers))
+    assignment = place(brokers, partitions=partitions, replication_factor=factor, load=load).assignment
+    assert difference(led(assignment, brokers)) <= 1
+    counts = held(assignment, brokers)
+    for replicas in assignment:
+        for place_of, taker in product(range(1, factor), set(counts).difference(replicas)):
+            moved = (*replicas[:place_of], taker, *replicas[place_of + 1 :])
+            if apartness(moved, brokers) <= apartness(replicas, brokers):
+                assert counts[replicas[place_of]] <= counts[taker] + 1
+
+
+@given(even_clusters(), st.lists(st.tuples(st.integers(1, 20), st.integers(2, 3)), min_size=1, max_size=12))
+def test_the_cluster_stays_even_topic_after_topic(brokers: list[BrokerEndpoint], topics: list[tuple[int, int]]) -> None:
+    everything: Assignment = ()
+    for partitions, factor in topics:
+        load = Load(led(everything, brokers), held(everything, brokers))
+        everything += place(brokers, partitions=partitions, replication_factor=factor, load=load).assignment
+        assert difference(led(everything, brokers)) <= 1
+        assert difference(held(everything, brokers)) <= 2
+
+
+@given(even_clusters(), st.lists(st.integers(1, 20), min_size=2, max_size=6), st.data())
+def test_a_topic_stays_even_as_partitions_are_added(
+    brokers: list[BrokerEndpoint], additions: list[int], data: st.DataObject
+) -> None:
+    factor = data.draw(st.integers(1, 3))
+    load = data.draw(loads(brokers))
+    topic: Assignment = ()
+    for added in additions:
+        topic += place(brokers, partitions=added, replication_factor=factor, load=load, beside=topic).assignment
+        assert difference(led(topic, brokers)) <= 1
+        # Who has to lead next may be who holds one more already, and what is there stays.
+        assert difference(held(topic, brokers)) <= 2
+
+
+def test_partitions_that_are_added_go_first_to_a_broker_that_came_later() -> None:
+    brokers = [endpoint(i) for i in range(4)]
+    topic = place(brokers[:3], partitions=9, replication_factor=2).assignment
+    topic += place(brokers, partitions=3, replication_factor=2, beside=topic).assignment
+    assert led(topic, brokers) == {0: 3, 1: 3, 2: 3, 3: 3}
+    # And partitions whose replicas are partly on a dead broker are as many as the live ones carry.
+    topic += place(brokers[1:], partitions=3, replication_factor=2, beside=topic).assignment
+    assert led(topic, brokers) == {0: 3, 1: 4, 2: 4, 3: 4}
+
+
+def test_a_topic_has_leaders_on_all_brokers_though_one_has_nothing_yet() -> None:
+    brokers = [endpoint(i) for i in range(3)]
+    load = Load(leaders={0: 500, 1: 500, 2: 0}, replicas={0: 1000, 1: 1000, 2: 0})
+    assignment = place(brokers, partitions=16, replication_factor=3, load=load).assignment
+    assert led(assignment, brokers) == {0: 5, 1: 5, 2: 6}
+
+
+def test_a_host_with_all_it_can_hold_leads_no_more_than_others() -> None:
+    brokers = [endpoint(0, host="a"), *(endpoint(i, host="b") for i in range(1, 10))]
+    assignment = place(brokers, partitions=90, replication_factor=2).assignment
+    assert set(led(assignment, brokers).values()) == {9}
+    assert held(assignment, brokers) == {0: 90, **dict.fromkeys(range(1, 10), 10)}
+
+
+def test_as_many_brokers_and_partitions_as_a_cluster_may_have() -> None:
+    brokers = [endpoint(i, host=f"h{i // 2}", rack=f"r{i // 20}") for i in range(100)]
+    load = Load({i: 2000 - i % 7 for i in range(100)}, {i: 6000 + i % 11 for i in range(100)})
+    assignment = place(brokers, partitions=10_007, replication_factor=3, load=load).assignment
+    assert difference(led(assignment, brokers)) == 1
+    assert difference(held(assignment, brokers)) == 1
+    successors = Counter(replicas[:2] for replicas in assignment)
+    assert max(successors.values()) <= 6
 
 
 @given(clusters(), st.integers(1, 40), st.data())
@@ -85,6 +200,16 @@ def test_racks_come_after_hosts_and_before_load() -> None:
 def test_a_dead_leaders_partitions_fall_to_several_successors() -> None:
     assignment, _ = place([endpoint(i) for i in range(4)], partitions=24, replication_factor=3)
     successors = Counter(replicas[1] for replicas in assignment if replicas[0] == 0)
+    assert sorted(successors.values()) == [2, 2, 2]
+
+
+def test_a_dead_leaders_topics_of_one_partition_fall_to_several_successors() -> None:
+    brokers = [endpoint(i) for i in range(4)]
+    everything: Assignment = ()
+    for _ in range(24):
+        load = Load(led(everything, brokers), held(everything, brokers))
+        everything += place(brokers, partitions=1, replication_factor=4, load=load).assignment
+    successors = Counter(replicas[1] for replicas in everything if replicas[0] == 0)
     assert sorted(successors.values()) == [2, 2, 2]
 
 

@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from sparklog.controller import outbox
 from sparklog.controller.effects import SendUpdate, WriteStates
 from sparklog.controller.events import (
     BrokersRead,
@@ -115,6 +116,52 @@ def test_an_answer_to_an_earlier_incarnations_update_is_ignored() -> None:
     world.register(3, 2)
     assert world.feed(UpdateAnswered(3, old.update_id, int(ErrorCode.STALE_BROKER_EPOCH))) == []
     assert world.feed(UpdateLost(3, old.update_id)) == []
+
+
+# --- many brokers, many partitions -----------------------------------------------------------------------------------
+
+
+def test_everything_is_told_to_some_brokers_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outbox, "_MOST_TOLD", 6)
+    world = World(THREE, brokers=5)
+    world.hold_updates = True
+    world.take_over(2)
+    assert [held.broker.broker_id for held in world.held_updates] == [1, 2], "of three partitions each"
+    world.leader_writes_isr(TP, 1, 2)
+    assert len(world.held_updates) == 2
+    world.told.clear()
+    world.answer_held()
+    assert sorted(broker_id for broker_id, update in world.told if update.full) == [1, 2, 3, 4, 5]
+    assert all(world.knows(broker_id)[TP].isr == (1, 2) for broker_id in range(1, 6))
+    assert world.controller.settled()
+
+
+def test_a_broker_that_does_not_answer_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outbox, "_MOST_TOLD", 6)
+    world = World(THREE, brokers=5)
+    world.hold_updates = True
+    world.take_over(2)
+    told = [len(world.held_updates)]
+    for _ in range(2):
+        world.advance(2_001)
+        told.append(len(world.held_updates))
+    assert told == [2, 4, 5]
+
+
+def test_all_brokers_are_told_the_same_value_of_a_partition_until_it_changes() -> None:
+    """A hundred brokers and as many thousand partitions make ten million of them else."""
+    world = World(THREE)
+    world.told.clear()
+    world.leader_writes_isr(TP, 1, 2)
+    first = [decision for _, update in world.told for decision in update.partitions]
+    assert len(first) == 3 and all(decision is first[0] for decision in first)
+    world.told.clear()
+    world.leader_writes_isr(TP, 1, 2, 3)
+    assert [d.state.isr for _, update in world.told for d in update.partitions] == [(1, 2, 3)] * 3
+    world.told.clear()
+    world.reassign(1, 2, 4)
+    moved = [decision for _, update in world.told for decision in update.partitions]
+    assert moved[-1].target == (1, 2, 4)
 
 
 # --- speed -------------------------------------------------------------------------------------------------------

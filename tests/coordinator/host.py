@@ -16,6 +16,7 @@ from sparklog.coordinator.events import (
     MarkersWritten,
     OffsetsWritten,
     RewriteRequested,
+    SettleRequested,
     Ticked,
     TouchRequested,
     VerifyRequested,
@@ -119,14 +120,26 @@ class Host:
         return self.tickets
 
     def begin(
-        self, key: str, run_id: str, version: int = -1, *, turn: int | None = None, timeout_ms: int = 60_000
+        self,
+        key: str,
+        run_id: str,
+        version: int = -1,
+        *,
+        turn: int | None = None,
+        timeout_ms: int = 60_000,
+        by_topic: bool = False,
     ) -> int:
         """``turn`` None: of a producer the next one."""
         self.producer_ids += 1
         if turn is None:
             turn = self.turns.get((key, run_id), -1) + 1 if version == -1 else 0
         self.turns[key, run_id] = turn
-        self.step(BeginRequested(self._ticket(), key, run_id, version, timeout_ms, self.producer_ids, turn))
+        ticket = self._ticket()
+        self.step(BeginRequested(ticket, key, run_id, version, timeout_ms, self.producer_ids, turn, by_topic))
+        return ticket
+
+    def settle_version(self, key: str, run_id: str, topic_id: str = "") -> int:
+        self.step(SettleRequested(self._ticket(), key, run_id, topic_id))
         return self.tickets
 
     def add(self, key: str, run_id: str, producer_id: int, *places: Any, **more: Any) -> int:

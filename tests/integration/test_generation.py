@@ -6,6 +6,7 @@ import asyncio
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,9 @@ from sparklog.cluster.generation import Course, Directive, GenerationReport, Gen
 from sparklog.cluster.process import identify, send_signal
 from sparklog.cluster.seat import DriverSeat
 from sparklog.errors import ClusterError
+from sparklog.zk import codecs, paths
+from sparklog.zk.errors import ZkError, ZkNoNode, ZkUnreachable
+from sparklog.zk.session import Node
 from tests.cluster.support import eventually, kill_noted, spec
 
 pytestmark = pytest.mark.integration
@@ -122,6 +126,40 @@ def test_a_second_driver_is_refused_while_the_first_lives(host: Host) -> None:
     second = DriverSeat.take(host.zookeeper.connect)
     assert second.epoch == host.seat.epoch + 1
     second.close()
+
+
+@pytest.mark.parametrize("gone", [ZkNoNode("/driver"), ZkUnreachable("no answer", True)])
+def test_a_seat_is_taken_again_though_what_stood_in_its_place_cannot_be_read(host: Host, gone: ZkError) -> None:
+    """After an expiry the node of the session before may still stand, and go between the refusal and the look at it;
+    or ZooKeeper goes."""
+    seat = host.seat
+
+    async def taken_again() -> None:
+        session, looks = seat._zk, []
+        read = session.get
+
+        def get(path: str, **more: Any) -> asyncio.Future[Node]:
+            if path != paths.DRIVER:
+                return read(path, **more)
+            session.get = read  # type: ignore[method-assign]
+            looks.append(path)
+            answer: asyncio.Future[Node] = asyncio.get_running_loop().create_future()
+            answer.set_exception(gone)
+            return answer
+
+        session.get = get  # type: ignore[method-assign]
+        await seat._reclaim()  # its own node stands: refused, and not to be read once
+        assert looks == [paths.DRIVER]
+        assert (await session.get(paths.DRIVER)).ephemeral_owner == session.session_id
+        await session.delete(paths.DRIVER_EPOCH)
+        again = asyncio.create_task(seat._reclaim())
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(asyncio.shield(again), 0.5)
+        await session.create(paths.DRIVER_EPOCH, codecs.encode(codecs.CounterNode(seat.epoch)))
+        await again
+
+    asyncio.run_coroutine_threadsafe(taken_again(), seat._loop).result(PATIENCE_S)
+    assert not seat.lost.is_set()
 
 
 def test_more_brokers_than_log_directories_is_a_short_report(host: Host) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.record.checksum import crc32c
-from sparklog.record.codec import NO_TIMESTAMP, decode_batch, encode_batch, event_time_range
+from sparklog.record.codec import NO_TIMESTAMP, decode_batch, encode_batch, event_time_range, header_times
 from sparklog.record.header import Flag
 from sparklog.record.schema import DEFAULT_SCHEMA
 from tests.record.batches import NESTED_SCHEMA, default_batch, encoded, nested_batch
@@ -47,7 +47,7 @@ def test_round_trip_of_any_records(rows: list[dict[str, Any]], compression: str 
     assert body.size == header.length and body.size % 8 == 0
     assert header.record_count == header.offset_span == len(batch)
     times = [row["timestamp"] for row in rows[start:] if row["timestamp"] is not None]
-    expected = (min(times), max(times)) if times else (NO_TIMESTAMP, NO_TIMESTAMP)
+    expected = header_times(min(times), max(times)) if times else (NO_TIMESTAMP, NO_TIMESTAMP)
     assert (header.min_timestamp, header.max_timestamp) == expected
 
 
@@ -137,6 +137,10 @@ def test_bytes_that_are_no_message_are_corrupt() -> None:
         (pa.date32(), [datetime.date(1970, 1, 2)], (86_400_000_000, 86_400_000_000)),
         (pa.date64(), [datetime.date(1970, 1, 2)], (86_400_000_000, 86_400_000_000)),
         (pa.timestamp("us"), [None], (NO_TIMESTAMP, NO_TIMESTAMP)),
+        # A time like any other, though it is what stands for none.
+        (pa.timestamp("us"), [-1, None, -1], (-2, -1)),
+        (pa.timestamp("us"), [-5, -1], (-5, -1)),
+        (pa.timestamp("us"), [-1, 5], (-1, 5)),
     ],
     ids=str,
 )

@@ -50,6 +50,12 @@ def test_without_an_event_time_the_header_has_no_timestamps() -> None:
     assert (header.min_timestamp, header.max_timestamp) == (NO_TIMESTAMP, NO_TIMESTAMP)
 
 
+def test_the_last_microsecond_of_1969_is_a_time() -> None:
+    few = encode_few_records([(None, b"v", None, -1), (None, b"w", None, -1)], schema_id=0, timed=True)
+    assert (few.header.min_timestamp, few.header.max_timestamp) == (-2, -1)
+    validate(few)
+
+
 def test_a_time_of_more_than_64_bits_is_refused() -> None:
     with pytest.raises(OverflowError):
         encode_few_records([(None, b"v", None, 2**63)], schema_id=0, timed=True)

@@ -152,7 +152,7 @@ def test_a_bomb_is_refused_before_it_is_unpacked(compression: str) -> None:
     peak = pa.default_memory_pool().max_memory()
     error = refused(bomb, TEXTS)
     assert error.code is TOO_LARGE and error.detail.startswith(str(64 << 20)[:4])
-    assert pa.total_allocated_bytes() == before and pa.default_memory_pool().max_memory() == peak
+    assert pa.total_allocated_bytes() <= before and pa.default_memory_pool().max_memory() == peak
 
 
 def _declared_sizes(batch: EncodedBatch) -> Iterator[tuple[int, int]]:

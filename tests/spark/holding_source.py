@@ -1,4 +1,4 @@
-"""A source whose streaming writers stop at chosen points until a test lets them go on, or kill their own process."""
+"""A source whose writers stop at chosen points until a test lets them go on, or kill their own process."""
 
 from __future__ import annotations
 
@@ -11,56 +11,88 @@ from pathlib import Path
 from typing import ClassVar
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import SparkSession
-from pyspark.sql.datasource import WriterCommitMessage
+from pyspark.sql.datasource import DataSourceWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from sparklog.spark.source import SparklogSource
-from sparklog.spark.writer import StreamWriter
+from sparklog.spark.writer import BatchWriter, StreamWriter
 
 #: Longer than a test takes, shorter than a machine lives.
 _MOST_S = 900
 
 
 def register_holding_source(spark: SparkSession, bootstrap: str, points: Path) -> None:
-    """Register it in place of ``sparklog``. What is named ``<topic>.<point>`` in the directory ``points`` makes writers
-    of that topic do something at that point; ``<topic>.messages`` gets what the tasks have told the driver, pickled.
+    """Register it in place of ``sparklog``. What is named ``<name>.<point>`` in the directory ``points`` makes writers
+    of that name do something at that point; ``<name>.messages`` gets what the tasks have told the driver, pickled. The
+    name of a streaming write is its topic, that of a batch write its ``txnAppId``; other batch writes go on as ever.
 
     ``hold-commit``, ``hold-after``, ``hold-write``: before the decision, after it, after a task has written: make
     ``<name>.reached`` and wait until ``<name>.go`` is there. ``kill-task``: once a task has written, it kills itself.
+    ``kill-between``: a task of a batch write kills itself once the rows of its first topic are written.
     """
+
+    def hold(name: str, what: str) -> None:
+        point = points / f"{name}.{what}"
+        if not _taken(point, Path(f"{point}.reached")):
+            return
+        deadline = time.monotonic() + _MOST_S
+        while not Path(f"{point}.go").exists():
+            if time.monotonic() > deadline:
+                os._exit(1)
+            time.sleep(0.05)
+
+    def is_killed(name: str, what: str) -> bool:
+        point = points / f"{name}.{what}"
+        return _taken(point, point.with_suffix(".done"))
 
     class HoldingWriter(StreamWriter):
         def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
             message = super().write(iterator)
-            killing = self._point("kill-task")
-            if _taken(killing, killing.with_suffix(".done")):
+            if is_killed(self._name, "kill-task"):
                 os.kill(os.getpid(), signal.SIGKILL)
-            self._hold("hold-write")
+            hold(self._name, "hold-write")
             return message
 
         def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-            self._point("messages").write_bytes(pickle.dumps(messages))
-            self._hold("hold-commit")
+            (points / f"{self._name}.messages").write_bytes(pickle.dumps(messages))
+            hold(self._name, "hold-commit")
             super().commit(messages, batchId)
-            self._point("committed").touch()
-            self._hold("hold-after")
+            (points / f"{self._name}.committed").touch()
+            hold(self._name, "hold-after")
 
-        def _point(self, name: str) -> Path:
-            return points / f"{self._plan.options.topic}.{name}"
+        @property
+        def _name(self) -> str:
+            return str(self._plan.options.topic)
 
-        def _hold(self, name: str) -> None:
-            point = self._point(name)
-            if not _taken(point, Path(f"{point}.reached")):
-                return
-            deadline = time.monotonic() + _MOST_S
-            while not Path(f"{point}.go").exists():
-                if time.monotonic() > deadline:
-                    os._exit(1)
-                time.sleep(0.05)
+    class HoldingBatchWriter(BatchWriter):
+        def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+            if not is_killed(self._name, "kill-between"):
+                return super().write(iterator)
+            rows = pa.Table.from_batches(iterator)
+            super().write(iter(rows.filter(pc.equal(rows["topic"], rows["topic"][0])).to_batches()))
+            os.kill(os.getpid(), signal.SIGKILL)
+            raise AssertionError("killed")
+
+        def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+            (points / f"{self._name}.messages").write_bytes(pickle.dumps(messages))
+            hold(self._name, "hold-commit")
+            super().commit(messages)
+
+        @property
+        def _name(self) -> str:
+            named = self._plan.options.named
+            assert named is not None
+            return named.app_id
 
     class HoldingSource(SparklogSource):
         defaults: ClassVar[Mapping[str, str]] = {"bootstrap.servers": bootstrap}
+
+        def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+            writer = super().writer(schema, overwrite)
+            assert isinstance(writer, BatchWriter)
+            return writer if writer._plan.options.named is None else HoldingBatchWriter(writer._plan)
 
         def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:  # noqa: N802
             writer = super().streamWriter(schema, overwrite)

@@ -1,6 +1,7 @@
 """A driver to be killed: copies one topic to others, with writers that stop where the test says.
 
-Slow tasks get a second attempt.
+Slow tasks get a second attempt. ``<to>`` is a topic for a streaming query; or two, ``a+b``, for a batch write that has
+this name: its rows, even and odd ones, name them. That one begins once ``<directory>/filled`` is there.
 
 python -m tests.spark.killed_writer <master> <bootstrap> <directory> <from> <to> ...
 
@@ -11,10 +12,12 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
 from pathlib import Path
 
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as sf
 from pyspark.sql.streaming.query import StreamingQuery
 
 from tests.spark.holding_source import register_holding_source
@@ -42,7 +45,20 @@ def main(master: str, bootstrap: str, directory: Path, source: str, targets: lis
     jvm = spark.sparkContext._jvm
     assert jvm is not None
     (directory / "jvm").write_text(str(jvm.java.lang.ProcessHandle.current().pid()))
-    queries = {target: begin(spark, source, target, directory / f"checkpoint-{target}") for target in targets}
+    queries = {
+        target: begin(spark, source, target, directory / f"checkpoint-{target}")
+        for target in targets
+        if "+" not in target
+    }
+    watcher = threading.Thread(target=watch, args=(directory, queries))
+    watcher.start()
+    for pair in targets:
+        if "+" in pair:  # in the thread of the session: in another one Spark does not find the source
+            spread(spark, source, pair, directory / "filled")
+    watcher.join()
+
+
+def watch(directory: Path, queries: dict[str, StreamingQuery]) -> None:
     parent = os.getppid()
     while os.getppid() == parent:  # nobody may be left to kill it
         for target, query in queries.items():
@@ -63,6 +79,16 @@ def begin(spark: SparkSession, source: str, target: str, checkpoint: Path) -> St
             time.sleep(0.1)
         if (checkpoint / "offsets" / "0").exists():
             return query
+
+
+def spread(spark: SparkSession, source: str, pair: str, filled: Path) -> None:
+    """A batch write under the name ``pair``, version 1: all that ``source`` holds, into the pair's two topics."""
+    while not filled.exists():
+        time.sleep(0.1)
+    even, odd = pair.split("+")
+    topic = sf.when(sf.col("x") % 2 == 0, even).otherwise(odd).alias("topic")
+    rows = spark.read.format("sparklog").option("subscribe", source).load().select("x", topic)
+    rows.write.format("sparklog").options(txnAppId=pair, txnVersion="1").mode("append").save()
 
 
 if __name__ == "__main__":

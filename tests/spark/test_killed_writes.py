@@ -1,4 +1,5 @@
-"""A streaming write whose parts are killed: its query, started again from its checkpoint, gives every row once."""
+"""A write whose parts are killed: its query, started again from its checkpoint, gives every row once; so does a batch
+write that has a name, when it is run again."""
 
 from __future__ import annotations
 
@@ -30,6 +31,7 @@ from sparklog.testing.standalone_spark import StandaloneSpark
 from tests.broker.topics import leader
 from tests.broker.transactions import find_coordinator
 from tests.spark.holding_source import register_holding_source
+from tests.spark.killed_writer import spread
 from tests.spark.queries import drained
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
@@ -99,19 +101,23 @@ def test_a_driver_killed_before_its_commit_and_one_before_its_checkpoint(
 ) -> None:
     """Also, in the second: a task that is killed once it has written, whose stage goes on, and a task whose second
     attempt is quicker than the first, which has written, too. And a driver that lingers when another has taken over its
-    checkpoint."""
+    checkpoint. And a batch write of rows that name two topics: a task of it is killed between the two, then the driver
+    before its decision on both."""
     before, after, taken = targets = [f"{topic}-{point}" for point in ("before", "after", "taken")]
-    for name in (topic, *targets):
+    halves = [f"{topic}-even", f"{topic}-odd"]
+    pair = "+".join(halves)
+    for name in (topic, *targets, *halves):
         admin.create_topic(name, partitions=2, schema="x bigint")
     for target, point in [
         (before, "hold-commit"), (after, "kill-task"), (after, "hold-write"), (after, "hold-after"),
-        (taken, "hold-commit"),
+        (taken, "hold-commit"), (pair, "kill-between"), (pair, "hold-commit"),
     ]:  # fmt: skip
         (tmp_path / f"{target}.{point}").touch()
-    with driver(brokers.bootstrap, tmp_path, topic, *targets) as process:
+    with driver(brokers.bootstrap, tmp_path, topic, *targets, pair) as process:
         fill(brokers, topic, 0, ROWS, partitions=2)
+        (tmp_path / "filled").touch()
         reached = [tmp_path / f"{before}.hold-commit.reached", tmp_path / f"{after}.hold-after.reached"]
-        reached += [tmp_path / f"{taken}.hold-commit.reached"]
+        reached += [tmp_path / f"{taken}.hold-commit.reached", tmp_path / f"{pair}.hold-commit.reached"]
 
         def all_there() -> bool:
             assert process.poll() is None, (tmp_path / "output").read_text()
@@ -126,7 +132,10 @@ def test_a_driver_killed_before_its_commit_and_one_before_its_checkpoint(
         for pid in (int((tmp_path / "jvm").read_text()), process.pid):
             os.kill(pid, signal.SIGKILL)
         process.wait(60)
-    assert rows(admin, brokers, before) == []
+    assert [rows(admin, brokers, name) for name in (before, *halves)] == [[], [], []]
+    assert (tmp_path / f"{pair}.done").exists()
+    for name in halves:
+        assert rows(admin, brokers, name, "read_uncommitted"), "nothing was written that could have shown"
     assert settled_rows(admin, brokers, after) == [*range(ROWS)]
     assert (tmp_path / f"{after}.done").exists() and (tmp_path / f"{after}.hold-write.reached").exists()
     stored = rows(admin, brokers, after, "read_uncommitted")
@@ -137,6 +146,11 @@ def test_a_driver_killed_before_its_commit_and_one_before_its_checkpoint(
         commit_run(brokers.bootstrap, pickle.loads((tmp_path / f"{before}.messages").read_bytes()))
     for target in targets:
         assert settled_rows(admin, brokers, target) == [*range(ROWS)], target
+    for _ in range(2):  # once more, by mistake
+        spread(spark, topic, pair, tmp_path / "filled")
+    with pytest.raises(ProducerFenced):
+        commit_run(brokers.bootstrap, pickle.loads((tmp_path / f"{pair}.messages").read_bytes()))
+    assert [settled_rows(admin, brokers, name) for name in halves] == [[*range(0, ROWS, 2)], [*range(1, ROWS, 2)]]
 
 
 def test_the_leader_and_then_the_coordinator_are_killed_under_a_write(

@@ -3,8 +3,10 @@ what Spark does with writers and messages is done here by hand."""
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -13,9 +15,11 @@ from pyspark.sql.types import StructType
 from sparklog.client.admin import Admin
 from sparklog.client.errors import ProducerFenced, TransactionStateError
 from sparklog.client.reader import PartitionReader
+from sparklog.client.sink_transaction import decide
 from sparklog.errors import BrokerError, ClusterError, ErrorCode
 from sparklog.model import TopicPartition
-from sparklog.spark.sink import SinkRun, Written, WrittenByTopic, abort_run, batch_run, commit_run, known_run
+from sparklog.spark import sink
+from sparklog.spark.sink import SinkRun, Written, abort_run, batch_run, commit_run, known_run
 from sparklog.spark.write_options import NamedWrite, WriteOptions
 from sparklog.spark.writer import BatchWriter, WritePlan, plan_write, write_rows
 from sparklog.testing.process_cluster import ProcessCluster, wait_until
@@ -186,57 +190,187 @@ def test_a_topic_made_anew_under_a_named_write_fails_it(admin: Admin, plan: Writ
     assert seen(plan) == [1]
 
 
-def test_a_named_write_whose_rows_name_their_topics_is_one_of_that_name_in_each(
-    admin: Admin, plan: WritePlan, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Written to other topics under the same name and number, it is another write; after a driver's death between two
-    topics' decisions, the rest is written."""
-    first = str(plan.options.topic)
-    topics = [first, *(f"{first}-{kind}" for kind in ("second", "third"))]
-    for topic in topics[1:]:
-        admin.create_topic(topic, partitions=1, schema="x bigint")
-    named = NamedWrite("one", 1)
+class ByRows:
+    """Named writes whose rows name their topics: three, which are there."""
 
-    def rows_of(values: dict[str, int]) -> Iterator[pa.RecordBatch]:
-        yield pa.RecordBatch.from_pydict({"x": list(values.values()), "topic": list(values)})
+    def __init__(self, admin: Admin, plan: WritePlan) -> None:
+        self.admin = admin
+        self.plan = plan
+        first = str(plan.options.topic)
+        self.topics = [first, *(f"{first}-{kind}" for kind in ("second", "third"))]
+        for topic in self.topics[1:]:
+            self.make(topic)
 
-    def writer() -> BatchWriter:
+    def make(self, topic: str) -> None:
+        self.admin.create_topic(topic, partitions=1, schema="x bigint")
+
+    def remake(self, number: int) -> None:
+        self.admin.delete_topic(self.topics[number])
+        self.make(self.topics[number])
+
+    def writer(self, version: int = 1, *, timeout_s: float = 60) -> BatchWriter:
         columns = StructType().add("x", "long").add("topic", "string")
-        options = WriteOptions(plan.options.bootstrap, None, None, timeout_s=60, named=named)
+        named = NamedWrite("one", version)
+        options = WriteOptions(self.plan.options.bootstrap, None, None, timeout_s=timeout_s, named=named)
         return BatchWriter(plan_write(options, schema=columns, now=True))
 
-    def found() -> list[list[int]]:
-        return [seen(replace(plan, options=replace(plan.options, topic=topic))) for topic in topics]
+    def by_option(self, number: int, version: int = 1) -> BatchWriter:
+        options = replace(self.plan.options, topic=self.topics[number], named=NamedWrite("one", version))
+        return BatchWriter(plan_write(options, schema=X, now=True))
 
-    for value in (1, 2):  # the second time it is known
-        made = writer()
-        made.commit([made.write(rows_of({topics[0]: value})), made.write(iter(()))])
-    assert "was committed before: 1 rows left out" in caplog.text
-    made = writer()
-    message = made.write(rows_of({topics[1]: 3, topics[2]: 4}))
-    assert isinstance(message, WrittenByTopic)
-    assert found() == [[1], [], []]
-    made.commit([WrittenByTopic(message.parts[:1])])  # and then the driver was gone
-    assert found() == [[1], [3], []]
-    made = writer()
-    made.commit([made.write(rows_of({topics[0]: 1, topics[1]: 3, topics[2]: 4}))])
-    assert found() == [[1], [3], [4]]
-    by_option = replace(plan.options, topic=topics[2], named=named)
-    made = BatchWriter(plan_write(by_option, schema=X, now=True))
-    made.commit([made.write(rows(5))])
-    assert found() == [[1], [3], [4]]
+    def rows(self, *values: int | None) -> Iterator[pa.RecordBatch]:
+        """One for each topic, in order; None: none for this one."""
+        there = {topic: value for topic, value in zip(self.topics, values, strict=False) if value is not None}
+        yield pa.RecordBatch.from_pydict({"x": list(there.values()), "topic": list(there)})
+
+    def write(self, *values: int | None, version: int = 1) -> Written:
+        writer = self.writer(version)
+        message = writer.write(self.rows(*values))
+        assert isinstance(message, Written)
+        writer.commit([message, writer.write(iter(()))])
+        return message
+
+    def seen(self) -> list[list[int]]:
+        return [seen(replace(self.plan, options=replace(self.plan.options, topic=topic))) for topic in self.topics]
+
+    def open_keys(self) -> list[str]:
+        return [found.key for found in self.admin.transactions() if found.state == "open" and "one" in found.key]
 
 
-def test_an_aborted_named_write_of_rows_that_name_their_topics_leaves_nothing_open(
-    admin: Admin, plan: WritePlan
+@pytest.fixture
+def by_rows(admin: Admin, plan: WritePlan) -> ByRows:
+    return ByRows(admin, plan)
+
+
+def test_a_named_write_of_rows_that_name_their_topics_is_in_all_of_them_or_in_none(
+    by_rows: ByRows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    columns = StructType().add("x", "long").add("topic", "string")
-    options = WriteOptions(plan.options.bootstrap, None, None, named=NamedWrite("aborted", 1))
-    writer = BatchWriter(plan_write(options, schema=columns, now=True))
-    writer.write(iter([pa.RecordBatch.from_pydict({"x": [1], "topic": [plan.options.topic]})]))
+    """A driver that dies before its decision, a task that dies between two topics, and a driver that dies with the
+    first decision that it makes."""
+    dead = by_rows.writer()
+    left = [dead.write(by_rows.rows(1, 2)), dead.write(by_rows.rows(None, 3, 4))]
+    assert by_rows.seen() == [[], [], []]
+    again = by_rows.writer()
+
+    def dies() -> Iterator[pa.RecordBatch]:
+        yield from by_rows.rows(1)
+        again.write(by_rows.rows(1))  # its rows are in the log of the first topic
+        raise RuntimeError("the worker is gone")
+
+    with pytest.raises(RuntimeError, match="gone"):
+        again.write(dies())
+    messages = [again.write(by_rows.rows(1, 2)), again.write(by_rows.rows(None, 3, 4))]
+    with pytest.raises(ProducerFenced):
+        dead.commit(left)
+
+    def decide_and_die(*found: Any, **named: Any) -> None:
+        decide(*found, **named)
+        raise SystemExit
+
+    with monkeypatch.context() as patched, pytest.raises(SystemExit):
+        patched.setattr(sink, "decide", decide_and_die)
+        again.commit(messages)
+    assert by_rows.seen() == [[1], [2, 3], [4]]
+    again.commit(messages)
+    dead.abort(left)
+    again.abort(messages)
+    assert by_rows.write(1, 2).known_rows == 2
+    assert by_rows.seen() == [[1], [2, 3], [4]]
+    assert by_rows.open_keys() == []
+
+
+def test_a_named_write_of_rows_that_name_their_topics_is_one_of_that_name_in_each(
+    by_rows: ByRows, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Written to other topics under the same name and number, it is another write there; whoever names the topic."""
+    for value in (1, 2):  # the second time it is known
+        by_rows.write(value)
+    assert "was committed before: 1 rows left out" in caplog.text
+    assert by_rows.seen() == [[1], [], []]
+    by_rows.write(3, 4)  # and one more topic
+    assert by_rows.seen() == [[1], [4], []]
+    for number, value in enumerate((5, 6, 7)):
+        writer = by_rows.by_option(number)
+        writer.commit([writer.write(rows(value))])
+    assert by_rows.seen() == [[1], [4], [7]]
+    by_rows.write(8, 8, 8)
+    by_rows.write(9, None, 9, version=2)
+    by_rows.write(10, 10, version=1)
+    assert by_rows.seen() == [[1, 9], [4], [7, 9]]
+    by_rows.write(11, 11, 11, version=2)
+    assert by_rows.seen() == [[1, 9], [4, 11], [7, 9]]
+    by_rows.remake(0)
+    by_rows.write(12, 12, version=2)
+    assert by_rows.seen() == [[12], [4, 11], [7, 9]]
+    assert by_rows.open_keys() == []
+
+
+@pytest.mark.parametrize("rows_first", [True, False])
+def test_of_two_writes_of_one_name_to_one_topic_the_later_begun_counts(by_rows: ByRows, *, rows_first: bool) -> None:
+    """One names the topic by its rows, the other by an option: each is a transaction of its own."""
+    many, one = by_rows.writer(), by_rows.by_option(1)
+    if rows_first:
+        early, late = (many, many.write(by_rows.rows(1, 2))), (one, one.write(rows(2)))
+    else:
+        early, late = (one, one.write(rows(2))), (many, many.write(by_rows.rows(1, 2)))
+    with pytest.raises(ProducerFenced):
+        early[0].commit([early[1]])
+    late[0].commit([late[1]])
+    assert by_rows.seen() == [[] if rows_first else [1], [2], []]
+    by_rows.write(1, 2)
+    assert by_rows.seen() == [[1], [2], []]
+
+
+def test_tasks_that_write_to_one_topic_keep_the_rows_of_another_alive(by_rows: ByRows) -> None:
+    """A task's rows may be in a topic that no later task writes to: it is one transaction, and any task's signs of life
+    are its."""
+    writer = by_rows.writer(timeout_s=9)
+    first = writer.write(by_rows.rows(1))
+
+    def deadline() -> dt.datetime:
+        (found,) = [one for one in by_rows.admin.transactions() if one.key == "app::one"]
+        assert found.state == "open" and found.deadline is not None
+        assert TopicPartition(by_rows.topics[0], 0) in found.partitions
+        return found.deadline
+
+    def slow() -> Iterator[pa.RecordBatch]:
+        yield from by_rows.rows(None, 2)
+        before = deadline()
+        wait_until(lambda: deadline() > before, 60, "a sign of life")
+
+    writer.commit([first, writer.write(slow())])
+    assert by_rows.seen() == [[1], [2], []]
+
+
+def test_a_topic_made_anew_between_two_tasks_fails_the_write(by_rows: ByRows) -> None:
+    """Committed, it would be known in both topics of the name, and the next run would write neither task's rows."""
+    writer = by_rows.writer()
+    messages = [writer.write(by_rows.rows(1, 2))]
+    by_rows.remake(0)
+    messages.append(writer.write(by_rows.rows(3)))
+    with pytest.raises(BrokerError, match="deleted and created again between two tasks") as caught:
+        writer.commit(messages)
+    assert caught.value.code is ErrorCode.INCONSISTENT_TOPIC_ID
+    writer.abort(messages)
+    assert by_rows.seen() == [[], [], []]
+    writer = by_rows.writer()
+    writer.commit([writer.write(by_rows.rows(1, 2)), writer.write(by_rows.rows(3))])
+    assert by_rows.seen() == [[1, 3], [2], []]
+
+
+def test_an_aborted_named_write_of_rows_that_name_their_topics_leaves_nothing_open(by_rows: ByRows) -> None:
+    """Nor does a task of it that comes late, to a topic that no other had come to, or as the first of all."""
+    writer = by_rows.writer()
+    writer.write(by_rows.rows(1))
     writer.abort([None])
-    commit_run(plan.options.bootstrap, [write_rows(plan, batch_run("after the abort"), rows(2))])
-    assert seen(plan) == [2]
+    unused = by_rows.writer()
+    unused.abort([None])
+    for late in (writer, unused):
+        with pytest.raises(ProducerFenced):
+            late.write(by_rows.rows(1, 1))
+    commit_run(by_rows.plan.options.bootstrap, [write_rows(by_rows.plan, batch_run("after the abort"), rows(2))])
+    assert by_rows.seen() == [[2], [], []]
+    assert by_rows.open_keys() == []
 
 
 def test_an_aborted_batch_leaves_nothing_and_its_tasks_cannot_go_on(plan: WritePlan) -> None:

@@ -18,6 +18,8 @@ from tests.storage.compacting import KEYED, Seen, clean, commit_and_seal, keyed,
 
 DAY_US = 86_400_000_000
 NOW_US = 10_000_000
+#: of appends, before all cleanings
+WRITTEN_US = 1_000
 
 
 def expected(records: list[Seen], cleaned_to: int, *, horizon: int = 0) -> list[Seen]:
@@ -33,13 +35,13 @@ def expected(records: list[Seen], cleaned_to: int, *, horizon: int = 0) -> list[
 
 
 def write(log: Log, *records: tuple[bytes | None, int | None], **how: object) -> None:
-    append(log, keyed(list(records), **how), now_us=NOW_US)  # type: ignore[arg-type]
+    append(log, keyed(list(records), **how), now_us=WRITTEN_US)  # type: ignore[arg-type]
 
 
 def rolled(log: Log) -> None:
     """All that was written so far is in sealed segments."""
     log.config = replace(log.config, segment_ms=1)
-    append(log, keyed([(b"last", 0)]), now_us=NOW_US + DAY_US)
+    append(log, keyed([(b"last", 0)]), now_us=WRITTEN_US + 2_000 * (1 + log.log_end_offset))
     log.config = replace(log.config, segment_ms=1 << 40)
     commit_and_seal(log)
 
@@ -143,7 +145,7 @@ def test_nothing_young_active_or_undecided_is_cleaned(log: Log) -> None:
     clean(log)
     assert 0 < log.cleaner_state.end <= 200
     assert seen(log, committed=False) == expected(before, log.cleaner_state.end)
-    append(log, marker(committed=(5,)), now_us=NOW_US)
+    append(log, marker(committed=(5,)), now_us=WRITTEN_US)
     rolled(log)
     log.config = replace(log.config, min_compaction_lag_ms=DAY_US // 1000)
     assert clean(log) is None
@@ -158,7 +160,7 @@ def test_transactions_keep_what_they_showed(log: Log) -> None:
         write(log, (b"b", number))
         write(log, (b"a %d" % (number % 5), 1000 + number), producer=producer, sequence=1, transactional=True)
         ended = marker(committed=(producer,)) if number % 3 else marker(aborted=(producer,))
-        append(log, ended, now_us=NOW_US)
+        append(log, ended, now_us=WRITTEN_US)
     rolled(log)
     before = seen(log)
     log.config = replace(log.config, delete_retention_ms=1000)
@@ -181,7 +183,7 @@ def test_a_markers_records_lie_before_the_cleaned_end_and_it_behind(disk: SimDis
         write(log, (b"filler %d" % number, number))
     rolled(log)
     write(log, (b"key", 2), producer=9, sequence=1, transactional=True)
-    append(log, marker(aborted=(9,)), now_us=NOW_US)
+    append(log, marker(aborted=(9,)), now_us=WRITTEN_US)
     commit_and_seal(log)
     before = seen(log)
     assert not any(record.key == b"key" for record in before)
@@ -309,6 +311,31 @@ def test_a_follower_in_the_middle_goes_on_with_what_the_leader_cleaned(log: Log,
     )
 
 
+def test_a_replica_that_leads_from_the_middle_of_what_was_cleaned_rolls(log: Log) -> None:
+    for number in range(200):
+        write(log, (b"key %d" % (number % 30), number))
+    rolled(log)
+    follower, untouched = (keyed_log(open_directory(disk=SimDisk())) for _ in range(2))
+    copy(log, untouched)
+    copy(log, follower, until=20, max_bytes=1)
+    clean(log)
+    while follower.log_end_offset < 100:
+        copy(log, follower, until=follower.log_end_offset + 1, max_bytes=1)
+        if follower.log_end_offset < 100:
+            found = log.read(follower.log_end_offset, max_bytes=1, end_offset=200, for_follower=True)
+            follower.append_as_follower(found.headers, memoryview(b"".join(bytes(one) for one in found.bodies)))
+    untouched.truncate(follower.log_end_offset)
+    assert untouched.log_end_offset == follower.log_end_offset < log.log_end_offset
+    for number in range(3):
+        append(follower, keyed([(b"new", number)]), leader_epoch=2, now_us=WRITTEN_US)
+    follower.set_high_watermark(follower.log_end_offset)
+    copy(follower, untouched)
+    assert untouched.log_end_offset == follower.log_end_offset
+    assert [one.value for one in seen(untouched) if one.key == b"new"] == [0, 1, 2]
+    both = dict(zip([one.offset for one in seen(untouched)], seen(untouched), strict=True))
+    assert all(both[one.offset] == one for one in seen(follower))
+
+
 def test_a_follower_of_a_cleaned_leader_then_of_one_that_did_not_clean(log: Log) -> None:
     for number in range(200):
         write(log, (b"key %d" % (number % 30), number))
@@ -329,7 +356,7 @@ def test_a_follower_that_has_the_beginning_of_a_transaction_gets_its_marker(log:
     write(log, (b"begun", 1), producer=9, sequence=0, transactional=True)
     for number in range(100):
         write(log, (b"filler %d" % (number % 9), number))
-    append(log, marker(**{ended: (9,)}), now_us=NOW_US)
+    append(log, marker(**{ended: (9,)}), now_us=WRITTEN_US)
     for number in range(100):
         write(log, (b"filler %d" % (number % 9), number))
     rolled(log)
@@ -347,7 +374,7 @@ def test_an_old_snapshot_does_not_open_a_transaction_whose_marker_is_gone(disk: 
     log.config = replace(log.config, delete_retention_ms=1000)
     write(log, (b"key", 1), producer=9, sequence=0, transactional=True)
     rolled(log)  # a snapshot in which it is open
-    append(log, marker(committed=(9,)), now_us=NOW_US)
+    append(log, marker(committed=(9,)), now_us=WRITTEN_US)
     rolled(log)
     clean(log, NOW_US)
     clean(log, NOW_US + 2_000_000)
@@ -467,7 +494,7 @@ class _Run:
             return
         producer, _, found = self.open.pop(slot)
         said = marker(committed=(producer,)) if what == "commit" else marker(aborted=(producer,))
-        append(self.log, said, now_us=NOW_US)
+        append(self.log, said, now_us=WRITTEN_US)
         if what == "commit":
             self.model.update((one.offset, one) for one in found)
 

@@ -40,6 +40,16 @@ def test_write_and_read(disk: Disk, root: Path) -> None:
     assert read_file(disk, root / "f") == b"abX"
 
 
+def test_a_whole_file_system_is_made_durable(disk: Disk, root: Path) -> None:
+    disk.make_directory(root / "below")
+    handle = disk.open(root / "below" / "f", create=True)
+    disk.write(handle, [b"abc"], 0)
+    assert disk.sync_file_system(root)
+    if isinstance(disk, SimDisk):
+        disk.restart(page_cache_lost=True)
+    assert read_file(disk, root / "below" / "f") == b"abc"
+
+
 def test_open_keeps_content_and_refuses_absent_files(disk: Disk, root: Path) -> None:
     replace_file(disk, root / "f", b"kept")
     disk.close(disk.open(root / "f", create=True))

@@ -181,6 +181,15 @@ def test_append_time_counts_where_there_is_no_event_time(directory: LogDirectory
     assert [(header.min_timestamp, header.max_timestamp) for header in headers] == [(777, 777), (-5, -5), (779, 779)]
 
 
+def test_the_last_microsecond_of_1969_is_no_missing_event_time(directory: LogDirectory) -> None:
+    log = create_log(directory)
+    for earliest in (-5, -2):
+        header, body = batch(timestamp=-1)
+        append(log, (header._replace(min_timestamp=earliest), body), now_us=777)
+    headers = unpack_headers(log.read(0, max_bytes=1 << 20, end_offset=9).headers)
+    assert [(header.min_timestamp, header.max_timestamp) for header in headers] == [(-5, -1), (-2, -1)]
+
+
 def test_follower_files_equal_the_leaders(directory: LogDirectory, disk: SimDisk, log: Log) -> None:
     other = SimDisk()
     follower = create_log(open_directory(disk=other), segment_bytes=1 << 20)
@@ -569,11 +578,57 @@ def test_flush_by_count_and_by_time(disk: SimDisk) -> None:
     assert log.recovery_point == 0
     fill(log, 1)
     assert log.recovery_point == 6
-    assert not log.flush_if_due(10**15)
+    log.config = config(flush_ms=10)
+    assert not log.flush_due(10**15)
     fill(log, 1)
-    assert not log.flush_if_due(5_000_000 + 9_999)
-    assert log.flush_if_due(5_000_000 + 10_000)
+    assert not log.flush_due(5_000_000 + 9_999)
+    job = log.flush_due(5_000_000 + 10_000)
+    assert job is not None
+    fill(log, 1)  # after the job was made: not in it
+    assert not log.flush_due(10**15), "two at a time"
+    job.run()
+    assert log.recovery_point == 6
+    log.flush_finished(job)
     assert log.recovery_point == 9
+    again = log.flush_due(10**15)
+    assert again is not None and again.records == 3
+    again.run()
+    log.flush_finished(again)
+    assert log.recovery_point == 12
+    disk.restart(page_cache_lost=True)
+    [found] = open_directory(disk=disk).load()
+    assert read_numbers(found) == list(range(12))
+
+
+@pytest.mark.parametrize("when", ["before", "while"])
+def test_a_flush_of_what_is_cut_meanwhile_counts_for_nothing(directory: LogDirectory, when: str) -> None:
+    log = create_log(directory, segment_bytes=SMALL, flush_ms=10)
+    fill(log, 30)
+    job = log.flush_due(10**15)
+    assert job is not None
+    if when == "while":
+        job.run()
+    log.truncate(6)
+    fill(log, 10)
+    if when == "before":
+        job.run()  # files are gone: no fault of the disk
+    log.flush_finished(job)
+    assert log.recovery_point == 0
+    again = log.flush_due(10**15)
+    assert again is not None, "what is left is not fsynced"
+    again.run()
+    log.flush_finished(again)
+    assert log.recovery_point == log.log_end_offset
+
+
+def test_a_flush_that_fails_says_so(disk: SimDisk, directory: LogDirectory) -> None:
+    log = create_log(directory, flush_ms=10)
+    fill(log, 1)
+    job = log.flush_due(10**15)
+    assert job is not None
+    disk.fail_next("sync", errno.EIO)
+    with pytest.raises(StorageError, match="Input/output"):
+        job.run()
 
 
 def test_open_files_are_bounded(disk: SimDisk) -> None:

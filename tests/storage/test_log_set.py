@@ -10,6 +10,7 @@ import pytest
 
 from sparklog.errors import BrokerError, ErrorCode, StorageError
 from sparklog.model import TopicPartition
+from sparklog.storage import log_set
 from sparklog.storage.checkpoints import CHECKPOINT_FILE, RESERVE_FILE, read_boot_id
 from sparklog.storage.disk import RealDisk, read_file, replace_file
 from sparklog.storage.formats import NewerFormatError
@@ -354,3 +355,39 @@ def test_remote_file_systems_are_refused(path: str, kind: str) -> None:
             refuse_remote(Path(path), mounts=MOUNTS)
     else:
         refuse_remote(Path(path), mounts=MOUNTS)
+
+
+@pytest.mark.parametrize("few_batches", [0, 256], ids=["with state files", "without"])
+def test_many_logs_are_made_durable_together(disk: SimDisk, monkeypatch: pytest.MonkeyPatch, few_batches: int) -> None:
+    monkeypatch.setattr(log_set, "_MANY_LOGS", 3)
+    monkeypatch.setattr("sparklog.storage.log._FEW_BATCHES", few_batches)
+    directory = open_directory(disk=disk)
+    tps = [TopicPartition("many", number) for number in range(4)]
+    for number, tp in enumerate(tps):
+        log = directory.create(tp, TOPIC_ID, schemas=SCHEMAS, config=config())
+        fill(log, 2 + number)
+        log.set_high_watermark(log.log_end_offset)
+    changes = disk.changes
+    directory.write_clean_marker()
+    assert disk.changes - changes < (30 if few_batches else 60), "no flush of each file"
+    disk.restart(page_cache_lost=True)
+    directory = open_directory(disk=disk)
+    assert directory.clean and directory.trusted
+    found = {log.tp: log for log in directory.logs()}
+    assert [found[tp].log_end_offset for tp in tps] == [6, 9, 12, 15]
+    assert not any(log.findings for log in found.values())
+    assert all(log.recovery_point == log.log_end_offset for log in found.values())
+    assert all(log.is_clean for log in found.values())
+
+
+def test_a_file_system_that_cannot_be_made_durable_leaves_no_clean_marker(
+    disk: SimDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_set, "_MANY_LOGS", 1)
+    directory = open_directory(disk=disk)
+    fill(create_log(directory), 2)
+    disk.fail_next("sync_file_system", errno.EIO)
+    with pytest.raises(StorageError):
+        directory.write_clean_marker()
+    disk.restart(page_cache_lost=False)
+    assert not open_directory(disk=disk).clean

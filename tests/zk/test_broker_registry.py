@@ -13,7 +13,6 @@ import pytest
 from sparklog.cluster.barrier_task import retire_through
 from sparklog.cluster.embedded_zookeeper import EmbeddedZookeeper
 from sparklog.cluster.process import ProcessIdentity
-from sparklog.errors import ClusterError
 from sparklog.model import BrokerRegistration
 from sparklog.testing.network import ZOOKEEPER, broker_party
 from sparklog.testing.proxies import ProxyNetwork
@@ -21,8 +20,8 @@ from sparklog.zk import codecs, paths
 from sparklog.zk.broker_registry import BrokerRegistry
 from sparklog.zk.cluster_store import ClusterStore
 from sparklog.zk.controller_store import ControllerStore
-from sparklog.zk.errors import ZkError
-from sparklog.zk.ops import Op
+from sparklog.zk.errors import BrokerIdTaken, ZkError
+from sparklog.zk.ops import Create, Delete, Op
 from sparklog.zk.session import SessionState
 
 from .support import broker, expire, opened, retire, until
@@ -71,7 +70,7 @@ def test_another_hosts_registration_is_waited_for_then_refused_by_name(connect: 
         async with opened(connect) as theirs, opened(connect) as store:
             await registered(theirs, broker(1, host="h1"))
             registry = BrokerRegistry(store.session, broker(1, host="h2"))
-            with pytest.raises(ClusterError, match=r"broker id 1 is registered by h1:9092"):
+            with pytest.raises(BrokerIdTaken, match=r"broker id 1 is registered by h1:9092 .*, not by .* at h2"):
                 await registry.start(timeout_ms=300)
             waiting = asyncio.create_task(registry.start(timeout_ms=30_000))
             await theirs.session.close()
@@ -137,6 +136,27 @@ def test_a_registration_that_is_refused_for_no_known_reason_is_tried_again(conne
             await expire(store.session)
             await until(lambda: incarnations == [2, 3], "a third registration")
             assert len(failures) == 2
+            await registry.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_process_whose_id_another_host_has_taken_is_told_so_and_tries_no_more(connect: str) -> None:
+    """Within two session timeouts: a dead one's registration would have gone."""
+
+    async def scenario() -> None:
+        failures: list[Exception] = []
+        async with opened(connect, session_timeout_ms=1000) as store, opened(connect) as theirs:
+            registry = await registered(store, broker(1, host="h1"), on_failed=failures.append)
+            path, claim = paths.broker(1), codecs.encode_broker(broker(1, host="h2"))
+            await theirs.session.multi([Delete(path), Create(path, claim, ephemeral=True)])
+            await until(lambda: failures != [], "word that the id is taken")
+            assert isinstance(failures[0], BrokerIdTaken)
+            assert "broker id 1 is registered by h2:9092" in str(failures[0])
+            assert registry._task is not None
+            await registry._task
+            assert len(failures) == 1 and registry.incarnation == 1
+            assert (await theirs.session.get(path)).ephemeral_owner == theirs.session.session_id
             await registry.close()
 
     asyncio.run(scenario())

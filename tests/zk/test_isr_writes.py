@@ -18,7 +18,6 @@ import pytest
 from sparklog.broker.partition import Partition
 from sparklog.broker.registry import Registry
 from sparklog.broker.state import BrokerState
-from sparklog.config import broker_config
 from sparklog.model import LeaderAndIsr, TopicPartition
 from sparklog.replica.effects import WriteIsr
 from sparklog.replica.events import Event, IsrRefused, IsrWriteFailed, IsrWritten
@@ -27,6 +26,7 @@ from sparklog.zk.cluster_store import ClusterStore
 from sparklog.zk.errors import ZkError, ZkUnreachable
 from sparklog.zk.ops import Op
 from sparklog.zk.session import ZkSession
+from tests.broker.support import broker_state
 
 from .support import STATE, TOPIC, TP, broker, opened, put_state, until
 
@@ -57,9 +57,7 @@ class Leading:
 
 
 def leading(store: ClusterStore, directory: Path) -> tuple[Leading, BrokerState]:
-    state = BrokerState(
-        1, "c1", log_dir=str(directory), config=broker_config({}), on_log_failed=lambda *_: None, restart=lambda: None
-    )
+    state = broker_state(1, directory)
     state.partitions = cast(Any, SimpleNamespace(directory=None))
     return Leading(Registry(state, store.session, broker(1))), state
 

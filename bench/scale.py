@@ -1,0 +1,73 @@
+"""What thousands of partitions cost: ``bench/scale --help``.
+
+Three brokers, replication factor 3, min.insync.replicas 2, acks=all. With so many partitions in one topic: how long it
+takes until they are created and in sync, and one record is in each; what a broker takes while nobody asks for anything;
+a controlled stop under a steady stream; SIGKILL and the way back; and batches spread over all partitions against such
+over six. ``--core``: the controller's core alone at 100 brokers and 200,000 partitions.
+
+Brokers, ZooKeeper, the controller and the load share this machine; what else runs on it is kept with the figures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import statistics
+from pathlib import Path
+
+from bench import machine, scale_cluster, scale_core, scale_table
+from bench.scale_picture import svg
+
+
+def main() -> int:
+    options = _parse()
+    signal.signal(signal.SIGTERM, _end)  # brokers are processes of their own, and would stay
+    path = options.out / "results.json"
+    if options.core:
+        print(scale_core.text(scale_core.measure()))
+        return 0
+    if options.show:
+        print(scale_table.text(scale_table.load(path)))
+        return 0
+    results = {} if options.quick else scale_table.load(path)
+    print(f"{os.cpu_count()} cores, load before {os.getloadavg()[0]:.2f}", flush=True)
+    for partitions in options.partitions:
+        runs = [
+            scale_cluster.measure(partitions, pieces=options.pieces, directory=options.dir, quick=options.quick)
+            for _ in range(options.runs)
+        ]
+        found = {name: statistics.median(run[name] for run in runs) for name in runs[0]}
+        found["others"] = max(run["others"] for run in runs)
+        results[partitions] = {**results.get(partitions, {}), **found}
+        if not options.quick:
+            scale_table.save(path, results, machine.describe())
+            (options.out / "cost.svg").write_text(svg(results))
+    print(scale_table.text(results))
+    print("\n".join(["", *scale_table.missed(results)]))
+    return 0
+
+
+def _end(*_: object) -> None:
+    raise SystemExit(143)
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        "bench/scale", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--partitions", nargs="+", type=int, default=[100, 1_000, 5_000, 10_000])
+    parser.add_argument(
+        "--pieces", nargs="+", default=scale_cluster.PIECES, choices=scale_cluster.PIECES, help="some of the work"
+    )
+    parser.add_argument("--runs", type=int, default=1, help="of each; medians count")
+    parser.add_argument("--core", action="store_true", help="the controller's core alone, at 200,000 partitions")
+    parser.add_argument("--quick", action="store_true", help="hardly any work: only whether it works; keeps nothing")
+    parser.add_argument("--out", type=Path, default=Path("build/scale"), help="folder of results.json and the picture")
+    parser.add_argument("--show", action="store_true", help="measure nothing, print what the folder has")
+    parser.add_argument("--dir", type=Path, help="where the brokers' data lies meanwhile; default: the system's")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

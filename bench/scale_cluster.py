@@ -1,0 +1,216 @@
+"""What so many partitions cost three brokers, piece of work by piece of work, each on what the one before left.
+
+Three broker processes, the controller and ZooKeeper in processes of their own, replication factor 3: every broker has
+all partitions and leads a third. ``measure`` is the whole, on a cluster that it starts and ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
+
+import pyarrow as pa
+
+from bench.failover import Options, Scene, controlled_stop, interval_s
+from bench.machine import CpuTime, Others
+from bench.steady_stream import StreamProcess
+from sparklog import Admin, Producer
+from sparklog.errors import BrokerError
+from sparklog.protocol.messages import Metadata, MetadataReply
+from sparklog.testing.process_cluster import ProcessCluster, wait_until
+
+#: Long enough for whatever is measured here; what takes longer has no figure.
+_TIMEOUT_S = 180.0
+_TOPIC, _FEW = "many", "few"
+_VALUE = b"x" * 100
+#: A batch of the comparison between many partitions and few: 10 kB.
+_BATCH_ROWS = 100
+_FEW_PARTITIONS = 6
+_ROUNDS = 3
+_POLL_S = 0.1
+_SETTLE_S = 3.0
+
+Figures = dict[str, float]
+
+
+class Scale:
+    """A cluster with one topic of so many partitions. Owner: ``measure``; the methods in the order they stand in."""
+
+    def __init__(self, cluster: ProcessCluster, partitions: int, *, idle_s: float, batches: int) -> None:
+        self.cluster = cluster
+        self.partitions = partitions
+        self._idle_s = idle_s
+        self._batches = batches
+
+    def create(self) -> Figures:
+        """Until every broker leads its part and knows all replicas to be in sync."""
+        config = {"min.insync.replicas": 2}
+        began = time.monotonic()
+        with Admin(self.cluster.bootstrap, timeout_s=_TIMEOUT_S) as admin:
+            admin.create_topic(_TOPIC, partitions=self.partitions, replication_factor=3, config=config)
+        answered = time.monotonic()
+        slots = self.cluster.slots.values()
+        _wait(lambda: sum(int(slot.command("status")["leading"]) for slot in slots) >= self.partitions, "leaders")
+        _wait(lambda: all(self._in_sync(broker) == self.partitions for broker in self.cluster.slots), "in-sync sets")
+        return {"created_s": time.monotonic() - began, "create_answered_s": answered - began}
+
+    def one_record_each(self) -> Figures:
+        """One record with acks=all to each partition, all handed over at once."""
+        with Producer(self.cluster.bootstrap, delivery_timeout_s=_TIMEOUT_S) as producer:
+            began = time.monotonic()
+            sent = [producer.send(_TOPIC, _VALUE, partition=number) for number in range(self.partitions)]
+            for future in sent:
+                future.result(_TIMEOUT_S)
+            return {"one_each_s": time.monotonic() - began}
+
+    def idle(self) -> Figures:
+        """Nobody asks for anything. Of the three brokers the one that takes the most."""
+        time.sleep(_SETTLE_S)
+        pids = [self.cluster.pid(broker) for broker in self.cluster.slots]
+        with contextlib.ExitStack() as stack:
+            times = [stack.enter_context(CpuTime([pid])) for pid in pids]
+            time.sleep(self._idle_s)
+        return {
+            "idle_percent": max(cpu.seconds for cpu in times) / self._idle_s * 100,
+            "resident_mb": max(_resident_bytes(pid) for pid in pids) / 1e6,
+            "open_files": max(_open_files(pid) for pid in pids),
+        }
+
+    def spread(self) -> Figures:
+        """Batches of 10 kB over all partitions and over six, in turns: processor time of brokers and time, a batch."""
+        with Admin(self.cluster.bootstrap, timeout_s=_TIMEOUT_S) as admin:
+            admin.create_topic(
+                _FEW, partitions=_FEW_PARTITIONS, replication_factor=3, config={"min.insync.replicas": 2}
+            )
+        many: list[tuple[float, float]] = []
+        few: list[tuple[float, float]] = []
+        with Producer(self.cluster.bootstrap, delivery_timeout_s=_TIMEOUT_S) as producer:
+            for number in range(1 + _ROUNDS):
+                counted = number > 0  # the first round makes connections and files
+                many += [self._write(producer, _TOPIC, self.partitions)][:counted]
+                few += [self._write(producer, _FEW, _FEW_PARTITIONS)][:counted]
+        return {
+            "batch_cpu_us": _median(many, 0) * 1e6,
+            "few_batch_cpu_us": _median(few, 0) * 1e6,
+            "batch_us": _median(many, 1) * 1e6,
+            "few_batch_us": _median(few, 1) * 1e6,
+            "spread_cpu_ratio": _median(many, 0) / _median(few, 0),
+            "spread_ratio": _median(many, 1) / _median(few, 1),
+        }
+
+    def _write(self, producer: Producer, topic: str, partitions: int) -> tuple[float, float]:
+        """Seconds of the brokers' processors, and seconds, for one batch."""
+        table = pa.table({"value": pa.array([_VALUE] * _BATCH_ROWS, pa.binary())})
+        began = time.perf_counter()
+        with CpuTime([self.cluster.pid(broker) for broker in self.cluster.slots]) as cpu:
+            for number in range(self._batches):
+                producer.write(topic, table, partition=number % partitions)
+            producer.flush(_TIMEOUT_S)
+        return cpu.seconds / self._batches, (time.perf_counter() - began) / self._batches
+
+    def stop(self) -> Figures:
+        """SIGTERM under a steady stream to all partitions, until the process is gone and every partition was written
+        to again; then it is started again."""
+        interval = interval_s(self.partitions)
+        with StreamProcess(
+            self.cluster.bootstrap, _TOPIC, partitions=self.partitions, interval_s=interval, consume=False
+        ) as stream:
+            scene = Scene(self.cluster, _TOPIC, self.partitions, stream)
+            report, took_s = controlled_stop(scene, Options(0.0, 0.0, 0.0))
+        restarted_s = self._start_again()
+        gaps = {"stop_s": took_s, "stop_gap_ms": max(report.gaps_ms), "stop_failed": report.failed}
+        return {**gaps, "stop_restart_s": restarted_s}
+
+    def kill(self) -> Figures:
+        """SIGKILL, the others go on without it, and it is started again: until all in-sync sets are full."""
+        victim = min(self.cluster.slots)
+        began = time.monotonic()
+        self.cluster.kill(victim)
+        other = max(self.cluster.slots)
+        _wait(lambda: self._in_sync(other, members=2) == self.partitions, "the others to go on")
+        return {"kill_healed_s": time.monotonic() - began, "restart_s": self._start_again()}
+
+    def _start_again(self) -> float:
+        """Seconds from the start of the process until every partition has all three replicas in sync."""
+        began = time.monotonic()
+        other = next(slot.broker_id for slot in self.cluster.slots.values() if slot.running)
+        self.cluster.start_brokers()
+        _wait(lambda: self._in_sync(other) == self.partitions, "full in-sync sets")
+        return time.monotonic() - began
+
+    def _in_sync(self, broker: int, members: int = 3) -> int:
+        """Partitions with so many members in sync, as this broker knows."""
+        try:
+            with self.cluster.connect(broker) as connection:
+                reply, _ = connection.request(Metadata(0, (_TOPIC,), schemas=False))
+        except BrokerError:
+            return 0  # too busy to answer: asked again
+        assert isinstance(reply, MetadataReply)
+        return sum(len(part.isr) == members for part in reply.topics[0].partitions)
+
+
+PIECES = ("create", "one_record_each", "idle", "spread", "stop", "kill")
+
+
+def measure(
+    partitions: int, *, pieces: Collection[str] = PIECES, directory: Path | None = None, quick: bool = False
+) -> Figures:
+    """These ``pieces`` of work, the first two in any case. ``others``: cores that programs besides this one took, in
+    the most disturbed of them."""
+    figures: Figures = {"others": 0.0}
+    with _a_cluster(directory) as cluster:
+        scale = Scale(cluster, partitions, idle_s=1.0 if quick else 20.0, batches=60 if quick else 5_000)
+        for name in PIECES:
+            if name not in (*pieces, *PIECES[:2]):
+                continue
+            piece: Callable[[], Figures] = getattr(scale, name)
+            os.sync()  # else the disk is still busy with what the piece before wrote
+            began = time.monotonic()
+            with Others() as others:
+                found = piece()
+            figures.update(found, others=max(figures["others"], others.cores))
+            shown = ", ".join(f"{name} {value:,.4g}" for name, value in found.items())
+            took = time.monotonic() - began
+            print(f"  {partitions} partitions: {shown}; others {others.cores:.2f} cores; {took:.0f} s", flush=True)
+    return figures
+
+
+@contextlib.contextmanager
+def _a_cluster(directory: Path | None) -> Iterator[ProcessCluster]:
+    base = Path(tempfile.mkdtemp(prefix="scale-", dir=directory))
+    try:
+        with ProcessCluster(3, base_dir=base, controller_processes=True) as cluster:
+            yield cluster
+    finally:
+        shutil.rmtree(base, ignore_errors=True)
+
+
+def _wait(true: Callable[[], bool], what: str) -> None:
+    """As ``wait_until``, and seldom enough that asking costs the brokers little."""
+
+    def looked() -> bool:
+        found = true()
+        if not found:
+            time.sleep(_POLL_S)
+        return found
+
+    wait_until(looked, _TIMEOUT_S, what)
+
+
+def _resident_bytes(pid: int) -> int:
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def _open_files(pid: int) -> int:
+    return sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir())
+
+
+def _median(runs: list[tuple[float, float]], field: int) -> float:
+    return statistics.median(run[field] for run in runs)

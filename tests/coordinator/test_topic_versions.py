@@ -1,0 +1,296 @@
+"""Versions that count by topic: one transaction over several topics, each of which has versions of its own; and runs of
+one name under two keys, of which one may commit."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import pytest
+
+from sparklog.coordinator.effects import Begun, Ended, Settled
+from sparklog.coordinator.events import MarkersWritten
+from sparklog.coordinator.records import Place
+from sparklog.coordinator.transactions import TransactionSettings
+from tests.coordinator.host import Host
+
+A, B, C = ("a", 0, "id-a"), ("b", 0, "id-b"), ("c", 0, "id-c")
+ROWS = "app::x"
+
+
+@pytest.fixture
+def host() -> Host:
+    return Host()
+
+
+def begun(host: Host, run: str, version: int) -> int:
+    ticket = host.begin(ROWS, run, version, by_topic=True)
+    host.settle()
+    outcome = host.answers[ticket]
+    assert isinstance(outcome, Begun) and not outcome.committed
+    return outcome.producer_id
+
+
+def commit(host: Host, run: str, version: int, *places: tuple[str, int, str]) -> None:
+    producer = begun(host, run, version)
+    host.add(ROWS, run, producer, *places)
+    host.settle()
+    end = host.end(ROWS, run, version, producer)
+    host.settle()
+    assert host.answers[end] == Ended(True)
+
+
+def versions(host: Host, run: str = "asking") -> list[int]:
+    found = [host.answers[host.settle_version(ROWS, run, place[2])] for place in (A, B, C)]
+    return [outcome.last_version for outcome in found if isinstance(outcome, Settled)]
+
+
+def test_a_commit_raises_the_version_of_every_topic_that_a_winner_wrote_to(host: Host) -> None:
+    assert versions(host) == [-1, -1, -1], "of a key that nobody has used"
+    assert not len(host.core), "asking alone made a key"
+    commit(host, "r1", 1, A)
+    winner, loser = begun(host, "r2", 2), begun(host, "r2", 2)
+    host.add(ROWS, "r2", winner, A, B)
+    host.add(ROWS, "r2", loser, C)
+    host.settle()
+    host.end(ROWS, "r2", 2, winner)
+    host.settle()
+    assert versions(host) == [2, 2, -1]
+    commit(host, "r3", 1, C)  # an earlier version, in a topic that does not have it
+    assert versions(host) == [2, 2, 1]
+    host.crash()
+    assert versions(host) == [2, 2, 1]
+    assert host.answers[host.settle_version("app:id-a:x", "asking")] == Settled(-1)
+
+
+def test_an_aborted_transaction_raises_nothing(host: Host) -> None:
+    producer = begun(host, "r1", 1)
+    host.add(ROWS, "r1", producer, A, B)
+    host.settle()
+    host.end(ROWS, "r1", 1, commit=False)
+    host.settle()
+    assert versions(host) == [-1, -1, -1]
+    late = host.begin(ROWS, "r1", 1, by_topic=True)
+    assert host.code(late) == "INVALID_PRODUCER_EPOCH"
+
+
+def test_settling_ends_what_others_have_open_and_waits_for_what_is_decided(host: Host) -> None:
+    producer = begun(host, "r1", 1)
+    host.add(ROWS, "r1", producer, A)
+    host.settle()
+    own = host.settle_version(ROWS, "r1", "id-a")
+    assert host.answers[own] == Settled(-1), "a run waits for nobody but others"
+    host.end(ROWS, "r1", 1, producer)
+    asked = host.settle_version(ROWS, "other", "id-a")
+    host.settle(markers=False)
+    assert asked not in host.answers, "answered before the transaction was over"
+    host.settle()
+    assert host.answers[asked] == Settled(1)
+    producer = begun(host, "r2", 2)
+    host.add(ROWS, "r2", producer, A)
+    host.settle()
+    asked = host.settle_version(ROWS, "other", "id-a")
+    host.settle()
+    assert host.answers[asked] == Settled(1)
+    for refused in (
+        host.end(ROWS, "r2", 2, producer),
+        host.begin(ROWS, "r2", 2, by_topic=True),
+        host.settle_version(ROWS, "r2", "id-a"),
+    ):
+        assert host.code(refused) == "INVALID_PRODUCER_EPOCH"
+    assert host.reports == []
+
+
+def test_asking_for_a_decision_again(host: Host) -> None:
+    producer = begun(host, "r1", 1)
+    host.add(ROWS, "r1", producer, A)
+    host.settle()
+    first, again = (host.end(ROWS, "r1", 1, producer) for _ in range(2))
+    host.commit_one()
+    late_abort = host.end(ROWS, "r1", 1, commit=False)
+    assert host.answers[late_abort] == Ended(True, replayed=True)
+    host.settle()
+    assert host.answers[first] == host.answers[again] == host.answers[host.end(ROWS, "r1", 1, producer)] == Ended(True)
+    assert host.answers[host.end(ROWS, "r1", 1, commit=False)] == Ended(True)
+    assert host.code(host.end(ROWS, "r2", 1, 999)) == "INVALID_TXN_STATE"
+    for late in (host.begin(ROWS, "r1", 1, by_topic=True), host.settle_version(ROWS, "r1", "id-c")):
+        assert host.code(late) == "INVALID_PRODUCER_EPOCH", "a task of a run that is over began another transaction"
+    assert versions(host) == [1, -1, -1]
+
+
+def test_a_run_that_is_aborted_before_its_first_task_comes_is_fenced(host: Host) -> None:
+    for key, by_topic in ((ROWS, True), ("app:id-a:x", False)):
+        end = host.end(key, "r1", 1, commit=False)
+        assert end not in host.answers
+        host.settle()
+        assert host.answers[end] == Ended(True)
+        assert host.code(host.begin(key, "r1", 1, by_topic=by_topic)) == "INVALID_PRODUCER_EPOCH"
+
+
+def test_topics_that_are_not_used_any_more_are_forgotten() -> None:
+    host = Host(TransactionSettings(producer_expiration_ms=1, sink_expiration_ms=900_000))
+    commit(host, "r1", 1, A)
+    host.tick(600_000)
+    commit(host, "r2", 2, B)
+    host.tick(600_000)
+    host.settle()
+    commit(host, "r3", 3, C)
+    assert versions(host) == [-1, 2, 3]
+
+
+class Run:
+    """One run of version 1 of one name, of two tasks; ``topic`` None: its rows name the topics."""
+
+    def __init__(self, histories: Histories, name: str, topic: tuple[str, int, str] | None, *, careless: bool) -> None:
+        self.host = histories.host
+        self.name = name
+        self.key = ROWS if topic is None else f"app:{topic[2]}:x"
+        self.topics = [topic] if topic else histories.chance.sample([A, B, C], 2)
+        self.careless = careless
+        self.winners: list[int] = []
+        self.tasks = [self.task(), self.task()]
+        self.ticket: list[int | None] = [None, None]
+        self.asked: list[object] = [None, None]
+        self.over = False
+
+    def task(self) -> Iterator[object]:
+        """Yields what it asks, and is sent the answer."""
+        outcome = yield lambda: self.host.begin(self.key, self.name, 1, by_topic=self.key == ROWS)
+        if isinstance(outcome, Begun) and outcome.committed:
+            return
+        assert isinstance(outcome, Begun)
+        producer, used = outcome.producer_id, []
+        for place in self.topics:
+            questions = [(ROWS, place[2])] + ([(f"app:{place[2]}:x", "")] if self.key == ROWS else [])
+            known = False
+            for key, topic_id in questions:
+                if self.careless and key != self.key:
+                    continue
+                settled = yield lambda key=key, topic_id=topic_id: self.host.settle_version(key, self.name, topic_id)
+                known = known or settled.last_version >= 1
+            if not known:
+                yield lambda place=place: self.host.add(self.key, self.name, producer, place)
+                used.append(place)
+        if used:
+            self.winners.append(producer)
+
+    def go(self, number: int) -> None:
+        """One step of one task: ask, or take the answer; a run that is refused is over."""
+        if self.over:
+            return
+        try:
+            if self.asked[number] is None:
+                self.asked[number] = next(self.tasks[number])
+            elif self.ticket[number] is None:
+                self.ticket[number] = self.asked[number]()  # type: ignore[operator]
+            elif self.ticket[number] in self.host.answers:
+                outcome = self.host.answers[self.ticket[number]]  # type: ignore[index]
+                self.ticket[number] = None
+                if hasattr(outcome, "code"):
+                    self.over = True
+                    return
+                self.asked[number] = self.tasks[number].send(outcome)  # type: ignore[attr-defined]
+        except StopIteration:
+            self.asked[number] = self.end
+            self.ticket[number] = -1
+        if self.ticket == [-1, -1]:
+            self.over = True
+            self.end()
+
+    def end(self) -> None:
+        if self.winners:
+            self.host.end(self.key, self.name, 1, *self.winners)
+
+
+class Histories:
+    """One seed: runs of one name, of both kinds, all of them wanting to write the same rows."""
+
+    def __init__(self, seed: int, *, careless: bool = False) -> None:
+        self.chance = random.Random(seed)
+        self.host = Host()
+        self.careless = careless
+        self.runs: list[Run] = []
+        self.began = 0
+        #: Of each topic, by producer id.
+        self.fates: dict[str, dict[int, str]] = {"a": {}, "b": {}, "c": {}}
+        self.winners: list[list[int]] = []
+
+    def play(self) -> None:
+        for _ in range(250):
+            chosen = self.chance.random()
+            if chosen < 0.03 or not self.runs:
+                self.start()
+            elif chosen < 0.04:
+                self.host.crash(keep=self.chance.randint(0, len(self.host.appends)))
+                for run in self.runs:  # what was asked is asked again
+                    run.ticket = [None if found != -1 and found not in self.host.answers else found
+                                  for found in run.ticket]  # fmt: skip
+            elif chosen < 0.045:
+                self.host.tick(70_000)
+            elif chosen < 0.7:
+                self.chance.choice(self.runs).go(self.chance.randint(0, 1))
+            elif chosen < 0.9 and self.host.appends:
+                self.host.commit_one()
+            else:
+                self.deliver()
+        for _ in range(3):
+            self.host.tick(4_000_000)
+            while self.host.appends or self.host.markers:
+                while self.host.appends:
+                    self.host.commit_one()
+                for sent in list(self.host.markers):
+                    self.mark(sent)
+                self.host.settle()
+
+    def start(self) -> None:
+        self.began += 1
+        topic = self.chance.choice([None, None, A, B])
+        run = Run(self, f"r{self.began}", topic, careless=self.careless)
+        self.winners.append(run.winners)
+        self.runs = [*self.runs[-2:], run]
+
+    def deliver(self) -> None:
+        for sent in list(self.host.markers):
+            self.mark(sent)
+            written = tuple(Place(marker.topic, marker.partition, marker.topic_id) for marker in sent.markers)
+            self.host.step(MarkersWritten(sent.key, sent.decision, written))
+
+    def mark(self, sent: object) -> None:
+        for marker in sent.markers:  # type: ignore[attr-defined]
+            for fate in ("committed", "aborted"):
+                for producer, _ in getattr(marker, fate):
+                    assert self.fates[marker.topic].setdefault(producer, fate) == fate
+
+    def doubled(self) -> list[str]:
+        """Topics that have the rows of two runs, and runs that are in one of their topics and not in another."""
+        by_run = {producer: number for number, winners in enumerate(self.winners) for producer in winners}
+        found = []
+        for topic, fates in self.fates.items():
+            writers = {by_run[producer] for producer, fate in fates.items() if fate == "committed"}
+            if len(writers) > 1:
+                found.append(f"{topic} has the rows of runs {writers}")
+        for producer in by_run:
+            fate = {fates[producer] for fates in self.fates.values() if producer in fates}
+            found += [f"{producer} is half committed"] * (len(fate) - 1)
+        return found
+
+
+@pytest.mark.parametrize("block", range(4))
+def test_one_run_of_a_name_has_its_rows_in_a_topic(block: int) -> None:
+    for seed in range(block * 100, block * 100 + 100):
+        history = Histories(seed)
+        history.play()
+        assert history.doubled() == [], f"seed {seed}"
+
+
+def test_the_histories_are_worth_something() -> None:
+    """Runs commit in them; and where none settles the other kind's key, some commit twice."""
+    histories = [Histories(seed) for seed in range(100)]
+    for history in histories:
+        history.play()
+    fates = [fate for history in histories for fates in history.fates.values() for fate in fates.values()]
+    assert fates.count("committed") > 100 and fates.count("aborted") > 100
+    careless = [Histories(seed, careless=True) for seed in range(100)]
+    for history in careless:
+        history.play()
+    assert any(history.doubled() for history in careless)
