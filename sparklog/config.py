@@ -58,7 +58,9 @@ TOPIC_SETTINGS: dict[str, Setting] = {
     ),
     "segment.bytes": Setting("segment_bytes", 1024 * MIB, "size at which the leader rolls a segment", 1024, 2**31 - 1),
     "segment.ms": Setting("segment_ms", 7 * 86_400_000, "age at which the leader rolls a segment", 1),
-    "max.message.bytes": Setting("max_message_bytes", 16 * MIB, "largest batch, as sent, uncompressed", 1024, 1024 * MIB),
+    "max.message.bytes": Setting(
+        "max_message_bytes", 16 * MIB, "largest batch, as sent and uncompressed", 1024, 1024 * MIB
+    ),
     "min.insync.replicas": Setting(
         "min_insync_replicas", 2, "in-sync replicas needed to commit; at most the replication factor counts", 1, 32
     ),

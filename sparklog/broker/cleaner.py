@@ -37,6 +37,8 @@ class Cleaner:
         self._job: CleanJob | None = None
         #: logs that could not be cleaned, with the settings they had then
         self._uncleanable: dict[Partition, object] = {}
+        #: those that are left for the next look
+        self._put_off: set[Partition] = set()
         self._closed = False
 
     def start(self) -> None:
@@ -53,6 +55,7 @@ class Cleaner:
     async def _clean_again_and_again(self) -> None:
         while not self._closed:
             await asyncio.sleep(self._broker.config.cleaner_backoff_ms / 1000)
+            self._put_off.clear()
             while not self._closed and (partition := await self._dirtiest()) is not None:
                 await self._clean(partition)
 
@@ -77,6 +80,8 @@ class Cleaner:
     def _may_clean(self, partition: Partition) -> bool:
         if partition.stopped or partition.offline is not None or not partition.rules.key_columns:
             return False
+        if partition in self._put_off:
+            return False
         if self._uncleanable.get(partition) is partition.log.config:
             return False
         self._uncleanable.pop(partition, None)
@@ -85,15 +90,14 @@ class Cleaner:
     async def _clean(self, partition: Partition) -> None:
         if not self._may_clean(partition):  # it may have been stopped meanwhile
             return
-        config = partition.log.config
         began = time.monotonic()
         try:
             job = partition.log.begin_cleaning(self._rules(partition), time.time_ns() // 1000)
         except StorageError as error:
             self._broker.log_failed(partition, error)
             return
-        if job is None:
-            self._uncleanable[partition] = config
+        if job is None:  # no room for what it would have to leave beside
+            self._put_off.add(partition)
             return
         self._job = job
         state: CleanerState | None = None
@@ -104,6 +108,8 @@ class Cleaner:
         finally:
             self._job = None
             partition.log.cleaning_finished(job, state)
+            if state is None:
+                self._put_off.add(partition)
         self._count(partition, job, state, took_s=time.monotonic() - began)
 
     def _rules(self, partition: Partition) -> CleaningRules:
@@ -138,7 +144,6 @@ class Cleaner:
         counters = self._broker.counters
         if isinstance(error, OSError) and is_full(error):
             counters["cleaner.full"] += 1
-            self._uncleanable[partition] = partition.log.config
             _log.error("%s: no room to clean: %s", partition.tp, error)
         elif isinstance(error, OSError):
             self._broker.log_failed(partition, StorageError(f"cleaning {partition.tp}: {error}"))

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
+from sparklog.cli.main import run
 from sparklog.client.admin import Admin
 from sparklog.client.consumer import Consumer
 from sparklog.client.fetched import decode_partition, split_partitions
@@ -319,6 +320,11 @@ def test_settings_are_changed_live_and_checked_at_once(cluster: ProcessCluster, 
         .config.keys()
         .isdisjoint({"cleanup.policy", "retention.ms"})
     )
+    at = ["-b", cluster.bootstrap]
+    assert run(["topics", "alter", "tuned", "-c", "retention.ms=7000", "-u", "segment.bytes", *at]) == 0
+    assert admin.describe_topic("tuned").config["retention.ms"] == "7000"
+    assert run(["topics", "alter", "tuned", "-c", "retention.ms=-7", *at]) == 1
+    assert run(["topics", "alter", "tuned", *at]) == 2
     # min.insync.replicas is in force with the next write
     admin.alter_topic("tuned", {"min.insync.replicas": 3})
     follower = next(one for one in (0, 1, 2) if one != leader(cluster, "tuned"))
@@ -357,6 +363,8 @@ def test_records_are_deleted_on_request(cluster: ProcessCluster, admin: Admin) -
         return {replica(cluster, one, "shortened").log_start_offset for one in (0, 1, 2)}
 
     wait_until(lambda: starts() == {250}, PATIENCE_S, "followers to hear of it")
+    assert run(["topics", "delete-records", "shortened", "--before", "0=260", "-y", "-b", cluster.bootstrap]) == 0
+    assert admin.list_offsets([tp], at="earliest") == {tp: 260}
     assert admin.delete_records({tp: None}) == {tp: 300}
     admin.create_topic("never-shortened", partitions=1, replication_factor=3, config=COMPACTED)
     with pytest.raises(BrokerError, match="policy=compact"):
