@@ -79,15 +79,21 @@ class KeyHash:
         if not count:
             return np.zeros((len(starts), _HASHES), np.uint64)
         width = 4 * count
+        length = int(lengths[0])
         gathered = np.zeros((len(starts), width), np.uint8)
-        if len(starts) == 1:  # as long as keys may be: without an array of places
-            gathered[0, : lengths[0]] = content[starts[0] : starts[0] + lengths[0]]
+        if _is_run(starts, lengths):  # keys of one length side by side, or one alone
+            first = int(starts[0])
+            gathered[:, :length] = content[first : first + length * len(starts)].reshape(-1, length)
         else:
             places = np.arange(width)
             inside = places < lengths[:, None]
             at = np.where(inside, starts[:, None] + places, 0)
             np.copyto(gathered, content[at], where=inside)
         return gathered.view("<u4").astype(np.uint64) @ self._of_words[:count]
+
+
+def _is_run(starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]) -> bool:
+    return bool((lengths == lengths[0]).all() and (np.diff(starts) == lengths[0]).all())
 
 
 def _distinct(counts: npt.NDArray[np.int64]) -> list[int]:
