@@ -1,8 +1,8 @@
 """How fast a log is compacted: ``python -m bench.compaction``.
 
 One log on a real disk, of records with as many keys as asked for, in sealed segments; then one cleaning, as a broker's
-cleaner thread carries it out, without a rate limit. Beside it: how fast the same disk copies as many bytes (read, write,
-fsync), which is the bound. No broker and no client takes part.
+cleaner thread carries it out, without a rate limit. Beside it: how fast the same disk copies as many bytes (read, write
+and fsync), which is the bound. No broker and no client takes part.
 """
 
 from __future__ import annotations
