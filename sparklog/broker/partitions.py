@@ -130,15 +130,18 @@ class Partitions:
         self.retune(partition, topic)
         return partition
 
-    def retune(self, partition: Partition, topic: CachedTopic) -> None:
-        """The topic's schemas or settings may have changed, if it is not the very one that was looked at last."""
+    def retune(self, partition: Partition, topic: CachedTopic) -> bool:
+        """The topic's schemas or settings may have changed, if it is not the very one that was looked at last. Returns
+        whether the settings have."""
         if partition.tuned_for is topic:
-            return
+            return False
         _add_schemas(partition.log, topic.change)
+        changed = partition.log.config != topic.config
         partition.log.config = topic.config
         partition.replica.settings = _replica_settings(topic)
         partition.rules = _append_rules(topic)
         partition.tuned_for = topic
+        return changed
         if topic.config.flush_ms > 0:
             self._flushing[partition.tp] = partition
         else:
