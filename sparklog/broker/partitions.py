@@ -141,11 +141,11 @@ class Partitions:
         partition.replica.settings = _replica_settings(topic)
         partition.rules = _append_rules(topic)
         partition.tuned_for = topic
-        return changed
         if topic.config.flush_ms > 0:
             self._flushing[partition.tp] = partition
         else:
             self._flushing.pop(partition.tp, None)
+        return changed
 
     def drop(self, partition: Partition) -> None:
         """Forget the replica and delete its data."""
