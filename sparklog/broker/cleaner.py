@@ -17,7 +17,7 @@ from typing import TypeVar
 from sparklog.broker.partition import Partition
 from sparklog.broker.state import BrokerState
 from sparklog.errors import BrokerError, StorageError
-from sparklog.storage.cleaning import CleaningRules, CleanJob
+from sparklog.storage.cleaning import CleaningRules, CleanJob, Replacement
 from sparklog.storage.cleaning_plan import CleanerState
 from sparklog.storage.disk import is_full
 
@@ -49,7 +49,10 @@ class Cleaner:
         """No new work; what is under way is given up."""
         self._closed = True
         if self._job is not None:
-            self._job.cancel()
+            try:
+                self._job.cancel()
+            except OSError as error:  # the next start ends what was begun
+                _log.error("a cleaning could not be ended: %s", error)
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     async def _clean_again_and_again(self) -> None:
@@ -103,7 +106,7 @@ class Cleaner:
         state: CleanerState | None = None
         try:
             state = await self._carry_out(partition, job)
-        except (BrokerError, StorageError, OSError) as error:
+        except Exception as error:
             self._failed(partition, job, error)
         finally:
             self._job = None
@@ -129,9 +132,16 @@ class Cleaner:
             found = await self._in_thread(lambda group=group: job.rewrite(group))  # type: ignore[misc]
             if job.cancelled:
                 return None
-            if found is not None and partition.log.replace_segments(job, found):
+            if found is not None and self._replaced(partition, job, found):
                 await self._in_thread(job.settle)
         return await self._in_thread(lambda: job.finish(time.time_ns() // 1_000_000))
+
+    def _replaced(self, partition: Partition, job: CleanJob, found: Replacement) -> bool:
+        try:
+            return partition.log.replace_segments(job, found)
+        except StorageError as error:
+            self._broker.log_failed(partition, error)
+            return False
 
     async def _in_thread(self, work: Callable[[], _Result]) -> _Result:
         return await asyncio.get_running_loop().run_in_executor(self._pool, work)
@@ -150,7 +160,8 @@ class Cleaner:
         else:
             counters["cleaner.uncleanable"] += 1
             self._uncleanable[partition] = partition.log.config
-            _log.error("%s: cannot be cleaned, and is left as it is: %s", partition.tp, error)
+            trace = None if isinstance(error, (BrokerError, StorageError)) else error
+            _log.error("%s: cannot be cleaned, and is left as it is: %s", partition.tp, error, exc_info=trace)
 
     def _count(self, partition: Partition, job: CleanJob, state: CleanerState | None, *, took_s: float) -> None:
         tally, counters = job.tally, self._broker.counters

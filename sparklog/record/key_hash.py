@@ -101,6 +101,5 @@ def _distinct(counts: npt.NDArray[np.int64]) -> list[int]:
     if not len(counts):
         return []
     greatest = int(counts.max())
-    if greatest < len(counts):
-        return np.flatnonzero(np.bincount(counts, minlength=greatest + 1)).tolist()
-    return np.unique(counts).tolist()
+    found = np.flatnonzero(np.bincount(counts)) if greatest < len(counts) else np.unique(counts)
+    return [int(count) for count in found]

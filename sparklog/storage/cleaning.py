@@ -12,6 +12,7 @@ The log may be cut, shortened or deleted meanwhile: after ``cancel`` nothing is 
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -22,7 +23,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from sparklog.config import TopicConfig
-from sparklog.errors import StorageError
+from sparklog.errors import BrokerError, StorageError
 from sparklog.record.cleaned import BatchMerger, CleanedBatch, Source, empty_records, offsets_of
 from sparklog.record.codec import decode_batch, verify_body_crc
 from sparklog.record.header import BatchHeader, Flag, unpack_headers
@@ -33,7 +34,7 @@ from sparklog.storage import swap
 from sparklog.storage.aborted_ranges import EndedTransaction
 from sparklog.storage.cleaned_segment import CleanedSegmentWriter
 from sparklog.storage.cleaning_plan import CLEANER_FILE, CleanerState, Due, SegmentFacts, groups
-from sparklog.storage.disk import Disk, is_full, replace_file
+from sparklog.storage.disk import Disk, replace_file
 from sparklog.storage.formats import encode_state
 from sparklog.storage.offset_map import OffsetMap
 from sparklog.storage.pace import Pace
@@ -193,7 +194,7 @@ class CleanJob:
         the job is cancelled.
 
         Raises:
-            OSError: also when the disk is full, which leaves nothing behind.
+            OSError: also when the disk is full.
             StorageError, BrokerError: what is on the disk is damaged.
         """
         base = group[0].base_offset
@@ -208,12 +209,20 @@ class CleanJob:
             finally:
                 writer.close()
             return self._decide(group, writer)
-        except OSError as failure:
+        except OSError:
             if self.cancelled:
                 return None
-            if is_full(failure):
-                swap.remove_cleaned(self._disk, self._directory, base)
+            self._discard(base)
             raise
+        except (BrokerError, StorageError):
+            self._discard(base)
+            raise
+
+    def _discard(self, base: int) -> None:
+        """What was written stays only where it may have been decided on."""
+        with contextlib.suppress(OSError):
+            if not swap.is_decided(self._disk, self._directory, base):
+                swap.remove_cleaned(self._disk, self._directory, base)
 
     def _copy(self, group: Sequence[SegmentFacts], writer: CleanedSegmentWriter) -> bool:
         """Returns whether anything is other than it was."""
@@ -287,7 +296,7 @@ class CleanJob:
         with self._by_path:
             if self.cancelled:
                 return None
-            swap.decide(self._disk, self._directory, bases)
+            swap.decide(self._disk, self._directory, bases, end_offset=found.end_offset)
             self._decided = found
             return found
 

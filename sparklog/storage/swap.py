@@ -14,14 +14,19 @@ cut where it is: whoever cuts finishes or forgets the swap first.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
+from sparklog.errors import BrokerError
+from sparklog.record.header import HEADER_BYTES, unpack_header
 from sparklog.storage.disk import Disk, replace_file
 from sparklog.storage.formats import decode_state, encode_state
 from sparklog.storage.segment import DATA_SUFFIX, DELETED_SUFFIX, INDEX_SUFFIX, file_stem
+
+_log = logging.getLogger(__name__)
 
 CLEANED_SUFFIX = ".cleaned"
 SWAP_SUFFIX = ".swap"
@@ -32,6 +37,8 @@ class SwapFile(msgspec.Struct, frozen=True):
     """Base offsets of the segments that the new one takes the place of; its own is the first."""
 
     bases: tuple[int, ...]
+    #: where the new segment ends
+    end_offset: int
     version: int = 1
 
 
@@ -41,10 +48,14 @@ def cleaned_paths(directory: Path, base: int) -> tuple[Path, Path]:
     return data, index
 
 
-def decide(disk: Disk, directory: Path, bases: Sequence[int]) -> None:
+def decide(disk: Disk, directory: Path, bases: Sequence[int], *, end_offset: int) -> None:
     """The new segment's content is fsynced: from here on it takes the others' place. Durable on return."""
     disk.sync_directory(directory)  # its names have to be there before the decision is
-    replace_file(disk, _journal(directory, bases[0]), encode_state(SwapFile(tuple(bases))))
+    replace_file(disk, _journal(directory, bases[0]), encode_state(SwapFile(tuple(bases), end_offset)))
+
+
+def is_decided(disk: Disk, directory: Path, base: int) -> bool:
+    return disk.exists(_journal(directory, base))
 
 
 def forget(disk: Disk, directory: Path, base: int) -> None:
@@ -99,12 +110,32 @@ def recover_swaps(disk: Disk, directory: Path) -> None:
                 content = disk.read(handle, disk.size(handle), 0)
             finally:
                 disk.close(handle)
-            bases = decode_state(content, SwapFile, path=path).bases
-            rename(disk, directory, bases[0])
-            finish(disk, directory, bases)
+            decided = decode_state(content, SwapFile, path=path)
+            rename(disk, directory, decided.bases[0])
+            if _ends_at(disk, directory, decided.bases[0], decided.end_offset):
+                finish(disk, directory, decided.bases)
+            else:  # not a state that a crash leaves: nothing is deleted, and what is there is looked at as it is
+                _log.error("%s: the new segment is not there; the old ones stay", path)
+                disk.remove(path)
     for name in disk.names(directory):
         if name.endswith(CLEANED_SUFFIX):
             disk.remove(directory / name)
+
+
+def _ends_at(disk: Disk, directory: Path, base: int, end_offset: int) -> bool:
+    """Whether the segment at ``base`` is the new one, by its last header."""
+    path = directory / (file_stem(base) + INDEX_SUFFIX)
+    if not disk.exists(path):
+        return False
+    handle = disk.open(path)
+    try:
+        size = disk.size(handle)
+        last = disk.read(handle, HEADER_BYTES, max(0, size - HEADER_BYTES))
+        return unpack_header(last).next_offset == end_offset
+    except BrokerError:
+        return False
+    finally:
+        disk.close(handle)
 
 
 def _journal(directory: Path, base: int) -> Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 import threading
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -133,7 +134,7 @@ class Readers:
                 except SparklogError:  # noqa: PERF203
                     continue  # a broker was killed
                 except Exception as error:
-                    self.problems.append(f"{local}: {error!r}")
+                    self.problems.append(f"{local}: {''.join(traceback.format_exception(error))}")
                     return
 
     def _read_all(self, reader: PartitionReader, local: str) -> None:
@@ -229,7 +230,7 @@ def every_reader_sees(cluster: ProcessCluster, topic: str, rows: list[Row], end:
     tp = TopicPartition(topic, 0)
     for local in ("never", "require"):
         for columns in (None, ["value"], []):
-            with PartitionReader(cluster.bootstrap, tp, 0, end, local=local, columns=columns) as reader:  # type: ignore[arg-type]
+            with PartitionReader(cluster.bootstrap, tp, 0, end, local=local, columns=columns) as reader:
                 found = list(reader.fetched())
             dense = [one for one in found if one.offsets is None]
             assert len(dense) < len(found)

@@ -356,7 +356,7 @@ def test_a_follower_that_has_the_beginning_of_a_transaction_gets_its_marker(log:
     write(log, (b"begun", 1), producer=9, sequence=0, transactional=True)
     for number in range(100):
         write(log, (b"filler %d" % (number % 9), number))
-    append(log, marker(**{ended: (9,)}), now_us=WRITTEN_US)
+    append(log, marker(committed=(9,)) if ended == "committed" else marker(aborted=(9,)), now_us=WRITTEN_US)
     for number in range(100):
         write(log, (b"filler %d" % (number % 9), number))
     rolled(log)

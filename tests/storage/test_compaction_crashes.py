@@ -132,3 +132,19 @@ def test_a_cut_in_the_middle_of_a_cleaning_stops_it() -> None:
         again = open_directory(disk=disk).logs()[0]
         again.set_high_watermark(again.log_end_offset)
         assert seen(again) == found and again.log_end_offset == end
+
+
+def test_a_decision_without_its_segment_deletes_nothing() -> None:
+    """No crash leaves it so; a hand that tidies up might."""
+    disk, log, before = prepared(0)
+    job = log.begin_cleaning(rules(log), NOW_US, at_once=True)
+    assert job is not None
+    job.read_keys()
+    assert job.rewrite(job.groups()[0]) is not None
+    for name in disk.names(log.directory):
+        if name.endswith(".cleaned"):
+            disk.remove(log.directory / name)
+    disk.restart(page_cache_lost=False)
+    again = open_directory(disk=disk).logs()[0]
+    again.set_high_watermark(again.log_end_offset)
+    assert seen(again) == before and again.findings == ()
