@@ -39,7 +39,9 @@ def handle_control_update(
     broker: BrokerState, connection: ServerConnection, request: ControlUpdate, body: memoryview
 ) -> None:
     early = request.incarnation > broker.incarnation
-    if early or broker.control_turn.locked() or len(request.partitions) > _SLICE:
+    # A changed list of brokers is every replica's concern.
+    concerned = max(len(request.partitions), len(broker.partitions) if request.brokers is not None else 0)
+    if early or broker.control_turn.locked() or concerned > _SLICE:
         broker.spawn(_in_turn(broker, connection, request), "control update")
     else:
         for _ in _carry_out(broker, connection, request):
@@ -85,7 +87,7 @@ def _carry_out(broker: BrokerState, connection: ServerConnection, request: Contr
         connection.reply(ControlUpdateReply(request.cid, ErrorCode.INVALID_CONFIG, (), str(error)))
         return
     if broker.cache.incarnations != before:
-        _tell_brokers(broker)
+        yield from _tell_brokers(broker)
     failed: list[Failure] = []
     for first in range(0, len(request.partitions), _SLICE):
         failed += _decide(broker, request.partitions[first : first + _SLICE])
@@ -118,10 +120,13 @@ def _refusal(broker: BrokerState, update: ControlUpdate) -> BrokerError | None:
     return None
 
 
-def _tell_brokers(broker: BrokerState) -> None:
+def _tell_brokers(broker: BrokerState) -> Iterator[None]:
+    """Leaders shrink thousands of in-sync sets at this, while others are to be written to."""
     event = BrokersChanged(broker.cache.incarnations)
-    for partition in broker.partitions:
+    for number, partition in enumerate(broker.partitions, 1):
         partition.step(event)
+        if number % _SLICE == 0:
+            yield
 
 
 def _decide(broker: BrokerState, decisions: Sequence[PartitionDecision]) -> list[Failure]:

@@ -48,6 +48,7 @@ from sparklog.net.server import Server, serve
 from sparklog.protocol.messages import HelloReply
 from sparklog.replica.fetch_session import SessionCache
 from sparklog.storage.checkpoints import read_boot_id
+from sparklog.storage.log import Log
 from sparklog.storage.log_set import LogDirectory
 from sparklog.storage.open_files import descriptors_for_clients
 
@@ -152,7 +153,7 @@ class BrokerProcess:
             self._control = ControlSocket(config.control_socket, self._lease, self)
             await self._control.open()
             self._check_lease()
-        for log in await loop.run_in_executor(None, self._directory.load):
+        for log in await self._load(self._directory):
             for finding in log.findings:
                 _log.warning("%s: %s", log.tp, finding)
         broker.coordinator_epochs = CoordinatorEpochs(broker.cache)
@@ -178,9 +179,7 @@ class BrokerProcess:
         self._upkeep.start()
         self._cleaner.start()
         broker.hanging.start()
-        # What was made until now lives as long as the process: the collector need not look at it again.
-        gc.collect()
-        gc.freeze()
+        gc.freeze()  # as the logs were: what was made until now lives as long as the process
         _log.info(
             "broker %d serves at %s:%d as incarnation %d, %d logs in %s",
             broker.broker_id,
@@ -191,6 +190,17 @@ class BrokerProcess:
             config.log_dir,
         )
         self._report_ready()
+
+    async def _load(self, directory: LogDirectory) -> list[Log]:
+        """Open all logs. What they are made of stays: the collector would look at all of it again and again while it
+        grows, and need not look at it later."""
+        gc.collect()
+        gc.disable()
+        try:
+            return await asyncio.get_running_loop().run_in_executor(None, directory.load)
+        finally:
+            gc.freeze()
+            gc.enable()
 
     def _open_directory(self) -> LogDirectory:
         config = self._config

@@ -7,6 +7,7 @@ is only ever touched from the event loop.
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import time
 from collections import deque
@@ -26,6 +27,8 @@ _log = logging.getLogger(__name__)
 _SEAL_THREADS = 2
 _FLUSH_THREADS = 2
 _FLUSH_CHECK_MS = 100
+#: Partitions, and logs with files, that the garbage collector is not to look at any more.
+_SPARED_AT_ONCE = 1000
 
 
 class Upkeep:
@@ -41,6 +44,8 @@ class Upkeep:
         self._seals: dict[Partition, deque[SealJob]] = {}
         self._holds = GroupHolds(broker)
         self._closed = False
+        #: Partitions and logs with files when the collector was last spared.
+        self._spared = 0
 
     def start(self) -> None:
         config = self._broker.config
@@ -103,8 +108,21 @@ class Upkeep:
 
     async def _checkpoint(self) -> None:
         write = self._directory.checkpoint_job()
+        self._spare_collector()
         await asyncio.get_running_loop().run_in_executor(self._pool, write)
         self._broker.counters["checkpoints"] += 1
+
+    def _spare_collector(self) -> None:
+        """What partitions are made of stays as long as they do, and there are a hundred objects to each: looked at with
+        every full collection they would stop the loop for some tenths of a second. So they are taken out of it as they
+        come, and given back when as many have gone."""
+        kept = len(self._broker.partitions) + self._directory.on_disk
+        if kept >= self._spared + _SPARED_AT_ONCE:
+            gc.freeze()
+            self._spared = kept
+        elif kept <= self._spared - _SPARED_AT_ONCE:
+            gc.unfreeze()
+            self._spared = 0
 
     async def _retain(self) -> None:
         """Leaders delete by age and size; followers delete what their leader has deleted."""

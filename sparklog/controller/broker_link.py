@@ -81,6 +81,10 @@ class BrokerLink:
     def _waiting(self) -> bool:
         return self._full or self._brokers or bool(self._topics or self._partitions or self._deleted)
 
+    def owes(self, partition: Partition) -> bool:
+        """There is news of this partition that the broker has not taken in."""
+        return partition in self._partitions or (self.in_flight is not None and partition in self._sent_partitions)
+
     @property
     def due_in_full(self) -> bool:
         """The next update is to tell everything."""

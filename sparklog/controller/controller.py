@@ -60,6 +60,7 @@ from sparklog.controller.leaderships import Leaderships
 from sparklog.controller.lost_tails import LostTails
 from sparklog.controller.move_ends import MoveEnds, state_write
 from sparklog.controller.outbox import Outbox
+from sparklog.controller.planned_moves import PlannedMoves
 from sparklog.controller.replacement import Replacement
 from sparklog.controller.suspicions import Suspicions
 from sparklog.model import (
@@ -99,6 +100,7 @@ class Controller:
         self._leaderships = Leaderships(rebalance_interval_ms=settings.preferred_leader_rebalance_interval_ms)
         self._replacement = Replacement(settings.broker_replace_after_ms)
         self._deletions = Deletions()
+        self._moves = PlannedMoves()
         self._dirty: dict[Partition, None] = {}
         #: Writes under way.
         self._writing = 0
@@ -114,6 +116,7 @@ class Controller:
         self._effects = []
         self._take(event, now_ms)
         if self._connected and not self.resigned:
+            self._mark(self._moves.next_ones(now_ms, self._outbox.told))
             self._settle(now_ms)
             self._replace_lost(now_ms)
             self._outbox.announce()
@@ -135,6 +138,7 @@ class Controller:
             self._lost_tails.deadline_ms,
             self._leaderships.deadline_ms,
             self._replacement.deadline_ms,
+            self._moves.deadline_ms,
             self._outbox.deadline_ms,
         )
         return min((time for time in times if time is not None), default=None)
@@ -335,6 +339,7 @@ class Controller:
             self._lost_tails.give_up(partition)
             self._suspicions.drop(partition)
             self._leaderships.forget(partition)
+            self._moves.forget(partition)
 
     # --- topics' records -------------------------------------------------------------------------------------------
 
@@ -493,7 +498,11 @@ class Controller:
         for partition in dirty:
             if partition.busy:
                 continue
-            decision = self._decide(partition, standing, now_ms) or self._leaderships.better(partition, standing)
+            decision = self._decide(partition, standing, now_ms)
+            if decision is None:
+                decision = self._leaderships.better(partition, standing)
+            elif decision.reason == election.MOVED and not self._moves.begin(partition, now_ms):
+                continue
             if decision is None:
                 ends.look(partition, standing)
                 continue
@@ -565,4 +574,5 @@ class Controller:
         """Nothing is under way or waiting to be told."""
         writing = any(p.pending is not None or p.rereading for p in self.state.partitions())
         writing = writing or any(t.pending is not None or t.rereading for t in self.state.topics.values())
-        return not (writing or self._dirty) and self._leaderships.idle and self._outbox.idle
+        waiting = writing or self._dirty or not self._moves.idle
+        return not waiting and self._leaderships.idle and self._outbox.idle

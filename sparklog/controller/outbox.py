@@ -93,6 +93,11 @@ class Outbox:
             for link in self._links.values():
                 link.partitions_changed(told)
 
+    def told(self, partition: Partition) -> bool:
+        """Every broker that has a replica, and can be told, has taken in its newest state."""
+        links = (self._links.get(broker_id) for broker_id in partition.replicas)
+        return not any(link is not None and link.owes(partition) for link in links)
+
     def due(self, state: ClusterState, now_ms: int, *, more_coming: bool) -> list[SendUpdate]:
         """What may be sent now. ``more_coming``: writes are under way whose results will have to be told as well."""
         self._look_again_at_ms = None

@@ -96,6 +96,8 @@ class LogDirectory:
         self._checkpoint_written = 0
         self._checkpoint_content: tuple[PartitionCheckpoint, ...] | None = None
         self._closed = False
+        #: logs that had files when the last checkpoint was taken
+        self.on_disk = 0
         self._services = LogServices(
             disk=disk,
             files=OpenFiles(max_open_segments),
@@ -308,6 +310,7 @@ class LogDirectory:
         number = next(self._checkpoint_numbers)
         # A log that holds nothing yet has no directory: the next start would take it for one that was lost.
         entries = tuple(log.checkpoint() for log in self._logs.values() if log.on_disk)
+        self.on_disk = len(entries)
 
         def write() -> None:
             with self._checkpoint_lock:

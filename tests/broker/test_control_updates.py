@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from sparklog.broker.control import handle_control_update
 from sparklog.broker.state import BrokerState
 from sparklog.errors import ErrorCode
+from sparklog.model import BrokerEndpoint, TopicPartition
 from sparklog.protocol.messages import ControlUpdate, ControlUpdateReply
 from tests.broker.support import broker_state
 
@@ -53,3 +57,38 @@ def test_what_is_not_followed_is_never_answered_as_if_it_were(
     handle_control_update(broker, answers, late, memoryview(b""))  # type: ignore[arg-type]
     assert [answer.code for answer in answers.given] == [code]
     assert broker.counters["control.updates"] == 0
+
+
+class Replica:
+    """Hosted, and told of brokers."""
+
+    def __init__(self) -> None:
+        self.told: list[object] = []
+        self.tp = TopicPartition("t", 0)
+
+    def step(self, event: object) -> None:
+        self.told.append(event)
+
+
+def test_thousands_of_replicas_are_told_of_brokers_in_several_turns(broker: BrokerState) -> None:
+    """A broker that stops leaves as many in-sync sets: who shrinks them in one turn answers nobody meanwhile."""
+    hosted = [Replica() for _ in range(350)]
+    broker.partitions = cast(Any, hosted)
+    broker.registry = cast(Any, SimpleNamespace(vouch=lambda: None))
+    endpoints = (BrokerEndpoint(1, "host", 9092, 4), BrokerEndpoint(2, "host", 9093, 1))
+    answers = Answers()
+
+    async def test() -> list[int]:
+        request = ControlUpdate(0, "c", 7, 4, False, endpoints, (), (), sequence=1)
+        handle_control_update(broker, answers, request, memoryview(b""))  # type: ignore[arg-type]
+        turns = []
+        while not answers.given:
+            turns.append(sum(len(replica.told) for replica in hosted))
+            await asyncio.sleep(0)
+        await broker.end_tasks()
+        return turns
+
+    turns = asyncio.run(test())
+    assert [turn for turn in dict.fromkeys(turns) if turn] == [100, 200, 300], "and the rest with the answer"
+    assert all(len(replica.told) == 1 for replica in hosted)
+    assert [answer.code for answer in answers.given] == [ErrorCode.NONE]

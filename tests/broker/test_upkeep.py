@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import gc
 import threading
 from collections import Counter
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
+
+from sparklog.broker import upkeep
 from sparklog.broker.partition import Partition
 from sparklog.broker.state import BrokerState
 from sparklog.broker.upkeep import Upkeep
@@ -126,3 +131,33 @@ def test_the_loop_goes_on_while_a_flush_waits_for_the_disk() -> None:
 
     broker = _keep_up(directory, flushed, partition)
     assert turns > 5 and not broker.failures
+
+
+def test_the_collector_is_spared_what_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(upkeep, "_SPARED_AT_ONCE", 10)
+    done: list[str] = []
+    monkeypatch.setattr(gc, "freeze", lambda: done.append("freeze"))
+    monkeypatch.setattr(gc, "unfreeze", lambda: done.append("unfreeze"))
+    directory = open_directory(tmp_path)
+    broker = _Broker()
+    subject = Upkeep(cast(BrokerState, broker), directory)
+
+    def look(partitions: int, on_disk: int) -> list[str]:
+        broker.partitions[:] = [cast(Partition, None)] * partitions
+        directory.on_disk = on_disk
+        done.clear()
+        subject._spare_collector()
+        return list(done)
+
+    try:
+        assert look(9, 0) == []
+        assert look(10, 0) == ["freeze"]
+        assert look(10, 9) == []
+        assert look(10, 10) == ["freeze"], "first records make files, and more objects"
+        assert look(6, 5) == []
+        assert look(5, 5) == ["unfreeze"]
+        assert look(5, 4) == []
+        assert look(5, 5) == ["freeze"], "they count anew"
+    finally:
+        subject.close()
+        directory.close()

@@ -47,6 +47,17 @@ def copied(world: World, *isr: int) -> None:
     world.leader_writes_isr(TP, *isr)
 
 
+def ending() -> tuple[World, WriteTopic]:
+    """A move from 1, 2, 3 to 4, 5, 1 at its end, and the write of that, which is held."""
+    world = world_of()
+    world.reassign(4, 5, 1)
+    copied(world, 1, 2, 3, 4, 5)
+    world.hold_topic_writes = True
+    copied(world, 1, 4, 5)
+    [order] = world.held_topic_writes
+    return world, order
+
+
 # --- the way it goes --------------------------------------------------------------------------------------------
 
 
@@ -195,11 +206,7 @@ def test_a_cancel_does_not_wait_for_a_replica_that_was_away_before() -> None:
 
 
 def test_a_cancel_that_comes_as_the_end_is_written_finds_the_move_done() -> None:
-    world = world_of()
-    world.reassign(4, 5, 1)
-    copied(world, 1, 2, 3, 4, 5)
-    world.hold_topic_writes = True
-    copied(world, 1, 4, 5)
+    world, _ = ending()
     world.cancel()  # before the end is written, which it thus loses
     world.write_topics_held()
     assert world.trace() == ["1/0[1, 4, 5]"]
@@ -316,12 +323,7 @@ def test_a_new_controller_goes_on_in_each_phase() -> None:
 
 @pytest.mark.parametrize("written", [False, True])
 def test_an_end_whose_answer_is_lost_is_read_again_before_anything_else(written: bool) -> None:
-    world = world_of()
-    world.reassign(4, 5, 1)
-    copied(world, 1, 2, 3, 4, 5)
-    world.hold_topic_writes = True
-    copied(world, 1, 4, 5)
-    [order] = world.held_topic_writes
+    world, order = ending()
     world.held_topic_writes.clear()
     world.feed(Disconnected())
     if written:
@@ -363,11 +365,7 @@ def test_a_move_ends_though_its_record_was_changed_and_changed_back_unseen() -> 
 
 
 def test_an_end_that_the_state_overtakes_is_decided_again() -> None:
-    world = world_of()
-    world.reassign(4, 5, 1)
-    copied(world, 1, 2, 3, 4, 5)
-    world.hold_topic_writes = True
-    copied(world, 1, 4, 5)
+    world, _ = ending()
     world.leader_writes_isr(TP, 1, 4, notify=False)
     world.write_topics_held()
     assert moves(world), "5 has fallen out"
@@ -377,12 +375,7 @@ def test_an_end_that_the_state_overtakes_is_decided_again() -> None:
 
 
 def test_a_record_seen_before_the_answer_to_its_write_changes_nothing() -> None:
-    world = world_of()
-    world.reassign(4, 5, 1)
-    copied(world, 1, 2, 3, 4, 5)
-    world.hold_topic_writes = True
-    copied(world, 1, 4, 5)
-    [order] = world.held_topic_writes
+    world, order = ending()
     world.hold_topic_writes = False
     before = TopicRead(TopicSnapshot(world.topics["t"], {}, world.topic_versions["t"]))
     answer = world.write_topic(order)
@@ -478,12 +471,7 @@ def test_a_dead_broker_s_place_in_the_tables_moves_with_the_partition() -> None:
 
 def test_an_epoch_that_ends_a_move_is_not_told_with_the_replicas_from_before() -> None:
     """The answer to the write of a move's end is lost, and the state is read before the topic's record."""
-    world = world_of()
-    world.reassign(4, 5, 1)
-    copied(world, 1, 2, 3, 4, 5)
-    world.hold_topic_writes = True
-    copied(world, 1, 4, 5)
-    [order] = world.held_topic_writes
+    world, order = ending()
     world.held_topic_writes.clear()
     world.write_topic(order)
     step = world.controller.step

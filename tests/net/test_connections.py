@@ -278,12 +278,19 @@ def test_unanswered_requests_stop_the_reading(echo: Echo) -> None:
     echo.answer_held()
 
 
-def test_the_servers_byte_budget_holds_and_is_released_by_answers(echo: Echo) -> None:
+@contextlib.contextmanager
+def used_up(echo: Echo) -> Iterator[None]:
+    """The server's byte budget is, by requests that wait for their answers."""
     with contextlib.ExitStack() as stack:
         for _ in range(3):
             hog = stack.enter_context(connect(echo))
             hog.send(DescribeBroker(0), [bytes(MAX_FRAME - 100)])
         wait_until(lambda: echo.on_loop(lambda: echo.server.queued_bytes) >= QUEUED)
+        yield
+
+
+def test_the_servers_byte_budget_holds_and_is_released_by_answers(echo: Echo) -> None:
+    with used_up(echo):
         with connect(echo) as late:
             late.send(produce(), [b"x"])
             late._socket.settimeout(0.3)
@@ -298,13 +305,8 @@ def test_the_servers_byte_budget_holds_and_is_released_by_answers(echo: Echo) ->
 
 def test_requests_without_a_body_are_answered_though_the_byte_budget_is_used_up(echo: Echo) -> None:
     """Followers' fetches are: what is in hand may be writes that wait for them."""
-    with contextlib.ExitStack() as stack:
-        connected = stack.enter_context(connect(echo))
-        for _ in range(3):
-            hog = stack.enter_context(connect(echo))
-            hog.send(DescribeBroker(0), [bytes(MAX_FRAME - 100)])
-        wait_until(lambda: echo.on_loop(lambda: echo.server.queued_bytes) >= QUEUED)
-        for connection in (connected, stack.enter_context(connect(echo))):
+    with connect(echo) as connected, used_up(echo), connect(echo) as later:
+        for connection in (connected, later):
             assert isinstance(connection.request(Metadata(0))[0], Ack)
             large = Metadata(0, ("x" * (MAX_FRAME // 2),))
             assert isinstance(connection.request(large)[0], Ack)
@@ -318,12 +320,7 @@ def test_requests_without_a_body_are_answered_though_the_byte_budget_is_used_up(
 
 
 def test_a_body_is_not_read_to_its_end_while_the_byte_budget_is_used_up(echo: Echo) -> None:
-    with contextlib.ExitStack() as stack:
-        late = stack.enter_context(connect(echo))
-        for _ in range(3):
-            hog = stack.enter_context(connect(echo))
-            hog.send(DescribeBroker(0), [bytes(MAX_FRAME - 100)])
-        wait_until(lambda: echo.on_loop(lambda: echo.server.queued_bytes) >= QUEUED)
+    with connect(echo) as late, used_up(echo):
         frame = b"".join(late._end.encode(produce(), [bytes(MAX_FRAME - 100)])[1])
         half = len(frame) // 2
         late._socket.sendall(frame[:half])

@@ -24,6 +24,8 @@ SCHEMAS = (TopicSchema(0, schema_message(SCHEMA)), TopicSchema(1, schema_message
 LOG_DIR = Path("/log")
 
 Batch = tuple[BatchHeader, memoryview]
+#: segment.bytes for four batches of ``fill``
+SMALL = 1280
 
 
 def batch(

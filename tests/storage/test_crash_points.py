@@ -11,6 +11,7 @@ import pytest
 from sparklog.storage.log import Log
 from sparklog.testing.sim_disk import ProcessDied, SimDisk
 from tests.storage.batches import (
+    SMALL,
     TP,
     append,
     batch,
@@ -20,8 +21,6 @@ from tests.storage.batches import (
     open_directory,
     read_numbers,
 )
-
-SMALL = 1280
 
 
 class Witness:

@@ -11,9 +11,7 @@ from sparklog.errors import BrokerError, ErrorCode
 from sparklog.record.header import HEADER_BYTES, unpack_headers
 from sparklog.storage.disk import RealDisk
 from sparklog.storage.log import Log
-from tests.storage.batches import SCHEMA, WIDER, create_log, fill, open_directory
-
-SMALL = 1280  #: segment.bytes for four batches of ``fill``
+from tests.storage.batches import SCHEMA, SMALL, WIDER, create_log, fill, open_directory
 
 
 @pytest.fixture

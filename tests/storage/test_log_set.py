@@ -32,11 +32,6 @@ from tests.storage.batches import (
 )
 
 
-@pytest.fixture
-def disk() -> SimDisk:
-    return SimDisk()
-
-
 def test_directory_names_round_trip() -> None:
     for tp in (TopicPartition("a", 0), TopicPartition("a-1", 22), TopicPartition("..x-", 3)):
         assert parse_directory_name(directory_name(tp)) == tp

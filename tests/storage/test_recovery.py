@@ -22,11 +22,6 @@ SMALL = 1280  #: four batches of twelve records
 DIRECTORY = LOG_DIR / str(TP)
 
 
-@pytest.fixture
-def disk() -> SimDisk:
-    return SimDisk()
-
-
 def filled(disk: SimDisk, batches: int = 10, *, seal_to: int = 0) -> Log:
     log = create_log(open_directory(disk=disk), segment_bytes=SMALL)
     fill(log, batches)

@@ -18,6 +18,7 @@ from sparklog.storage.log import Log
 from sparklog.storage.log_set import LogDirectory
 from sparklog.testing.sim_disk import SimDisk
 from tests.storage.batches import (
+    SMALL,
     append,
     batch,
     commit_and_seal,
@@ -28,8 +29,6 @@ from tests.storage.batches import (
     open_directory,
     read_numbers,
 )
-
-SMALL = 1280
 
 
 def sha256(path: Path) -> str:
@@ -91,16 +90,6 @@ def test_replicas_have_equal_files_whatever_their_history(tmp_path: Path) -> Non
         assert sha256(path) == sha256(follower.directory / path.name), path.name
     leader_dir.close()
     follower_dir.close()
-
-
-@pytest.fixture
-def disk() -> SimDisk:
-    return SimDisk()
-
-
-@pytest.fixture
-def directory(disk: SimDisk) -> LogDirectory:
-    return open_directory(disk=disk)
 
 
 @pytest.fixture

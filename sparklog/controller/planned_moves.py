@@ -1,0 +1,54 @@
+"""Leaderships that leave brokers which stop, some at a time. Mutable, owned by one ``Controller``.
+
+A partition that is moved cannot be written to from when its old leader hears of it until the new one has. Thousands
+that are moved at once keep the brokers' loops from hearing of it, and wait for one another. So no more are begun than
+brokers take in quickly, and the next ones when these have been told. Nothing waits for a broker that does not answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from sparklog.controller.cluster_state import Partition
+
+_AT_ONCE = 200
+_PATIENCE_MS = 500
+
+
+class PlannedMoves:
+    def __init__(self) -> None:
+        #: Decided, and not known to be told.
+        self._begun: dict[Partition, None] = {}
+        self._held: dict[Partition, None] = {}
+        self._begun_at_ms = 0
+
+    @property
+    def idle(self) -> bool:
+        return not self._held
+
+    @property
+    def deadline_ms(self) -> int | None:
+        return self._begun_at_ms + _PATIENCE_MS if self._held else None
+
+    def begin(self, partition: Partition, now_ms: int) -> bool:
+        """Whether it may be moved now; else it is among those that ``next_ones`` gives later."""
+        if len(self._begun) >= _AT_ONCE:
+            self._held[partition] = None
+            return False
+        self._held.pop(partition, None)
+        self._begun[partition] = None
+        self._begun_at_ms = now_ms
+        return True
+
+    def forget(self, partition: Partition) -> None:
+        self._begun.pop(partition, None)
+        self._held.pop(partition, None)
+
+    def next_ones(self, now_ms: int, told: Callable[[Partition], bool]) -> list[Partition]:
+        """Those to look at again, once the ones before are written and ``told``, or have had their time."""
+        late = not self._held or now_ms >= self._begun_at_ms + _PATIENCE_MS
+        if not late and any(partition.pending is not None or not told(partition) for partition in self._begun):
+            return []
+        self._begun.clear()
+        held, self._held = self._held, {}
+        return list(held)

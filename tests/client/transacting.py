@@ -1,0 +1,87 @@
+"""What transactional producers are put through, and what is seen of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from sparklog.client.consumer import Consumer
+from sparklog.client.isolation import Isolation
+from sparklog.errors import ErrorCode
+from sparklog.net.server import ServerConnection
+from sparklog.protocol.messages import (
+    AddToTransaction,
+    ErrorReply,
+    Request,
+)
+from sparklog.record.header import BatchHeader
+from sparklog.testing.process_cluster import wait_until
+from tests.client.fake_cluster import FakeBroker, FakeCluster, Fault
+
+K = TypeVar("K", bound=Request)
+
+
+def seen(fake: FakeCluster, topic: str, isolation: Isolation = "read_committed") -> list[bytes]:
+    with Consumer(fake.bootstrap, topic, isolation=isolation) as consumer:
+        values: list[bytes] = consumer.to_table(timeout_s=5).column("value").to_pylist()
+        return values
+
+
+def requests(fake: FakeCluster, kind: type[K]) -> list[K]:
+    return [request for broker in fake.brokers for request in broker.requests if isinstance(request, kind)]
+
+
+def headers(fake: FakeCluster, topic: str) -> list[BatchHeader]:
+    return fake.do(lambda: [header for log in fake.topics[topic].logs for header, _ in log.batches])
+
+
+def lose_answer(broker: FakeBroker, connection: ServerConnection, request: Request) -> bool:
+    """The request is carried out, then the connection ends instead of the answer."""
+    reply = connection.reply
+
+    def lose(*_: object, **__: object) -> None:
+        connection.reply = reply  # type: ignore[method-assign]
+        connection.close()
+
+    connection.reply = lose  # type: ignore[method-assign]
+    return False
+
+
+def answer(code: ErrorCode) -> Fault:
+    def act(broker: FakeBroker, connection: ServerConnection, request: Request) -> bool:
+        connection.reply(ErrorReply(request.cid, int(code), "on purpose"))
+        return True
+
+    return act
+
+
+class Held:
+    """Keeps requests back until told to let them go."""
+
+    def __init__(self, fake: FakeCluster, wanted: Callable[[Request], bool]) -> None:
+        self._fake = fake
+        self._wanted = wanted
+        self._open = False
+        self._kept: list[tuple[FakeBroker, ServerConnection, Request]] = []
+        fake.fault(0, self)
+
+    def __call__(self, broker: FakeBroker, connection: ServerConnection, request: Request) -> bool:
+        if self._open or not self._wanted(request):
+            return False
+        self._kept.append((broker, connection, request))
+        return True
+
+    def wait(self) -> None:
+        wait_until(lambda: self._kept, 5, "a request to hold")
+
+    def release(self) -> None:
+        def go() -> None:
+            self._open = True
+            for broker, connection, request in self._kept:
+                self._fake.coordinator.handle(broker.broker_id, request, connection.reply)  # type: ignore[arg-type]
+
+        self._fake.do(go)
+
+
+def adds(topic: str, partition: int) -> Callable[[Request], bool]:
+    return lambda request: isinstance(request, AddToTransaction) and (topic, partition) in request.partitions

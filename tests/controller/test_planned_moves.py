@@ -1,0 +1,76 @@
+"""The controller core: leaderships that leave a broker which stops go some at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from sparklog.controller import planned_moves
+from sparklog.controller.effects import Effect, WriteStates
+from sparklog.model import TopicPartition
+
+from .support import World, topic
+
+SIX = topic("t", *[(1, 2, 3)] * 6)
+
+
+@pytest.fixture(autouse=True)
+def two_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planned_moves, "_AT_ONCE", 2)
+
+
+def writes(orders: list[Effect]) -> Iterator[int]:
+    return (len(order.writes) for order in orders if isinstance(order, WriteStates))
+
+
+def led(world: World, broker_id: int) -> int:
+    return sum(node.state.leader == broker_id for node in world.nodes.values())
+
+
+def test_a_stopping_brokers_leaderships_go_in_batches_each_told_before_the_next() -> None:
+    world = World(SIX)
+    orders = world.ask_to_stop(1)
+    assert list(writes(orders)) == [2, 2, 2]
+    assert led(world, 1) == 0
+    assert world.controller.settled()
+    assert all(world.knows(broker)[TopicPartition("t", 5)].leader == 2 for broker in (1, 2, 3))
+
+
+def test_the_next_wait_until_the_ones_before_are_told() -> None:
+    world = World(SIX)
+    world.hold_updates = True
+    world.ask_to_stop(1)
+    assert led(world, 1) == 4
+    assert not world.controller.settled()
+    world.answer_held()
+    assert led(world, 1) == 0
+    assert world.controller.settled()
+
+
+def test_a_broker_that_does_not_answer_stops_no_stop() -> None:
+    world = World(SIX)
+    world.hold_updates = True
+    world.ask_to_stop(1)
+    seen = [led(world, 1)]
+    for _ in range(2):
+        world.advance(500)
+        seen.append(led(world, 1))
+    assert seen == [4, 2, 0]
+
+
+def test_elections_that_must_be_do_not_wait() -> None:
+    world = World(SIX)
+    world.hold_updates = True
+    world.ask_to_stop(1)
+    world.retire(1)
+    assert led(world, 1) == 0
+
+
+def test_a_topic_that_is_deleted_meanwhile_is_forgotten() -> None:
+    world = World(SIX)
+    world.hold_updates = True
+    world.ask_to_stop(1)
+    world.delete("t")
+    world.answer_held()
+    assert world.controller.settled()

@@ -1,0 +1,147 @@
+"""A disk that is full or broken under a log, and what is durable when."""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+
+from sparklog.errors import BrokerError, ErrorCode, StorageError
+from sparklog.storage.log import Log
+from sparklog.storage.log_set import LogDirectory
+from sparklog.testing.sim_disk import SimDisk
+from tests.storage.batches import (
+    SMALL,
+    TP,
+    append,
+    batch,
+    config,
+    create_log,
+    fill,
+    open_directory,
+    read_numbers,
+)
+
+
+def refused(code: ErrorCode):  # type: ignore[no-untyped-def]
+    return pytest.raises(BrokerError, match=f"^{code.name}: ")
+
+
+def test_a_full_disk_refuses_the_append_and_leaves_the_log_as_it_was(disk: SimDisk, log: Log) -> None:
+    fill(log, 2)
+    for room in (0, 1, 90, 300, 350, 400):
+        disk.capacity_bytes = disk.used_bytes + room
+        used = disk.used_bytes
+        with refused(ErrorCode.KAFKA_STORAGE_ERROR) as caught:
+            append(log, batch(), batch(2, text="y" * 3000))
+        assert "No space left" in str(caught.value)
+        assert disk.used_bytes == used
+        assert (log.log_end_offset, read_numbers(log)) == (6, list(range(6)))
+    disk.capacity_bytes = None
+    fill(log, 2)
+    assert read_numbers(log) == list(range(12))
+
+
+def test_a_full_disk_at_the_very_first_append(disk: SimDisk, log: Log) -> None:
+    for room in range(0, 1600, 50):
+        disk.capacity_bytes = disk.used_bytes + room
+        try:
+            fill(log, 1)
+        except BrokerError as failure:
+            assert failure.code == ErrorCode.KAFKA_STORAGE_ERROR
+        else:
+            break
+        assert log.log_end_offset == 0 and log.segments == ()
+    assert read_numbers(log) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.EROFS])
+def test_a_broken_disk_takes_the_directory_offline(disk: SimDisk, directory: LogDirectory, log: Log, code: int) -> None:
+    fill(log, 2)
+    disk.fail_next("write", code)
+    with pytest.raises(StorageError):
+        fill(log, 1)
+    assert directory.offline is not None and str(TP) in directory.offline
+    with refused(ErrorCode.KAFKA_STORAGE_ERROR):
+        create_log(directory)
+
+
+def test_an_append_that_cannot_be_cut_back_takes_the_directory_offline(
+    disk: SimDisk, directory: LogDirectory, log: Log
+) -> None:
+    fill(log, 2)
+    disk.fail_next("write", errno.ENOSPC)
+    disk.fail_next("truncate", errno.EIO)
+    with pytest.raises(StorageError, match="could not be cut back"):
+        fill(log, 1)
+    assert directory.offline is not None
+
+
+def test_a_failed_read_takes_the_directory_offline(disk: SimDisk) -> None:
+    directory = open_directory(disk=disk, hot_bytes=0)
+    log = create_log(directory)
+    fill(log, 2)
+    disk.fail_next("read", errno.EIO)
+    with pytest.raises(StorageError, match="Input/output"):
+        log.read(0, max_bytes=1, end_offset=6)
+    assert directory.offline is not None
+
+
+def test_flush_by_count_and_by_time(disk: SimDisk) -> None:
+    directory = open_directory(disk=disk)
+    log = create_log(directory, flush_messages=6, flush_ms=10)
+    fill(log, 1)
+    assert log.recovery_point == 0
+    fill(log, 1)
+    assert log.recovery_point == 6
+    log.config = config(flush_ms=10)
+    assert not log.flush_due(10**15)
+    fill(log, 1)
+    assert not log.flush_due(5_000_000 + 9_999)
+    job = log.flush_due(5_000_000 + 10_000)
+    assert job is not None
+    fill(log, 1)  # after the job was made: not in it
+    assert not log.flush_due(10**15), "two at a time"
+    job.run()
+    assert log.recovery_point == 6
+    log.flush_finished(job)
+    assert log.recovery_point == 9
+    again = log.flush_due(10**15)
+    assert again is not None and again.records == 3
+    again.run()
+    log.flush_finished(again)
+    assert log.recovery_point == 12
+    disk.restart(page_cache_lost=True)
+    [found] = open_directory(disk=disk).load()
+    assert read_numbers(found) == list(range(12))
+
+
+@pytest.mark.parametrize("when", ["before", "while"])
+def test_a_flush_of_what_is_cut_meanwhile_counts_for_nothing(directory: LogDirectory, when: str) -> None:
+    log = create_log(directory, segment_bytes=SMALL, flush_ms=10)
+    fill(log, 30)
+    job = log.flush_due(10**15)
+    assert job is not None
+    if when == "while":
+        job.run()
+    log.truncate(6)
+    fill(log, 10)
+    if when == "before":
+        job.run()  # files are gone: no fault of the disk
+    log.flush_finished(job)
+    assert log.recovery_point == 0
+    again = log.flush_due(10**15)
+    assert again is not None, "what is left is not fsynced"
+    again.run()
+    log.flush_finished(again)
+    assert log.recovery_point == log.log_end_offset
+
+
+def test_a_flush_that_fails_says_so(disk: SimDisk, directory: LogDirectory) -> None:
+    log = create_log(directory, flush_ms=10)
+    fill(log, 1)
+    job = log.flush_due(10**15)
+    assert job is not None
+    disk.fail_next("sync", errno.EIO)
+    with pytest.raises(StorageError, match="Input/output"):
+        job.run()
