@@ -30,6 +30,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -49,8 +50,10 @@ _HEAD = struct.Struct("<I6H16xiIIIhxxI4xI")
 assert _HEAD.size == _BLOCKS and BLOCK_DTYPE.itemsize == 24
 
 
+@lru_cache(maxsize=256)
 def arrow_prelude(schema_message: bytes) -> bytes:
-    """What a segment file starts with; its length is the position of the first batch.
+    """What a segment file starts with; its length is the position of the first batch. A broker that starts asks for
+    every one of its logs, and thousands have the same schema.
 
     Raises:
         BrokerError: CORRUPT_MESSAGE when ``schema_message`` is not one message of whole 8 bytes.

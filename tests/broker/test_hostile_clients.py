@@ -109,7 +109,7 @@ def send_header(connection: BlockingConnection, header: bytes) -> ErrorReply | H
 @pytest.mark.parametrize(
     ("header", "cid"),
     [
-        (b"\x96\xa8metadata\x07\xc0\xc3\xc2" + b"\x91" * 50_000 + b"\xc0", -1),
+        (b"\x97\xa8metadata\x07\xc0\xc3\xc2\xc0" + b"\x91" * 50_000 + b"\xc0", -1),  # in a field nobody knows
         (b"\x93\xa8metadata\x07\x91\xa2\xff\xfe", 7),
         (b"\x92\xa2\xff\xfe\x07", -1),
         (b"\x93\xa8metadata\x07\x91\xdb\xff\xff\xff\xff", -1),
