@@ -30,10 +30,12 @@ class GroupHolds:
 
     def __init__(self, broker: BrokerState) -> None:
         self._broker = broker
-        self._peers = Peers(broker, "retention")
+        #: Made when there is somebody to ask: hardly any topic waits for groups.
+        self._peers: Peers | None = None
 
     def close(self) -> None:
-        self._peers.close()
+        if self._peers is not None:
+            self._peers.close()
 
     async def ask(self, groups: Iterable[str]) -> dict[str, Committed]:
         """What these groups have committed; those whose coordinator cannot be asked are left out."""
@@ -55,6 +57,7 @@ class GroupHolds:
         coordinator = coordinator_of(broker, OFFSETS, group)
         if coordinator == broker.broker_id:
             return broker.coordinators.groups.of(group).groups.offsets(group).values()
+        self._peers = self._peers or Peers(broker, "retention")
         reply = await self._peers.ask(
             -1 if coordinator is None else coordinator,
             FetchOffsets(0, group),
