@@ -12,6 +12,7 @@ from sparklog.coordinator.log_records import Record
 from sparklog.coordinator.records import (
     ABORTING,
     COMMITTING,
+    NOBODY,
     OPEN,
     Participant,
     Place,
@@ -30,6 +31,11 @@ class Draft:
     answers: list[Answer] = field(default_factory=list)
     #: (ticket, deadline) of the end request that this carries out
     ended: tuple[int, int] | None = None
+
+    @property
+    def asks(self) -> bool:
+        """It changes nothing: that it can be committed shows that nobody else coordinates."""
+        return NOBODY in self.participants
 
     def records(self, key: str, before: Transaction) -> list[Record]:
         changed = [participant_record(key, found, value) for found, value in self.participants.items()]

@@ -21,6 +21,8 @@ EMPTY, OPEN, COMMITTING, ABORTING = "empty", "open", "committing", "aborting"
 
 #: ``Transaction.version`` of a producer's transactions, which are not numbered.
 UNNUMBERED = -1
+#: Takes part in nothing. That it leaves is written to see whether this log can still be written.
+NOBODY = -1
 #: Fenced runs remembered for each key. One that comes back after so many others is taken for a new one: it fences the
 #: present run, but cannot commit what it wrote before, for that was aborted.
 FENCED_KEPT = 32

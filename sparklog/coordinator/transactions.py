@@ -39,6 +39,7 @@ from sparklog.coordinator.events import (
 from sparklog.coordinator.log_records import Record
 from sparklog.coordinator.records import (
     EMPTY,
+    NOBODY,
     ONCE_PREFIX,
     OPEN,
     UNNUMBERED,
@@ -139,10 +140,7 @@ class Transactions(CoordinatorCore[Entry, Draft]):
 
     def _enqueue(self, request: Request, now_ms: int) -> None:
         known = self._entries.get(request.key)
-        if known is None and isinstance(request, SettleRequested):
-            self._answer(request.ticket, Settled(UNNUMBERED))
-            return
-        if known is None and not isinstance(request, BeginRequested | EndRequested):
+        if known is None and not isinstance(request, BeginRequested | SettleRequested | EndRequested):
             self._answer(request.ticket, Refused(ErrorCode.INVALID_TXN_STATE, f"{request.key}: nothing is open"))
             return
         entry = known or self._entry(request.key, now_ms)
@@ -154,13 +152,14 @@ class Transactions(CoordinatorCore[Entry, Draft]):
         self._serve(entry, now_ms)
 
     def _serve(self, entry: Entry, now_ms: int) -> None:
-        """Look at what waits, in order, until something has to be made durable. Registrations go together."""
+        """Look at what waits, in order, until something has to be made durable. Registrations go together, and so do
+        questions."""
         if entry.draft is not None:
             return
         draft: Draft | None = None
         while entry.queue:
             request = entry.queue[0]
-            if draft is not None and not isinstance(request, AddRequested):
+            if draft is not None and not _goes_with(draft, request, entry.transaction):
                 break
             entry.queue.popleft()
             match request:
@@ -169,14 +168,14 @@ class Transactions(CoordinatorCore[Entry, Draft]):
                 case BeginRequested():
                     draft = self._begin(entry, request, now_ms)
                 case SettleRequested():
-                    draft = self._settle(entry, request, now_ms)
+                    draft = self._settle(entry, request, draft, now_ms)
                 case EndRequested():
                     draft = self._end(entry, request, now_ms)
                 case AbortRequested():
                     draft = self._abort(entry, request, now_ms)
                 case _:
                     raise AssertionError(f"not queued: {request!r}")
-            if draft is not None and not isinstance(request, AddRequested):
+            if draft is not None and not (draft.asks or isinstance(request, AddRequested)):
                 break
         if draft is not None:
             self._change(entry, draft)
@@ -226,18 +225,26 @@ class Transactions(CoordinatorCore[Entry, Draft]):
         begun = Begun(False, now.last_version, request.producer_id, EPOCH, fresh.run)
         return Draft(fresh, answers=[Answer(ticket, begun)])
 
-    def _settle(self, entry: Entry, request: SettleRequested, now_ms: int) -> Draft | None:
-        """Unlike a begin it leaves the key to who has it, or to nobody."""
+    def _settle(self, entry: Entry, request: SettleRequested, draft: Draft | None, now_ms: int) -> Draft | None:
+        """Unlike a begin it leaves the key to who has it, or to nobody.
+
+        Nothing changes, but who answers has written to the log first: a coordinator that was deposed and does not know
+        it would tell nothing of what its successor has begun or committed, and the rows would be written twice.
+        """
         now = entry.transaction
         if request.run_id in now.fenced:
             self._answer(request.ticket, _fenced(entry.key, request.run_id))
-            return None
-        open_elsewhere = now.state == OPEN and now.run_id != request.run_id
-        if open_elsewhere or entry.ending:
+            return draft
+        if entry.ending:
             entry.begins.append(request)
-            return ending.decide(entry, commit=False, now_ms=now_ms, fence=True) if open_elsewhere else None
-        self._answer(request.ticket, Settled(now.version_in(request.topic_id)))
-        return None
+            return draft
+        if _is_in_the_way(now, request):
+            entry.begins.append(request)
+            return ending.decide(entry, commit=False, now_ms=now_ms, fence=True)
+        if draft is None:  # a key that nobody has used is not made by asking
+            draft = Draft(None if now == Transaction() else now, {NOBODY: None})
+        draft.answers.append(Answer(request.ticket, Settled(now.version_in(request.topic_id))))
+        return draft
 
     def _add(self, entry: Entry, request: AddRequested, draft: Draft | None, now_ms: int) -> Draft | None:
         """Register for one producer id, together with what ``draft`` registers already."""
@@ -458,6 +465,18 @@ class Transactions(CoordinatorCore[Entry, Draft]):
 
 def _fenced(key: str, run: str) -> Refused:
     return Refused(ErrorCode.INVALID_PRODUCER_EPOCH, f"{key}: a later run has fenced run {run}, or its time was up")
+
+
+def _is_in_the_way(now: Transaction, request: SettleRequested) -> bool:
+    """Whether another run has something open."""
+    return now.state == OPEN and now.run_id != request.run_id
+
+
+def _goes_with(draft: Draft, request: Request, now: Transaction) -> bool:
+    """Whether one append carries out both."""
+    if draft.asks:
+        return isinstance(request, SettleRequested) and not _is_in_the_way(now, request)
+    return isinstance(request, AddRequested)
 
 
 def _comes_late(now: Transaction, request: BeginRequested) -> bool:

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from sparklog.coordinator.effects import Begun, Ended, Settled
-from sparklog.coordinator.events import MarkersWritten
+from sparklog.coordinator.effects import Answer, Append, Begun, Ended, Settled
+from sparklog.coordinator.events import MarkersWritten, SettleRequested
 from sparklog.coordinator.records import Place
-from sparklog.coordinator.transactions import TransactionSettings
+from sparklog.coordinator.transactions import Transactions, TransactionSettings
 from tests.coordinator.host import Host
 
 A, B, C = ("a", 0, "id-a"), ("b", 0, "id-b"), ("c", 0, "id-c")
@@ -41,7 +41,9 @@ def commit(host: Host, run: str, version: int, *places: tuple[str, int, str]) ->
 
 
 def versions(host: Host, run: str = "asking") -> list[int]:
-    found = [host.answers[host.settle_version(ROWS, run, place[2])] for place in (A, B, C)]
+    asked = [host.settle_version(ROWS, run, place[2]) for place in (A, B, C)]
+    host.settle()
+    found = [host.answers[ticket] for ticket in asked]
     return [outcome.last_version for outcome in found if isinstance(outcome, Settled)]
 
 
@@ -60,7 +62,9 @@ def test_a_commit_raises_the_version_of_every_topic_that_a_winner_wrote_to(host:
     assert versions(host) == [2, 2, 1]
     host.crash()
     assert versions(host) == [2, 2, 1]
-    assert host.answers[host.settle_version("app:id-a:x", "asking")] == Settled(-1)
+    asked = host.settle_version("app:id-a:x", "asking")
+    host.settle()
+    assert host.answers[asked] == Settled(-1)
 
 
 def test_an_aborted_transaction_raises_nothing(host: Host) -> None:
@@ -79,6 +83,7 @@ def test_settling_ends_what_others_have_open_and_waits_for_what_is_decided(host:
     host.add(ROWS, "r1", producer, A)
     host.settle()
     own = host.settle_version(ROWS, "r1", "id-a")
+    host.settle()
     assert host.answers[own] == Settled(-1), "a run waits for nobody but others"
     host.end(ROWS, "r1", 1, producer)
     asked = host.settle_version(ROWS, "other", "id-a")
@@ -99,6 +104,45 @@ def test_settling_ends_what_others_have_open_and_waits_for_what_is_decided(host:
     ):
         assert host.code(refused) == "INVALID_PRODUCER_EPOCH"
     assert host.reports == []
+
+
+def test_a_coordinator_that_is_deposed_tells_no_versions(host: Host) -> None:
+    """It would say that nothing is committed, or open, and be believed: the rows would be written twice."""
+    commit(host, "r1", 1, A)
+    deposed = host.core
+    host.crash()
+    commit(host, "r2", 2, A)
+    host.begin("app:id-b:x", "r3", 1)
+    host.settle()
+    for key in (ROWS, "app:id-b:x"):
+        asked = deposed.step(SettleRequested(host.tickets + 1, key, "asking", "id-a"), host.now_ms)
+        assert [type(effect) for effect in asked] == [Append]
+
+
+def test_questions_that_wait_are_answered_together(host: Host) -> None:
+    """Up to one that finds another run in the way."""
+    producer = begun(host, "r1", 1)
+    add = host.add(ROWS, "r1", producer, A)
+    own = [host.settle_version(ROWS, "r1", place[2]) for place in (A, B)]
+    other = [host.settle_version(ROWS, "other", place[2]) for place in (A, B)]
+    late = host.settle_version(ROWS, "r1", "id-c")
+    written = []
+    while host.appends:
+        host.commit_one()
+        written.append([ticket in host.answers for ticket in (add, *own, *other)])
+        if host.markers:
+            host.settle()
+    assert written[:2] == [[True, False, False, False, False], [True, True, True, False, False]]
+    assert [host.answers[ticket] for ticket in (*own, *other)] == [Settled(-1)] * 4
+    assert host.code(late) == "INVALID_PRODUCER_EPOCH"
+
+
+def test_a_question_whose_append_is_refused_is_to_be_asked_again(host: Host) -> None:
+    asked = host.settle_version(ROWS, "asking", "id-a")
+    host.refuse_one()
+    assert host.code(asked) == "COORDINATOR_NOT_AVAILABLE"
+    assert versions(host) == [-1, -1, -1]
+    assert not len(host.core)
 
 
 def test_asking_for_a_decision_again(host: Host) -> None:
@@ -142,6 +186,7 @@ class Run:
     """One run of version 1 of one name, of two tasks; ``topic`` None: its rows name the topics."""
 
     def __init__(self, histories: Histories, name: str, topic: tuple[str, int, str] | None, *, careless: bool) -> None:
+        self.histories = histories
         self.host = histories.host
         self.name = name
         self.key = ROWS if topic is None else f"app:{topic[2]}:x"
@@ -166,7 +211,7 @@ class Run:
             for key, topic_id in questions:
                 if self.careless and key != self.key:
                     continue
-                settled = yield lambda key=key, topic_id=topic_id: self.host.settle_version(key, self.name, topic_id)
+                settled = yield lambda key=key, topic_id=topic_id: self.histories.settle(key, self.name, topic_id)
                 known = known or settled.last_version >= 1
             if not known:
                 yield lambda place=place: self.host.add(self.key, self.name, producer, place)
@@ -211,6 +256,8 @@ class Histories:
         self.careless = careless
         self.runs: list[Run] = []
         self.began = 0
+        #: The coordinator before the present one, which does not know that there is another.
+        self.deposed: Transactions | None = None
         #: Of each topic, by producer id.
         self.fates: dict[str, dict[int, str]] = {"a": {}, "b": {}, "c": {}}
         self.winners: list[list[int]] = []
@@ -221,6 +268,7 @@ class Histories:
             if chosen < 0.03 or not self.runs:
                 self.start()
             elif chosen < 0.04:
+                self.deposed = self.host.core
                 self.host.crash(keep=self.chance.randint(0, len(self.host.appends)))
                 for run in self.runs:  # what was asked is asked again
                     run.ticket = [None if found != -1 and found not in self.host.answers else found
@@ -248,6 +296,16 @@ class Histories:
         run = Run(self, f"r{self.began}", topic, careless=self.careless)
         self.winners.append(run.winners)
         self.runs = [*self.runs[-2:], run]
+
+    def settle(self, key: str, run: str, topic_id: str) -> int:
+        """Ask the wrong coordinator now and then. What it appends is not committed; then the right one is asked."""
+        if self.deposed is not None and self.chance.random() < 0.5:
+            ticket = self.host.tickets = self.host.tickets + 1
+            for effect in self.deposed.step(SettleRequested(ticket, key, run, topic_id), self.host.now_ms):
+                if isinstance(effect, Answer):
+                    self.host.answers[ticket] = effect.outcome
+                    return ticket
+        return self.host.settle_version(key, run, topic_id)
 
     def deliver(self) -> None:
         for sent in list(self.host.markers):
