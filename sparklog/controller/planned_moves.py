@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from sparklog.controller.cluster_state import Partition
 
-_AT_ONCE = 200
+_AT_ONCE = 500
 _PATIENCE_MS = 500
 
 

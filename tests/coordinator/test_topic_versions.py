@@ -341,6 +341,13 @@ def test_one_run_of_a_name_has_its_rows_in_a_topic(block: int) -> None:
         assert history.doubled() == [], f"seed {seed}"
 
 
+@pytest.mark.parametrize("seed", [602, 936])
+def test_histories_in_which_a_deposed_coordinator_was_believed(seed: int) -> None:
+    history = Histories(seed)
+    history.play()
+    assert history.doubled() == []
+
+
 def test_the_histories_are_worth_something() -> None:
     """Runs commit in them; and where none settles the other kind's key, some commit twice."""
     histories = [Histories(seed) for seed in range(100)]
