@@ -97,6 +97,8 @@ set_up() {
             install_package --no-deps --force-reinstall "$root"
             printf %s "$sources" >"$venv/.sparklog-sources"
         fi
+        # Else every Python process that Spark starts compiles pyspark anew; nothing but time depends on it.
+        (cd "$venv" && quietly "$python" -m sparklog.spark.bytecode) || true
     } 9>"$root/.venv.lock"
 }
 

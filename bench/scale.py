@@ -16,7 +16,7 @@ import signal
 import statistics
 from pathlib import Path
 
-from bench import machine, scale_cluster, scale_core, scale_table
+from bench import machine, scale_cluster, scale_core, scale_slots, scale_table
 from bench.scale_picture import svg
 
 
@@ -26,6 +26,9 @@ def main() -> int:
     path = options.out / "results.json"
     if options.core:
         print(scale_core.text(scale_core.measure()))
+        return 0
+    if options.slots:
+        print(scale_slots.text(scale_slots.measure(share=0.15, megabytes=150)))
         return 0
     if options.show:
         print(scale_table.text(scale_table.load(path)))
@@ -62,6 +65,7 @@ def _parse() -> argparse.Namespace:
     )
     parser.add_argument("--runs", type=int, default=1, help="of each; medians count")
     parser.add_argument("--core", action="store_true", help="the controller's core alone, at 200,000 partitions")
+    parser.add_argument("--slots", action="store_true", help="two broker slots against one")
     parser.add_argument("--quick", action="store_true", help="hardly any work: only whether it works; keeps nothing")
     parser.add_argument("--out", type=Path, default=Path("build/scale"), help="folder of results.json and the picture")
     parser.add_argument("--show", action="store_true", help="measure nothing, print what the folder has")

@@ -8,11 +8,16 @@ only takes note and answers on the next turn of the loop, once for all that move
 from __future__ import annotations
 
 import asyncio
+import heapq
+import itertools
 import logging
+import math
+import time
 from collections.abc import Callable
 
-from sparklog.broker.fetch_look import Look, look_for_consumer, look_for_follower
+from sparklog.broker.fetch_look import Look, follower_has_all, look_for_consumer, look_for_follower
 from sparklog.broker.partition import FetchVerdict, Partition
+from sparklog.broker.partitions import Partitions
 from sparklog.broker.state import BrokerState
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import TopicPartition
@@ -35,8 +40,6 @@ class _OpenFetch:
 
     __slots__ = (
         "_broker",
-        "_deadline",
-        "_linger",
         "_looks",
         "_max_bytes",
         "_next_look",
@@ -44,6 +47,8 @@ class _OpenFetch:
         "connection",
         "context",
         "done",
+        "due_s",
+        "of_follower",
         "request",
         "verdicts",
     )
@@ -58,30 +63,44 @@ class _OpenFetch:
         #: What the leader's replicas said to the positions named in this request; ServeFetch is not kept.
         self.verdicts: dict[Key, FetchVerdict] = {}
         self.done = False
+        #: When it is answered with what there is; monotonic time.
+        self.due_s = math.inf
+        self.of_follower = request.replica_id != CONSUMER
         #: What an answer may hold in all, whatever is asked for: it is put together in memory.
         limit = broker.config.replica_fetch_response_max_bytes if self.of_follower else broker.config.fetch_max_bytes
         self._max_bytes = min(request.max_bytes, limit)
         self._looks: dict[Key, Look] = {}
         self._stale: dict[Key, FetchPartition] = {}
         self._next_look: asyncio.Handle | None = None
-        self._linger: asyncio.TimerHandle | None = None
-        self._deadline: asyncio.TimerHandle | None = None
-
-    @property
-    def of_follower(self) -> bool:
-        return self.request.replica_id != CONSUMER
 
     def begin(self) -> None:
         """Answer now if there is a reason to, else wait."""
         self._stale = {(wanted.topic, wanted.partition): wanted for wanted in self.context.due()}
-        if self._enough() or self.request.max_wait_ms <= 0:
+        has_all = self._has_all()
+        if self.request.max_wait_ms <= 0 or (not has_all and self._enough()):
             self._complete()
             return
-        self._deadline = asyncio.get_running_loop().call_later(
-            min(self.request.max_wait_ms, _MAX_WAIT_MS) / 1000, self.complete
-        )
-        if self.of_follower and self._has_news():
+        self._answer_after(min(self.request.max_wait_ms, _MAX_WAIT_MS) / 1000)
+        if self.of_follower and (self._marks_moved() if has_all else self._has_news()):
             self.answer_shortly()
+
+    def _has_all(self) -> bool:
+        """Whether this is a follower that has all there is in what it names, and nothing to be told but marks: found
+        with less than a look takes, since it is so after nearly every batch."""
+        if not self.of_follower or self.verdicts or self.request.session_epoch == FULL:
+            return False
+        hosted = self._broker.partitions
+        return all(follower_has_all(hosted.get(TopicPartition(*key)), wanted) for key, wanted in self._stale.items())
+
+    def _marks_moved(self) -> bool:
+        hosted = self._broker.partitions
+        for topic, number in self._stale:
+            partition = hosted.get(TopicPartition(topic, number))
+            if partition is None or self.context.marks_moved(
+                (topic, number), partition.replica.high_watermark, partition.log.log_start_offset
+            ):
+                return True
+        return False
 
     def moved(self, key: Key, wanted: FetchPartition) -> None:
         """This partition is worth another look."""
@@ -94,8 +113,13 @@ class _OpenFetch:
 
     def answer_shortly(self) -> None:
         """Answer with what there is once the linger is over."""
-        if self._linger is None and not self.done:
-            self._linger = asyncio.get_running_loop().call_later(_MARK_LINGER_S, self.complete)
+        self._answer_after(_MARK_LINGER_S)
+
+    def _answer_after(self, delay_s: float) -> None:
+        due_s = time.monotonic() + delay_s
+        if due_s < self.due_s and not self.done:
+            self.due_s = due_s
+            self._broker.fetches.answer_at(due_s, self)
 
     def complete(self) -> None:
         """Answer with what there is."""
@@ -117,11 +141,12 @@ class _OpenFetch:
     def _complete(self) -> None:
         self._look()
         self.abandon()
-        results = [look.result for look in self._looks.values()]
+        looks, self._looks = self._looks, {}  # who waited for its time still holds this, but not the records
+        results = [look.result for look in looks.values()]
         reply = self.context.reply(results)
         body: list[Buffer] = []
         body_bytes = 0
-        for look in self._looks.values():
+        for look in looks.values():
             if look.records is not None:
                 body.append(look.records.headers)
                 body.extend(look.records.bodies)
@@ -141,9 +166,8 @@ class _OpenFetch:
         """No answer any more: it was given, or nobody waits for it."""
         self.done = True
         self._broker.fetches.forget(self)
-        for handle in (self._next_look, self._linger, self._deadline):
-            if handle is not None:
-                handle.cancel()
+        if self._next_look is not None:
+            self._next_look.cancel()
 
     def _look_again(self) -> None:
         self._next_look = None
@@ -164,7 +188,7 @@ class _OpenFetch:
         for key in stale:
             self._looks.pop(key, None)
         left = self._max_bytes - sum(look.cost for look in self._looks.values())
-        look_at = look_for_follower if self.of_follower else look_for_consumer
+        look_at = self._broker.fetches.look_for_follower if self.of_follower else look_for_consumer
         for key, wanted in stale.items():
             if left <= 0:
                 self._stale[key] = wanted
@@ -206,6 +230,38 @@ class Fetches:
         self._sessionless: dict[Key, dict[_OpenFetch, FetchPartition]] = {}
         self._by_connection: dict[ServerConnection, set[_OpenFetch]] = {}
         self._followers: dict[int, ServerConnection] = {}
+        #: When waiting fetches are to be answered at the latest; most have been by then. One timer for all.
+        self._due: list[tuple[float, int, _OpenFetch]] = []
+        self._numbers = itertools.count()
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_s = math.inf
+        #: What was last seen for a follower, as long as nothing has moved: others wait at the same place.
+        self._seen: tuple[FetchPartition, int, Look] | None = None
+
+    # --- time ---
+
+    def answer_at(self, due_s: float, fetch: _OpenFetch) -> None:
+        """Answer with what there is then, if that has not been done by then."""
+        heapq.heappush(self._due, (due_s, next(self._numbers), fetch))
+        if due_s < self._timer_s:
+            self._arm(due_s)
+
+    def _arm(self, due_s: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_s = due_s
+        delay_s = max(0.0, due_s - time.monotonic())
+        self._timer = asyncio.get_running_loop().call_later(delay_s, self._answer_due)
+
+    def _answer_due(self) -> None:
+        self._timer, self._timer_s = None, math.inf
+        now = time.monotonic()
+        while self._due and (self._due[0][2].done or self._due[0][0] <= now):
+            _, _, fetch = heapq.heappop(self._due)
+            if fetch.due_s <= now:
+                fetch.complete()
+        if self._due and self._due[0][0] < self._timer_s:
+            self._arm(self._due[0][0])
 
     # --- requests ---
 
@@ -291,6 +347,24 @@ class Fetches:
                 if not self._broker.quiesced:
                     self._broker.partitions.follower_lost(replica_id)
 
+    def look_for_follower(
+        self,
+        partitions: Partitions,
+        wanted: FetchPartition,
+        *,
+        verdict: FetchVerdict | None,
+        max_bytes: int,
+        isolation: int,
+    ) -> Look:
+        """As that of ``fetch_look``: what one follower is told, the next one is told that waits at the same place."""
+        seen = self._seen
+        if seen is not None and verdict is None and seen[1] == max_bytes and seen[0] == wanted:
+            return seen[2]
+        look = look_for_follower(partitions, wanted, verdict=verdict, max_bytes=max_bytes, isolation=isolation)
+        if verdict is None and not look.urgent:
+            self._seen = wanted, max_bytes, look
+        return look
+
     # --- what moves ---
 
     def log_end_moved(self, partition: Partition) -> None:
@@ -318,6 +392,7 @@ class Fetches:
 
     def _concerned(self, partition: Partition) -> list[_OpenFetch]:
         """Waiting fetches that name this partition; it is marked for another look in each."""
+        self._seen = None
         key: Key = (partition.tp.topic, partition.tp.partition)
         found = []
         for session in self._sessions.wake(*key):

@@ -99,6 +99,20 @@ def look_for_follower(
         return _error(partition, wanted, error, for_follower=True)
 
 
+def follower_has_all(partition: Partition | None, wanted: FetchPartition) -> bool:
+    """Whether ``look_for_follower`` would find nothing to send: the follower's log is this leader's."""
+    if partition is None or partition.offline is not None or wanted.topic_id not in {"", partition.topic_id}:
+        return False
+    log, replica = partition.log, partition.replica
+    return (
+        wanted.fetch_offset == log.log_end_offset
+        and wanted.last_epoch == log.last_epoch
+        and wanted.leader_epoch == replica.leader_epoch
+        and replica.is_leader
+        and wanted.columns is None
+    )
+
+
 def parted_from_consumer(partition: Partition, wanted: FetchPartition, *, in_sync: bool = False) -> EpochEnd | None:
     """Where the log stopped being the one this consumer has read, or None: after an unclean election the record before
     its position may be another one. Only the leader can tell, and a follower known to be ``in_sync`` up to its high

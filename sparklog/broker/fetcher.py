@@ -3,6 +3,9 @@
 Each connection carries one incremental fetch session for all partitions followed there, with one long poll under way.
 Answers are applied partition by partition in their order: records appended, logs truncated, high watermarks raised, as
 the replica's core decides. A partition the leader has an error for rests for a moment; the others go on.
+
+What producers with acks=all wait for is the way from an answer to the next request: it is gone in the turn of the loop
+in which the answer is read, without a task to wake. The task of each leader only makes connections, and ends them.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import logging
 import struct
 import time
 from collections import deque
+from collections.abc import Iterator
 from functools import partial
 from typing import NamedTuple
 
@@ -61,9 +65,10 @@ class Position(NamedTuple):
 class _UnderWay(NamedTuple):
     """A request whose answer has not come. ``session_id`` as it was when the request was made."""
 
-    answer: asyncio.Future[tuple[Reply, memoryview]]
     session_id: int
     named: dict[Key, Position]
+    #: monotonic time
+    sent_s: float
 
 
 class LeaderFetcher:
@@ -78,6 +83,11 @@ class LeaderFetcher:
         #: Where each partition stood in the requests answered so far.
         self._positions: dict[Key, Position] = {}
         self._under_way: deque[_UnderWay] = deque()
+        #: What is left to apply of the answers that have come.
+        self._answers: deque[Iterator[None]] = deque()
+        self._next_turn: asyncio.Handle | None = None
+        #: Why the connection is to be given up, once there is a reason.
+        self._ended: asyncio.Future[None] | None = None
         self._nudge: asyncio.Handle | None = None
         self._wanted = asyncio.Event()
         self._connection: AsyncConnection | None = None
@@ -103,7 +113,15 @@ class LeaderFetcher:
 
     def _send_nudge(self) -> None:
         self._nudge = None
-        if self._session.established and self._session.changed and len(self._under_way) == 1:
+        if self._ended is not None and not self._answers:
+            self._send_next()
+
+    def _send_next(self) -> None:
+        """One request is under way as long as something is followed here, and a second one if there is news."""
+        if not self._under_way:
+            if self._followed:
+                self._send()
+        elif self._session.established and self._session.changed and len(self._under_way) == 1:
             self._send()
 
     async def run(self) -> None:
@@ -152,36 +170,35 @@ class LeaderFetcher:
             )
 
     def _disconnect(self) -> None:
+        self._ended = None
         if self._connection is not None:
             self._connection.close()
             self._connection = None
-        for request in self._under_way:
-            request.answer.cancel()
+        if self._next_turn is not None:
+            self._next_turn.cancel()
+            self._next_turn = None
         self._under_way.clear()
+        self._answers.clear()
         self._positions.clear()
         self._session.lost()
 
     async def _fetch_on(self) -> None:
-        """One request after the other, as long as something is followed here."""
+        """Until the connection is to be given up: raises why."""
         timeout_s = self._broker.config.replica_fetch_wait_max_ms / 1000 + _ANSWER_TIMEOUT_S
+        ended = self._ended = asyncio.get_running_loop().create_future()
+        self._send_next()
         while True:
-            if not self._under_way:
-                while not self._followed:
-                    self._wanted.clear()
-                    await self._wanted.wait()
-                self._send()
-            request = self._under_way[0]
-            reply, body = await _in_time(request.answer, timeout_s)
-            assert isinstance(reply, FetchReply)
-            self._under_way.popleft()
-            self._positions.update(request.named)
-            if request.session_id == self._session.session_id:
-                self._session.answered(reply)
-            if reply.code != ErrorCode.NONE:
-                self._broker.counters["fetcher.sessions.lost"] += 1
-                continue
-            await self._apply_all(reply, body)
-            self._send_nudge()
+            asked_s = self._under_way[0].sent_s if self._under_way else time.monotonic()
+            left_s = asked_s + timeout_s - time.monotonic()
+            if left_s <= 0:
+                raise asyncio.TimeoutError
+            await asyncio.wait({ended}, timeout=left_s)
+            if ended.done():
+                ended.result()
+
+    def _end(self, error: BaseException) -> None:
+        if self._ended is not None and not self._ended.done():
+            self._ended.set_exception(error)
 
     def _send(self) -> None:
         assert self._connection is not None
@@ -205,7 +222,9 @@ class LeaderFetcher:
             session.partitions,
             session.forgotten,
         )
-        self._under_way.append(_UnderWay(self._connection.request(request), session.session_id, named))
+        under_way = _UnderWay(session.session_id, named, time.monotonic())
+        self._under_way.append(under_way)
+        self._connection.ask(request, (), partial(self._answered, under_way))
 
     def _want(self, key: Key) -> None:
         followed = self._followed[key]
@@ -227,14 +246,45 @@ class LeaderFetcher:
 
     # --- answers ---
 
-    async def _apply_all(self, reply: FetchReply, body: memoryview) -> None:
-        """Others have their turn in between: a thousand new logs take longer than a broker may be silent."""
-        at = 0
+    def _answered(self, request: _UnderWay, answer: tuple[Reply, memoryview] | BrokerError) -> None:
+        if not self._under_way or self._under_way[0] is not request:
+            return  # of a connection that was given up
+        if isinstance(answer, BrokerError):
+            self._end(answer)
+            return
+        reply, body = answer
+        assert isinstance(reply, FetchReply)
+        self._under_way.popleft()
+        self._positions.update(request.named)
+        if request.session_id == self._session.session_id:
+            self._session.answered(reply)
+        if reply.code != ErrorCode.NONE:
+            self._broker.counters["fetcher.sessions.lost"] += 1
+        else:
+            self._answers.append(self._apply_all(reply, body))
+        if self._next_turn is None:
+            self._go_on()
+
+    def _go_on(self) -> None:
+        """Apply what has come, and ask for more. Others have their turn in between: a thousand new logs take longer
+        than a broker may be silent."""
+        self._next_turn = None
         turn_ends = time.monotonic() + _TURN_S
+        try:
+            while self._answers:
+                for _ in self._answers[0]:
+                    if time.monotonic() >= turn_ends:
+                        self._next_turn = asyncio.get_running_loop().call_soon(self._go_on)
+                        return
+                self._answers.popleft()
+            self._send_next()
+        except Exception as error:
+            self._end(error)
+
+    def _apply_all(self, reply: FetchReply, body: memoryview) -> Iterator[None]:
+        """One partition a step."""
+        at = 0
         for answer in reply.partitions:
-            if time.monotonic() >= turn_ends:
-                await asyncio.sleep(0)
-                turn_ends = time.monotonic() + _TURN_S
             headers_end = at + answer.batch_count * HEADER_BYTES
             end = headers_end + answer.body_bytes
             key = (answer.topic, answer.partition)
@@ -243,6 +293,7 @@ class LeaderFetcher:
             if followed is not None and position is not None and not followed.partition.stopped:
                 self._apply(followed, position, answer, headers=body[at:headers_end], bodies=body[headers_end:end])
             at = end
+            yield
 
     def _apply(
         self,
@@ -314,20 +365,6 @@ class LeaderFetcher:
         if self._followed.get(key) is followed and not followed.partition.stopped:
             self._want(key)
             self._nudge_soon()
-
-
-async def _in_time(answer: asyncio.Future[tuple[Reply, memoryview]], timeout_s: float) -> tuple[Reply, memoryview]:
-    """As ``asyncio.wait_for``, whose second future and turn of the loop every replicated record would wait for."""
-    timer = asyncio.get_running_loop().call_later(timeout_s, _expire, answer)
-    try:
-        return await answer
-    finally:
-        timer.cancel()
-
-
-def _expire(answer: asyncio.Future[tuple[Reply, memoryview]]) -> None:
-    if not answer.done():
-        answer.set_exception(asyncio.TimeoutError())
 
 
 def _end_offset(headers: memoryview) -> int:

@@ -52,7 +52,8 @@ def read_projected(
         headers = unpack_headers(found.headers)
         if not any(header.offset_array_length for header in headers):
             return _sent([header_alone(header) for header in headers], found, found.body_bytes, HEADER_COST_BYTES)
-    found = partition.log.read(offset, max_bytes=max_bytes, end_offset=end_offset)
+    # What is sent are copies, and nothing else happens before they are made.
+    found = partition.log.read(offset, max_bytes=max_bytes, end_offset=end_offset, for_now=True)
     headers = unpack_headers(found.headers)[: max(1, max_bytes // BATCH_COST_BYTES)]
     return _project(partition, headers, columns, found)
 

@@ -386,6 +386,11 @@ class Accumulator:
     def empty(self) -> bool:
         return not self._busy
 
+    @property
+    def sendable(self) -> bool:
+        """True while there is a batch that is not in flight."""
+        return bool(self._sendable)
+
     def topic_busy(self, topic: str) -> bool:
         """True while a batch of this topic is queued or outstanding."""
         return topic in self._busy_topics

@@ -13,23 +13,17 @@ from typing import TypeVar
 from sparklog.client.async_link import AsyncLink
 from sparklog.client.backoff import Backoff
 from sparklog.client.errors import ClientTimeout
+from sparklog.client.transaction_run import may_have_acted
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import BrokerEndpoint
 from sparklog.protocol.messages import FindCoordinator, FindCoordinatorReply, Reply, Request
 
 R = TypeVar("R", bound=Reply)
 
-#: After these it is certain that the request has done nothing; after other retriable ones it may have.
-_NOTHING_DONE = frozenset({ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ErrorCode.CONCURRENT_TRANSACTIONS})
 #: A coordinator that is silent for so long is looked for anew, first time; then twice, and so on.
 _FIRST_PATIENCE_S = 1.0
 #: A broker that knows of no coordinator waits 5 s for one to be elected: that is no hanging one.
 _FIND_S = 6.0
-
-
-def may_have_acted(error: BrokerError) -> bool:
-    """Whether a request that failed so, and may be repeated, can have taken effect all the same."""
-    return error.retriable and error.code not in _NOTHING_DONE
 
 
 class AsyncCoordination:

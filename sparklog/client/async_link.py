@@ -337,6 +337,11 @@ class AsyncLink:
         if not self._closed:
             self._changed()
 
+    @property
+    def busy(self) -> bool:
+        """Something goes on that needs a loop that turns: a connection is opened, metadata are asked for."""
+        return bool(self._tasks)
+
     def start(self, work: Coroutine[Any, Any, None]) -> None:
         """Run ``work`` as a task that ends with this link."""
         task = asyncio.get_running_loop().create_task(work)

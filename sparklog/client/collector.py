@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -35,10 +35,32 @@ Header: TypeAlias = "dict[str, str | bytes | None]"
 Record: TypeAlias = "tuple[bytes | str | None, Any, list[Header] | None, int]"
 
 
+class Attendant(Protocol):
+    """Who sends chunks and tells what became of them: the sender, as its chunks see it. For any thread."""
+
+    def wake(self) -> None:
+        """There may be something to take."""
+
+    def begun(self) -> None:
+        """There is a new chunk with a record in it."""
+
+    def attend(self, finished: Callable[[], bool]) -> None:
+        """This thread will wait until it is ``finished``, and does nothing else meanwhile."""
+
+    def hurry(self) -> None:
+        """Somebody will wait in a way of his own."""
+
+    def on_io_thread(self) -> bool:
+        """Whether this is the thread that makes room by taking."""
+
+
 class RecordChunk:
     """Records of one topic that are encoded together. Appended to under the collector's lock, then only read."""
 
-    def __init__(self, topic: ProducerTopic, partition: int | None, created_ms: float) -> None:
+    def __init__(
+        self, topic: ProducerTopic, partition: int | None, created_ms: float, attendant: Attendant | None = None
+    ) -> None:
+        self.attendant = attendant
         self.topic = topic
         self.partition = partition
         self.created_ms = created_ms
@@ -134,6 +156,14 @@ class RecordChunk:
         offset = batch.base_offset + int(self._place_of[index]) if batch.base_offset >= 0 else -1
         return RecordMetadata(self.topic.name, batch.partition, offset, self.records[index][3])
 
+    def attend(self, index: int) -> None:
+        if self.attendant is not None and self.outcome(index) is None:
+            self.attendant.attend(lambda: self.outcome(index) is not None)
+
+    def hurry(self) -> None:
+        if self.attendant is not None:
+            self.attendant.hurry()
+
     def listen(self, index: int, resolve: Callable[[RecordMetadata | BaseException], None]) -> None:
         """Call ``resolve`` once with the outcome: now, or when it is there."""
         with self.lock:
@@ -188,18 +218,17 @@ class Collector:
         linger_ms: float,
         buffer_bytes: int,
         max_block_s: float,
-        wake: Callable[[], None],
+        attendant: Attendant,
         opened: Callable[[RecordChunk], None],
     ) -> None:
-        """``wake`` tells the I/O thread that there is something to take; ``opened`` is told of every new chunk."""
+        """``opened`` is told of every new chunk."""
         self._batch_bytes = batch_bytes
         self._linger_ms = linger_ms
         self._buffer_bytes = buffer_bytes
         self._max_block_s = max_block_s
-        self._wake = wake
+        self._attendant = attendant
+        self._wake = attendant.wake
         self._opened = opened
-        #: The thread that makes room by taking: it must not wait for itself when a future's callback writes.
-        self.io_thread: int | None = None
         self._lock = threading.Lock()
         self._room = threading.Condition(self._lock)
         self._used = 0
@@ -215,25 +244,27 @@ class Collector:
         """Take one record. Raises BufferFull or ProducerClosed."""
         size += RECORD_OVERHEAD_BYTES
         slot = (topic.name, partition)
-        tell = False
+        begun = full = False
         with self._lock:
             if self._closed is not None or self._used + size > self._buffer_bytes:
                 self._wait_for_room(size)
             self._used += size
             chunk = self._open.get(slot)
             if chunk is None:
-                chunk = self._open[slot] = RecordChunk(topic, partition, time.monotonic() * 1000)
+                chunk = self._open[slot] = RecordChunk(topic, partition, time.monotonic() * 1000, self._attendant)
                 self._opened(chunk)
-                tell = True
+                begun = True
             records = chunk.records
             index = len(records)
             records.append(record)
             chunk.size += size
             if chunk.size >= self._batch_bytes:
                 self._full.append(self._open.pop(slot))
-                tell = True
-        if tell:
+                full = True
+        if full:
             self._wake()
+        elif begun:
+            self._attendant.begun()
         return RecordFuture(chunk, index)
 
     def reserve(self, size: int) -> None:
@@ -290,8 +321,8 @@ class Collector:
         while True:
             if self._closed is not None:
                 raise closed_for(self._closed)
-            if not self._used or self._used + size <= self._buffer_bytes or threading.get_ident() == self.io_thread:
-                return
+            if not self._used or self._used + size <= self._buffer_bytes or self._attendant.on_io_thread():
+                return  # which must not wait for itself when a future's callback writes
             left = deadline - time.monotonic()
             if left <= 0:
                 raise BufferFull(

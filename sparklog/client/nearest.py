@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from typing import Literal
 
 from sparklog.model import BrokerEndpoint
+
+#: Whether files of this host may, may not, or have to be read instead.
+LocalReads = Literal["auto", "never", "require"]
 
 
 def nearest(

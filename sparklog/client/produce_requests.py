@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import math
 import time
 from collections.abc import Callable, Sequence
 
@@ -17,7 +18,7 @@ from sparklog.client.async_link import AsyncLink
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.net.async_client import Answer, AsyncConnection
 from sparklog.protocol.frames import Buffer
-from sparklog.protocol.messages import Produce, ProducePartition, ProduceReply, ProduceResult
+from sparklog.protocol.messages import Produce, ProducePartition, ProduceReply, ProduceResult, Reply
 
 _MAX_REQUESTS_PER_BROKER = 5
 #: What a broker may use of a request's time: it says why it could not do it, which its silence would not.
@@ -30,13 +31,16 @@ _LOOK_AGAIN_S = 0.2
 class _Sent:
     """A produce request under way."""
 
-    __slots__ = ("batches", "connection", "deadline_ms", "suspected", "timer")
+    __slots__ = ("batches", "connection", "deadline_ms", "look_at_ms", "suspected")
 
-    def __init__(self, connection: AsyncConnection, batches: list[ProducerBatch], deadline_ms: float) -> None:
+    def __init__(
+        self, connection: AsyncConnection, batches: list[ProducerBatch], *, now_ms: float, deadline_ms: float
+    ) -> None:
         self.connection = connection
         self.batches = batches
         self.deadline_ms = deadline_ms
-        self.timer: asyncio.TimerHandle | None = None
+        #: When to look whether it waits for somebody who hangs.
+        self.look_at_ms = min(now_ms + _SUSPECT_AFTER_S * 1000, deadline_ms)
         #: Open for so long that its leader may hang: news of another leader ends it.
         self.suspected = False
 
@@ -65,6 +69,10 @@ class ProduceRequests:
         self._told = told
         self._changed = changed
         self._in_flight: dict[AsyncConnection, int] = {}
+        self._sent: dict[_Sent, None] = {}
+        #: One for all: most requests are answered long before anybody has to look at them.
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at_ms = math.inf
         self._draining: set[AsyncConnection] = set()
         self._suspected: dict[_Sent, None] = {}
         self._suspected_version = -1
@@ -98,9 +106,10 @@ class ProduceRequests:
             self._send_unacknowledged(connection, request, body, batches)
             return
         self._in_flight[connection] = self._in_flight.get(connection, 0) + 1
-        sent = _Sent(connection, batches, now + timeout_s * 1000)
-        self._watch(sent)
-        connection.request(request, body).add_done_callback(functools.partial(self._answered, sent))
+        sent = _Sent(connection, batches, now_ms=now, deadline_ms=now + timeout_s * 1000)
+        self._sent[sent] = None
+        self._look_by(sent.look_at_ms)
+        connection.ask(request, body, functools.partial(self._answered, sent))
 
     def _request(self, batches: Sequence[ProducerBatch], broker_timeout_ms: int) -> tuple[Produce, list[Buffer]]:
         partitions = []
@@ -123,22 +132,42 @@ class ProduceRequests:
         else:
             self._tell_all(batches, ErrorCode.NONE)
 
+    def only_connection(self) -> AsyncConnection | None:
+        """Where all requests under way are, if all of them have left this process for one broker."""
+        if len(self._in_flight) != 1:
+            return None
+        (connection,) = self._in_flight
+        return None if connection.closed or connection.unsent_bytes else connection
+
     # --- requests that take long ---
 
-    def _watch(self, sent: _Sent) -> None:
-        """Look after a request: at its end of time, and before that whether it waits for somebody deposed."""
-        wait_s = min(_LOOK_AGAIN_S if sent.suspected else _SUSPECT_AFTER_S, (sent.deadline_ms - _now_ms()) / 1000)
-        sent.timer = asyncio.get_running_loop().call_later(max(0.0, wait_s), self._suspect, sent)
+    def _look_by(self, at_ms: float) -> None:
+        if at_ms < self._timer_at_ms:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer_at_ms = at_ms
+            delay_s = max(0.0, at_ms - _now_ms()) / 1000
+            self._timer = asyncio.get_running_loop().call_later(delay_s, self._look)
 
-    def _suspect(self, sent: _Sent) -> None:
-        if _now_ms() >= sent.deadline_ms or self._deposed(sent):
+    def _look(self) -> None:
+        """Look after the requests under way: at their end of time, and before that whether they wait for somebody
+        deposed."""
+        self._timer, self._timer_at_ms = None, math.inf
+        now = _now_ms()
+        for sent in [sent for sent in self._sent if sent.look_at_ms <= now]:
+            self._suspect(sent, now)
+        self._look_by(min((sent.look_at_ms for sent in self._sent), default=math.inf))
+
+    def _suspect(self, sent: _Sent, now: float) -> None:
+        if now >= sent.deadline_ms or self._deposed(sent):
+            sent.look_at_ms = math.inf
             sent.connection.abort()  # fails what is in flight on it; the same sequences go to the new leader
             return
         if not sent.suspected:
             sent.suspected = True
             self._suspected[sent] = None
         self._link.want_metadata({batch.tp.topic for batch in sent.batches})
-        self._watch(sent)
+        sent.look_at_ms = min(now + _LOOK_AGAIN_S * 1000, sent.deadline_ms)
 
     def _deposed(self, sent: _Sent) -> bool:
         leaders = ((batch, self._link.metadata.leader(batch.tp)) for batch in sent.batches)
@@ -153,30 +182,24 @@ class ProduceRequests:
 
     # --- answers ---
 
-    def _answered(self, sent: _Sent, future: asyncio.Future[Answer]) -> None:
-        if sent.timer is not None:
-            sent.timer.cancel()
+    def _answered(self, sent: _Sent, answer: Answer | BrokerError) -> None:
+        del self._sent[sent]
         self._suspected.pop(sent, None)
         self._in_flight[sent.connection] -= 1
         if not self._in_flight[sent.connection]:
             del self._in_flight[sent.connection]
-        if future.cancelled():
-            return
-        error = future.exception()  # looked at in any case: asyncio complains of errors that nobody has seen
-        if error is None:
-            self._take_results(sent.batches, future)
-        elif isinstance(error, BrokerError):
-            self._tell_all(sent.batches, error.code, error.detail)
+        if isinstance(answer, BrokerError):
+            self._tell_all(sent.batches, answer.code, answer.detail)
         else:
-            self._tell_all(sent.batches, ErrorCode.NETWORK_EXCEPTION, str(error))
+            self._take_results(sent.batches, answer[0])
         self._changed()
 
-    def _take_results(self, batches: list[ProducerBatch], future: asyncio.Future[Answer]) -> None:
-        reply, _ = future.result()
+    def _take_results(self, batches: list[ProducerBatch], reply: Reply) -> None:
         results: Sequence[ProduceResult] = reply.results if isinstance(reply, ProduceReply) else ()
         for batch, result in zip(batches, results, strict=False):
             self._tell(batch, result)
-        self._tell_all(batches[len(results) :], ErrorCode.INVALID_REQUEST, f"no result in {type(reply).__name__}")
+        if len(results) < len(batches):
+            self._tell_all(batches[len(results) :], ErrorCode.INVALID_REQUEST, f"no result in {type(reply).__name__}")
 
     def _tell_all(self, batches: Sequence[ProducerBatch], code: ErrorCode, detail: str = "") -> None:
         for batch in batches:

@@ -19,6 +19,7 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from types import TracebackType
 from typing import Any
 
+from sparklog.client.accumulator import ProducerIdentity
 from sparklog.client.bootstrap import parse_bootstrap
 from sparklog.client.collector import Collector, RecordChunk, header_list, utf8
 from sparklog.client.errors import ClientTimeout, CommitOutcomeUnknown, ProducerClosed
@@ -33,7 +34,7 @@ from sparklog.client.partitioning import (
 )
 from sparklog.client.results import Completion, RecordMetadata, TableWrite, WriteResult
 from sparklog.client.sender import Sender, SenderSettings, Ticket
-from sparklog.client.transaction import Joined
+from sparklog.client.transaction_run import Joined
 from sparklog.client.transactional import ProducerTransactions, producer_run
 from sparklog.errors import BrokerError, ConfigError, ErrorCode, SparklogError
 from sparklog.model import TopicPartition, check_topic_name
@@ -140,12 +141,12 @@ class Producer:
         self._transactions: ProducerTransactions | None = None
         self._sender = Sender(
             settings,
-            lambda wake: Collector(
+            lambda attendant: Collector(
                 batch_bytes=batch_bytes,
                 linger_ms=linger_ms,
                 buffer_bytes=buffer_bytes,
                 max_block_s=max_block_s,
-                wake=wake,
+                attendant=attendant,
                 opened=self._opened,
             ),
             forsake=self._forsake,
@@ -156,7 +157,7 @@ class Producer:
                 self._sender, run, settle=self._settle, forget=self._forget, timeout_s=max_block_s
             )
             if in_transaction is not None:
-                self._transactions.join(in_transaction.identity)
+                self._transactions.join(ProducerIdentity(in_transaction.producer_id, in_transaction.producer_epoch))
         # A producer nobody closed still gets its records out when the program ends; a with block needs none of it.
         atexit.register(self._exit)
 
@@ -184,7 +185,8 @@ class Producer:
             ClientTimeout: no metadata within ``max_block_s``.
             TypeError: a value, key, header, timestamp or partition of another type.
             ValueError: text that is no Unicode (a surrogate on its own), a timestamp of more than 64 bits.
-            ProducerClosed: after ``close``, or after what the I/O thread did not foresee, which is its cause.
+            ProducerClosed: after ``close``, or after what the I/O thread did not foresee, which is its cause: also an
+                interrupt that came while this thread did some of that one's work, as threads do that wait.
             TransactionStateError: a transactional producer, and no transaction is open.
         """
         if self._transactions is not None:

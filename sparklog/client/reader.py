@@ -10,7 +10,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
-from typing import Literal, get_args
+from typing import get_args
 
 import pyarrow as pa
 
@@ -21,7 +21,7 @@ from sparklog.client.isolation import Isolation, wire_isolation
 from sparklog.client.link import UNKNOWN_TOPIC_GRACE_S, ClusterLink, Deadline
 from sparklog.client.local_log import LocalLog
 from sparklog.client.metadata import Leader
-from sparklog.client.nearest import nearest
+from sparklog.client.nearest import LocalReads, nearest
 from sparklog.client.read_counters import ReadCounters
 from sparklog.client.schemas import SchemaLookup
 from sparklog.errors import BrokerError, ConfigError, ErrorCode
@@ -37,9 +37,6 @@ _MAX_WAIT_MS = 500
 _SUSPECT_AFTER_S = 1.5
 #: Between looks at a log of this host that has not what is wanted yet.
 _LOCAL_PAUSE_S = 0.02
-
-#: Whether files of this host may, may not, or have to be used.
-LocalReads = Literal["auto", "never", "require"]
 
 
 class PartitionReader:

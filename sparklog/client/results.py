@@ -91,6 +91,12 @@ class RecordOutcomes(Protocol):
 
     lock: threading.Lock
 
+    def attend(self, index: int) -> None:
+        """This thread waits for the outcome and does nothing else: it may do what there is to be done for it."""
+
+    def hurry(self) -> None:
+        """Somebody waits for it in another way."""
+
     def outcome(self, index: int) -> RecordMetadata | BaseException | None: ...
 
     def listen(self, index: int, resolve: Callable[[RecordMetadata | BaseException], None]) -> None: ...
@@ -135,6 +141,7 @@ class RecordFuture(Future[RecordMetadata]):
 
     def _wait(self) -> None:
         """Until there is an outcome: by a bare lock, which takes a third of the time of a full future's condition."""
+        self._chunk.attend(self._index)
         if self._chunk.outcome(self._index) is None:
             told = threading.Lock()
             told.acquire()
@@ -157,6 +164,7 @@ class RecordFuture(Future[RecordMetadata]):
             if "_condition" in self.__dict__:
                 return  # another thread was faster
             super().__init__()
+        self._chunk.hurry()
         self._chunk.listen(self._index, self._resolve)
 
     def _resolve(self, outcome: RecordMetadata | BaseException) -> None:

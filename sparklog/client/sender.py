@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import math
 import random
@@ -23,8 +24,9 @@ import numpy as np
 
 from sparklog.client.accumulator import Accumulator, BatchState, ProducerBatch, ProducerIdentity
 from sparklog.client.async_link import AsyncLink
-from sparklog.client.collector import Collector, RecordChunk
+from sparklog.client.collector import Attendant, Collector, RecordChunk
 from sparklog.client.errors import ClientTimeout, ProducerClosed, closed_for, transaction_error
+from sparklog.client.loop_lease import LoopLease
 from sparklog.client.partitioning import EncodedPart, ProducerTopic, Rows, encode_few, encode_parts, under_newest_schema
 from sparklog.client.produce_requests import ProduceRequests
 from sparklog.client.results import BatchOutcome, Completion
@@ -32,6 +34,7 @@ from sparklog.client.sender_transactions import SenderTransactions
 from sparklog.client.topic_board import UNKNOWN_TOPIC_GRACE_S, TopicBoard, TopicWish
 from sparklog.errors import TRAITS, BrokerError, ErrorCode
 from sparklog.model import TopicPartition
+from sparklog.net.async_client import AsyncConnection
 from sparklog.net.loop import new_event_loop
 from sparklog.protocol.messages import (
     InitProducerId,
@@ -45,6 +48,10 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 _STOP_TIMEOUT_S = 15.0
+#: Who has waited for so many records one after the other will wait for the next one as well.
+_WAITS_IN_TURN = 4
+#: An answer that takes longer is waited for by the I/O thread: it has other things to look after as well.
+_ANSWER_S = 0.005
 
 
 class SenderSettings(NamedTuple):
@@ -78,12 +85,12 @@ class Sender:
     def __init__(
         self,
         settings: SenderSettings,
-        collector: Callable[[Callable[[], None]], Collector],
+        collector: Callable[[Attendant], Collector],
         *,
         forsake: Callable[[BaseException], None],
     ) -> None:
-        """Starts the thread. ``collector`` is made here because it has to be able to wake the thread. ``forsake`` is
-        called when the thread ends, to fail all that is open then.
+        """Starts the thread. ``collector`` is made here because its chunks need somebody who attends to them.
+        ``forsake`` is called when the thread ends, to fail all that is open then.
 
         Raises:
             ConfigError: the bootstrap servers are no addresses.
@@ -100,7 +107,8 @@ class Sender:
         except BaseException:
             self._loop.close()
             raise
-        self.collector = collector(self.wake)
+        self._lease = LoopLease(self._loop)
+        self.collector = collector(self)
         self._board = TopicBoard(self._link)
         self._accumulator = Accumulator(idempotent=settings.idempotent, transactional=bool(settings.transaction))
         self.transactions = self._transactions() if settings.transaction else None
@@ -125,8 +133,11 @@ class Sender:
         self._ended = False
         self._ending = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="sparklog-producer", daemon=True)
+        self._waits = 0
+        #: A thread that acts for this one only waits: nothing is lost where it is interrupted.
+        self._resting = False
+        self._waiting_thread = -1
         self._thread.start()
-        self.collector.io_thread = self._thread.ident
 
     # --- from any thread ---
 
@@ -135,10 +146,84 @@ class Sender:
         if not self._woken:
             self._woken = True
             try:
-                self._loop.call_soon_threadsafe(self._pump)
+                self._lease.post(self._pump)
             except RuntimeError:
                 if self._broken is None:  # only an ended thread's loop is closed
                     raise
+
+    def begun(self) -> None:
+        """A chunk was begun that may perhaps be sent at once."""
+        if not self._lease.lent or not self._act(self._pump):
+            self.wake()
+
+    def hurry(self) -> None:
+        """Somebody waits in a way of his own for what is under way."""
+        self._lease.recall()
+
+    def attend(self, finished: Callable[[], bool]) -> None:
+        """Called by a thread that will wait until something is ``finished``: the caller who does so for one record
+        after the other may do the I/O meanwhile. Returns sooner or later."""
+        if not self._lease.lent and self._waits_in_turn():
+            self._lease.borrow(lambda: not self._needs_loop())
+            if not self._lease.lent:
+                self._waits = -_WAITS_IN_TURN  # something goes on that will take a moment
+        if self._lease.lent:
+            self._act(functools.partial(self._receive, finished))
+
+    def _waits_in_turn(self) -> bool:
+        """Whether it was always this thread that waited, the last few times."""
+        thread = threading.get_ident()
+        if thread != self._waiting_thread:
+            self._waiting_thread, self._waits = thread, 0
+        self._waits += 1
+        return self._waits > _WAITS_IN_TURN
+
+    def _act(self, work: Callable[[], None]) -> bool:
+        """Do some of the thread's work in its place, if it has lent its loop. False: not done."""
+        if not self._lease.enter():
+            return False
+        try:
+            work()
+        except BaseException as error:
+            if not self._resting:  # an interrupt, perhaps, in the middle of something: nothing is certain any more
+                self._break(error)
+            raise
+        finally:
+            self._resting = False
+            needed = self._needs_loop()
+            self._lease.leave()
+            if needed:
+                self._lease.recall()
+        return True
+
+    def _receive(self, finished: Callable[[], bool]) -> None:
+        """Take answers as they come, for as long as they usually take."""
+        until = time.monotonic() + _ANSWER_S
+        while not finished():
+            connection = self._requests.only_connection()
+            left_s = until - time.monotonic()
+            if connection is None or left_s <= 0 or not self._wait_readable(connection, left_s):
+                self._lease.recall()
+                return
+            if not connection.read_now():
+                self._lease.recall()
+                return
+
+    def _wait_readable(self, connection: AsyncConnection, timeout_s: float) -> bool:
+        self._resting = True
+        readable = connection.wait_readable(timeout_s)
+        self._resting = False
+        return readable
+
+    def _needs_loop(self) -> bool:
+        """Something is to be done that only a loop that turns can do."""
+        return (
+            self._broken is not None
+            or self.transactions is not None
+            or self._timer is not None
+            or self._link.busy
+            or self._accumulator.sendable
+        )
 
     @property
     def topics(self) -> Mapping[str, ProducerTopic]:
@@ -164,7 +249,7 @@ class Sender:
             return known
         now = time.monotonic() * 1000
         wish = TopicWish(name, now + timeout_s * 1000, now + UNKNOWN_TOPIC_GRACE_S * 1000, Future())
-        if threading.get_ident() == self._thread.ident:
+        if self.on_io_thread():
             raise ClientTimeout(f"metadata of topic {name!r} cannot be waited for in a future's callback")
         self._hand_over(self._wish, wish)
         return wish.future.result()
@@ -174,7 +259,7 @@ class Sender:
         with self._ending:
             if self._ended:
                 raise closed_for(self._closed_error)
-            self._loop.call_soon_threadsafe(work, *arguments)
+            self._lease.post(work, *arguments)
 
     def call(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Run a coroutine on the thread and wait for its end.
@@ -204,7 +289,7 @@ class Sender:
 
     def refuse_own_thread(self, what: str) -> None:
         """Raises RuntimeError in a future's callback: waiting there would be waiting for itself."""
-        if threading.get_ident() == self._thread.ident:
+        if self.on_io_thread():
             raise RuntimeError(f"{what} cannot be waited for in a future's callback")
 
     def stop(self, reason: BaseException) -> None:
@@ -212,6 +297,10 @@ class Sender:
         with contextlib.suppress(ProducerClosed):  # it has ended already
             self._hand_over(self._break, reason)
         self._thread.join(_STOP_TIMEOUT_S)
+
+    def on_io_thread(self) -> bool:
+        """Whether this thread is the one that makes room, sends, and tells."""
+        return threading.get_ident() == self._lease.thread
 
     @property
     def sequence_resets(self) -> int:
@@ -237,7 +326,7 @@ class Sender:
 
     def _run_until_stopped(self) -> None:
         try:
-            self._loop.run_forever()
+            self._lease.run()
         except BaseException as error:
             _log.exception("a producer's thread")
             self._break(error)
@@ -292,7 +381,8 @@ class Sender:
             raise
 
     def _send_all(self, now: float) -> None:
-        while True:
+        self._accumulator.leaderless.clear()
+        while self._accumulator.sendable:
             requests = self._accumulator.drain(
                 now,
                 self._destination,
@@ -380,7 +470,7 @@ class Sender:
             self._finish(batch, -1, closed)
         self._board.fail_all(closed)
         self._forsake(closed)
-        self._loop.stop()
+        self._lease.stop()
 
     def _discard(self, error: BaseException) -> None:
         """All that is not acknowledged fails; what is in flight may still get into the log."""

@@ -13,7 +13,8 @@ from sparklog.client.async_coordination import AsyncCoordination
 from sparklog.client.async_link import AsyncLink
 from sparklog.client.coordination import TRANSACTION
 from sparklog.client.errors import CommitOutcomeUnknown, TransactionStateError
-from sparklog.client.transaction import OpenTransaction, TransactionRun, begin, end
+from sparklog.client.transaction import OpenTransaction, begin, end
+from sparklog.client.transaction_run import TransactionRun
 from sparklog.model import TopicPartition
 from sparklog.protocol.messages import GroupOffset
 

@@ -14,11 +14,17 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from sparklog.client.async_coordination import may_have_acted
 from sparklog.client.coordination import TRANSACTION, Coordination
 from sparklog.client.errors import ClientTimeout, transaction_error
 from sparklog.client.link import ClusterLink
-from sparklog.client.transaction import MARKERS_WAIT_S, SERVER_SHARE, Joined, TransactionRun, end_error
+from sparklog.client.transaction_run import (
+    MARKERS_WAIT_S,
+    SERVER_SHARE,
+    Joined,
+    TransactionRun,
+    end_error,
+    may_have_acted,
+)
 from sparklog.errors import BrokerError
 from sparklog.protocol.messages import (
     BeginTransaction,

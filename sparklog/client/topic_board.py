@@ -71,6 +71,8 @@ class TopicBoard:
 
     def grant(self, now_ms: float) -> None:
         """Answer those whose topic is known, is known not to be, or who have waited long enough."""
+        if not self._wishes:
+            return
         waiting = []
         for wish in self._wishes:
             unusable = self._link.topic_errors.get(wish.name)
@@ -90,6 +92,8 @@ class TopicBoard:
     def gone(self, now_ms: float) -> list[tuple[str, BrokerError]]:
         """Topics that have been unknown for the grace period, with what is said of them."""
         errors = self._link.topic_errors
+        if not errors and not self._unknown_since_ms:
+            return []
         for name in self._unknown_since_ms.keys() - errors.keys():
             del self._unknown_since_ms[name]
         found = []
@@ -102,6 +106,8 @@ class TopicBoard:
 
     def next_times_ms(self, now_ms: float) -> list[float]:
         """When to look again although nothing has come."""
+        if not self._wishes and not self._unknown_since_ms:
+            return []
         times = [wish.deadline_ms for wish in self._wishes]
         times += [wish.unknown_until_ms for wish in self._wishes]
         times += [since + UNKNOWN_TOPIC_GRACE_S * 1000 for since in self._unknown_since_ms.values()]

@@ -12,12 +12,12 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
 
 from sparklog.client.accumulator import ProducerIdentity
 from sparklog.client.async_coordination import AsyncCoordination, Attempts
 from sparklog.client.async_link import AsyncLink
-from sparklog.client.errors import ClientTimeout, CommitOutcomeUnknown, transaction_error
+from sparklog.client.errors import ClientTimeout, transaction_error
+from sparklog.client.transaction_run import MARKERS_WAIT_S, SERVER_SHARE, TransactionRun, end_error
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import TopicPartition
 from sparklog.protocol.messages import (
@@ -33,39 +33,6 @@ from sparklog.protocol.messages import (
 )
 
 _log = logging.getLogger(__name__)
-
-#: A decided transaction's markers are waited for so long; after that readers see its records a little later.
-MARKERS_WAIT_S = 30.0
-#: Of the patience for an answer, the part the coordinator may use.
-SERVER_SHARE = 0.8
-
-
-class TransactionRun(NamedTuple):
-    """Whose transaction this is. ``version`` -1: a producer's, ``turn`` counts those of its run; else a sink's. See
-    ``messages.BeginTransaction``."""
-
-    key: str
-    run_id: str
-    version: int
-    timeout_s: float
-    turn: int = 0
-
-    def __str__(self) -> str:
-        return f"transaction {self.key!r}" + (f" version {self.version}" if self.version >= 0 else "")
-
-
-class Joined(NamedTuple):
-    """A part in a sink's transaction, for ``Producer(in_transaction=)``. ``number``: of the run, in order of
-    appearance."""
-
-    run: TransactionRun
-    producer_id: int
-    producer_epoch: int
-    number: int
-
-    @property
-    def identity(self) -> ProducerIdentity:
-        return ProducerIdentity(self.producer_id, self.producer_epoch)
 
 
 async def begin(coordination: AsyncCoordination, run: TransactionRun, *, timeout_s: float) -> BeginTransactionReply:
@@ -109,16 +76,6 @@ async def end(
     if not decided.complete:
         _log.warning("%s: it is decided, but some partitions do not show it yet", run)
     return decided
-
-
-def end_error(
-    error: BrokerError | ClientTimeout, run: TransactionRun, *, commit: bool, uncertain: bool
-) -> BrokerError | ClientTimeout:
-    """What an end request that failed says. ``uncertain``: an earlier attempt may have taken effect."""
-    refused = error if isinstance(error, ClientTimeout) else transaction_error(error, str(run))
-    if commit and (uncertain or isinstance(error, ClientTimeout)):
-        return CommitOutcomeUnknown(f"{run} may be committed or aborted, as a whole: {refused}")
-    return refused
 
 
 class OpenTransaction:

@@ -14,13 +14,11 @@ from enum import Enum, auto
 from sparklog.client.accumulator import ProducerIdentity
 from sparklog.client.errors import CommitOutcomeUnknown, ProducerFenced, TransactionStateError
 from sparklog.client.sender import Sender
-from sparklog.client.transaction import TransactionRun
+from sparklog.client.transaction_run import MAX_ID_BYTES, TransactionRun
 from sparklog.errors import ConfigError, SparklogError
 from sparklog.model import TopicPartition
 from sparklog.protocol.messages import GroupOffset
 
-#: Names share 255 bytes with what is put before them.
-MAX_ID_BYTES = 200
 #: What becomes of an open transaction when its producer is closed is waited for so long; then its time-out does it.
 _ABORT_AT_CLOSE_S = 5.0
 

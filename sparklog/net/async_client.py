@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import select
+import time
 from collections.abc import Callable, Sequence
 from typing import cast
 
@@ -13,12 +16,15 @@ from sparklog.protocol.frames import Buffer
 from sparklog.protocol.messages import ErrorReply, HelloReply, Reply, Request
 
 Answer = tuple[Reply, memoryview]
+#: Told what came of one request: the answer, or why there is none.
+Told = Callable[[Answer | BrokerError], None]
 
 
 class AsyncConnection(asyncio.BufferedProtocol):
     """One connection, opened with ``open``. Every method is called on its loop.
 
-    Requests may be pipelined; replies resolve futures by correlation id, in whatever order they come.
+    Requests may be pipelined; replies find whoever waits by correlation id, in whatever order they come: a future, or,
+    where every turn of the loop counts, a function that is called in the very turn in which the answer was read.
     """
 
     def __init__(self, address: str, max_frame_bytes: int) -> None:
@@ -27,13 +33,15 @@ class AsyncConnection(asyncio.BufferedProtocol):
         self.hello: HelloReply | None = None
         self.on_lost: Callable[[], None] | None = None
         self._end = ClientEnd(max_frame_bytes)
-        self._waiting: dict[int, asyncio.Future[Answer]] = {}
+        self._waiting: dict[int, Told] = {}
         self._transport: asyncio.Transport | None = None
         self._loop = asyncio.get_running_loop()
         self._writable = asyncio.Event()
         self._writable.set()
         self._reason = "closed"
-        #: When the peer was last heard, or was asked something with nothing else under way; the loop's time.
+        self._poll: select.poll | None = None
+        self._socket_number = -1
+        #: When the peer was last heard, or was asked something with nothing else under way; monotonic time.
         self._heard_s = 0.0
 
     @classmethod
@@ -76,13 +84,27 @@ class AsyncConnection(asyncio.BufferedProtocol):
         """Send; the future gives (reply, body). It raises BrokerError for an ErrorReply, and NETWORK_EXCEPTION when
         the connection ends before the answer."""
         future: asyncio.Future[Answer] = self._loop.create_future()
-        if self.closed:
-            future.set_exception(self._lost_error())
-            return future
-        if not self._waiting:
-            self._heard_s = self._loop.time()
-        self._waiting[self._write(message, body)] = future
+
+        def told(answer: Answer | BrokerError) -> None:
+            if future.done():
+                return
+            if isinstance(answer, BrokerError):
+                future.set_exception(answer)
+            else:
+                future.set_result(answer)
+
+        self.ask(message, body, told)
         return future
+
+    def ask(self, message: Request, body: Sequence[Buffer], told: Told) -> None:
+        """Send; ``told`` is called once, with what ``request`` gives or raises: with an answer in the turn in which it
+        is read, with an error in a turn of its own, and never before this returns."""
+        if self.closed:
+            self._loop.call_soon(told, self._lost_error())
+            return
+        if not self._waiting:
+            self._heard_s = time.monotonic()
+        self._waiting[self._write(message, body)] = told
 
     def send_only(self, message: Request, body: Sequence[Buffer] = ()) -> None:
         """Send a request that gets no reply (acks=0). Raises BrokerError when the connection is closed."""
@@ -93,7 +115,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
     @property
     def silent_s(self) -> float:
         """For how long the peer has said nothing at all though it was asked something; seconds."""
-        return self._loop.time() - self._heard_s if self._waiting else 0.0
+        return time.monotonic() - self._heard_s if self._waiting else 0.0
 
     @property
     def writable(self) -> bool:
@@ -103,6 +125,32 @@ class AsyncConnection(asyncio.BufferedProtocol):
     async def drained(self) -> None:
         """Wait until the peer has taken enough of what was written; returns at once when closed."""
         await self._writable.wait()
+
+    @property
+    def unsent_bytes(self) -> int:
+        """What was written and only a loop that turns will send."""
+        return self._transport.get_write_buffer_size() if self._transport is not None else 0
+
+    # --- for a thread that acts for a loop that nobody runs ---
+
+    def wait_readable(self, timeout_s: float) -> bool:
+        """Wait for bytes, or for the connection's end. False: nothing came in time."""
+        if self._poll is None:
+            self._poll = select.poll()
+            self._poll.register(self._socket_number, select.POLLIN)
+        return bool(self._poll.poll(timeout_s * 1000))
+
+    def read_now(self) -> bool:
+        """Take the bytes that are there as the loop would. False: only the loop can find out why there are none."""
+        try:
+            count = os.readv(self._socket_number, [self._end.get_buffer()])
+        except OSError:
+            return False
+        if count:
+            self.buffer_updated(count)
+        return count > 0
+
+    # --- the end ---
 
     def close(self) -> None:
         self.closed = True
@@ -122,6 +170,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         tune(transport)
+        self._socket_number = transport.get_extra_info("socket").fileno()
         if self.closed:
             self._transport.abort()
 
@@ -129,7 +178,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
         return self._end.get_buffer()
 
     def buffer_updated(self, nbytes: int) -> None:
-        self._heard_s = self._loop.time()
+        self._heard_s = time.monotonic()
         try:
             replies = self._end.buffer_updated(nbytes)
         except ProtocolError as error:
@@ -139,15 +188,22 @@ class AsyncConnection(asyncio.BufferedProtocol):
         for cid, reply, body in replies:
             if cid == -1 and isinstance(reply, ErrorReply):
                 self._reason = reply.detail
-            future = self._waiting.pop(cid, None)
-            if future is None or future.done():
+            told = self._waiting.pop(cid, None)
+            if told is None:
                 continue
             try:
                 raise_for_error(reply)
             except BrokerError as error:
-                future.set_exception(error)
+                self._tell(told, error)
             else:
-                future.set_result((reply, body))
+                self._tell(told, (reply, body))
+
+    def _tell(self, told: Told, answer: Answer | BrokerError) -> None:
+        try:
+            told(answer)
+        except BaseException as error:
+            # Not this connection's fault, which would be ended for it: a turn of its own, for the loop's handler.
+            self._loop.call_soon(_raise, error)
 
     def pause_writing(self) -> None:
         self._writable.clear()
@@ -175,9 +231,13 @@ class AsyncConnection(asyncio.BufferedProtocol):
 
     def _fail_waiting(self) -> None:
         waiting, self._waiting = self._waiting, {}
-        for future in waiting.values():
-            if not future.done():
-                future.set_exception(self._lost_error())
+        for told in waiting.values():
+            # Whoever closes is in the middle of something; who waits would be told in there.
+            self._loop.call_soon(told, self._lost_error())
 
     def _lost_error(self) -> BrokerError:
         return BrokerError(ErrorCode.NETWORK_EXCEPTION, f"connection to {self.address}: {self._reason}")
+
+
+def _raise(error: BaseException) -> None:
+    raise error

@@ -57,7 +57,9 @@ def _body_start(header_length: int) -> int:
 
 def encode_frame(header: bytes, body: Sequence[Buffer] = ()) -> list[Buffer]:
     """Return buffers to be sent in order; large body parts are passed through without a copy."""
-    body_bytes = sum(len(part) if isinstance(part, bytes) else memoryview(part).nbytes for part in body)
+    body_bytes = 0
+    for part in body:
+        body_bytes += len(part) if isinstance(part, bytes) else memoryview(part).nbytes
     start = _body_start(len(header)) if body_bytes else PREFIX_BYTES + len(header)
     padding = start - PREFIX_BYTES - len(header)
     head = PREFIX.pack(start - 4 + body_bytes, len(header)) + header + _ZEROS[:padding]
@@ -103,8 +105,21 @@ class FrameDecoder:
                 return []
             whole, self._large = self._large, None
             return [_cut(whole)]
+        if self._end == 0 and not self._skip and self._oversize is None:
+            frame = self._only_frame(count)
+            if frame is not None:
+                return [frame]
         self._end += count
         return self._cut_scratch()
+
+    def _only_frame(self, count: int) -> Frame | None:
+        """What was received, if that is one frame and nothing else, as it mostly is where latency counts."""
+        if count < PREFIX_BYTES:
+            return None
+        length, header_length = PREFIX.unpack_from(self._scratch)
+        if length + 4 != count or header_length > length - 4 or count > self._limit:
+            return None
+        return _cut(memoryview(bytes(self._scratch[:count])))
 
     def _cut_scratch(self) -> list[Frame | OversizeFrame]:
         frames: list[Frame | OversizeFrame] = []

@@ -2,15 +2,16 @@
 Arrow write them, costs more than everything else a producer does for it.
 
 Only records without headers. Columns and buffers are those that ``encode_batch`` would write, byte for byte; a test
-holds the two against each other.
+holds the two against each other. One record alone is put between bytes that all records of its sizes have around them.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from itertools import accumulate
-from typing import Any, TypeAlias, cast
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import pyarrow as pa
 
@@ -25,10 +26,7 @@ from sparklog.record.message import ALIGNMENT
 FewRecord: TypeAlias = "tuple[bytes | str | None, bytes | str | None, Any, int]"
 
 _ZEROS = bytes(ALIGNMENT)
-#: What is inside a headers column that has none: structs, their keys, their values, no one of each. Columns of variable
-#: length hold an offset even when they hold nothing.
-_INSIDE_NO_HEADERS = ((0, 0), (0, 0), (0, 0))
-_BUFFERS_INSIDE_NO_HEADERS = (b"", b"", bytes(4), b"", b"", bytes(4), b"")
+_TIME = struct.Struct("<q")
 
 
 def encode_few_records(records: Sequence[FewRecord], *, schema_id: int, timed: bool) -> EncodedBatch:
@@ -37,65 +35,77 @@ def encode_few_records(records: Sequence[FewRecord], *, schema_id: int, timed: b
     Raises:
         OverflowError: a timestamp of more than 64 bits.
     """
+    if len(records) == 1:
+        key, value, _, time = records[0]
+        encoded = _alone(_content(key), _content(value), time.to_bytes(_TIME.size, "little", signed=True))
+        earliest = latest = time
+    else:
+        encoded = _together(records)
+        times = [record[3] for record in records]
+        earliest, latest = min(times), max(times)
+    earliest, latest = header_times(earliest, latest) if timed else (NO_TIMESTAMP, NO_TIMESTAMP)
     count = len(records)
+    header = BatchHeader(
+        base_offset=0,
+        position=0,
+        max_timestamp=latest,
+        running_max=0,
+        append_time=0,
+        producer_id=NO_PRODUCER,
+        min_timestamp=earliest,
+        offset_span=count,
+        record_count=count,
+        length=len(encoded),
+        body_crc=crc32c(encoded),
+        leader_epoch=-1,
+        schema_id=schema_id,
+        first_sequence=-1,
+        offset_array_length=0,
+        producer_epoch=-1,
+        flags=0,
+    )
+    return EncodedBatch(header, pa.py_buffer(encoded))
+
+
+# --- several ---
+
+
+def _together(records: Sequence[FewRecord]) -> bytes:
     keys, values, _, times = zip(*records, strict=True)
-    earliest, latest = header_times(min(times), max(times)) if timed else (NO_TIMESTAMP, NO_TIMESTAMP)
+    count = len(records)
     key_nulls, key_buffers = _binary(keys)
     value_nulls, value_buffers = _binary(values)
-    encoded = _message(
-        count,
-        nodes=((count, key_nulls), (count, value_nulls), (count, count), *_INSIDE_NO_HEADERS, (count, 0)),
-        buffers=(
-            *key_buffers,
-            *value_buffers,
-            bytes(-(-count // 8)),
-            bytes(4 * (count + 1)),
-            *_BUFFERS_INSIDE_NO_HEADERS,
-            b"",
-            b"".join([time.to_bytes(8, "little", signed=True) for time in times]),
-        ),
+    buffers = (
+        *key_buffers,
+        *value_buffers,
+        bytes(-(-count // 8)),
+        bytes(4 * (count + 1)),
+        *_INSIDE_NO_HEADERS,
+        b"",
+        b"".join([time.to_bytes(_TIME.size, "little", signed=True) for time in times]),
     )
-    return EncodedBatch(
-        BatchHeader(
-            base_offset=0,
-            position=0,
-            max_timestamp=latest,
-            running_max=0,
-            append_time=0,
-            producer_id=NO_PRODUCER,
-            min_timestamp=earliest,
-            offset_span=count,
-            record_count=count,
-            length=len(encoded),
-            body_crc=crc32c(encoded),
-            leader_epoch=-1,
-            schema_id=schema_id,
-            first_sequence=-1,
-            offset_array_length=0,
-            producer_epoch=-1,
-            flags=0,
-        ),
-        pa.py_buffer(encoded),
-    )
+    metadata = few_metadata(count, (key_nulls, value_nulls), tuple(map(len, buffers)))
+    return b"".join((metadata, *_in_places(buffers)))
 
 
-def _message(rows: int, *, nodes: Sequence[tuple[int, int]], buffers: Iterable[bytes]) -> bytes:
-    parts: list[bytes] = []
-    places: list[tuple[int, int]] = []
-    end = 0
+#: What is inside a headers column that has none: structs, their keys, their values, no one of each. Columns of variable
+#: length hold an offset even when they hold nothing.
+_INSIDE_NO_HEADERS = (b"", b"", bytes(4), b"", b"", bytes(4), b"")
+
+
+def _in_places(buffers: Iterable[bytes]) -> Iterable[bytes]:
     for buffer in buffers:
-        length = len(buffer)
-        places.append((end, length))
-        if length:
-            padding = -length % ALIGNMENT
-            parts += (buffer, _ZEROS[:padding])
-            end += length + padding
-    return b"".join((record_batch_metadata(rows, nodes=nodes, buffers=places, body_length=end), *parts))
+        yield buffer
+        yield _ZEROS[: -len(buffer) % ALIGNMENT]
+
+
+def _content(found: bytes | str | None) -> bytes | None:
+    return found.encode() if isinstance(found, str) else found
 
 
 def _binary(values: Sequence[bytes | str | None]) -> tuple[int, tuple[bytes, bytes, bytes]]:
     """How many values of a column of type binary are null; its validity, offsets and bytes."""
-    found = [value.encode() if isinstance(value, str) else value for value in values]
+    found = [_content(value) for value in values]
     nulls = found.count(None)
     content = [value or b"" for value in found] if nulls else cast("list[bytes]", found)
     ends = accumulate(map(len, content), initial=0)
@@ -107,3 +117,69 @@ def _validity(values: Sequence[bytes | None]) -> bytes:
     """One bit for each value, from the lowest bit of the first byte on: 0 where it is null."""
     bits = sum(1 << place for place, value in enumerate(values) if value is not None)
     return bits.to_bytes(-(-len(values) // 8), "little")
+
+
+# --- one alone ---
+
+
+class _Frame(NamedTuple):
+    """What is around the key, the value and the time of one record."""
+
+    before_key: bytes
+    before_value: bytes
+    before_time: bytes
+
+
+def _alone(key: bytes | None, value: bytes | None, time: bytes) -> bytes:
+    frame = _frame(None if key is None else len(key), None if value is None else len(value))
+    return b"".join((frame.before_key, key or b"", frame.before_value, value or b"", frame.before_time, time))
+
+
+@lru_cache(maxsize=256)
+def _frame(key_length: int | None, value_length: int | None) -> _Frame:
+    """Cut out of a message of one record of these sizes that is made like any other."""
+    key = None if key_length is None else bytes(key_length)
+    value = None if value_length is None else bytes(value_length)
+    message = _together([(key, value, None, 0)])
+    sizes = few_buffer_sizes(1, (int(key is None), int(value is None)), (key_length or 0, value_length or 0))
+    at = [few_metadata_bytes() + place for place, _ in few_places(sizes)]
+    key_end, value_end = at[2] + sizes[2], at[5] + sizes[5]
+    return _Frame(message[: at[2]], message[key_end : at[5]], message[value_end : at[16]])
+
+
+# --- the layout ---
+
+
+def few_buffer_sizes(rows: int, nulls: tuple[int, int], lengths: tuple[int, int]) -> tuple[int, ...]:
+    """Bytes of every buffer of a batch without headers: of key, value, headers, what is inside them, and timestamp.
+    ``nulls`` and ``lengths``: of key and value."""
+    bitmap, offsets = -(-rows // 8), 4 * (rows + 1)
+    key, value = ((bitmap if found else 0, offsets, length) for found, length in zip(nulls, lengths, strict=True))
+    return *key, *value, bitmap, offsets, *map(len, _INSIDE_NO_HEADERS), 0, _TIME.size * rows
+
+
+@lru_cache(maxsize=256)
+def few_metadata(rows: int, nulls: tuple[int, int], sizes: tuple[int, ...]) -> bytes:
+    """The metadata of a batch whose buffers have these sizes. No headers: each row's are null."""
+    places = few_places(sizes)
+    return record_batch_metadata(
+        rows,
+        nodes=((rows, nulls[0]), (rows, nulls[1]), (rows, rows), (0, 0), (0, 0), (0, 0), (rows, 0)),
+        buffers=places,
+        body_length=places[-1][0] + _TIME.size * rows,
+    )
+
+
+@lru_cache(maxsize=1)
+def few_metadata_bytes() -> int:
+    """The same for all of them."""
+    return len(few_metadata(1, (1, 1), few_buffer_sizes(1, (1, 1), (0, 0))))
+
+
+def few_places(sizes: Iterable[int]) -> list[tuple[int, int]]:
+    """Offset and length of every buffer: one behind the other, each from a multiple of 8 on."""
+    places, end = [], 0
+    for size in sizes:
+        places.append((end, size))
+        end += -(-size // ALIGNMENT) * ALIGNMENT
+    return places

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyarrow import types
 
 from sparklog.errors import BrokerError, ErrorCode
@@ -165,6 +164,8 @@ def _convert_leaf(array: pa.Array, target: pa.DataType) -> pa.Array:
     fitted = array.cast(target)
     if types.is_floating(target) and types.is_floating(source) and target.bit_width < source.bit_width:
         back = fitted.cast(source)
+        import pyarrow.compute as pc  # takes longer to load than most who import this module work
+
         changed = pc.and_(pc.not_equal(back, array), pc.invert(pc.is_nan(array)))
         if pc.any(changed).as_py():
             raise _DoesNotFitError("values would be rounded")
@@ -212,6 +213,8 @@ def _with_children(array: pa.Array, target: pa.DataType, child: pa.Array) -> pa.
 
 
 def _list_of_view(array: pa.Array) -> pa.Array:
+    import pyarrow.compute as pc
+
     sizes = np.asarray(pc.fill_null(pc.list_value_length(array), 0).to_numpy(zero_copy_only=False), dtype=np.int64)
     offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
     return pa.LargeListArray.from_arrays(

@@ -54,7 +54,8 @@ def schema_message(schema: pa.Schema) -> bytes:
 
 @lru_cache(maxsize=1024)
 def parse_schema(message: bytes) -> pa.Schema:
-    """The schema in the bytes of an IPC Schema message; cached, so equal bytes give the same object.
+    """The schema in the bytes of an IPC Schema message; cached, so equal bytes give the same object. The default schema
+    is always ``DEFAULT_SCHEMA`` itself: who has ways of its own for that one need not compare columns.
 
     Raises:
         BrokerError: CORRUPT_MESSAGE when the bytes are not exactly one Schema message, SCHEMA_MISMATCH when it
@@ -69,7 +70,8 @@ def parse_schema(message: bytes) -> pa.Schema:
     try:
         schema = pa.ipc.read_schema(pa.py_buffer(message))
         check_schema(schema)
-        return _without_metadata(schema)
+        bare = _without_metadata(schema)
+        return DEFAULT_SCHEMA if bare.equals(DEFAULT_SCHEMA, check_metadata=True) else bare
     except (pa.ArrowException, OSError, EOFError, ValueError, TypeError) as error:
         # ValueError comes also later than from reading: names are decoded when they are first looked at.
         raise malformed(f"not a schema: {_first_line(error)}") from None

@@ -2,7 +2,8 @@
 
 The order matters. The checksum first, since most bad batches are accidents. Then the metadata, read by hand with bounds
 checks: how many rows, which buffers, how many bytes after decompression. Only then are the bytes given to Arrow, whose
-full validation looks at every offset and every character. Everything is per batch and column; no loop sees a record.
+full validation looks at every offset and every character. Everything is per batch and column; no loop sees a record,
+but in batches so small that looking at each costs less than asking Arrow (``few_checks``).
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ import pyarrow as pa
 
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.record.checksum import Buffer
-from sparklog.record.codec import event_time_range, read_record_batch, verify_body_crc
+from sparklog.record.codec import NO_TIMESTAMP, event_time_range, header_times, read_record_batch, verify_body_crc
+from sparklog.record.few_checks import times_of_few
 from sparklog.record.flatbuffer import malformed
 from sparklog.record.header import BatchHeader, Flag
 from sparklog.record.keys import absent_keys
@@ -27,11 +29,16 @@ from sparklog.record.message import (
     read_batch_message,
 )
 from sparklog.record.nulls import misplaced_null
+from sparklog.record.schema import DEFAULT_EVENT_TIME, DEFAULT_SCHEMA
 
 #: What a producer may set; the rest is the leader's and the cleaner's.
 _PRODUCER_FLAGS = int(Flag.LZ4 | Flag.ZSTD | Flag.TRANSACTIONAL)
 _COMPRESSION_FLAGS = int(Flag.LZ4 | Flag.ZSTD)
 _CODEC_FLAGS = {NOT_COMPRESSED: 0, LZ4_FRAME: int(Flag.LZ4), ZSTD: int(Flag.ZSTD)}
+#: Up to here a copy costs less than what can be had from it.
+_SMALL_BYTES = 4096
+#: Event times of a topic of the default schema.
+_TIMES_OF_DEFAULT = frozenset({None, DEFAULT_EVENT_TIME})
 _CODEC_NAMES = {NOT_COMPRESSED: "no compression", LZ4_FRAME: "lz4", ZSTD: "zstd"}
 
 
@@ -57,10 +64,32 @@ def validate_batch(
             header's, for no records at all, for flags that a producer may not set, and for a record with nulls in all
             columns of ``required_key``.
     """
-    buffer = pa.py_buffer(body)
-    _check_header(header, buffer.size, max_message_bytes)
-    verify_body_crc(header, buffer)
+    _check_header(header, len(body), max_message_bytes)
+    if len(body) <= _SMALL_BYTES:
+        body = bytes(body)
+    verify_body_crc(header, body)
     _check_schema_id(header, schema_id)
+    if not (schema is DEFAULT_SCHEMA and isinstance(body, bytes) and _sound_without_arrow(header, body, event_time)):
+        buffer = pa.py_buffer(body)
+        _validate_by_arrow(header, buffer, schema, max_message_bytes=max_message_bytes, event_time=event_time)
+
+
+def _sound_without_arrow(header: BatchHeader, body: bytes, event_time: str | None) -> bool:
+    """Whether there is nothing left to check. Raises BrokerError INVALID_RECORD for timestamps that are not the
+    header's."""
+    if header.flags & _COMPRESSION_FLAGS or event_time not in _TIMES_OF_DEFAULT:
+        return False
+    times = times_of_few(body, header.record_count)
+    if times is None:
+        return False
+    _check_times(header_times(*times) if event_time else (NO_TIMESTAMP, NO_TIMESTAMP), header, event_time)
+    return True
+
+
+def _validate_by_arrow(
+    header: BatchHeader, buffer: pa.Buffer, schema: pa.Schema, *, max_message_bytes: int, event_time: str | None
+) -> None:
+    """The rest of it, for whatever batch."""
     source = memoryview(buffer)
     message = read_batch_message(source)
     _check_columns(message, schema, header.record_count)
@@ -134,7 +163,10 @@ def _check_records(records: pa.RecordBatch, schema: pa.Schema, header: BatchHead
     for index in layout_of(schema).required:
         if path := misplaced_null(records.column(index), schema.field(index)):
             raise BrokerError(ErrorCode.INVALID_RECORD, f"column {path!r} holds nulls and is not nullable")
-    found = event_time_range(records, event_time)
+    _check_times(event_time_range(records, event_time), header, event_time)
+
+
+def _check_times(found: tuple[int, int], header: BatchHeader, event_time: str | None) -> None:
     if found != (header.min_timestamp, header.max_timestamp):
         raise BrokerError(
             ErrorCode.INVALID_RECORD,

@@ -97,6 +97,10 @@ class FetchContext(NamedTuple):
         marks = (result.high_watermark, result.log_start_offset)
         return self.session.told.get((result.topic, result.partition)) != marks
 
+    def marks_moved(self, key: Key, high_watermark: int, log_start_offset: int) -> bool:
+        """As ``has_news``, of a partition that has nothing else to say."""
+        return self.session is None or self.session.told.get(key) != (high_watermark, log_start_offset)
+
     def weigh(self, result: FetchedPartition) -> bool:
         """As ``has_news``, for a request that will go on waiting: a partition without news is due no longer."""
         if self.has_news(result):

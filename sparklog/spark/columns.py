@@ -1,7 +1,8 @@
 """From a stored batch to the batch Spark expects: columns chosen, cast and completed, all as whole columns.
 
 Spark compares the first batch's schema with its own, names, types and nullability, and hands batches to the JVM
-unchecked after that, so every batch leaves here with exactly that schema.
+unchecked after that, so every batch leaves here with exactly that schema. The driver plans, tasks assemble: what only
+they need of Arrow, which takes long to load, is loaded by them.
 Pure: takes Arrow in and gives Arrow out.
 """
 
@@ -11,7 +12,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
@@ -96,7 +96,7 @@ class ColumnPlan:
         index = batch.schema.get_field_index(self.shape.event_time) if self._needs_event_time else -1
         if index < 0:
             return pa.repeat(greatest, rows)
-        return pc.fill_null(_to_utc(batch.column(index)), greatest)
+        return _to_utc(batch.column(index)).fill_null(greatest)
 
 
 def plan_timestamps(shape: TopicShape) -> ColumnPlan:
@@ -127,6 +127,8 @@ def _stored(batch: pa.RecordBatch, name: str, rows: int, *, field: pa.Field) -> 
 
 def _null_if_empty(headers: pa.Array) -> pa.Array:
     """A record without headers shows null, as in Spark's Kafka source; a writer may have stored an empty list."""
+    import pyarrow.compute as pc
+
     is_empty = pc.equal(pc.list_value_length(headers), 0)
     return pc.if_else(is_empty, pa.scalar(None, headers.type), headers) if pc.any(is_empty).as_py() else headers
 
@@ -134,7 +136,7 @@ def _null_if_empty(headers: pa.Array) -> pa.Array:
 def _cast(array: pa.Array, field: pa.Field, partition: TopicPartition) -> pa.Array:
     if array.type != field.type:
         try:
-            array = pc.cast(array, options=pc.CastOptions(field.type, allow_time_truncate=True))
+            array = _truncated(array, field.type)
         except pa.ArrowException as error:
             raise BrokerError(ErrorCode.SCHEMA_MISMATCH, f"{partition}: column {field.name}: {error}") from None
     if not field.nullable and array.null_count:
@@ -146,7 +148,14 @@ def _cast(array: pa.Array, field: pa.Field, partition: TopicPartition) -> pa.Arr
 
 def _to_utc(times: pa.Array) -> pa.Array:
     """Timestamps and dates as us in UTC; those without a zone count as UTC, as in batch headers."""
-    return pc.cast(times, options=pc.CastOptions(_UTC_US, allow_time_truncate=True))
+    return times if times.type == _UTC_US else _truncated(times, _UTC_US)
+
+
+def _truncated(array: pa.Array, target: pa.DataType) -> pa.Array:
+    """A cast that may only cut times to a coarser unit. Raises pyarrow.ArrowException."""
+    import pyarrow.compute as pc
+
+    return pc.cast(array, options=pc.CastOptions(target, allow_time_truncate=True))
 
 
 def offset_run(first: int, rows: int) -> pa.Array:

@@ -9,18 +9,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from pyspark.sql.types import StructType
 
-from sparklog.client.admin import Admin
-from sparklog.client.descriptions import TopicDescription
 from sparklog.errors import BrokerError, ConfigError, ErrorCode
 from sparklog.record.schema import DEFAULT_SCHEMA
 from sparklog.spark.routes import TopicRoute, data_columns, plan_route
 from sparklog.spark.schema import TopicShape, arrow_schema
 from sparklog.spark.topics import topic_shape
 from sparklog.spark.write_options import NewTopic, WriteOptions
+
+if TYPE_CHECKING:
+    from sparklog.client.admin import Admin
+    from sparklog.client.descriptions import TopicDescription
 
 _NO_COLUMNS = TopicShape(pa.schema([]))
 _DEFAULT_SHAPE = TopicShape(DEFAULT_SCHEMA, "timestamp")

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.sql.types import (
     IntegralType,
     NullType,
@@ -143,7 +142,9 @@ def find_topic_column(columns: StructType) -> str:
 
 def rows_by_value(rows: pa.RecordBatch, values: pa.Array) -> Iterator[tuple[Any, pa.RecordBatch]]:
     """``rows`` grouped by ``values``, in order of appearance; each group keeps its order. Null is a value."""
-    distinct = pc.unique(values)
+    import pyarrow.compute as pc  # not for the driver, for which it takes longer to load than all it does
+
+    distinct = values.unique()
     if len(distinct) == 1:
         yield distinct[0].as_py(), rows
         return

@@ -26,7 +26,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import WriterCommitMessage
 
 from sparklog.client.sink_transaction import AlreadyCommitted, decide, join, settled_version
-from sparklog.client.transaction import Joined
+from sparklog.client.transaction_run import Joined
 from sparklog.errors import BrokerError, ClusterError, ErrorCode, SparklogError
 from sparklog.model import OffsetRange, TopicPartition
 from sparklog.spark.write_options import NamedWrite

@@ -1,6 +1,7 @@
 """``format("sparklog")``: the class Spark makes, in processes of its own, once for each planning step.
 
-It keeps nothing but its options; every step asks the cluster again. Nothing here runs in a task.
+It keeps nothing but its options; every step asks the cluster again. Nothing here runs in a task. Each step imports what
+it needs, for a process that does little else takes longer to import the rest than to ask the cluster.
 There is no ``pushFilters``, on purpose: pyspark 4.2.0 shares one read function among all scans of a DataFrame, so
 rows that one use of it filters out would be missing from every other use.
 """
@@ -21,12 +22,6 @@ from pyspark.sql.types import StructType
 
 from sparklog.errors import ConfigError
 from sparklog.spark.catalog import is_creation, read_options_of, table_columns, write_options_of
-from sparklog.spark.read_options import parse_read_options, parse_schema_options
-from sparklog.spark.reader import BatchReader, plan_read
-from sparklog.spark.stream import StreamReader
-from sparklog.spark.topics import TopicView
-from sparklog.spark.write_options import parse_write_options
-from sparklog.spark.writer import BatchWriter, StreamWriter, plan_write
 
 
 class SparklogSource(DataSource):
@@ -42,6 +37,9 @@ class SparklogSource(DataSource):
 
     def schema(self) -> StructType:
         """The columns of the topics read; not asked for when the user gave a schema, or for a write."""
+        from sparklog.spark.read_options import parse_schema_options
+        from sparklog.spark.topics import TopicView
+
         options = parse_schema_options(self.options, self.defaults)
         with TopicView(options.bootstrap) as view:
             selected = view.select(options.selection)
@@ -50,17 +48,27 @@ class SparklogSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """A reader of the columns in ``schema``: all of them, or the user's choice."""
+        from sparklog.spark.read_options import parse_read_options
+        from sparklog.spark.reader import BatchReader, plan_read
+        from sparklog.spark.topics import TopicView
+
         options = parse_read_options(read_options_of(self.options, schema), self.defaults)
         with TopicView(options.bootstrap) as view:
             return BatchReader(plan_read(view, options, schema=schema))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - pyspark's name
         """As ``reader``, for a stream; made for each planning run and again for tasks, so it asks nobody here."""
+        from sparklog.spark.read_options import parse_read_options
+        from sparklog.spark.stream import StreamReader
+
         options = parse_read_options(read_options_of(self.options, schema), self.defaults, streaming=True)
         return StreamReader(options, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """A writer that appends rows of ``schema``, which is checked against the topic here, before any task."""
+        from sparklog.spark.write_options import parse_write_options
+        from sparklog.spark.writer import BatchWriter, plan_write
+
         if overwrite:
             raise ConfigError(
                 'a log only grows: write with .mode("append"); to start anew, delete the topic and create it again'
@@ -71,5 +79,8 @@ class SparklogSource(DataSource):
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
         """A writer of one micro-batch, made three times for each, so it asks nobody here. ``overwrite`` is what Spark
         says for output mode complete: the whole result is appended each time, as the Kafka sink does."""
+        from sparklog.spark.write_options import parse_write_options
+        from sparklog.spark.writer import StreamWriter, plan_write
+
         options = parse_write_options(write_options_of(self.options, schema), self.defaults, streaming=True)
         return StreamWriter(plan_write(options, schema=schema, now=False))

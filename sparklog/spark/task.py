@@ -3,6 +3,7 @@
 A range is bound to the topic's id and to the history of its log. When the topic was deleted or made anew, when records
 of the range are gone or the log was cut, the task fails; with failOnDataLoss=false it reads what there is and says what
 it left out. Offsets that no record has (markers, aborted transactions, cleaned batches) are no loss.
+The driver, which only makes ranges, does not load what reads them.
 """
 
 from __future__ import annotations
@@ -10,25 +11,31 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
 from sparklog.client.errors import LogTruncated
-from sparklog.client.fetched import FetchedBatch
 from sparklog.client.link import ClusterLink
+from sparklog.client.nearest import LocalReads
 from sparklog.client.offsets import list_offsets
-from sparklog.client.reader import LocalReads, PartitionReader
 from sparklog.errors import BrokerError, ErrorCode, SparklogError
 from sparklog.model import NO_EPOCH, TopicPartition
-from sparklog.record.header import BatchHeader
 from sparklog.spark.columns import ColumnPlan, offset_run, plan_timestamps
+from sparklog.spark.gather import gathered
 from sparklog.spark.where import Span
+
+if TYPE_CHECKING:
+    from sparklog.client.fetched import FetchedBatch
+    from sparklog.record.header import BatchHeader
 
 _LOG = logging.getLogger(__name__)
 
 _GONE = {ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.INCONSISTENT_TOPIC_ID}
 _LOSSES = {*_GONE, ErrorCode.OFFSET_OUT_OF_RANGE}
+#: Of a batch for Spark: from here on its rows are what takes time.
+_ENOUGH_BYTES = 256 * 1024
 
 
 class DataLoss(SparklogError):
@@ -59,12 +66,18 @@ class RangeRead(InputPartition):
 
 
 def read_range(wanted: RangeRead) -> Iterator[pa.RecordBatch]:
-    """The range as batches of the wanted columns.
+    """The range as batches of the wanted columns. Of few columns many stored batches make one: each costs
+    the JVM as much time as thousands of rows.
 
     Raises:
         DataLoss: the range cannot be read in full.
         BrokerError: a value does not fit its column; what retries could not heal.
     """
+    return gathered(_assembled(wanted), _ENOUGH_BYTES)
+
+
+def _assembled(wanted: RangeRead) -> Iterator[pa.RecordBatch]:
+    """Each stored batch for itself. Raises as ``read_range``."""
     position, end, epoch = wanted.start, wanted.end, wanted.last_epoch
     assembler = _Assembler(wanted)
     with ClusterLink(wanted.bootstrap, client_id="sparklog-spark") as link:
@@ -96,6 +109,8 @@ def _fetched(
     last_epoch: int,
     keep: Callable[[BatchHeader], bool] | None,
 ) -> Iterator[FetchedBatch]:
+    from sparklog.client.reader import PartitionReader
+
     with PartitionReader(
         link,
         wanted.partition,

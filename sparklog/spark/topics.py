@@ -19,7 +19,6 @@ from pyspark.sql.types import StructType
 from sparklog.client.descriptions import TopicDescription, describe_topic
 from sparklog.client.link import ClusterLink
 from sparklog.client.offsets import listed_offsets
-from sparklog.client.reader import PartitionReader
 from sparklog.errors import BrokerError, ConfigError, ErrorCode
 from sparklog.model import OffsetRange, TopicPartition
 from sparklog.protocol.messages import MetadataReply
@@ -157,6 +156,8 @@ class TopicView:
     def _first_record(
         self, tp: TopicPartition, topic: SelectedTopic, offset: int, *, end: int, time_us: int
     ) -> int | None:
+        from sparklog.client.reader import PartitionReader
+
         plan = plan_timestamps(topic.shape)
         if not plan.stored_columns:
             return offset  # all records of a batch have one time

@@ -2,7 +2,7 @@
 
 Exactly once unless the options say otherwise; see ``sink``. What is checked of a batch write is checked on the driver,
 before any task; a streaming writer is made three times for each micro-batch, in processes that keep nothing, so its
-tasks look the topics up themselves.
+tasks look the topics up themselves. The driver, whose processes do little else, does not load what only tasks use.
 """
 
 from __future__ import annotations
@@ -11,18 +11,16 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from sparklog.client.admin import Admin
-from sparklog.client.producer import Producer
-from sparklog.client.results import WriteResult
-from sparklog.client.transaction import Joined
+from sparklog.client.transaction_run import Joined
 from sparklog.errors import BrokerError, ConfigError, ErrorCode
 from sparklog.model import OffsetRange, TopicPartition
-from sparklog.spark.destinations import settle_route
+from sparklog.spark.gather import gathered
 from sparklog.spark.routes import TopicRoute, find_topic_column, rows_by_value
 from sparklog.spark.sink import (
     SinkRun,
@@ -38,7 +36,12 @@ from sparklog.spark.sink import (
 )
 from sparklog.spark.write_options import WriteOptions
 
-#: Spark cuts a task's rows into batches of at most 10,000; so many bytes of them are encoded together.
+if TYPE_CHECKING:
+    from sparklog.client.producer import Producer
+    from sparklog.client.results import WriteResult
+
+#: Spark cuts a task's rows into batches of at most 10,000; so many bytes of them are encoded together, so that rows
+#: spread over partitions make fewer, longer stored ones.
 _GATHER_BYTES = 4 * 1024 * 1024
 #: How long a batch may wait for its acknowledgement: several elections.
 _DELIVERY_TIMEOUT_S = 120.0
@@ -135,7 +138,7 @@ def write_rows(plan: WritePlan, run: SinkRun | None, batches: Iterator[pa.Record
         destinations = _Destinations(plan, run)
         appender = _Appender(producer, named=plan.options.named is not None)
         known_rows = 0
-        for rows in _gathered(batches):
+        for rows in gathered(batches, _GATHER_BYTES):
             for topic, part in _by_topic(plan, rows):
                 route = destinations.route(topic)
                 if topic in destinations.known:
@@ -182,6 +185,8 @@ class _Destinations:
 
 
 def _producer(plan: WritePlan, joined: Joined | None) -> Producer:
+    from sparklog.client.producer import Producer
+
     return Producer(
         plan.options.bootstrap,
         acks=plan.options.acks,
@@ -261,21 +266,8 @@ def _by_topic(plan: WritePlan, rows: pa.RecordBatch) -> Iterator[tuple[str, pa.R
 
 
 def _route(topic: str, columns: StructType, options: WriteOptions) -> TopicRoute:
+    from sparklog.client.admin import Admin
+    from sparklog.spark.destinations import settle_route
+
     with Admin(options.bootstrap, client_id=_CLIENT_ID) as admin:
         return settle_route(admin, topic, columns, options)
-
-
-def _gathered(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The same rows in larger batches, so that rows spread over partitions make fewer, longer stored ones."""
-    held: list[pa.RecordBatch] = []
-    held_bytes = 0
-    for batch in batches:
-        if not batch.num_rows:
-            continue
-        held.append(batch)
-        held_bytes += batch.nbytes
-        if held_bytes >= _GATHER_BYTES:
-            yield pa.concat_batches(held)
-            held, held_bytes = [], 0
-    if held:
-        yield pa.concat_batches(held)

@@ -333,11 +333,14 @@ class Log:
 
     # --- read ---------------------------------------------------------------------------------------------------
 
-    def read(self, offset: int, *, max_bytes: int, end_offset: int, for_follower: bool = False) -> LogSlice:
+    def read(
+        self, offset: int, *, max_bytes: int, end_offset: int, for_follower: bool = False, for_now: bool = False
+    ) -> LogSlice:
         """Whole batches from the one that holds ``offset`` on, within one segment.
 
         At least one batch if there is one that ends at or below ``end_offset``, else as many as fit ``max_bytes``.
-        ``for_follower``: from where the first segment begins, which may be below the log start.
+        ``for_follower``: from where the first segment begins, which may be below the log start. ``for_now``: the caller
+        is done with the bodies before anything else happens to the log, so they need not be copies.
 
         Raises:
             BrokerError: OFFSET_OUT_OF_RANGE outside [log start, log end].
@@ -347,7 +350,9 @@ class Log:
         if offset >= end_offset or offset == self.log_end_offset:
             return log_reads.nothing_at(offset)
         try:  # every fetch comes here: cheaper than ``_offline_on_error``
-            return log_reads.whole_batches(self._chain, self._hot, offset, max_bytes=max_bytes, end_offset=end_offset)
+            return log_reads.whole_batches(
+                self._chain, self._hot, offset, max_bytes=max_bytes, end_offset=end_offset, for_now=for_now
+            )
         except (OSError, StorageError) as failure:
             raise self._services.offline(f"reading {self.tp}: {failure}") from failure
 

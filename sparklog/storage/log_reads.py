@@ -41,9 +41,11 @@ def nothing_at(offset: int) -> LogSlice:
     return LogSlice(b"", [], 0, 0, offset)
 
 
-def whole_batches(chain: SegmentChain, hot: HotLog, offset: int, *, max_bytes: int, end_offset: int) -> LogSlice:
+def whole_batches(
+    chain: SegmentChain, hot: HotLog, offset: int, *, max_bytes: int, end_offset: int, for_now: bool
+) -> LogSlice:
     """From the batch that holds ``offset`` on: one that ends at or below ``end_offset`` at least, else as many as fit
-    ``max_bytes``. Out of memory where they are there, else out of the file."""
+    ``max_bytes``. Out of memory where they are there, else out of the file. ``for_now``: see ``Log.read``."""
     segment = chain.at(offset)
     first = segment.find(offset)
     last = segment.reach(first, max_bytes, end_offset=end_offset)
@@ -55,7 +57,7 @@ def whole_batches(chain: SegmentChain, hot: HotLog, offset: int, *, max_bytes: i
         bodies: list[Buffer] = [body for _, body in found]
         headers = b"".join([header for header, _ in found])
     else:
-        headers, body = segment.read(first, last)
+        headers, body = segment.read(first, last, for_now=for_now)
         bodies = [body]
     size = segment.position_of(last) - segment.position_of(first)
     return LogSlice(headers, bodies, size, last - first, _offset_of(segment, last))

@@ -192,11 +192,12 @@ class Segment:
             self.files.used(self)
         return self._bases
 
-    def read(self, first: int, last: int) -> tuple[bytes, memoryview]:
-        """Headers and data of the batches ``[first, last)``; sealed data are a view of the mapped file."""
+    def read(self, first: int, last: int, *, for_now: bool = False) -> tuple[bytes, memoryview]:
+        """Headers and data of the batches ``[first, last)``. Sealed data are a view of the mapped file, and ``for_now``
+        so are others: a file that is not sealed may be cut later, under a view that somebody has kept."""
         self.bases()
         start = self._positions[first]
-        return self.read_headers(first, last), self._read_data(start, self.position_of(last) - start)
+        return self.read_headers(first, last), self._read_data(start, self.position_of(last) - start, for_now=for_now)
 
     def read_headers(self, first: int, last: int) -> bytes:
         """Packed headers of the batches ``[first, last)``."""
@@ -230,11 +231,14 @@ class Segment:
             found = int(matches[0]) if len(matches) else len(headers)
         return unpack_header(headers[found : found + 1].tobytes()) if found < len(headers) else None
 
-    def _read_data(self, start: int, length: int) -> memoryview:
+    def _read_data(self, start: int, length: int, *, for_now: bool) -> memoryview:
         if self.sealed:
             if self._mapped is None:
                 self._mapped = self.disk.map(self._data, self.data_size)
             return self._mapped[start : start + length]
+        if for_now:
+            self._check_length(self.data_path, min(self.disk.size(self._data) - start, length), length)
+            return self.disk.map(self._data, start + length)[start:]
         found = self.disk.read(self._data, length, start)
         self._check_length(self.data_path, len(found), length)
         return memoryview(found)

@@ -16,8 +16,9 @@ import pytest
 
 from sparklog.client.admin import Admin
 from sparklog.client.errors import LocalReadUnavailable, LogTruncated
+from sparklog.client.nearest import LocalReads
 from sparklog.client.producer import Producer
-from sparklog.client.reader import LocalReads, PartitionReader
+from sparklog.client.reader import PartitionReader
 from sparklog.errors import BrokerError, ConfigError, ErrorCode
 from sparklog.model import TopicPartition
 from sparklog.net.descriptors import DescriptorClient

@@ -9,7 +9,7 @@ import pytest
 from sparklog.client.errors import ClientTimeout, CommitOutcomeUnknown, ProducerFenced, TransactionStateError
 from sparklog.client.producer import Producer
 from sparklog.client.sink_transaction import AlreadyCommitted, Decided, decide, join
-from sparklog.client.transaction import Joined
+from sparklog.client.transaction_run import Joined
 from sparklog.protocol.messages import (
     EndTransaction,
 )

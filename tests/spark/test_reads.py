@@ -11,11 +11,11 @@ import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 
 import sparklog
+from sparklog.client import reader as client_reader
 from sparklog.client.admin import Admin
 from sparklog.client.producer import Producer
 from sparklog.client.reader import PartitionReader
 from sparklog.errors import ConfigError
-from sparklog.spark import task
 from sparklog.spark.read_options import parse_read_options
 from sparklog.spark.reader import BatchReader, plan_read
 from sparklog.spark.topics import TopicView
@@ -140,7 +140,7 @@ def test_headers_decide_what_is_fetched_and_decoded(
         readers.append(PartitionReader(*arguments, **keywords))
         return readers[-1]
 
-    monkeypatch.setattr(task, "PartitionReader", seen)
+    monkeypatch.setattr(client_reader, "PartitionReader", seen)
 
     def rows(where: str) -> int:
         readers.clear()

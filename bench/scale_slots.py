@@ -1,0 +1,129 @@
+"""Two broker slots of a host against one: whether K slots do K times the work of one.
+
+A broker is one process with one loop and takes one core; a client takes another. On a machine without cores to spare
+each broker is held to a share of a core by the kernel (a control group of its own, which takes root), so that two of
+them and their client fit: what one slot does with its share, two have to do twice. Replication factor 1 and acks=1:
+nothing is replicated, and the brokers have nothing to do with each other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from bench.machine import CpuTime, Others
+from sparklog import Admin, Producer
+from sparklog.testing.process_cluster import ProcessCluster
+
+_VALUE = b"x" * 1000
+_ROWS = 1_000
+_PARTITIONS = 6
+_PERIOD_US = 20_000
+_ROUNDS = 3
+
+
+class Slots(NamedTuple):
+    """Megabytes of values a second, medians, and seconds of a broker's core for a gigabyte."""
+
+    share: float
+    one: float
+    two: float
+    one_cpu: float
+    two_cpu: float
+    others: float
+
+
+class _NoGroups(Exception):
+    """This process may not make control groups."""
+
+
+def measure(share: float, megabytes: int) -> Slots | None:
+    """``share`` of a core for each broker. None: it cannot be limited here."""
+    rates: dict[int, list[float]] = {1: [], 2: []}
+    cpu: dict[int, list[float]] = {1: [], 2: []}
+    with contextlib.ExitStack() as stack:
+        clusters = {slots: stack.enter_context(ProcessCluster(slots)) for slots in rates}
+        pids = [cluster.pid(broker) for cluster in clusters.values() for broker in cluster.slots]
+        try:
+            stack.enter_context(_all_limited(pids, share))
+        except _NoGroups:
+            return None
+        others = stack.enter_context(Others())
+        for number in range(1 + _ROUNDS):
+            for slots, cluster in clusters.items():
+                rate, seconds = _write(cluster, f"t{number}", _PARTITIONS * slots, megabytes * slots)
+                if number > 0:  # the first round makes connections
+                    rates[slots].append(rate)
+                    cpu[slots].append(seconds)
+    one, two, one_cpu, two_cpu = (statistics.median(runs) for runs in (rates[1], rates[2], cpu[1], cpu[2]))
+    return Slots(share, one, two, one_cpu, two_cpu, others.cores)
+
+
+def text(slots: Slots | None) -> str:
+    if slots is None:
+        return "broker slots: not measured, control groups for processor time take root"
+    rows = (
+        ("one slot", f"{slots.one:.0f} MB/s", f"{slots.one_cpu:.2f} s"),
+        ("two slots", f"{slots.two:.0f} MB/s", f"{slots.two_cpu:.2f} s"),
+        ("two against one", f"{slots.two / slots.one:.2f}x", f"{slots.two_cpu / slots.one_cpu:.2f}x"),
+    )
+    head = f"| each slot {slots.share:g} of a core; others {slots.others:.2f} cores | written | processor for a GB |"
+    return "\n".join([head, "|---|---|---|", *(f"| {' | '.join(row)} |" for row in rows)])
+
+
+def _write(cluster: ProcessCluster, topic: str, partitions: int, megabytes: int) -> tuple[float, float]:
+    """MB/s of values, and seconds of the brokers' processors for a GB of them."""
+    with Admin(cluster.bootstrap) as admin:
+        admin.create_topic(topic, partitions=partitions, replication_factor=1, config={"min.insync.replicas": 1})
+    table = pa.table({"value": pa.array([_VALUE] * _ROWS, pa.binary())})
+    with Producer(cluster.bootstrap, acks=1) as producer:
+        began = time.perf_counter()
+        with CpuTime([cluster.pid(broker) for broker in cluster.slots]) as cpu:
+            for number in range(megabytes):
+                producer.write(topic, table, partition=number % partitions)
+            producer.flush(120.0)
+        took = time.perf_counter() - began
+    return megabytes / took, cpu.seconds / megabytes * 1000
+
+
+@contextlib.contextmanager
+def _all_limited(pids: Sequence[int], share: float) -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        for pid in pids:
+            stack.enter_context(_limited(pid, share))
+        yield
+
+
+@contextlib.contextmanager
+def _limited(pid: int, share: float) -> Iterator[None]:
+    """A process and its threads in a control group of their own. Source: cgroups(7)."""
+    quota_us = round(share * _PERIOD_US)
+    first, second = Path("/sys/fs/cgroup/cpu"), Path("/sys/fs/cgroup")
+    root, settings = (
+        (first, {"cpu.cfs_period_us": f"{_PERIOD_US}", "cpu.cfs_quota_us": f"{quota_us}"})
+        if first.exists()
+        else (second, {"cpu.max": f"{quota_us} {_PERIOD_US}"})
+    )
+    group = root / f"sparklog-bench-{os.getpid()}-{pid}"
+    try:
+        group.mkdir()
+        for name, value in settings.items():
+            (group / name).write_text(value)
+        (group / "cgroup.procs").write_text(str(pid))
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            group.rmdir()
+        raise _NoGroups from error
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            (root / "cgroup.procs").write_text(str(pid))
+        group.rmdir()

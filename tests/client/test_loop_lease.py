@@ -1,0 +1,228 @@
+"""The loop of a producer's thread, lent to a caller who would only wait for that thread."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+
+import pyarrow as pa
+import pytest
+
+from sparklog import Producer
+from sparklog.client.errors import ProducerClosed
+from sparklog.client.loop_lease import LoopLease
+from sparklog.net.async_client import AsyncConnection
+from sparklog.net.loop import new_event_loop
+from tests.client.fake_cluster import FakeCluster
+from tests.client.producing import LoseAnswers, values
+
+_TIMEOUT_S = 30.0
+
+
+@pytest.fixture
+def lease() -> Iterator[LoopLease]:
+    loop = new_event_loop()
+    subject = LoopLease(loop)
+    thread = threading.Thread(target=subject.run)
+    thread.start()
+    yield subject
+    subject.post(subject.stop)
+    thread.join(_TIMEOUT_S)
+    assert not thread.is_alive()
+    loop.close()
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + _TIMEOUT_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def borrowed(lease: LoopLease) -> None:
+    """Lent and entered by this thread."""
+
+    def entered() -> bool:
+        lease.borrow(lambda: True)
+        return lease.enter()
+
+    until(entered)
+
+
+def test_who_has_entered_acts_for_the_loop_and_nobody_else_does(lease: LoopLease) -> None:
+    assert not lease.enter()
+    until(lambda: lease.thread is not None)
+    home = lease.thread
+    borrowed(lease)
+    assert lease.thread == threading.get_ident() != home
+    assert asyncio.get_running_loop() is lease._loop
+    others = []
+    other = threading.Thread(target=lambda: others.append(lease.enter()))
+    other.start()
+    other.join(_TIMEOUT_S)
+    lease.leave()
+    assert others == [False] and lease.thread == home
+    with pytest.raises(RuntimeError):
+        asyncio.get_running_loop()
+
+
+def test_work_that_is_posted_takes_the_loop_back_and_waits_for_who_is_in(lease: LoopLease) -> None:
+    borrowed(lease)
+    done: Future[int] = Future()
+    lease.post(lambda: done.set_result(threading.get_ident()))
+    assert not done.done() and lease.lent
+    lease.leave()
+    assert done.result(_TIMEOUT_S) == lease.thread
+    assert not lease.lent
+
+
+def test_a_loop_that_nobody_uses_goes_back_by_itself(lease: LoopLease) -> None:
+    borrowed(lease)
+    turned = threading.Event()
+    lease._loop.call_soon(turned.set)
+    lease.leave()
+    assert turned.wait(_TIMEOUT_S)
+
+
+def test_a_loop_that_is_used_all_the_time_turns_all_the_same(lease: LoopLease) -> None:
+    borrowed(lease)
+    turned = threading.Event()
+    lease._loop.call_later(0.001, turned.set)
+    lease.leave()
+    deadline = time.monotonic() + _TIMEOUT_S
+    while not turned.is_set():
+        assert time.monotonic() < deadline
+        if lease.enter():
+            lease.leave()
+
+
+def test_it_is_not_lent_where_it_is_needed(lease: LoopLease) -> None:
+    lease.borrow(lambda: False)
+    assert not lease.lent and not lease.enter()
+
+
+def test_a_loop_that_is_stopped_while_lent_ends(lease: LoopLease) -> None:
+    borrowed(lease)
+    lease.stop()
+    lease.recall()
+    lease.leave()
+
+
+# --- the producer's use of it ---
+
+
+def acting(producer: Producer) -> int:
+    """Send one record after the other until this thread acts for the loop; how many that took."""
+    lease = producer._sender._lease
+    deadline = time.monotonic() + _TIMEOUT_S
+    for count in itertools.count(1):
+        before = lease._entered
+        producer.send("t", b"v").result()
+        if lease.lent and lease._entered >= before + 2:  # it has sent and received
+            return count
+        assert time.monotonic() < deadline
+    raise AssertionError("unreachable")
+
+
+def test_who_waits_for_each_record_sends_and_receives_himself(fake: FakeCluster) -> None:
+    fake.create("t", partitions=1)
+    with Producer(fake.bootstrap) as producer:
+        sent = acting(producer)
+        found = [producer.send("t", b"%d" % number).result().offset for number in range(200)]
+        assert found == list(range(sent, sent + 200))
+    assert values(fake, "t")[sent:] == [b"%d" % number for number in range(200)]
+
+
+def test_what_nobody_waits_for_is_acknowledged_all_the_same(fake: FakeCluster) -> None:
+    fake.create("t", partitions=1)
+    with Producer(fake.bootstrap) as producer:
+        acting(producer)
+        future = producer.send("t", b"v")
+        until(future.done)
+        acting(producer)
+        told = threading.Event()
+        producer.send("t", b"v").add_done_callback(lambda _: told.set())
+        assert told.wait(_TIMEOUT_S)
+        acting(producer)
+        futures = [producer.send("t", b"v") for _ in range(100)]
+        producer.flush(_TIMEOUT_S)
+        assert all(future.done() for future in futures)
+        acting(producer)
+        assert producer.write("t", pa.table({"value": [b"a", b"b"]})).result(_TIMEOUT_S).record_count == 2
+        acting(producer)
+        fake.create("other", partitions=1)
+        assert producer.send("other", b"v").result(_TIMEOUT_S).offset == 0
+
+
+def test_many_threads_that_wait_for_each_record(fake: FakeCluster) -> None:
+    fake.create("t", partitions=1)
+    with Producer(fake.bootstrap) as producer:
+        acting(producer)
+        before = len(values(fake, "t"))
+
+        def send_all(name: int) -> None:
+            for number in range(50):
+                producer.send("t", b"%d-%d" % (name, number)).result()
+
+        threads = [threading.Thread(target=send_all, args=(name,)) for name in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(_TIMEOUT_S)
+            assert not thread.is_alive()
+    found = values(fake, "t")[before:]
+    for name in range(4):
+        assert [value for value in found if value.startswith(b"%d-" % name)] == [
+            b"%d-%d" % (name, number) for number in range(50)
+        ]
+    assert len(found) == 200
+
+
+def test_an_answer_that_is_lost_is_asked_for_again(fake: FakeCluster) -> None:
+    fake.create("t", partitions=1)
+    with Producer(fake.bootstrap) as producer:
+        sent = acting(producer)
+        for broker in fake.brokers:
+            fake.fault(broker.broker_id, LoseAnswers(1))
+        assert producer.send("t", b"once").result().offset == sent
+        assert producer.send("t", b"more").result().offset == sent + 1
+    assert values(fake, "t")[sent:] == [b"once", b"more"]
+
+
+def test_a_wait_that_is_interrupted_loses_nothing(fake: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake.create("t", partitions=1)
+    with Producer(fake.bootstrap) as producer:
+        sent = acting(producer)
+        with monkeypatch.context() as patch:
+            patch.setattr(AsyncConnection, "wait_readable", _interrupted)
+            future = producer.send("t", b"v")
+            with pytest.raises(KeyboardInterrupt):
+                future.result()
+        assert future.result(_TIMEOUT_S).offset == sent
+        assert producer.send("t", b"v").result(_TIMEOUT_S).offset == sent + 1
+
+
+def test_an_interrupt_in_the_middle_of_the_work_ends_the_producer_and_says_so(
+    fake: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake.create("t", partitions=1)
+    producer = Producer(fake.bootstrap)
+    acting(producer)
+    with monkeypatch.context() as patch:
+        patch.setattr(producer._sender._accumulator, "drain", _interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            producer.send("t", b"v").result()
+    with pytest.raises(ProducerClosed) as closed:
+        producer.send("t", b"v").result(_TIMEOUT_S)
+    assert isinstance(closed.value.__cause__, KeyboardInterrupt)
+    with contextlib.suppress(ProducerClosed):
+        producer.close()
+
+
+def _interrupted(*_: object, **__: object) -> bool:
+    raise KeyboardInterrupt

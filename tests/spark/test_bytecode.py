@@ -1,0 +1,72 @@
+"""Archives of sources get bytecode, and Python uses it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from sparklog.spark.bytecode import add_bytecode
+
+_LOAD = """
+import sys
+compiled = []
+sys.addaudithook(lambda event, arguments: compiled.append(arguments[1]) if event == "compile" else None)
+import inside.module
+assert inside.module.answer() == 42
+print(any("inside" in str(name) for name in compiled), inside.module.__file__)
+"""
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> Path:
+    path = tmp_path / "modules.zip"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as target:
+        target.writestr("inside/__init__.py", "")
+        target.writestr("inside/module.py", "def answer():\n    return 42\n")
+        target.writestr("inside/of_another_python.py", "print 1\n")
+        target.writestr("inside/tests/test_module.py", "")
+        target.writestr("inside/table.json", "{}")
+    return path
+
+
+def load(archive: Path) -> list[str]:
+    environment = {**os.environ, "PYTHONPATH": str(archive)}
+    done = subprocess.run(
+        [sys.executable, "-c", _LOAD], env=environment, capture_output=True, text=True, timeout=60, check=True
+    )
+    return done.stdout.split()
+
+
+def test_what_is_loaded_from_an_archive_is_not_compiled_any_more(archive: Path) -> None:
+    assert load(archive)[0] == "True"  # else the next line would prove nothing
+    assert add_bytecode(archive)
+    assert load(archive) == ["False", str(archive / "inside" / "module.pyc")]
+
+
+def test_only_modules_of_this_python_get_bytecode(archive: Path) -> None:
+    with zipfile.ZipFile(archive) as found:
+        before = {entry.filename: (entry.header_offset, entry.CRC) for entry in found.infolist()}
+    add_bytecode(archive)
+    with zipfile.ZipFile(archive) as found:
+        assert found.testzip() is None
+        after = {entry.filename: (entry.header_offset, entry.CRC) for entry in found.infolist()}
+    assert {name: after[name] for name in before} == before  # where a process that has it open looks for them
+    assert after.keys() - before.keys() == {"inside/__init__.pyc", "inside/module.pyc"}
+
+
+def test_an_archive_that_has_bytecode_stays_as_it_is(archive: Path) -> None:
+    add_bytecode(archive)
+    before = (archive.stat().st_ino, archive.read_bytes())
+    assert not add_bytecode(archive)
+    assert (archive.stat().st_ino, archive.read_bytes()) == before
+    assert [path.name for path in archive.parent.iterdir()] == ["modules.zip"]
+
+
+def test_an_archive_that_is_none_is_told_of_and_left_alone(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="nowhere"):
+        add_bytecode(tmp_path / "nowhere.zip")
