@@ -69,9 +69,12 @@ def validate_batch(
         body = bytes(body)
     verify_body_crc(header, body)
     _check_schema_id(header, schema_id)
-    if not (schema is DEFAULT_SCHEMA and isinstance(body, bytes) and _sound_without_arrow(header, body, event_time)):
-        buffer = pa.py_buffer(body)
-        _validate_by_arrow(header, buffer, schema, max_message_bytes=max_message_bytes, event_time=event_time)
+    is_few = schema is DEFAULT_SCHEMA and isinstance(body, bytes) and not required_key
+    if not (is_few and _sound_without_arrow(header, bytes(body), event_time)):
+        records = _validate_by_arrow(
+            header, pa.py_buffer(body), schema, max_message_bytes=max_message_bytes, event_time=event_time
+        )
+        _check_keys(records, required_key)
 
 
 def _sound_without_arrow(header: BatchHeader, body: bytes, event_time: str | None) -> bool:
@@ -88,7 +91,7 @@ def _sound_without_arrow(header: BatchHeader, body: bytes, event_time: str | Non
 
 def _validate_by_arrow(
     header: BatchHeader, buffer: pa.Buffer, schema: pa.Schema, *, max_message_bytes: int, event_time: str | None
-) -> None:
+) -> pa.RecordBatch:
     """The rest of it, for whatever batch."""
     source = memoryview(buffer)
     message = read_batch_message(source)
@@ -100,6 +103,10 @@ def _validate_by_arrow(
     except (pa.ArrowException, ValueError) as error:
         raise _corrupt(str(error).partition("\n")[0][:200]) from None
     _check_records(records, schema, header, event_time)
+    return records
+
+
+def _check_keys(records: pa.RecordBatch, required_key: Sequence[str]) -> None:
     if required_key and (count := absent_keys(records, required_key)):
         raise BrokerError(
             ErrorCode.INVALID_RECORD,

@@ -16,8 +16,9 @@ from sparklog.cli.main import run
 from sparklog.client.admin import Admin
 from sparklog.client.consumer import Consumer
 from sparklog.client.fetched import decode_partition, split_partitions
+from sparklog.client.nearest import LocalReads
 from sparklog.client.producer import Producer
-from sparklog.client.reader import LocalReads, PartitionReader
+from sparklog.client.reader import PartitionReader
 from sparklog.errors import BrokerError, ErrorCode, SparklogError
 from sparklog.model import TopicPartition
 from sparklog.protocol.messages import CONSUMER, Fetch, FetchPartition, FetchReply
