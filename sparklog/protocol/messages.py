@@ -16,9 +16,14 @@ from sparklog.protocol.admin_messages import (
     AddColumns,
     AlterReassignments,
     AlterReassignmentsReply,
+    AlterTopic,
     CreatePartitions,
     CreateTopic,
     CreateTopicReply,
+    DeletedRecords,
+    DeleteRecords,
+    DeleteRecordsPartition,
+    DeleteRecordsReply,
     DeleteTopic,
     DescribeBroker,
     DescribeBrokerReply,
@@ -117,6 +122,7 @@ __all__ = [
     "AddToTransaction",
     "AlterReassignments",
     "AlterReassignmentsReply",
+    "AlterTopic",
     "BeginTransaction",
     "BeginTransactionReply",
     "CONSUMER",
@@ -127,7 +133,11 @@ __all__ = [
     "CreatePartitions",
     "CreateTopic",
     "CreateTopicReply",
+    "DeleteRecords",
+    "DeleteRecordsPartition",
+    "DeleteRecordsReply",
     "DeleteTopic",
+    "DeletedRecords",
     "DescribeBroker",
     "DescribeBrokerReply",
     "EARLIEST",
@@ -231,6 +241,8 @@ Request = (
     | DeleteTopic
     | CreatePartitions
     | AddColumns
+    | AlterTopic
+    | DeleteRecords
     | AlterReassignments
     | ListReassignments
     | ElectLeaders
@@ -260,6 +272,7 @@ Reply = (
     | ListGroupsReply
     | CreateTopicReply
     | AlterReassignmentsReply
+    | DeleteRecordsReply
     | ListReassignmentsReply
     | ElectLeadersReply
     | Ack
