@@ -7,7 +7,7 @@ entry; what is out of range is refused with the allowed range, what is unknown w
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import msgspec
@@ -36,10 +36,26 @@ TOPIC_SETTINGS: dict[str, Setting] = {
         "cleanup_policy",
         "delete",
         "what becomes of old segments",
-        choices=("delete", "compact", "compact,delete"),
+        choices=("delete", "compact", "compact,delete", "delete,compact"),
     ),
     "retention.ms": Setting("retention_ms", 7 * 86_400_000, "age at which a sealed segment is deleted; -1: never", -1),
     "retention.bytes": Setting("retention_bytes", -1, "size above which the oldest segments go; -1: no limit", -1),
+    "retention.wait.for.groups": Setting(
+        "retention_wait_for_groups", "", "records that one of these groups (a,b) has not committed past are kept"
+    ),
+    "retention.hard.ms": Setting(
+        "retention_hard_ms", -1, "age at which a sealed segment is deleted whatever groups have read; -1: never", -1
+    ),
+    "delete.retention.ms": Setting(
+        "delete_retention_ms", 86_400_000, "compacted topics keep tombstones for so long after a cleaning"
+    ),
+    "min.compaction.lag.ms": Setting("min_compaction_lag_ms", 0, "records younger than this are not compacted"),
+    "max.compaction.lag.ms": Setting(
+        "max_compaction_lag_ms", _MAX // 1_000_000, "older ones are, however few", 1, _MAX // 1_000_000
+    ),
+    "min.cleanable.dirty.ratio": Setting(
+        "min_cleanable_dirty_ratio", 0.5, "part of a log's bytes that has to be new for a cleaning", 0, 1
+    ),
     "segment.bytes": Setting("segment_bytes", 1024 * MIB, "size at which the leader rolls a segment", 1024, 2**31 - 1),
     "segment.ms": Setting("segment_ms", 7 * 86_400_000, "age at which the leader rolls a segment", 1),
     "max.message.bytes": Setting(
@@ -99,6 +115,16 @@ BROKER_SETTINGS: dict[str, Setting] = {
     "controlled.stop.timeout.ms": Setting("controlled_stop_timeout_ms", 8000, "wait for a successor", 0, 600_000),
     "log.checkpoint.interval.ms": Setting("checkpoint_interval_ms", 5000, "high watermark checkpoints", 100, 600_000),
     "log.retention.check.interval.ms": Setting("retention_check_interval_ms", 30_000, "", 100, 86_400_000),
+    "log.cleaner.enable": Setting("cleaner_enable", True, "compact the topics whose cleanup.policy says so"),
+    "log.cleaner.backoff.ms": Setting(
+        "cleaner_backoff_ms", 15_000, "between two looks for a log to clean", 10, 86_400_000
+    ),
+    "log.cleaner.io.max.bytes.per.second": Setting(
+        "cleaner_io_bytes", 2**40, "the cleaner reads and writes at most", 1024
+    ),
+    "log.cleaner.dedupe.buffer.size": Setting(
+        "cleaner_buffer_bytes", 128 * MIB, "for the keys of one cleaning, 96 bytes each", 96 * 1024, 2**40
+    ),
     "producer.id.expiration.ms": Setting("producer_id_expiration_ms", 86_400_000, "idle producer ids expire", 1000),
     "internal.topic.replication.factor": Setting(
         "internal_replication_factor", 3, "of internal topics, which are made when so many brokers are alive", 1, 32
@@ -154,6 +180,12 @@ class TopicConfig(msgspec.Struct, frozen=True):
     cleanup_policy: str
     retention_ms: int
     retention_bytes: int
+    retention_wait_for_groups: str
+    retention_hard_ms: int
+    delete_retention_ms: int
+    min_compaction_lag_ms: int
+    max_compaction_lag_ms: int
+    min_cleanable_dirty_ratio: float
     segment_bytes: int
     segment_ms: int
     max_message_bytes: int
@@ -164,6 +196,15 @@ class TopicConfig(msgspec.Struct, frozen=True):
     timestamp_type: str
     flush_messages: int
     flush_ms: int
+
+    @property
+    def compacted(self) -> bool:
+        return "compact" in self.cleanup_policy
+
+    @property
+    def awaited_groups(self) -> tuple[str, ...]:
+        """Groups whose offsets retention waits for."""
+        return tuple(name.strip() for name in self.retention_wait_for_groups.split(",") if name.strip())
 
 
 class BrokerConfig(msgspec.Struct, frozen=True):
@@ -187,6 +228,10 @@ class BrokerConfig(msgspec.Struct, frozen=True):
     controlled_stop_timeout_ms: int
     checkpoint_interval_ms: int
     retention_check_interval_ms: int
+    cleaner_enable: bool
+    cleaner_backoff_ms: int
+    cleaner_io_bytes: int
+    cleaner_buffer_bytes: int
     producer_id_expiration_ms: int
     internal_replication_factor: int
     transaction_partitions: int
@@ -231,12 +276,21 @@ def broker_config(overrides: Mapping[str, str]) -> BrokerConfig:
     return BrokerConfig(**_resolve(BROKER_SETTINGS, own), topic_defaults=topic_defaults)
 
 
-def _resolve(table: Mapping[str, Setting], overrides: Mapping[str, str]) -> dict[str, Any]:
-    for key in overrides:
+def check_topic_settings(names: Iterable[str]) -> None:
+    """Raises ConfigError for the first name that is no setting of topics; names the nearest."""
+    _check_names(TOPIC_SETTINGS, names)
+
+
+def _check_names(table: Mapping[str, Setting], names: Iterable[str]) -> None:
+    for key in names:
         if key not in table:
             near = difflib.get_close_matches(key[:_LONGEST_KEY], table, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
             raise ConfigError(f"unknown setting {key[:_LONGEST_KEY]!r}{hint}")
+
+
+def _resolve(table: Mapping[str, Setting], overrides: Mapping[str, str]) -> dict[str, Any]:
+    _check_names(table, overrides)
     return {
         setting.field: _parse(key, setting, overrides[key]) if key in overrides else setting.default
         for key, setting in table.items()
@@ -255,10 +309,13 @@ def _parse(key: str, setting: Setting, text: str) -> Any:
         if value not in setting.choices:
             raise ConfigError(f"{key}={value!r}: expected one of {', '.join(setting.choices)}")
         return value
+    if isinstance(setting.default, str):
+        return value
+    is_part = isinstance(setting.default, float)
     try:
-        number = int(value)
+        number = float(value) if is_part else int(value)
     except ValueError:
-        raise ConfigError(f"{key}={value!r}: expected a whole number") from None
+        raise ConfigError(f"{key}={value!r}: expected a {'' if is_part else 'whole '}number") from None
     if not setting.low <= number <= setting.high:
         raise ConfigError(f"{key}={number}: expected {setting.low} to {setting.high}")
     return number

@@ -125,7 +125,10 @@ def test_any_text_gives_settings_or_a_configuration_error(overrides: dict[str, s
         config = topic_config(overrides)
     except ConfigError:
         return
-    for key in overrides:
+    for key, text in overrides.items():
         setting = TOPIC_SETTINGS[key]
         value = getattr(config, setting.field)
-        assert value in setting.choices or isinstance(value, bool) or setting.low <= value <= setting.high
+        if isinstance(setting.default, str):
+            assert value in (setting.choices or (text.strip(),))
+        else:
+            assert isinstance(value, bool) or setting.low <= value <= setting.high

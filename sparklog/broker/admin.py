@@ -11,13 +11,13 @@ import uuid
 
 import pyarrow as pa
 
+from sparklog.broker.alter_topic import check_config
 from sparklog.broker.internal_topics import refuse_internal
 from sparklog.broker.load import load
 from sparklog.broker.state import BrokerState
 from sparklog.broker.waiting import answer_later, until_led, until_told
-from sparklog.config import topic_config
 from sparklog.controller.placement import Placement, check_assignment, place
-from sparklog.errors import BrokerError, ConfigError, ErrorCode
+from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import TopicRecord, TopicSchema, check_topic_name
 from sparklog.net.server import ServerConnection
 from sparklog.protocol.messages import (
@@ -80,11 +80,8 @@ def _checked_topic(broker: BrokerState, request: CreateTopic) -> tuple[TopicReco
     refuse_internal(request.name, "not created")
     if broker.cache.topic(request.name) is not None:
         raise BrokerError(ErrorCode.TOPIC_ALREADY_EXISTS, f"topic {request.name!r} exists")
-    try:
-        topic_config(request.config, broker.config.topic_defaults)
-    except ConfigError as error:
-        raise BrokerError(ErrorCode.INVALID_CONFIG, str(error)) from None
     schema, key_columns, event_time = _checked_schema(request)
+    check_config(broker, request.name, request.config, key_columns)
     placement = _placement(broker, request)
     record = TopicRecord(
         name=request.name,

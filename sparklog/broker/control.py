@@ -216,9 +216,13 @@ def _retune(broker: BrokerState, update: ControlUpdate) -> None:
         topic = changed.get(partition.tp.topic)
         if topic is not None and topic.change.topic_id == partition.topic_id:
             try:
-                broker.partitions.retune(partition, topic)
+                settings_changed = broker.partitions.retune(partition, topic)
             except BrokerError as error:
                 _log.error("%s: new schema or settings not taken: %s", partition.tp, error)
+                continue
+            known = broker.cache.partition(partition.tp)
+            if settings_changed and known is not None and broker.broker_id in known.replicas:
+                partition.step(_decided(broker, known, topic))  # min.insync.replicas may be another one
 
 
 def _delete(broker: BrokerState, update: ControlUpdate) -> None:

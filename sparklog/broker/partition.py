@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
+import msgspec
 import pyarrow as pa
 
 from sparklog.broker.logs import Lines
@@ -67,6 +68,9 @@ class AppendRules(NamedTuple):
     schema_id: int
     max_message_bytes: int
     event_time: str | None
+    key_columns: tuple[str, ...] = ()
+    #: each record must have a key
+    compacted: bool = False
 
 
 class Answer(NamedTuple):
@@ -184,6 +188,11 @@ class Partition:
 
     def leader_answered(self, event: LeaderAnswered, headers: memoryview, bodies: memoryview) -> BrokerError | None:
         """Take over what the leader sent for this partition. Returns why its batches were not taken, or None."""
+        if event.batch_count and self.log.is_outdated_for(headers, time.time_ns() // 1000):
+            _log.warning("%s: away for longer than tombstones are kept: the log is copied anew", self.tp)
+            event = msgspec.structs.replace(
+                event, code=ErrorCode.OFFSET_OUT_OF_RANGE, batch_count=0, log_start_offset=0
+            )
         self._incoming = (headers, bodies)
         self._append_refused = None
         self.step(event)
@@ -273,6 +282,7 @@ class Partition:
                 schema_id=rules.schema_id,
                 max_message_bytes=rules.max_message_bytes,
                 event_time=rules.event_time,
+                required_key=rules.key_columns if rules.compacted else (),
             )
         except BrokerError:
             raise

@@ -130,11 +130,13 @@ class Partitions:
         self.retune(partition, topic)
         return partition
 
-    def retune(self, partition: Partition, topic: CachedTopic) -> None:
-        """The topic's schemas or settings may have changed, if it is not the very one that was looked at last."""
+    def retune(self, partition: Partition, topic: CachedTopic) -> bool:
+        """The topic's schemas or settings may have changed, if it is not the very one that was looked at last. Returns
+        whether the settings have."""
         if partition.tuned_for is topic:
-            return
+            return False
         _add_schemas(partition.log, topic.change)
+        changed = partition.log.config != topic.config
         partition.log.config = topic.config
         partition.replica.settings = _replica_settings(topic)
         partition.rules = _append_rules(topic)
@@ -143,6 +145,7 @@ class Partitions:
             self._flushing[partition.tp] = partition
         else:
             self._flushing.pop(partition.tp, None)
+        return changed
 
     def drop(self, partition: Partition) -> None:
         """Forget the replica and delete its data."""
@@ -283,7 +286,12 @@ def _append_rules(topic: CachedTopic) -> AppendRules:
         raise BrokerError(ErrorCode.INVALID_REQUEST, f"topic {topic.change.name!r} came without a schema")
     newest = topic.change.schemas[-1]
     return AppendRules(
-        parse_schema(newest.message), newest.schema_id, topic.config.max_message_bytes, topic.change.event_time
+        parse_schema(newest.message),
+        newest.schema_id,
+        topic.config.max_message_bytes,
+        topic.change.event_time,
+        topic.change.key_columns,
+        topic.config.compacted,
     )
 
 

@@ -20,6 +20,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from sparklog.broker.cleaner import Cleaner
 from sparklog.broker.control_socket import ControlSocket
 from sparklog.broker.coordinator_epochs import CoordinatorEpochs
 from sparklog.broker.coordinators import Coordinators
@@ -107,6 +108,7 @@ class BrokerProcess:
         self._server: Server | None = None
         self._fetchers: Fetchers | None = None
         self._upkeep: Upkeep | None = None
+        self._cleaner: Cleaner | None = None
         self._ending: Ending | None = None
         self._ending_asked = asyncio.Event()
         self._log_error: Exception | None = None
@@ -162,6 +164,7 @@ class BrokerProcess:
         broker.hanging = Hanging(broker)
         self._fetchers = Fetchers(broker)
         self._upkeep = Upkeep(broker, self._directory)
+        self._cleaner = Cleaner(broker)
         broker.partitions = Partitions(broker, self._directory)
         broker.partitions.wiring = Wiring(broker, fetchers=self._fetchers, upkeep=self._upkeep)
         # Session ids of an earlier process must not be taken for this one's.
@@ -174,6 +177,7 @@ class BrokerProcess:
         self._registry = broker.registry = await Registry.open(broker, config.zookeeper, self._registration())
         self._watchdog.start()
         self._upkeep.start()
+        self._cleaner.start()
         broker.hanging.start()
         gc.freeze()  # as the logs were: what was made until now lives as long as the process
         _log.info(
@@ -434,6 +438,8 @@ class BrokerProcess:
         broker.quiesced = True
         if self._upkeep is not None:
             self._upkeep.close()
+        if self._cleaner is not None:
+            self._cleaner.close()
         if self._local_reads is not None:
             self._local_reads.close()
         if self._fetchers is not None:

@@ -14,11 +14,11 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
+from sparklog.broker.group_holds import GroupHolds, read_to
 from sparklog.broker.partition import Partition
 from sparklog.broker.state import BrokerState
 from sparklog.errors import StorageError
 from sparklog.storage.flushing import FlushJob
-from sparklog.storage.log import Log
 from sparklog.storage.log_set import LogDirectory
 from sparklog.storage.sealing import SealJob
 
@@ -42,6 +42,7 @@ class Upkeep:
         self._flush_pool = ThreadPoolExecutor(_FLUSH_THREADS, thread_name_prefix="flush")
         #: Segments to seal of the logs at which a thread is at work.
         self._seals: dict[Partition, deque[SealJob]] = {}
+        self._holds = GroupHolds(broker)
         self._closed = False
         #: Partitions and logs with files when the collector was last spared.
         self._spared = 0
@@ -55,6 +56,7 @@ class Upkeep:
     def close(self) -> None:
         """No new work; what runs in threads ends by itself, and its result is dropped."""
         self._closed = True
+        self._holds.close()
         self._pool.shutdown(wait=False, cancel_futures=True)
         self._flush_pool.shutdown(wait=False, cancel_futures=True)
 
@@ -122,18 +124,30 @@ class Upkeep:
             gc.unfreeze()
             self._spared = 0
 
-    def _retain(self) -> None:
+    async def _retain(self) -> None:
         """Leaders delete by age and size; followers delete what their leader has deleted."""
+        committed = await self._holds.ask(sorted(self._awaited_groups()))
         now_us = time.time_ns() // 1000
         for partition in self._broker.partitions:
             if partition.offline is not None:
                 continue
             self.committed(partition)
             if partition.replica.is_leader:
-                deleted = self._guarded(partition, lambda log: log.apply_retention(now_us))
+                groups = partition.log.config.awaited_groups
+                end = read_to(partition.tp, partition.topic_id, groups, committed) if groups else None
+                deleted = self._guarded(partition, lambda log, end=end: log.apply_retention(now_us, read_to=end))
                 self._broker.counters["segments.deleted"] += deleted
                 if deleted:
                     self._broker.fetches.log_start_moved(partition)
+
+    def _awaited_groups(self) -> set[str]:
+        """Of topics led here from which something could go."""
+        return {
+            group
+            for partition in self._broker.partitions
+            if partition.replica.is_leader and partition.log.config.retention_wait_for_groups
+            for group in partition.log.config.awaited_groups
+        }
 
     def _flush(self) -> None:
         now_us = time.time_ns() // 1000
@@ -150,7 +164,7 @@ class Upkeep:
         else:
             partition.log.flush_finished(job)
 
-    def _guarded(self, partition: Partition, work: Callable[[Log], int]) -> int:
+    def _guarded(self, partition: Partition, work: Callable[..., int]) -> int:
         try:
             return work(partition.log)
         except StorageError as error:

@@ -17,6 +17,7 @@ from sparklog.cli.consume import consume
 from sparklog.cli.controller import controller
 from sparklog.cli.groups import groups
 from sparklog.cli.produce import produce
+from sparklog.cli.segments import segments
 from sparklog.cli.topics import topics
 from sparklog.cli.transactions import transactions
 from sparklog.client.errors import ClientTimeout
@@ -44,6 +45,7 @@ app.command("consume")(consume)
 app.add_typer(groups, name="groups")
 app.add_typer(transactions, name="transactions")
 app.add_typer(brokers, name="brokers")
+app.add_typer(segments, name="segments")
 app.command("controller")(controller)
 
 

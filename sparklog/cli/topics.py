@@ -1,4 +1,4 @@
-"""``sparklog topics``: create, list, describe, delete. Replicas and leaders are in ``moves``."""
+"""``sparklog topics``: create, list, describe, alter, delete. Replicas and leaders are in ``moves``."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ from sparklog.client.admin import Admin
 from sparklog.client.ddl import parse_columns
 from sparklog.client.descriptions import TopicDescription
 from sparklog.errors import BrokerError, ConfigError, ErrorCode
+from sparklog.model import TopicPartition
 
 topics = typer.Typer(
-    help="Create, list, describe and delete topics; move their replicas and leaders.", no_args_is_help=True
+    help="Create, list, describe, alter and delete topics; move their replicas and leaders.", no_args_is_help=True
 )
 
 Name = Annotated[str, typer.Argument(metavar="TOPIC", show_default=False)]
@@ -146,6 +147,63 @@ def delete(
                     raise
             else:
                 print(f"{name}: deleted")
+
+
+@topics.command("alter")
+def alter(
+    name: Name,
+    config: Annotated[
+        list[str] | None, typer.Option("--config", "-c", metavar="NAME=VALUE", help="Set it; repeatable.")
+    ] = None,
+    unset: Annotated[
+        list[str] | None, typer.Option("--unset", "-u", metavar="NAME", help="Back to the default; repeatable.")
+    ] = None,
+    bootstrap: Bootstrap = None,
+    timeout: Timeout = 30.0,
+) -> None:
+    """Change a topic's settings while it is in use. All are checked before any is changed.
+
+    Example: sparklog topics alter flights -c retention.ms=3600000 --unset segment.ms
+    """
+    if not config and not unset:
+        raise ConfigError("nothing to change: give --config NAME=VALUE or --unset NAME")
+    with Admin(servers(bootstrap), timeout_s=timeout, first_contact_s=FIRST_CONTACT_S) as admin:
+        topic = admin.alter_topic(name, pairs(config or [], what="setting"), unset=unset or ())
+    print(f"{name}: {', '.join(f'{key}={value}' for key, value in sorted(topic.config.items())) or 'all defaults'}")
+
+
+@topics.command("delete-records")
+def delete_records(
+    name: Name,
+    before: Annotated[
+        list[str], typer.Option("--before", metavar="PARTITION=OFFSET", help="PARTITION=end for all; repeatable.")
+    ],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    bootstrap: Bootstrap = None,
+    timeout: Timeout = 30.0,
+) -> None:
+    """Delete the oldest records, up to an offset that stays. Asks first, unless --yes.
+
+    Example: sparklog topics delete-records flights --before 0=1000 --before 1=end --yes
+    """
+    wanted = {TopicPartition(name, part): offset for part, offset in _places(before).items()}
+    if not yes:
+        if not sys.stdin.isatty():
+            raise ConfigError(f"deleting records of {name} cannot be undone: give --yes")
+        typer.confirm(f"Delete records of {len(wanted)} partitions of {name}?", abort=True)
+    with Admin(servers(bootstrap), timeout_s=timeout, first_contact_s=FIRST_CONTACT_S) as admin:
+        for tp, start in admin.delete_records(wanted).items():
+            print(f"{tp}: begins at {start}")
+
+
+def _places(before: list[str]) -> dict[int, int | None]:
+    """Raises ConfigError for what is not PARTITION=OFFSET."""
+    found: dict[int, int | None] = {}
+    for part, offset in pairs(before, what="place").items():
+        if not part.isdigit() or not (offset.isdigit() or offset == "end"):
+            raise ConfigError(f"--before {part}={offset}: expected PARTITION=OFFSET or PARTITION=end")
+        found[int(part)] = None if offset == "end" else int(offset)
+    return found
 
 
 topics.command("add-partitions")(add_partitions)

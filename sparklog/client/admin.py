@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 from sparklog.client import groups, moves, rolling_restart, topics, transaction_admin
+from sparklog.client.delete_records import delete_records
 from sparklog.client.descriptions import (
     BrokerDescription,
     ClusterDescription,
@@ -163,6 +164,38 @@ class Admin:
         """
         timeout_s = self._timeout_s if timeout_s is None else timeout_s
         return describe_topic(topics.add_columns(self._link, name, columns, timeout_s=timeout_s))
+
+    def alter_topic(
+        self,
+        name: str,
+        config: Mapping[str, Any] | None = None,
+        *,
+        unset: Iterable[str] = (),
+        timeout_s: float | None = None,
+    ) -> TopicDescription:
+        """Set settings of a topic that is there, and take others (``unset``) back to the cluster's defaults; those that
+        are not named stay. In force at once, without a restart; all of them or none.
+
+        Raises:
+            BrokerError: UNKNOWN_TOPIC_OR_PARTITION; INVALID_CONFIG names the setting and the range allowed.
+            ClientTimeout: not done in time; they may have been set.
+        """
+        timeout_s = self._timeout_s if timeout_s is None else timeout_s
+        topics.alter_topic(self._link, name, config or {}, unset=unset, timeout_s=timeout_s)
+        return describe_topic(self._link.topic(name, refresh=True))
+
+    def delete_records(
+        self, before: Mapping[TopicPartition, int | None], *, timeout_s: float | None = None
+    ) -> dict[TopicPartition, int]:
+        """Let partitions begin at an offset (None: at their end): what lies before is gone. Returns where they begin.
+
+        Raises:
+            BrokerError: OFFSET_OUT_OF_RANGE above the high watermark; INVALID_REQUEST for a topic whose cleanup.policy
+                is compact alone; UNKNOWN_TOPIC_OR_PARTITION. Other partitions may have been shortened.
+            ClientTimeout: some leader did not answer in time.
+        """
+        wanted = {TopicPartition(*tp): offset for tp, offset in before.items()}
+        return delete_records(self._link, wanted, timeout_s=self._timeout_s if timeout_s is None else timeout_s)
 
     def list_topics(self) -> list[str]:
         """The names of all topics, in order."""

@@ -16,6 +16,7 @@ import pyarrow as pa
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import TopicPartition
 from sparklog.protocol.messages import AbortedRange, FetchedPartition
+from sparklog.record.cleaned import offsets_of
 from sparklog.record.codec import decode_batch
 from sparklog.record.header import HEADER_BYTES, BatchHeader, Flag, unpack_headers
 from sparklog.record.projection import Projection, plan_projection, projected_schema, read_columns
@@ -168,8 +169,7 @@ def _cut(
     header: BatchHeader, body: memoryview, batch: pa.RecordBatch, *, start: int, end: int | None
 ) -> FetchedBatch | None:
     if header.flags & Flag.OFFSET_ARRAY:
-        deltas = np.frombuffer(body[header.length : header.length + header.offset_array_length], dtype="<u4")
-        offsets = header.base_offset + deltas.astype(np.int64)
+        offsets = offsets_of(header, body)
         low = int(np.searchsorted(offsets, start))
         high = len(offsets) if end is None else int(np.searchsorted(offsets, end))
         if low >= high:

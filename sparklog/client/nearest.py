@@ -16,7 +16,7 @@ def nearest(
 ) -> int:
     """The in-sync replica to read from: one on this host, else one in a rack that this host has brokers in. The leader
     where it is as near as any."""
-    if is_here(brokers[leader].host):
+    if leader not in brokers or is_here(brokers[leader].host):  # one that is gone is found to be, and asked for again
         return leader
     racks = {broker.rack for broker in brokers.values() if broker.rack is not None and is_here(broker.host)}
     others = [broker_id for broker_id in in_sync if broker_id != leader and broker_id in brokers]

@@ -5,7 +5,7 @@ A request whose answer was lost is repeated and may then be refused because it h
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import pyarrow as pa
@@ -17,6 +17,7 @@ from sparklog.model import check_topic_name
 from sparklog.protocol.messages import (
     Ack,
     AddColumns,
+    AlterTopic,
     CreatePartitions,
     CreateTopic,
     CreateTopicReply,
@@ -118,6 +119,15 @@ def add_columns(link: ClusterLink, name: str, columns: pa.Schema | str | Any, *,
     for broker_id in list(link.metadata.brokers):
         found = _described_by(link, broker_id, name, columns=set(wanted.names), timeout_s=timeout_s) or found
     return found
+
+
+def alter_topic(
+    link: ClusterLink, name: str, config: Mapping[str, Any], *, unset: Iterable[str], timeout_s: float
+) -> None:
+    """Arguments and errors are those of ``Admin.alter_topic``."""
+    settings = {str(setting): _as_text(value) for setting, value in config.items()}
+    request = AlterTopic(0, name, settings, tuple(unset), link.broker_timeout_ms(timeout_s))
+    link.retrying(f"settings of topic {name!r}", lambda: link.ask_any(request, Ack), timeout_s=timeout_s)
 
 
 def _described_by(

@@ -55,6 +55,44 @@ class AddColumns(Message, frozen=True, tag="add_columns"):
     timeout_ms: int
 
 
+class AlterTopic(Message, frozen=True, tag="alter_topic"):
+    """Set settings of a topic, and take others back to the cluster's defaults (``unset``); those that are not named
+    stay. Answered when the broker asked knows of it."""
+
+    topic: str
+    config: Annotated[dict[str, str], msgspec.Meta(max_length=1000)]
+    unset: Annotated[tuple[str, ...], msgspec.Meta(max_length=1000)]
+    timeout_ms: int
+
+
+class DeleteRecordsPartition(msgspec.Struct, frozen=True, array_like=True):
+    """``offset``: the log is to begin there; -1: at the high watermark."""
+
+    topic: str
+    partition: int
+    offset: int
+    leader_epoch: Int31 = -1
+
+
+class DeleteRecords(Message, frozen=True, tag="delete_records"):
+    """To the partitions' leader. Answered when its new log starts are durable; followers hear of them with their next
+    fetch."""
+
+    partitions: Entries[DeleteRecordsPartition]
+
+
+class DeletedRecords(msgspec.Struct, frozen=True, array_like=True):
+    code: int
+    log_start_offset: int
+    detail: str = ""
+
+
+class DeleteRecordsReply(Message, frozen=True, tag="delete_records_reply"):
+    """One result a partition, in order."""
+
+    results: tuple[DeletedRecords, ...]
+
+
 class ReplicaMove(msgspec.Struct, frozen=True, array_like=True):
     """``target``: the replicas wanted, preferred leader first; None takes a move under way back."""
 

@@ -16,9 +16,14 @@ from sparklog.protocol.admin_messages import (
     AddColumns,
     AlterReassignments,
     AlterReassignmentsReply,
+    AlterTopic,
     CreatePartitions,
     CreateTopic,
     CreateTopicReply,
+    DeletedRecords,
+    DeleteRecords,
+    DeleteRecordsPartition,
+    DeleteRecordsReply,
     DeleteTopic,
     DescribeBroker,
     DescribeBrokerReply,
@@ -128,6 +133,7 @@ __all__ = [
     "AddToTransaction",
     "AlterReassignments",
     "AlterReassignmentsReply",
+    "AlterTopic",
     "BeginTransaction",
     "BeginTransactionReply",
     "CONSUMER",
@@ -139,7 +145,11 @@ __all__ = [
     "CreateTopic",
     "CreateTopicReply",
     "DeleteGroup",
+    "DeleteRecords",
+    "DeleteRecordsPartition",
+    "DeleteRecordsReply",
     "DeleteTopic",
+    "DeletedRecords",
     "DescribeBroker",
     "DescribeBrokerReply",
     "DescribeGroup",
@@ -256,6 +266,8 @@ Request = (
     | DeleteTopic
     | CreatePartitions
     | AddColumns
+    | AlterTopic
+    | DeleteRecords
     | AlterReassignments
     | ListReassignments
     | ElectLeaders
@@ -287,6 +299,7 @@ Reply = (
     | DescribeGroupReply
     | CreateTopicReply
     | AlterReassignmentsReply
+    | DeleteRecordsReply
     | ListReassignmentsReply
     | ElectLeadersReply
     | Ack

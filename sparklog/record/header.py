@@ -19,14 +19,15 @@ front of the batches they describe.
     72  leader_epoch         i32
     76  schema_id            i32
     80  first_sequence       i32   -1: not idempotent
-    84  offset_array_length  u32   bytes of u32 offset deltas behind the body (cleaned batches), else 0
+    84  offset_array_length  u32   bytes of u32 offset deltas behind the body (cleaned batches), a multiple of 8; else 0
     88  producer_epoch       i16
     90  flags                u16   see Flag; bits 12 to 15 are the format version
     92  header_crc           u32   CRC32C of bytes 0 to 92
 
 The producer fills what it knows; the leader fills base_offset, position, running_max, append_time, leader_epoch and
 the first-of-segment flag at append, and seals the header with its CRC. From then on it never changes: followers store
-it verbatim, which keeps replicas byte-identical.
+it verbatim, which keeps replicas byte-identical. What a cleaner writes (``Flag.CLEANED``) is a replica's own: there
+replicas hold the same records at the same offsets.
 """
 
 from __future__ import annotations
@@ -85,6 +86,8 @@ class Flag(IntFlag):
     OFFSET_ARRAY = 32
     #: Only in answers to readers, never stored: the body holds some of the columns, see ``projection``.
     PROJECTED = 64
+    #: Written by a cleaner, or appended behind such a batch: its place in the file is this replica's own.
+    CLEANED = 128
 
 
 class BatchHeader(NamedTuple):

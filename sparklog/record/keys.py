@@ -1,4 +1,4 @@
-"""The key bytes of records in typed topics: what murmur2 and, later, the cleaner take as a record's key.
+"""The key bytes of records in typed topics: what murmur2 and the cleaner take as a record's key.
 
 One key column:
 
@@ -24,6 +24,7 @@ from pyarrow import types
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.record.layout import is_variable_binary
 from sparklog.record.partitioner import NO_PARTITION, partitions_for_keys
+from sparklog.record.schema import DEFAULT_SCHEMA
 
 _NULL_LENGTH = (-1).to_bytes(4, "big", signed=True)
 
@@ -56,6 +57,31 @@ def encode_keys(batch: pa.RecordBatch, key_columns: Sequence[str]) -> pa.Array:
     for column in columns[1:]:
         absent = pc.and_(absent, column.is_null())
     return pc.if_else(absent, pa.scalar(None, joined.type), joined)
+
+
+def absent_keys(batch: pa.RecordBatch, key_columns: Sequence[str]) -> int:
+    """How many records have no key: nulls in all key columns."""
+    nulls = [batch.column(name).null_count for name in key_columns]
+    if not nulls or 0 in nulls:
+        return 0 if nulls else batch.num_rows
+    absent = batch.column(key_columns[0]).is_null()
+    for name in key_columns[1:]:
+        absent = pc.and_(absent, batch.column(name).is_null())
+    return int(pc.sum(absent).as_py() or 0)
+
+
+def tombstones(batch: pa.RecordBatch, key_columns: Sequence[str]) -> npt.NDArray[np.bool_] | None:
+    """Which records delete their key: with Kafka's columns those without a value, else those with nulls in all other
+    columns; None: none of them. A topic of key columns alone has no tombstones."""
+    others = [name for name in batch.schema.names if name not in key_columns]
+    if batch.schema.equals(DEFAULT_SCHEMA):
+        others = ["value"]
+    if not others or 0 in [batch.column(name).null_count for name in others]:
+        return None
+    found = np.ones(batch.num_rows, np.bool_)
+    for name in others:
+        found &= batch.column(name).is_null().to_numpy(zero_copy_only=False)
+    return found
 
 
 def _column_bytes(batch: pa.RecordBatch, name: str) -> pa.Array:

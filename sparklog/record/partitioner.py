@@ -69,7 +69,7 @@ def murmur2_column(keys: _Keys) -> npt.NDArray[np.uint32]:
     """
     if isinstance(keys, pa.ChunkedArray):
         return np.concatenate([murmur2_column(chunk) for chunk in keys.chunks] or [np.zeros(0, np.uint32)])
-    content, starts, lengths = _spans(keys)
+    content, starts, lengths = key_spans(keys)
     with np.errstate(over="ignore"):
         return _hash(content, starts, lengths)
 
@@ -158,7 +158,7 @@ def _words(content: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint32]:
     return words
 
 
-def _spans(keys: pa.Array) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+def key_spans(keys: pa.Array) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """All bytes of the column and where each key begins and how long it is; a null has length 0."""
     kind = keys.type
     if types.is_dictionary(kind):

@@ -8,6 +8,8 @@ but in batches so small that looking at each costs less than asking Arrow (``few
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pyarrow as pa
 
 from sparklog.errors import BrokerError, ErrorCode
@@ -16,6 +18,7 @@ from sparklog.record.codec import NO_TIMESTAMP, event_time_range, header_times, 
 from sparklog.record.few_checks import times_of_few
 from sparklog.record.flatbuffer import malformed
 from sparklog.record.header import BatchHeader, Flag
+from sparklog.record.keys import absent_keys
 from sparklog.record.layout import layout_of
 from sparklog.record.message import (
     LZ4_FRAME,
@@ -47,6 +50,7 @@ def validate_batch(
     schema_id: int,
     max_message_bytes: int,
     event_time: str | None,
+    required_key: Sequence[str] = (),
 ) -> None:
     """Check a batch as it came from a producer against the topic's newest schema and its limits.
 
@@ -57,16 +61,20 @@ def validate_batch(
             MESSAGE_TOO_LARGE when it takes, or would take once decompressed, more than ``max_message_bytes``;
             SCHEMA_OUTDATED for another schema id than ``schema_id``, SCHEMA_MISMATCH for columns that are not the
             schema's; INVALID_RECORD for nulls in columns that allow none, for timestamps that are not the
-            header's, for no records at all, and for flags that a producer may not set.
+            header's, for no records at all, for flags that a producer may not set, and for a record with nulls in all
+            columns of ``required_key``.
     """
     _check_header(header, len(body), max_message_bytes)
     if len(body) <= _SMALL_BYTES:
         body = bytes(body)
     verify_body_crc(header, body)
     _check_schema_id(header, schema_id)
-    if not (schema is DEFAULT_SCHEMA and isinstance(body, bytes) and _sound_without_arrow(header, body, event_time)):
-        buffer = pa.py_buffer(body)
-        _validate_by_arrow(header, buffer, schema, max_message_bytes=max_message_bytes, event_time=event_time)
+    is_few = schema is DEFAULT_SCHEMA and isinstance(body, bytes) and not required_key
+    if not (is_few and _sound_without_arrow(header, bytes(body), event_time)):
+        records = _validate_by_arrow(
+            header, pa.py_buffer(body), schema, max_message_bytes=max_message_bytes, event_time=event_time
+        )
+        _check_keys(records, required_key)
 
 
 def _sound_without_arrow(header: BatchHeader, body: bytes, event_time: str | None) -> bool:
@@ -83,7 +91,7 @@ def _sound_without_arrow(header: BatchHeader, body: bytes, event_time: str | Non
 
 def _validate_by_arrow(
     header: BatchHeader, buffer: pa.Buffer, schema: pa.Schema, *, max_message_bytes: int, event_time: str | None
-) -> None:
+) -> pa.RecordBatch:
     """The rest of it, for whatever batch."""
     source = memoryview(buffer)
     message = read_batch_message(source)
@@ -95,6 +103,15 @@ def _validate_by_arrow(
     except (pa.ArrowException, ValueError) as error:
         raise _corrupt(str(error).partition("\n")[0][:200]) from None
     _check_records(records, schema, header, event_time)
+    return records
+
+
+def _check_keys(records: pa.RecordBatch, required_key: Sequence[str]) -> None:
+    if required_key and (count := absent_keys(records, required_key)):
+        raise BrokerError(
+            ErrorCode.INVALID_RECORD,
+            f"{count} of {records.num_rows} records without key ({', '.join(required_key)}) found in a compacted topic",
+        )
 
 
 def _check_header(header: BatchHeader, found_bytes: int, max_message_bytes: int) -> None:

@@ -23,9 +23,12 @@ NO_MAXIMUM = -(2**63)
 
 #: Plain numbers: every batch is asked, and ``&`` of an enum makes a new member each time.
 _FIRST, _PROJECTED, _CONTROL = int(Flag.FIRST_OF_SEGMENT), int(Flag.PROJECTED), int(Flag.CONTROL)
+_CLEANED = int(Flag.CLEANED)
 
 #: Bytes in front of the first batch of a segment, by schema id. BrokerError when the id is not known here.
 PreludeLength = Callable[[int], int]
+#: What a stored batch holds from an offset inside it on.
+CutFront = Callable[[BatchHeader, memoryview, int], tuple[BatchHeader, Buffer]]
 
 
 class LogTail(NamedTuple):
@@ -38,6 +41,8 @@ class LogTail(NamedTuple):
     running_max: int
     first_append_us: int
     schema_id: int
+    #: the last batch has a place of this replica's own: what follows in the segment has, too
+    cleaned: bool = False
 
 
 class Run(NamedTuple):
@@ -66,8 +71,11 @@ def plan_leader_append(
     Raises:
         BrokerError: CORRUPT_MESSAGE when a body is not as long as its header says; SCHEMA_OUTDATED for an unknown id.
     """
-    end, _, position, running_max, first_append_us, schema_id = tail
+    end, _, position, running_max, first_append_us, schema_id, _ = tail
     log_append_time = config.timestamp_type == "LogAppendTime"
+    segment_ms = config.segment_ms
+    if config.compacted:  # what does not roll is not compacted
+        segment_ms = min(segment_ms, config.max_compaction_lag_ms)
     runs: list[Run] = []
     for header, body in batches:
         stored = header.stored_bytes
@@ -77,7 +85,7 @@ def plan_leader_append(
             position < 0
             or position + stored > config.segment_bytes
             or header.schema_id != schema_id
-            or now_us - first_append_us > config.segment_ms * 1000
+            or now_us - first_append_us > segment_ms * 1000
         )
         if roll:
             schema_id = header.schema_id
@@ -119,9 +127,18 @@ def plan_leader_append(
 
 
 def plan_follower_append(
-    tail: LogTail, packed: bytes | memoryview, *, bodies: memoryview, prelude_length: PreludeLength
+    tail: LogTail,
+    packed: bytes | memoryview,
+    *,
+    bodies: memoryview,
+    prelude_length: PreludeLength,
+    cut_front: CutFront | None = None,
 ) -> list[Run]:
     """Check a leader's batches against the end of this log: CRCs, offsets, epochs, positions, rolls.
+
+    What a cleaner wrote (``Flag.CLEANED``) may begin below the end of this log, which was copied before the leader
+    cleaned; and its place in the leader's segment need not be free in ours. Then it is cut (``cut_front``) and takes
+    the next place here; so does what the leader has in the rest of its segment.
 
     An empty log takes any first batch that begins a segment at or below its end offset: the leader's first segment
     may begin below its log start offset.
@@ -129,16 +146,30 @@ def plan_follower_append(
     Raises:
         BrokerError: CORRUPT_MESSAGE naming found and expected; SCHEMA_OUTDATED for an unknown schema id.
     """
-    end, last_epoch, position, running_max, _, _ = tail
+    end, last_epoch, position, running_max, _, schema_id, _ = tail
     empty = last_epoch < 0
+    own_place = tail.cleaned
     runs: list[Run] = []
     at = 0
     if len(packed) % HEADER_BYTES:
         raise _corrupt(end, "bytes of headers", found=len(packed), expected=f"a multiple of {HEADER_BYTES}")
     for header_at in range(0, len(packed), HEADER_BYTES):
-        header = unpack_header(packed, header_at)
+        sent = header = unpack_header(packed, header_at)
+        packed_header = packed[header_at : header_at + HEADER_BYTES]
+        body = bodies[at : at + header.stored_bytes]
+        at += len(body)
         if header.flags & _PROJECTED:
             raise _corrupt(end, "flags", found=repr(Flag(header.flags)), expected="a batch with all its columns")
+        if header.flags & _FIRST and header.base_offset == end:
+            own_place = False
+        if (header.flags & _CLEANED or own_place) and not empty:
+            _check_body(end, header, body)
+            header, body = _placed_here(
+                header, body, end=end, position=position, running_max=running_max, schema_id=schema_id,
+                prelude_length=prelude_length, cut_front=cut_front,
+            )  # fmt: skip
+            if header is not sent:
+                packed_header = memoryview(header.pack())
         first = bool(header.flags & _FIRST)
         if first:
             position = prelude_length(header.schema_id)
@@ -154,27 +185,57 @@ def plan_follower_append(
         running_max = max(running_max, header.max_timestamp)
         if header.running_max != running_max:
             raise _corrupt(end, "running maximum timestamp", found=header.running_max, expected=running_max)
-        stored = header.stored_bytes
-        body = bodies[at : at + stored]
-        if len(body) != stored or header.offset_span < 1:
-            raise _corrupt(end, "bytes of body", found=len(body), expected=stored)
-        crc = crc32c(body)
-        if crc != header.body_crc:
-            raise _corrupt(end, "CRC32C", found=f"{crc:#010x}", expected=f"{header.body_crc:#010x}")
+        if header is sent:
+            _check_body(end, header, body)
         if first or not runs:
             runs.append(Run(first, [], [], []))
         run = runs[-1]
         run.headers.append(header)
-        run.packed.append(packed[header_at : header_at + HEADER_BYTES])
+        run.packed.append(packed_header)
         run.data.append(body)
         empty = False
         last_epoch = header.leader_epoch
+        schema_id = header.schema_id
         end += header.offset_span
-        position += stored
-        at += stored
+        position += header.stored_bytes
     if at != len(bodies):
         raise _corrupt(end, "bytes of bodies", found=len(bodies), expected=at)
     return runs
+
+
+def _check_body(end: int, header: BatchHeader, body: memoryview) -> None:
+    if len(body) != header.stored_bytes or header.offset_span < 1:
+        raise _corrupt(end, "bytes of body", found=len(body), expected=header.stored_bytes)
+    crc = crc32c(body)
+    if crc != header.body_crc:
+        raise _corrupt(end, "CRC32C", found=f"{crc:#010x}", expected=f"{header.body_crc:#010x}")
+
+
+def _placed_here(
+    header: BatchHeader,
+    body: memoryview,
+    *,
+    end: int,
+    position: int,
+    running_max: int,
+    schema_id: int,
+    prelude_length: PreludeLength,
+    cut_front: CutFront | None,
+) -> tuple[BatchHeader, memoryview]:
+    """A cleaned batch in the next place of this log; as it was where that is the leader's place as well."""
+    first = bool(header.flags & _FIRST)
+    if header.base_offset < end < header.next_offset and cut_front is not None:
+        header, cut = cut_front(header, body, end)
+        body = memoryview(cut)
+        first = False
+    # a roll that the leader had before this log's end has to be made up for where columns differ
+    if not first and (position < 0 or header.schema_id != schema_id):
+        first = True
+    if first:
+        position, running_max = prelude_length(header.schema_id), NO_MAXIMUM
+    flags = (header.flags | _FIRST if first else header.flags & ~_FIRST) | _CLEANED
+    placed = header._replace(position=position, running_max=max(running_max, header.max_timestamp), flags=flags)
+    return (header, body) if placed == header else (placed, body)
 
 
 def markers_of(runs: Sequence[Run]) -> dict[int, Marker]:

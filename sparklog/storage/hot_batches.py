@@ -47,6 +47,12 @@ class HotBatches:
                 del oldest[offset]
 
 
+def forget_below(log: HotLog, offset: int) -> None:
+    """What lies below was written anew."""
+    for base_offset in [base for base in log if base < offset]:
+        del log[base_offset]
+
+
 def forget_from(log: HotLog, offset: int) -> None:
     """The log was cut at ``offset``. Arrivals stay counted until their turn comes."""
     for base_offset in [base for base in log if base >= offset]:

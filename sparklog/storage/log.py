@@ -13,6 +13,7 @@ The directory and its files are made by the first append, so that an empty parti
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -22,16 +23,20 @@ import pyarrow as pa
 from sparklog.config import TopicConfig
 from sparklog.errors import BrokerError, ErrorCode, StorageError
 from sparklog.model import EpochEnd, OffsetRange, TopicPartition, TopicSchema
-from sparklog.record.header import BatchHeader
+from sparklog.record.cleaned import cut_front
+from sparklog.record.header import BatchHeader, Flag, unpack_header
 from sparklog.record.marker import Marker
 from sparklog.record.schema import parse_schema
 from sparklog.storage import log_reads, retention
 from sparklog.storage.append_plan import NO_MAXIMUM, LogTail, Run, markers_of, plan_follower_append, plan_leader_append
 from sparklog.storage.checkpoints import PartitionCheckpoint
+from sparklog.storage.cleaning import CleaningRules, CleanJob, Replacement
+from sparklog.storage.cleaning_plan import CleanerState, Due, SegmentFacts
 from sparklog.storage.disk import Buffer, is_full, sync_file
 from sparklog.storage.epochs import EpochCache
 from sparklog.storage.flushing import FlushJob
-from sparklog.storage.hot_batches import HotBatch, HotLog, forget_from
+from sparklog.storage.hot_batches import HotBatch, HotLog, forget_below, forget_from
+from sparklog.storage.log_cleaning import LogCleaning
 from sparklog.storage.log_reads import HandedOut
 from sparklog.storage.log_reads import LogSlice as LogSlice  # what ``read`` gives: known from here
 from sparklog.storage.log_services import LogServices
@@ -44,6 +49,8 @@ from sparklog.storage.segment import Segment
 from sparklog.storage.segment_chain import SegmentChain
 from sparklog.storage.transactions import EndedTransaction, OpenTransaction
 
+#: A replica that got nothing for a shorter time has not been away.
+_SHORTEST_ABSENCE_US = 10_000_000
 #: A log of so few batches leaves no state files behind at a clean stop.
 _FEW_BATCHES = 256
 
@@ -78,6 +85,7 @@ class Log:
         self._schemas = {schema.schema_id: schema.message for schema in schemas}
         self._chain = SegmentChain(services.disk, directory, files=services.files)
         self._seals = SealQueue(services.disk, directory, remove_later=services.remove_later)
+        self._cleaning = LogCleaning(services.disk, directory)
         self._epochs = EpochCache()
         self._producers = ProducerTable()
         self._hot: HotLog = {}
@@ -91,6 +99,8 @@ class Log:
         self._clean = False
         self._unflushed_since_us = -1
         self._unflushed_records = 0
+        #: when the last batch was appended, by this replica's clock
+        self._last_progress_us = 0
         #: at work in a thread
         self._flush: FlushJob | None = None
         #: the most that a checkpoint, on disk or on its way there, says of this log
@@ -131,8 +141,12 @@ class Log:
         self._claimed_end = max(high_watermark, recovery_point)
         self.high_watermark = min(max(high_watermark, self.log_start_offset), self.log_end_offset)
         self.recovery_point = min(recovery_point, self.log_end_offset)
+        with self._offline_on_error("opening"):
+            self._cleaning.load(self.log_end_offset)
         # a reader of the earlier process may still have any of this mapped
         self._served_end = self.log_end_offset
+        if last is not None:
+            self._last_progress_us = last.last_append_us
 
     # --- facts --------------------------------------------------------------------------------------------------
 
@@ -240,7 +254,11 @@ class Log:
         """
         self._check_open()
         runs = plan_follower_append(
-            self._tail(reopen_sealed=True), headers, bodies=bodies, prelude_length=self._prelude_length
+            self._tail(reopen_sealed=True),
+            headers,
+            bodies=bodies,
+            prelude_length=self._prelude_length,
+            cut_front=self._cut_front,
         )
         if runs:
             self._append(runs, runs[-1].headers[-1].append_time)
@@ -256,7 +274,8 @@ class Log:
         last = self._chain.last
         if last is None:
             return LogTail(self.log_end_offset, self._epochs.last_epoch, -1, NO_MAXIMUM, -1, -1)
-        appendable = reopen_sealed or not last.sealed
+        # behind what a cleaner wrote a leader rolls, so that replicas are byte-identical again
+        appendable = reopen_sealed or not (last.sealed or last.cleaned)
         return LogTail(
             self.log_end_offset,
             self._epochs.last_epoch,
@@ -264,6 +283,7 @@ class Log:
             last.running_max,
             last.first_append_us,
             last.schema_id,
+            last.cleaned,
         )
 
     def _append(self, runs: list[Run], now_us: int) -> None:
@@ -284,6 +304,7 @@ class Log:
         except StorageError as failure:
             raise self._services.offline(str(failure)) from failure
         self._clean = False
+        self._last_progress_us = time.time_ns() // 1000
         first = runs[0].headers[0]
         if self.log_start_offset == self.log_end_offset:
             # an empty follower took its leader's first segment, which may begin below
@@ -461,6 +482,9 @@ class Log:
         leaving = [segment for segment in self._chain.segments[:-1] if segment.end_offset <= start]
         if leaving and not self._bridge(leaving):
             return self.log_start_offset
+        if leaving:
+            with self._offline_on_error("stopping the cleaner of"):
+                self._cleaning.stop()
         self.log_start_offset = start
         self._seals.cancel(leaving)
         if leaving:
@@ -492,12 +516,14 @@ class Log:
         with self._offline_on_error("deleting segments"):
             self._services.remove_later(self._chain.delete_retired(durable_start))
 
-    def apply_retention(self, now_us: int) -> int:
-        """Let go of the sealed segments that ``retention.ms`` and ``retention.bytes`` allow; return how many."""
+    def apply_retention(self, now_us: int, *, read_to: int | None = None) -> int:
+        """Let go of the sealed segments that ``retention.ms`` and ``retention.bytes`` allow; return how many.
+
+        ``read_to``: what the groups that are waited for have read; None: nobody is."""
         if "delete" not in self.config.cleanup_policy:
             return 0
         sealed = [
-            retention.SealedSegment(segment.size_bytes, segment.running_max)
+            retention.SealedSegment(segment.size_bytes, segment.running_max, segment.end_offset)
             for segment in self._chain.segments[:-1][: self._chain.sealed_prefix]
         ]
         count = retention.deletable(
@@ -506,6 +532,8 @@ class Log:
             now_us=now_us,
             retention_ms=self.config.retention_ms,
             retention_bytes=self.config.retention_bytes,
+            read_to=read_to,
+            retention_hard_ms=self.config.retention_hard_ms,
         )
         if not count:
             return 0
@@ -531,6 +559,8 @@ class Log:
         checkpoint is taken for a damaged one; and segments below its log start are removed on open. What it claims
         is not what is known here: whoever orders the cut lowers the high watermark first.
         """
+        if self._on_disk:
+            self._cleaning.cut(end)
         self._cancel_flush()
         if end < max(self._claimed_end, self.high_watermark, self.recovery_point):
             self.log_start_offset = min(self.log_start_offset, end)
@@ -664,6 +694,8 @@ class Log:
     def close(self) -> None:
         """Close the files. Views that readers hold stay valid."""
         if not self._closed:
+            with self._offline_on_error("stopping the cleaner of"):
+                self._cleaning.stop()
             self._cancel_flush()
             self._seals.cancel(self._chain.segments)
             self._chain.close()
@@ -676,7 +708,92 @@ class Log:
         if self._on_disk:
             self._services.remove_directory(self.directory)
 
+    # --- cleaning -----------------------------------------------------------------------------------------------
+
+    @property
+    def cleaner_state(self) -> CleanerState:
+        """How far the log was compacted."""
+        return self._cleaning.state
+
+    def dirty_ratio(self, now_us: int, *, at_once: bool = False) -> float | None:
+        """Part of the log's bytes that is new since the last cleaning; None: no cleaning is due."""
+        self._check_open()
+        with self._offline_on_error("looking at"):
+            found = self._due(now_us, at_once=at_once)
+        return found[0].dirty_ratio if found is not None else None
+
+    def _due(self, now_us: int, *, at_once: bool) -> tuple[Due, list[SegmentFacts]] | None:
+        stable_end = self.last_stable_offset(self.high_watermark)
+        return self._cleaning.due(
+            self._chain, stable_end=stable_end, now_us=now_us, config=self.config, at_once=at_once
+        )
+
+    def begin_cleaning(self, rules: CleaningRules, now_us: int, *, at_once: bool = False) -> CleanJob | None:
+        """A job for a thread, when a cleaning is due: ``read_keys``, then for each of its ``groups`` ``rewrite``, here
+        ``replace_segments``, in the thread ``settle``; at last ``finish``, and here ``cleaning_finished``.
+
+        Raises:
+            StorageError: the log directory must go offline.
+        """
+        self._check_open()
+        with self._offline_on_error("beginning to clean"):
+            found = self._due(now_us, at_once=at_once)
+            if found is None or not self._bridge(self._chain.segments[: found[0].segment_count]):
+                return None
+            self._seals.forget_below(found[1][-1].end_offset)
+            return self._cleaning.begin(
+                *found,
+                schemas=self._schemas,
+                producers=self._producers,
+                expired_us=now_us - self._services.producer_id_expiration_ms * 1000,
+                rules=rules,
+            )
+
+    def replace_segments(self, job: CleanJob, replacement: Replacement) -> bool:
+        """Put a segment that ``job`` wrote in the place of the old ones; False when the log has changed meanwhile.
+        Who reads an old one goes on undisturbed.
+
+        Raises:
+            StorageError: the log directory must go offline.
+        """
+        if self._closed or job.cancelled:
+            return False
+        self._cancel_flush()
+        with self._offline_on_error("replacing segments of"):
+            replaced = self._cleaning.replace(self._chain, replacement)
+        if replaced:
+            forget_below(self._hot, replacement.end_offset)
+        return replaced
+
+    def cleaning_finished(self, job: CleanJob, state: CleanerState | None) -> None:
+        """``job`` has ended; ``state`` is what its ``finish`` returned, None when it did not come so far."""
+        if self._cleaning.job is not job:
+            return
+        self._cleaning.finished(state)
+        if state is not None:
+            # aborted records are gone from there
+            self._producers.transactions.forget_below(min(state.end, job.segments[-1].end_offset))
+
+    def is_outdated_for(self, headers: bytes | memoryview, now_us: int) -> bool:
+        """Whether a leader's batches show that this replica was away for longer than tombstones and markers are kept:
+        it may hold what they deleted, and must begin anew.
+
+        Only what a cleaner wrote shows it: those that a member of the in-sync set is sent were not cleaned before it
+        had them. Below a floor of some seconds the time between two fetches would count as absence.
+        """
+        try:
+            is_cleaned = bool(unpack_header(headers).flags & Flag.CLEANED)
+        except BrokerError:  # the append will say so
+            return False
+        if not is_cleaned or self.log_end_offset == self.first_segment_offset:
+            return False
+        kept_us = max(self.config.delete_retention_ms * 1000, _SHORTEST_ABSENCE_US)
+        return now_us - self._last_progress_us > kept_us
+
     # --- inside -------------------------------------------------------------------------------------------------
+
+    def _cut_front(self, header: BatchHeader, body: memoryview, start: int) -> tuple[BatchHeader, Buffer]:
+        return cut_front(header, body, start, schema=self.schema(header.schema_id))
 
     def _make_directory(self) -> None:
         self._disk.make_directory(self.directory)

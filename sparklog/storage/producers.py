@@ -135,6 +135,9 @@ class ProducerTable:
     def get(self, producer_id: int) -> ProducerEntry | None:
         return self._entries.get(producer_id)
 
+    def entries(self) -> Iterable[ProducerEntry]:
+        return self._entries.values()
+
     def known(self, headers: Sequence[BatchHeader], tp: TopicPartition) -> list[OffsetRange]:
         """Offsets of the first of these batches, as far as they are in the log already: a prefix, since a retry begins
         with the oldest batch. ``tp`` is for the error.
@@ -225,4 +228,5 @@ def replay(table: ProducerTable, found: Iterable[tuple[BatchHeader, Marker | Non
 
 
 def _last_sequence(header: BatchHeader) -> int:
-    return (header.first_sequence + header.record_count - 1) % _SEQUENCES
+    """By offsets: a cleaned batch has fewer records than its producer sent."""
+    return (header.first_sequence + header.offset_span - 1) % _SEQUENCES

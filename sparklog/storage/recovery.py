@@ -37,6 +37,7 @@ from sparklog.storage.producers import (
 )
 from sparklog.storage.sealing import footer_of
 from sparklog.storage.segment import COPY_SUFFIX, DATA_SUFFIX, DELETED_SUFFIX, INDEX_SUFFIX, Segment, file_stem
+from sparklog.storage.swap import CLEANED_SUFFIX, SWAP_SUFFIX, recover_swaps
 
 logger = logging.getLogger(__name__)
 
@@ -421,6 +422,9 @@ def _remove_leftovers(disk: Disk, directory: Path) -> tuple[list[int], list[int]
     """Finish deletions, drop unfinished copies; return the base offsets of the segments there are, and the offsets of
     the snapshots, rising. The directory is listed here and nowhere else: there are thousands of them."""
     names = disk.names(directory)
+    if any(name.endswith((SWAP_SUFFIX, CLEANED_SUFFIX)) for name in names):
+        recover_swaps(disk, directory)
+        names = disk.names(directory)
     deleted = {name[:_STEM_DIGITS] for name in names if name.endswith(DATA_SUFFIX + DELETED_SUFFIX)}
     bases: set[int] = set()
     for name in names:

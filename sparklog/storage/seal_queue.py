@@ -110,6 +110,16 @@ class SealQueue:
             replace_file(self._disk, self._snapshot_path(base), encode_state(to_snapshot(state, base)))
             self._snapshots.append(base)
 
+    def forget_below(self, base: int) -> None:
+        """The log below ``base`` is about to be cleaned: a snapshot from there on knows what came before (``bridge``),
+        and earlier ones would need batches and markers that go."""
+        stale = [offset for offset in self._snapshots if offset < base]
+        for offset in stale:
+            self._disk.remove(self._snapshot_path(offset))
+        if stale:
+            self._snapshots = [offset for offset in self._snapshots if offset >= base]
+            self._disk.sync_directory(self._directory)
+
     def write_state(self, end: int, *, producers: ProducerTable, epochs: EpochCache, sync: bool) -> None:
         """Write both state files for a log that ends at ``end`` and is fsynced, or is with them. Blocks."""
         if len(producers) and end not in self._snapshots:

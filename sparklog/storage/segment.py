@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from sparklog.errors import StorageError
-from sparklog.record.header import HEADER_BYTES, HEADER_DTYPE, BatchHeader, header_array, unpack_header
+from sparklog.record.header import HEADER_BYTES, HEADER_DTYPE, BatchHeader, Flag, header_array, unpack_header
 from sparklog.storage.append_plan import NO_MAXIMUM
 from sparklog.storage.disk import Buffer, Disk, sync_file, write_all
 from sparklog.storage.open_files import OpenFiles
@@ -30,6 +30,7 @@ INDEX_SUFFIX = ".index"
 #: A segment with a file of this further suffix is being deleted; what is left of it is removed on open.
 DELETED_SUFFIX = ".deleted"
 COPY_SUFFIX = ".copy"
+_CLEANED = int(Flag.CLEANED)
 
 
 def file_stem(base_offset: int) -> str:
@@ -47,6 +48,7 @@ class Segment:
         "_mapped",
         "_positions",
         "base_offset",
+        "cleaned",
         "count",
         "data_path",
         "data_size",
@@ -55,6 +57,7 @@ class Segment:
         "files",
         "first_append_us",
         "index_path",
+        "last_append_us",
         "running_max",
         "schema_id",
         "sealed",
@@ -73,9 +76,11 @@ class Segment:
         self.data_size = 0
         self.running_max = NO_MAXIMUM
         self.schema_id = -1
-        self.first_append_us = -1
+        self.first_append_us = self.last_append_us = -1
         #: the footer is complete and durable
         self.sealed = False
+        #: its last batch has a place of this replica's own (``Flag.CLEANED``)
+        self.cleaned = False
         self._data = -1
         self._index = -1
         self._bases: array[int] = array("q")
@@ -97,6 +102,8 @@ class Segment:
         self.running_max = last.running_max
         self.schema_id = first.schema_id
         self.first_append_us = first.append_time
+        self.last_append_us = last.append_time
+        self.cleaned = bool(last.flags & _CLEANED)
 
     # --- append -------------------------------------------------------------------------------------------------
 
@@ -130,6 +137,8 @@ class Segment:
         self.end_offset = last.next_offset
         self.running_max = last.running_max
         self.count += len(headers)
+        self.last_append_us = last.append_time
+        self.cleaned = bool(last.flags & _CLEANED)
         for header in headers:
             self._bases.append(header.base_offset)
             self._positions.append(header.position)
@@ -264,6 +273,8 @@ class Segment:
         self.end_offset = last.next_offset
         self.data_size = data_size
         self.running_max = last.running_max
+        self.last_append_us = last.append_time
+        self.cleaned = bool(last.flags & _CLEANED)
 
     def _replace_by_copy(self, path: Path, length: int, *, durable: bool) -> None:
         fresh = path.with_name(path.name + COPY_SUFFIX)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from sparklog.errors import StorageError
+from sparklog.record.header import BatchHeader
 from sparklog.storage.append_plan import Run
 from sparklog.storage.disk import Disk
 from sparklog.storage.open_files import OpenFiles
@@ -153,6 +154,31 @@ class SegmentChain:
         while self._retired and self._retired[0].end_offset <= durable_start:
             doomed.extend(self._retired.pop(0).mark_deleted())
         return doomed
+
+    def replace(
+        self,
+        bases: Sequence[int],
+        *,
+        rename: Callable[[], None],
+        count: int,
+        ends: tuple[BatchHeader, BatchHeader],
+    ) -> None:
+        """A sealed segment of ``count`` batches takes the place of those that begin at ``bases``, which are sealed.
+
+        ``rename`` puts its files over those of the first of them. Views of the old ones stay valid.
+        """
+        at = segment_at(self.segments, bases[0])
+        old = self.segments[at : at + len(bases)]
+        assert [segment.base_offset for segment in old] == list(bases), (bases, old)
+        for segment in old:
+            segment.close()
+        rename()
+        fresh = Segment(self._disk, self._directory, base_offset=bases[0], files=self._files)
+        fresh.adopt(count=count, first=ends[0], last=ends[1])
+        fresh.sealed = True
+        self.segments[at : at + len(bases)] = [fresh]
+        self.sealed_prefix -= len(bases) - 1
+        self.count_sealed()
 
     def _remove(self, segment: Segment) -> None:
         for path in segment.mark_deleted():

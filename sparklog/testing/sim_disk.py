@@ -5,7 +5,8 @@ Faults: a full disk (short write, then ENOSPC), a read-only one, an operation th
 or of the machine between any two operations or in the middle of a write (``die_after``, ``restart``).
 
 What survives a lost page cache: file content as of its last ``sync`` plus any part of the later writes, torn at
-sectors; directory entries as of the last ``sync_directory`` or later ones, entry by entry. Shrinking a file under a
+sectors; directory entries as of the last ``sync_directory`` or later ones, entry by entry, but that a rename leaves no
+file without a name. Shrinking a file under a
 live map, which kills real readers by SIGBUS, raises AssertionError.
 """
 
@@ -121,6 +122,9 @@ class SimDisk:
             found = now if now is then or self._rng.random() < 0.5 else then
             if found is not None:
                 names[path] = found
+        # a renamed file has its old name or its new one, or both for a moment: never none
+        lost = set(self._durable_names.values()) - set(names.values())
+        names.update((path, file) for path, file in self._files.items() if file in lost)
         for file in dict.fromkeys(names.values()):
             file.lose_page_cache(self._rng)
         self._files = names

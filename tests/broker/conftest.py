@@ -11,6 +11,7 @@ from sparklog.testing.process_cluster import ProcessCluster
 SETTINGS = {
     "log.checkpoint.interval.ms": "500",
     "log.retention.check.interval.ms": "200",
+    "log.cleaner.backoff.ms": "200",
     "socket.request.max.bytes": "1048576",
     "fetch.max.bytes": "524288",
     "max.connections": "200",

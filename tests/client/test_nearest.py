@@ -19,3 +19,4 @@ def test_the_nearest_replica() -> None:
     assert found(1, 0, here="b", leader=2) == 1
     assert found(0, 1, here="d") == found(0, 1, 2) == found(0, 7, here="e") == 0, "none is nearer than the leader"
     assert found(4, 3, here="e", leader=4) == 4
+    assert found(0, 1, here="a", leader=7) == 7, "who is not known to be alive is looked up anew"

@@ -32,3 +32,21 @@ def test_deletable(now_us: int, retention_ms: int, retention_bytes: int, expecte
         SEGMENTS, log_size_bytes=350, now_us=now_us, retention_ms=retention_ms, retention_bytes=retention_bytes
     )
     assert found == expected
+
+
+@pytest.mark.parametrize(
+    ("read_to", "hard_ms", "expected"),
+    [(None, -1, 3), (0, -1, 0), (9, -1, 0), (10, -1, 1), (25, -1, 2), (99, -1, 3), (0, 0, 3), (10, 10**9, 1)],
+)
+def test_what_groups_have_not_read_waits_for_the_hard_ceiling(read_to: int | None, hard_ms: int, expected: int) -> None:
+    sealed = [SealedSegment(100, 1_000, 10), SealedSegment(100, 2_000, 20), SealedSegment(100, 3_000, 30)]
+    found = deletable(
+        sealed,
+        log_size_bytes=300,
+        now_us=1_000_000,
+        retention_ms=1,
+        retention_bytes=-1,
+        read_to=read_to,
+        retention_hard_ms=hard_ms,
+    )
+    assert found == expected

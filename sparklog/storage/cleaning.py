@@ -1,0 +1,358 @@
+"""Cleaning one log, in a thread: which key was written last where, then new segments with the newest records alone.
+
+``CleanJob`` reads sealed segments, which do not change, by descriptors of its own. First the dirty part: hash and
+offset of each key into a map of bounded size; when that is full, this cleaning ends there. Then group by group from the
+log's front: what is still the newest of its key is copied into a new segment, which the log puts in the place of the
+old ones (``Log.replace_segments``, on the event loop). Readers in the middle of an old segment keep the file.
+
+What a batch says is verified by its checksum before it is written anew: damage must not get a new checksum.
+
+The log may be cut, shortened or deleted meanwhile: after ``cancel`` nothing is written by path any more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from sparklog.config import TopicConfig
+from sparklog.errors import BrokerError, StorageError
+from sparklog.record.cleaned import BatchMerger, CleanedBatch, Source, empty_records, offsets_of
+from sparklog.record.codec import decode_batch, verify_body_crc
+from sparklog.record.header import BatchHeader, Flag, unpack_headers
+from sparklog.record.key_hash import KeyHash
+from sparklog.record.keys import encode_keys, tombstones
+from sparklog.record.schema import parse_schema
+from sparklog.storage import swap
+from sparklog.storage.aborted_ranges import EndedTransaction
+from sparklog.storage.cleaned_segment import CleanedSegmentWriter
+from sparklog.storage.cleaning_plan import CLEANER_FILE, CleanerState, Due, SegmentFacts, groups
+from sparklog.storage.disk import Disk, replace_file
+from sparklog.storage.formats import encode_state
+from sparklog.storage.offset_map import OffsetMap
+from sparklog.storage.pace import Pace
+from sparklog.storage.segment import DATA_SUFFIX, INDEX_SUFFIX, file_stem
+
+#: Uncompressed bytes of a batch that is put together of several.
+_BATCH_BYTES = 1 << 20
+_NOTHING = np.empty(0, np.int64)
+
+
+class CleaningRules(NamedTuple):
+    """What the topic and the broker say. ``seed``: of the hash of keys; a secret number, another one each time."""
+
+    key_columns: tuple[str, ...]
+    #: column that times are taken from, None where the stored times count
+    event_time: str | None
+    config: TopicConfig
+    buffer_bytes: int
+    #: read and written together
+    bytes_per_second: int
+    seed: int
+
+
+class Replacement(NamedTuple):
+    """A new segment, decided on (``swap``), for the old ones that begin at ``bases``."""
+
+    bases: tuple[int, ...]
+    end_offset: int
+    batch_count: int
+    first: BatchHeader
+    last: BatchHeader
+
+
+class CleaningTally:
+    """What a cleaning did, for counters."""
+
+    __slots__ = ("bytes_after", "bytes_before", "bytes_read", "deletes", "kept", "keys", "records", "segments")
+
+    def __init__(self) -> None:
+        self.bytes_read = 0
+        #: of the segments that were rewritten
+        self.bytes_before = 0
+        self.bytes_after = 0
+        self.segments = 0
+        self.records = 0
+        self.kept = 0
+        self.keys = 0
+        #: tombstones and markers still there
+        self.deletes = 0
+
+
+class CleanJob:
+    """Made on the event loop by ``Log.begin_cleaning``; its methods run in one thread, one after the other, except
+    ``cancel``."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        directory: Path,
+        *,
+        segments: Sequence[SegmentFacts],
+        due: Due,
+        state: CleanerState,
+        schemas: Mapping[int, bytes],
+        aborted: Sequence[EndedTransaction],
+        last_batches: frozenset[int],
+        rules: CleaningRules,
+    ) -> None:
+        self.tally = CleaningTally()
+        self.due = due
+        self.cancelled = False
+        #: keys below are in the map
+        self.map_end = state.end
+        self.segments = segments
+        self._disk = disk
+        self._directory = directory
+        self._state = state
+        self._schemas = schemas
+        self._aborted: dict[int, list[EndedTransaction]] = {}
+        for one in aborted:
+            self._aborted.setdefault(one.producer_id, []).append(one)
+        #: base offsets of the last batch of each producer that is remembered
+        self._last_batches = last_batches
+        self._rules = rules
+        self._hash = KeyHash(rules.seed)
+        self._map = OffsetMap(rules.buffer_bytes)
+        self._pace = Pace(rules.bytes_per_second)
+        self._by_path = threading.Lock()
+        self._decided: Replacement | None = None
+        self._swapped = False
+
+    def cancel(self) -> None:
+        """Nothing is written by this job after this returns; a swap that was begun is finished, one that was only
+        decided on is forgotten. Harmless when it has ended.
+
+        Raises:
+            OSError: the disk failed.
+        """
+        self._pace.stop()
+        with self._by_path:
+            self.cancelled = True
+            self._settle()
+
+    def _settle(self) -> None:
+        decided, self._decided = self._decided, None
+        if decided is None:
+            return
+        if self._swapped:
+            swap.finish(self._disk, self._directory, decided.bases)
+        else:
+            swap.forget(self._disk, self._directory, decided.bases[0])
+
+    # --- the map --------------------------------------------------------------------------------------------------
+
+    def read_keys(self) -> None:
+        """Fill the map with the keys of the dirty part, as far as there is room.
+
+        Raises:
+            OSError, StorageError, BrokerError: as the disk and what is on it; also when cancelled.
+        """
+        for segment in self.segments:
+            if segment.end_offset > self._state.end and not self._read_keys_of(segment):
+                break
+        self._map.seal()
+        self.tally.keys = len(self._map)
+
+    def _read_keys_of(self, segment: SegmentFacts) -> bool:
+        for header, body in self._batches(segment):
+            if self.cancelled:
+                return False
+            if header.next_offset <= self._state.end:
+                continue
+            if self._has_records(header):
+                records, offsets = self._decoded(header, body)
+                keys = encode_keys(records, self._rules.key_columns)
+                wanted = offsets >= self._state.end
+                if keys.null_count:
+                    wanted &= keys.is_valid().to_numpy(zero_copy_only=False)
+                if not wanted.all():
+                    keys, offsets = keys.filter(pa.array(wanted)), offsets[wanted]
+                taken = self._map.put(self._hash.of(keys), offsets)
+                if taken < len(offsets):
+                    self.map_end = int(offsets[taken])
+                    return False
+            self.map_end = header.next_offset
+        return True
+
+    # --- new segments ---------------------------------------------------------------------------------------------
+
+    def groups(self) -> list[list[SegmentFacts]]:
+        """What to ``rewrite``, in this order: segments that begin below the map's end."""
+        reached = [segment for segment in self.segments if segment.base_offset < max(self.map_end, self.due.horizon)]
+        return groups(reached, segment_bytes=self._rules.config.segment_bytes)
+
+    def rewrite(self, group: Sequence[SegmentFacts]) -> Replacement | None:
+        """Write the segment that takes the place of ``group``, and decide on it; None when nothing is to be changed or
+        the job is cancelled.
+
+        Raises:
+            OSError: also when the disk is full.
+            StorageError, BrokerError: what is on the disk is damaged.
+        """
+        base = group[0].base_offset
+        try:
+            writer = CleanedSegmentWriter(self._disk, self._directory, base, self._schemas[group[0].schema_id])
+            try:
+                changed = self._copy(group, writer)
+                if self.cancelled or not changed:
+                    swap.remove_cleaned(self._disk, self._directory, base)
+                    return None
+                writer.complete()
+            finally:
+                writer.close()
+            return self._decide(group, writer)
+        except OSError:
+            if self.cancelled:
+                return None
+            self._discard(base)
+            raise
+        except (BrokerError, StorageError):
+            self._discard(base)
+            raise
+
+    def _discard(self, base: int) -> None:
+        """What was written stays only where it may have been decided on."""
+        with contextlib.suppress(OSError):
+            if not swap.is_decided(self._disk, self._directory, base):
+                swap.remove_cleaned(self._disk, self._directory, base)
+
+    def _copy(self, group: Sequence[SegmentFacts], writer: CleanedSegmentWriter) -> bool:
+        """Returns whether anything is other than it was."""
+        first = group[0]
+        schema = parse_schema(self._schemas[first.schema_id])
+        target = min(_BATCH_BYTES, self._rules.config.max_message_bytes)
+        merger = BatchMerger(schema, target_bytes=target, event_time=self._rules.event_time)
+        changed = len(group) > 1
+        batches = 0
+        for segment in group:
+            for header, body in self._batches(segment):
+                if self.cancelled:
+                    return False
+                batches += 1
+                marker = bool(header.flags & Flag.CONTROL)
+                if marker and header.base_offset >= self.due.horizon:
+                    self.tally.deletes += 1
+                    made = merger.verbatim(header, body)
+                else:
+                    source = self._left(header, body, schema)
+                    changed |= marker or not source.is_whole or bool(header.flags & Flag.TRANSACTIONAL)
+                    alone = header.base_offset in self._last_batches and not header.flags & Flag.TRANSACTIONAL
+                    made = merger.add(source, alone=alone and header.producer_id >= 0)
+                self._write(writer, made)
+        self._write(writer, merger.flush())
+        if not changed and writer.count == batches:
+            return False
+        self.tally.segments += len(group)
+        self.tally.bytes_before += sum(segment.size_bytes for segment in group)
+        self.tally.bytes_after += writer.size
+        return True
+
+    def _write(self, writer: CleanedSegmentWriter, made: Sequence[CleanedBatch]) -> None:
+        for batch in made:
+            writer.add(batch)
+            self._pace.spend(batch.header.stored_bytes)
+
+    def _left(self, header: BatchHeader, body: memoryview, schema: pa.Schema) -> Source:
+        """What stays of a batch."""
+        if not self._has_records(header):
+            return Source(header, body, empty_records(schema), _NOTHING)
+        records, offsets = self._decoded(header, body)
+        keys = encode_keys(records, self._rules.key_columns)
+        stays = self._map.newest(self._hash.of(keys)) <= offsets
+        if keys.null_count:  # written before the topic was compacted: no cleaner's business
+            stays |= keys.is_null().to_numpy(zero_copy_only=False)
+        deletes = tombstones(records, self._rules.key_columns)
+        if deletes is not None:
+            stays &= ~deletes | (offsets >= self.due.horizon)
+            self.tally.deletes += int((stays & deletes).sum())
+        self.tally.records += len(offsets)
+        count = int(stays.sum())
+        self.tally.kept += count
+        if count == len(offsets):
+            return Source(header, body, records, offsets)
+        return Source(header, body, records.filter(pa.array(stays)), offsets[stays])
+
+    def _has_records(self, header: BatchHeader) -> bool:
+        if not header.record_count or header.flags & Flag.CONTROL:
+            return False
+        return not header.flags & Flag.TRANSACTIONAL or not any(
+            one.first_offset <= header.base_offset <= one.last_offset
+            for one in self._aborted.get(header.producer_id, ())
+        )
+
+    def _decide(self, group: Sequence[SegmentFacts], writer: CleanedSegmentWriter) -> Replacement | None:
+        assert writer.first is not None and writer.last is not None
+        bases = tuple(segment.base_offset for segment in group)
+        found = Replacement(bases, group[-1].end_offset, writer.count, writer.first, writer.last)
+        assert found.last.next_offset == found.end_offset, (found, group)
+        with self._by_path:
+            if self.cancelled:
+                return None
+            swap.decide(self._disk, self._directory, bases, end_offset=found.end_offset)
+            self._decided = found
+            return found
+
+    def swap_in(self) -> None:
+        """On the event loop: the decided segment's files come under their names. Raises OSError."""
+        with self._by_path:
+            assert self._decided is not None and not self.cancelled
+            swap.rename(self._disk, self._directory, self._decided.bases[0])
+            self._swapped = True
+
+    def settle(self) -> None:
+        """In the thread, once the log has the new segment: the old files go. Raises OSError."""
+        with self._by_path:
+            self._settle()
+            self._swapped = False
+
+    # --- the end --------------------------------------------------------------------------------------------------
+
+    def finish(self, now_ms: int) -> CleanerState | None:
+        """All groups are swapped: note it durably. None when cancelled. Raises OSError."""
+        state = self._state.cleaned(self.map_end, now_ms, horizon=self.due.horizon, deletes=self.tally.deletes)
+        with self._by_path:
+            if self.cancelled:
+                return None
+            replace_file(self._disk, self._directory / CLEANER_FILE, encode_state(state))
+            return state
+
+    # --- reading --------------------------------------------------------------------------------------------------
+
+    def _batches(self, segment: SegmentFacts) -> Iterator[tuple[BatchHeader, memoryview]]:
+        """Headers and stored bytes; views of the mapped file."""
+        stem = self._directory / file_stem(segment.base_offset)
+        index = self._read_all(stem.with_name(stem.name + INDEX_SUFFIX))
+        headers = unpack_headers(index)
+        if not headers or headers[-1].next_offset != segment.end_offset:
+            raise StorageError(f"{stem}{INDEX_SUFFIX}: does not end at offset {segment.end_offset}")
+        size = headers[-1].position + headers[-1].stored_bytes
+        handle = self._disk.open(stem.with_name(stem.name + DATA_SUFFIX))
+        try:
+            data = self._disk.map(handle, size)
+        finally:
+            self._disk.close(handle)
+        for header in headers:
+            self._pace.spend(header.stored_bytes)
+            self.tally.bytes_read += header.stored_bytes
+            yield header, data[header.position : header.position + header.stored_bytes]
+
+    def _read_all(self, path: Path) -> bytes:
+        handle = self._disk.open(path)
+        try:
+            return self._disk.read(handle, self._disk.size(handle), 0)
+        finally:
+            self._disk.close(handle)
+
+    def _decoded(self, header: BatchHeader, body: memoryview) -> tuple[pa.RecordBatch, npt.NDArray[np.int64]]:
+        schema = parse_schema(self._schemas[header.schema_id])
+        stored = body[: header.length + header.offset_array_length]
+        verify_body_crc(header, stored)
+        return decode_batch(header, stored, schema, verify_crc=False), offsets_of(header, body)

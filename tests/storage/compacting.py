@@ -1,0 +1,119 @@
+"""Builders for tests of compaction: keyed batches, one cleaning from begin to end, and what a reader sees."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from sparklog.client.fetched import PartitionBytes, decode_partition
+from sparklog.model import TopicPartition, TopicSchema
+from sparklog.protocol.messages import AbortedRange, FetchedPartition
+from sparklog.record.codec import encode_batch
+from sparklog.record.header import unpack_headers
+from sparklog.record.schema import schema_message
+from sparklog.storage.cleaning import CleaningRules, CleanJob
+from sparklog.storage.log import Log
+from sparklog.storage.log_set import LogDirectory
+from tests.storage.batches import TOPIC_ID, Batch, config
+
+TP = TopicPartition("table", 0)
+KEYED = pa.schema([("key", pa.binary()), ("value", pa.int64()), ("more", pa.string())])
+SCHEMAS = (TopicSchema(0, schema_message(KEYED)),)
+
+
+class Seen(NamedTuple):
+    """One record as a reader sees it; a tombstone has no value."""
+
+    offset: int
+    key: bytes | None
+    value: int | None
+
+
+def keyed_log(directory: LogDirectory, **overrides: int | str | float) -> Log:
+    settings = {"cleanup_policy": "compact", "segment_bytes": 4096, "min_cleanable_dirty_ratio": 0, **overrides}
+    return directory.create(TP, TOPIC_ID, schemas=SCHEMAS, config=config(**settings))  # type: ignore[arg-type]
+
+
+def keyed(
+    records: list[tuple[bytes | None, int | None]],
+    *,
+    producer: int = -1,
+    sequence: int = -1,
+    transactional: bool = False,
+    compression: str | None = None,
+    timestamp: int = 1_000,
+) -> Batch:
+    keys, values = zip(*records, strict=True)
+    more = [None if value is None else "some text" for value in values]
+    rows = pa.record_batch([pa.array(keys, pa.binary()), pa.array(values, pa.int64()), pa.array(more)], KEYED)
+    header, body = encode_batch(
+        rows,
+        schema_id=0,
+        compression=compression,
+        event_time=None,
+        producer_id=producer,
+        producer_epoch=0 if producer >= 0 else -1,
+        first_sequence=sequence,
+        transactional=transactional,
+    )
+    return header._replace(min_timestamp=timestamp, max_timestamp=timestamp), memoryview(body)
+
+
+def rules(log: Log, *, buffer_bytes: int = 1 << 20, seed: int = 7) -> CleaningRules:
+    return CleaningRules(("key",), None, log.config, buffer_bytes, 2**40, seed)
+
+
+def commit_and_seal(log: Log) -> None:
+    log.set_high_watermark(log.log_end_offset)
+    for job in log.seals_due():
+        job.run()
+        log.seal_finished(job)
+
+
+def clean(log: Log, now_us: int = 10_000_000, *, buffer_bytes: int = 1 << 20) -> CleanJob | None:
+    """One cleaning, as the broker's cleaner carries it out; None when none is due."""
+    job = log.begin_cleaning(rules(log, buffer_bytes=buffer_bytes), now_us, at_once=True)
+    if job is None:
+        return None
+    state = None
+    try:
+        job.read_keys()
+        for group in job.groups():
+            found = job.rewrite(group)
+            if found is not None and log.replace_segments(job, found):
+                job.settle()
+        state = job.finish(now_us // 1000)
+    finally:
+        log.cleaning_finished(job, state)
+    return job
+
+
+def seen(log: Log, start: int | None = None, *, committed: bool = True, max_bytes: int = 1 << 30) -> list[Seen]:
+    """What a reader sees, by the code that clients decode fetches with."""
+    found: list[Seen] = []
+    at = log.log_start_offset if start is None else start
+    end = log.last_stable_offset(log.high_watermark) if committed else log.high_watermark
+    while at < end:
+        piece = log.read(at, max_bytes=max_bytes, end_offset=end)
+        if not piece.batch_count:
+            break
+        aborted = log.aborted_between(at, piece.next_offset) if committed else []
+        answer = FetchedPartition(
+            TP.topic, TP.partition, 0, end, end, 0, 0, piece.batch_count, piece.body_bytes,
+            aborted=tuple(AbortedRange(*one) for one in aborted),
+        )  # fmt: skip
+        body = memoryview(b"".join(bytes(one) for one in piece.bodies))
+        fetched = PartitionBytes(answer, unpack_headers(piece.headers), body)
+        for batch in decode_partition(fetched, lambda _: KEYED, start=at):
+            offsets = batch.offsets
+            places = range(batch.first_offset, batch.first_offset + batch.batch.num_rows)
+            rows = zip(
+                places if offsets is None else offsets.tolist(),
+                batch.batch["key"].to_pylist(),
+                batch.batch["value"].to_pylist(),
+                strict=True,
+            )
+            found += [Seen(*row) for row in rows]
+        at = piece.next_offset
+    return found

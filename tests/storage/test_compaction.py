@@ -1,0 +1,557 @@
+"""Compaction of one log, against a dictionary of the last record of each key."""
+
+from __future__ import annotations
+
+import io
+
+import polars
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from sparklog.storage.log import Log
+from sparklog.testing.sim_disk import SimDisk
+from tests.storage.batches import append, marker, open_directory
+from tests.storage.compacting import KEYED, Seen, clean, commit_and_seal, keyed, keyed_log, seen
+
+DAY_US = 86_400_000_000
+NOW_US = 10_000_000
+#: of appends, before all cleanings
+WRITTEN_US = 1_000
+
+
+def expected(records: list[Seen], cleaned_to: int, *, horizon: int = 0) -> list[Seen]:
+    """What may be left of ``records``, by hand: below the cleaned point the newest of each key, no old tombstones."""
+    newest = {record.key: record.offset for record in records if record.offset < cleaned_to}
+    return [
+        record
+        for record in records
+        if record.offset >= cleaned_to
+        or record.key is None
+        or (newest[record.key] == record.offset and (record.value is not None or record.offset >= horizon))
+    ]
+
+
+def write(log: Log, *records: tuple[bytes | None, int | None], **how: object) -> None:
+    append(log, keyed(list(records), **how), now_us=WRITTEN_US)  # type: ignore[arg-type]
+
+
+def rolled(log: Log) -> None:
+    """All that was written so far is in sealed segments."""
+    log.config = replace(log.config, segment_ms=1)
+    append(log, keyed([(b"last", 0)]), now_us=WRITTEN_US + 2_000 * (1 + log.log_end_offset))
+    log.config = replace(log.config, segment_ms=1 << 40)
+    commit_and_seal(log)
+
+
+@pytest.fixture
+def disk() -> SimDisk:
+    return SimDisk()
+
+
+@pytest.fixture
+def log(disk: SimDisk) -> Log:
+    return keyed_log(open_directory(disk=disk))
+
+
+def test_the_newest_record_of_each_key_stays_where_it_was(log: Log) -> None:
+    for number in range(200):
+        write(log, (b"key %d" % (number % 7), number), (b"other %d" % number, number))
+    rolled(log)
+    before = seen(log)
+    job = clean(log)
+    assert job is not None and job.tally.records == 400 and job.tally.kept == 207
+    cleaned_to = log.cleaner_state.end
+    assert cleaned_to == log.segments[-1].base_offset > 0
+    assert seen(log) == expected(before, cleaned_to)
+    assert seen(log, max_bytes=1) == seen(log)
+    for start in range(0, log.log_end_offset, 13):
+        assert seen(log, start) == [record for record in seen(log) if record.offset >= start]
+    assert clean(log) is None or seen(log) == expected(before, cleaned_to)
+
+
+def test_small_batches_become_large_ones(log: Log) -> None:
+    for number in range(300):
+        write(log, (b"key %d" % number, number))
+    rolled(log)
+    headers = sum(segment.count for segment in log.segments)
+    clean(log)
+    assert sum(segment.count for segment in log.segments) < headers / 10
+
+
+def test_a_log_that_was_cleaned_is_sealed_arrow_files(disk: SimDisk, log: Log) -> None:
+    for number in range(300):
+        write(log, (b"key %d" % (number % 50), number), compression=("lz4", "zstd", None)[number % 3])
+    rolled(log)
+    clean(log)
+    for segment in log.segments[:-1]:
+        assert segment.sealed
+        content = bytes(disk._files[segment.data_path].content)
+        table = pa.ipc.open_file(content).read_all()
+        table.validate(full=True)
+        assert table.schema.equals(KEYED)
+        assert polars.read_ipc(io.BytesIO(content))["value"].to_list() == table["value"].to_pylist()
+        inside = [one.value for one in seen(log) if segment.base_offset <= one.offset < segment.end_offset]
+        assert table["value"].to_pylist() == inside
+
+
+def test_what_was_cleaned_opens_again_and_goes_on(disk: SimDisk, log: Log) -> None:
+    for number in range(200):
+        write(log, (b"key %d" % (number % 7), number))
+    rolled(log)
+    clean(log)
+    found = seen(log)
+    log.flush()
+    log._services.checkpoint_now()
+    for lost in (False, True):
+        disk.restart(page_cache_lost=lost)
+        again = open_directory(disk=disk, boot_id=f"boot {lost}").logs()[0]
+        again.config = log.config
+        again.set_high_watermark(again.log_end_offset)
+        assert again.findings == ()
+        assert seen(again) == found
+        assert again.cleaner_state == log.cleaner_state
+
+
+def test_tombstones_go_when_their_time_has_come(log: Log) -> None:
+    log.config = replace(log.config, delete_retention_ms=1000)
+    for number in range(100):
+        write(log, (b"key %d" % number, number))
+    write(log, *((b"key %d" % number, None) for number in range(50)))
+    rolled(log)
+    before = seen(log)
+    clean(log, NOW_US)
+    assert seen(log) == expected(before, log.cleaner_state.end)
+    assert sum(record.value is None for record in seen(log)) == 50
+    assert clean(log, NOW_US + 999_000) is None
+    job = clean(log, NOW_US + 1_000_000)
+    assert job is not None and job.tally.deletes == 0
+    assert seen(log) == expected(before, log.cleaner_state.end, horizon=log.cleaner_state.end)
+    assert not any(record.value is None for record in seen(log))
+    assert clean(log, NOW_US + 100_000_000) is None
+
+
+def test_nothing_young_active_or_undecided_is_cleaned(log: Log) -> None:
+    for number in range(200):
+        write(log, (b"key", number))
+    assert clean(log) is None  # nothing is committed
+    write(log, (b"open", 1), producer=5, sequence=0, transactional=True)
+    for number in range(200):
+        write(log, (b"key", number))
+    rolled(log)
+    before = seen(log, committed=False)
+    clean(log)
+    assert 0 < log.cleaner_state.end <= 200
+    assert seen(log, committed=False) == expected(before, log.cleaner_state.end)
+    append(log, marker(committed=(5,)), now_us=WRITTEN_US)
+    rolled(log)
+    log.config = replace(log.config, min_compaction_lag_ms=DAY_US // 1000)
+    assert clean(log) is None
+    job = clean(log, NOW_US + DAY_US)
+    assert job is not None and log.cleaner_state.end > 400
+
+
+def test_transactions_keep_what_they_showed(log: Log) -> None:
+    for number in range(60):
+        producer = 100 + number
+        write(log, (b"a %d" % (number % 5), number), producer=producer, sequence=0, transactional=True)
+        write(log, (b"b", number))
+        write(log, (b"a %d" % (number % 5), 1000 + number), producer=producer, sequence=1, transactional=True)
+        ended = marker(committed=(producer,)) if number % 3 else marker(aborted=(producer,))
+        append(log, ended, now_us=WRITTEN_US)
+    rolled(log)
+    before = seen(log)
+    log.config = replace(log.config, delete_retention_ms=1000)
+    for now_us in (NOW_US, NOW_US + 2_000_000):
+        clean(log, now_us)
+        end = log.cleaner_state.end
+        assert seen(log) == expected(before, end)
+        # aborted records are gone, for whoever reads them
+        assert [one for one in seen(log, committed=False) if one.offset < end] == [
+            one for one in seen(log) if one.offset < end
+        ]
+    assert log.aborted_between(0, log.cleaner_state.end) == []
+    assert not any(segment.headers()["flags"][0] & 8 for segment in log.segments[:-1])
+
+
+def test_a_markers_records_lie_before_the_cleaned_end_and_it_behind(disk: SimDisk, log: Log) -> None:
+    """The cleaned part of a transaction is plain; what its marker says then changes nothing, after a restart either."""
+    write(log, (b"key", 1), producer=9, sequence=0, transactional=True)
+    for number in range(200):
+        write(log, (b"filler %d" % number, number))
+    rolled(log)
+    write(log, (b"key", 2), producer=9, sequence=1, transactional=True)
+    append(log, marker(aborted=(9,)), now_us=WRITTEN_US)
+    commit_and_seal(log)
+    before = seen(log)
+    assert not any(record.key == b"key" for record in before)
+    clean(log)
+    assert seen(log) == expected(before, log.cleaner_state.end)
+    log.flush()
+    log._services.checkpoint_now()
+    disk.restart(page_cache_lost=False)
+    again = open_directory(disk=disk).logs()[0]
+    again.set_high_watermark(again.log_end_offset)
+    assert seen(again) == expected(before, log.cleaner_state.end)
+    assert again.open_transactions() == {}
+
+
+def test_the_last_sequence_of_each_producer_is_in_the_log(disk: SimDisk, log: Log) -> None:
+    for number in range(100):
+        write(log, (b"key", number), (b"key", number), producer=number % 4, sequence=number // 4 * 2)
+    rolled(log)
+    clean(log)
+    clean(log, NOW_US + 2 * DAY_US)
+    # a follower that has nothing but what the leader sends
+    follower = keyed_log(open_directory(disk=SimDisk()))
+    copy(log, follower)
+    for producer in range(4):
+        (found,) = follower._producers.get(producer).batches  # type: ignore[union-attr]
+        assert (found.first_sequence, found.last_sequence) == (48, 49)
+        before = follower.log_end_offset
+        write(follower, (b"key", 7), (b"key", 8), producer=producer, sequence=48)
+        assert follower.log_end_offset == before
+        write(follower, (b"key", 9), producer=producer, sequence=50)
+
+
+def copy(leader: Log, follower: Log, *, max_bytes: int = 1 << 30, until: int | None = None) -> None:
+    """The follower gets what the leader has, as a fetcher brings it."""
+    end = leader.log_end_offset if until is None else until
+    if follower.log_end_offset < leader.first_segment_offset:
+        follower.restart_at(leader.first_segment_offset)
+    while follower.log_end_offset < end:
+        found = leader.read(follower.log_end_offset, max_bytes=max_bytes, end_offset=end, for_follower=True)
+        if not found.batch_count:
+            break
+        follower.append_as_follower(found.headers, memoryview(b"".join(bytes(one) for one in found.bodies)))
+    follower.set_high_watermark(min(leader.high_watermark, follower.log_end_offset))
+
+
+def test_a_bounded_map_takes_several_cleanings(log: Log) -> None:
+    for number in range(3000):
+        write(log, (b"key %d" % (number % 1500), number))
+    rolled(log)
+    before = seen(log)
+    ends: list[int] = []
+    while (job := clean(log, buffer_bytes=96 * 400)) is not None and len(ends) < 20:
+        assert job.tally.keys <= 400
+        ends.append(log.cleaner_state.end)
+        assert seen(log) == expected(before, ends[-1])
+    assert len(ends) > 3 and ends[-1] == log.segments[-1].base_offset
+
+
+def test_records_without_key_are_left_alone(log: Log) -> None:
+    for number in range(100):
+        write(log, (None, number), (b"key", number))
+    rolled(log)
+    before = seen(log)
+    clean(log)
+    assert seen(log) == expected(before, log.cleaner_state.end)
+
+
+def test_damage_is_not_written_anew(disk: SimDisk, log: Log) -> None:
+    for number in range(200):
+        write(log, (b"key %d" % number, number))
+    rolled(log)
+    segment = log.segments[1]
+    position = int(segment.headers()["position"][2])
+    disk.flip_bit(segment.data_path, position + int(segment.headers()["length"][2]) - 20)
+    with pytest.raises(Exception, match="CRC32C"):
+        clean(log)
+
+
+def test_a_read_of_an_old_segment_outlives_it(log: Log) -> None:
+    for number in range(200):
+        write(log, (b"key %d" % (number % 3), number))
+    rolled(log)
+    early = log.read(0, max_bytes=1 << 30, end_offset=log.high_watermark)
+    kept = [bytes(body) for body in early.bodies]
+    clean(log)
+    assert [bytes(body) for body in early.bodies] == kept
+    again = log.read(0, max_bytes=1 << 30, end_offset=log.high_watermark)
+    assert again.headers != early.headers
+
+
+@pytest.mark.parametrize("at", [1, 37, 100, 150, 199])
+def test_a_follower_in_the_middle_goes_on_with_what_the_leader_cleaned(log: Log, at: int) -> None:
+    for number in range(200):
+        write(log, (b"key %d" % (number % 30), number), (b"only %d" % number, number))
+    rolled(log)
+    follower, untouched = (keyed_log(open_directory(disk=SimDisk())) for _ in range(2))
+    copy(log, untouched)
+    copy(log, follower, max_bytes=1, until=2 * at)
+    assert follower.log_end_offset == 2 * at
+    before = seen(log)
+    clean(log)
+    copy(log, follower, max_bytes=2000)
+    assert follower.log_end_offset == log.log_end_offset
+    end = log.cleaner_state.end
+    assert [one for one in seen(follower) if one.offset >= 2 * at] == [one for one in seen(log) if one.offset >= 2 * at]
+    commit_and_seal(follower)
+    clean(follower)
+    assert follower.cleaner_state.end >= end or follower.cleaner_state.end == follower.segments[-1].base_offset
+    shown = {one.key: one for one in seen(follower)}
+    assert shown == {one.key: one for one in before}
+    # as a leader it rolls, and is copied byte by byte from there on
+    first = follower.log_end_offset
+    write(follower, (b"new", 1))
+    copy(follower, untouched)
+    assert (
+        untouched.read(first, max_bytes=1 << 20, end_offset=first + 1).headers
+        == follower.read(first, max_bytes=1 << 20, end_offset=first + 1).headers
+    )
+    third = keyed_log(open_directory(disk=SimDisk()))
+    copy(follower, third)
+    assert seen(third) == seen(follower)
+    assert (
+        third.read(first, max_bytes=1 << 20, end_offset=first + 1).headers
+        == follower.read(first, max_bytes=1 << 20, end_offset=first + 1).headers
+    )
+
+
+def test_a_replica_that_leads_from_the_middle_of_what_was_cleaned_rolls(log: Log) -> None:
+    for number in range(200):
+        write(log, (b"key %d" % (number % 30), number))
+    rolled(log)
+    follower, untouched = (keyed_log(open_directory(disk=SimDisk())) for _ in range(2))
+    copy(log, untouched)
+    copy(log, follower, until=20, max_bytes=1)
+    clean(log)
+    while follower.log_end_offset < 100:
+        copy(log, follower, until=follower.log_end_offset + 1, max_bytes=1)
+        if follower.log_end_offset < 100:
+            found = log.read(follower.log_end_offset, max_bytes=1, end_offset=200, for_follower=True)
+            follower.append_as_follower(found.headers, memoryview(b"".join(bytes(one) for one in found.bodies)))
+    untouched.truncate(follower.log_end_offset)
+    assert untouched.log_end_offset == follower.log_end_offset < log.log_end_offset
+    for number in range(3):
+        append(follower, keyed([(b"new", number)]), leader_epoch=2, now_us=WRITTEN_US)
+    follower.set_high_watermark(follower.log_end_offset)
+    copy(follower, untouched)
+    assert untouched.log_end_offset == follower.log_end_offset
+    assert [one.value for one in seen(untouched) if one.key == b"new"] == [0, 1, 2]
+    both = dict(zip([one.offset for one in seen(untouched)], seen(untouched), strict=True))
+    assert all(both[one.offset] == one for one in seen(follower))
+
+
+def test_a_follower_of_a_cleaned_leader_then_of_one_that_did_not_clean(log: Log) -> None:
+    for number in range(200):
+        write(log, (b"key %d" % (number % 30), number))
+    rolled(log)
+    other, follower = (keyed_log(open_directory(disk=SimDisk())) for _ in range(2))
+    copy(log, other)
+    copy(log, follower, until=50, max_bytes=1)
+    clean(log)
+    copy(log, follower, until=120, max_bytes=1)
+    assert 50 < follower.log_end_offset < 200
+    copy(other, follower, max_bytes=700)
+    assert follower.log_end_offset == other.log_end_offset
+    assert {one.key: one for one in seen(follower)} == {one.key: one for one in seen(other)}
+
+
+@pytest.mark.parametrize("ended", ["committed", "aborted"])
+def test_a_follower_that_has_the_beginning_of_a_transaction_gets_its_marker(log: Log, ended: str) -> None:
+    write(log, (b"begun", 1), producer=9, sequence=0, transactional=True)
+    for number in range(100):
+        write(log, (b"filler %d" % (number % 9), number))
+    append(log, marker(committed=(9,)) if ended == "committed" else marker(aborted=(9,)), now_us=WRITTEN_US)
+    for number in range(100):
+        write(log, (b"filler %d" % (number % 9), number))
+    rolled(log)
+    follower = keyed_log(open_directory(disk=SimDisk()))
+    copy(log, follower, until=50, max_bytes=1)
+    assert follower.open_transactions()
+    clean(log)
+    copy(log, follower, max_bytes=1000)
+    assert not follower.open_transactions()
+    assert [one for one in seen(follower) if one.offset == 0] == [one for one in seen(log) if one.offset == 0]
+    assert any(one.offset == 0 for one in seen(follower)) == (ended == "committed")
+
+
+def test_an_old_snapshot_does_not_open_a_transaction_whose_marker_is_gone(disk: SimDisk, log: Log) -> None:
+    log.config = replace(log.config, delete_retention_ms=1000)
+    write(log, (b"key", 1), producer=9, sequence=0, transactional=True)
+    rolled(log)  # a snapshot in which it is open
+    append(log, marker(committed=(9,)), now_us=WRITTEN_US)
+    rolled(log)
+    clean(log, NOW_US)
+    clean(log, NOW_US + 2_000_000)
+    assert log.cleaner_state.deletes == 0
+    log.flush()
+    log._services.checkpoint_now()
+    newest = sorted(name for name in disk.names(log.directory) if name.endswith(".producers"))[-1]
+    disk.flip_bit(log.directory / newest, 3)
+    disk.restart(page_cache_lost=False)
+    again = open_directory(disk=disk).logs()[0]
+    assert again.open_transactions() == {}
+
+
+def test_what_was_cut_is_not_taken_for_cleaned_when_it_is_written_again(disk: SimDisk, log: Log) -> None:
+    for number in range(200):
+        write(log, (b"key %d" % (number % 7), number))
+    rolled(log)
+    clean(log)
+    assert log.cleaner_state.end > 100
+    log.truncate(10)
+    end = log.log_end_offset
+    for number in range(200):
+        write(log, (b"key %d" % (number % 7), 1000 + number))
+    log.flush()
+    log._services.checkpoint_now()
+    disk.restart(page_cache_lost=False)
+    again = open_directory(disk=disk).logs()[0]
+    assert again.cleaner_state.end <= end
+    again.config = log.config
+    rolled(again)
+    before = seen(again)
+    clean(again)
+    assert seen(again) == expected(before, again.cleaner_state.end)
+
+
+def test_a_replica_that_was_away_for_too_long_begins_anew(log: Log) -> None:
+    for number in range(200):
+        write(log, (b"key %d" % (number % 30), number))
+    rolled(log)
+    follower = keyed_log(open_directory(disk=SimDisk()))
+    copy(log, follower, max_bytes=1, until=20)
+    before = log.read(20, max_bytes=1, end_offset=200).headers
+    clean(log)
+    after = log.read(20, max_bytes=1, end_offset=200).headers
+    follower.config = replace(follower.config, delete_retention_ms=60_000)
+    now_us = follower._last_progress_us
+    assert not follower.is_outdated_for(after, now_us + 59_000_000)
+    assert follower.is_outdated_for(after, now_us + 61_000_000)
+    assert not follower.is_outdated_for(before, now_us + 61_000_000)  # nothing was cleaned: nothing is missing
+    empty = keyed_log(open_directory(disk=SimDisk()))
+    assert not empty.is_outdated_for(after, now_us + 61_000_000)
+    assert not follower.is_outdated_for(b"too short", now_us + 61_000_000)  # the append says what is wrong
+
+
+records_of = st.lists(
+    st.tuples(st.sampled_from([b"", b"a", b"b", b"cc", b"d" * 40]), st.one_of(st.none(), st.integers(0, 99))),
+    min_size=1,
+    max_size=4,
+)
+steps = st.lists(
+    st.one_of(
+        records_of,
+        st.tuples(st.sampled_from(["begin", "commit", "abort"]), st.integers(1, 3), records_of),
+        st.sampled_from(["clean", "roll", "restart", "follow", "wait"]),
+    ),
+    min_size=5,
+    max_size=60,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(steps=steps, buffer_keys=st.sampled_from([2, 5, 1000]))
+def test_any_history(steps: list[object], buffer_keys: int) -> None:
+    """Readers of committed records see every key's newest record and every record above the cleaned point, whatever
+    was cleaned when; so does a replica that follows and cleans at other times."""
+    run = _Run(buffer_keys)
+    for step in steps:
+        run.step(step)
+    run.end()
+
+
+class _Run:
+    def __init__(self, buffer_keys: int) -> None:
+        self.disk = SimDisk()
+        self.log = keyed_log(open_directory(disk=self.disk), segment_bytes=2048, delete_retention_ms=1000)
+        self.follower = keyed_log(open_directory(disk=SimDisk()), segment_bytes=2048, delete_retention_ms=1000)
+        self.buffer_bytes = 96 * buffer_keys
+        self.now_us = NOW_US
+        self.producers = iter(range(100, 10_000))
+        self.open: dict[int, tuple[int, int, list[Seen]]] = {}
+        #: committed records, by offset
+        self.model: dict[int, Seen] = {}
+
+    def step(self, step: object) -> None:
+        if isinstance(step, list):
+            self._write(step, None)
+        elif isinstance(step, tuple):
+            self._transaction(*step)
+        else:
+            getattr(self, str(step))()
+        self.check(self.log)
+
+    def _write(self, records: list[tuple[bytes, int | None]], slot: int | None) -> None:
+        start = self.log.log_end_offset
+        found = [Seen(start + at, *record) for at, record in enumerate(records)]
+        if slot is None:
+            write(self.log, *records)
+            self.model.update((one.offset, one) for one in found)
+        else:
+            producer, sequence, earlier = self.open.get(slot) or (next(self.producers), 0, [])
+            write(self.log, *records, producer=producer, sequence=sequence, transactional=True)
+            self.open[slot] = (producer, sequence + len(records), earlier + found)
+
+    def _transaction(self, what: str, slot: int, records: list[tuple[bytes, int | None]]) -> None:
+        self._write(records, slot)
+        if what == "begin":
+            return
+        producer, _, found = self.open.pop(slot)
+        said = marker(committed=(producer,)) if what == "commit" else marker(aborted=(producer,))
+        append(self.log, said, now_us=WRITTEN_US)
+        if what == "commit":
+            self.model.update((one.offset, one) for one in found)
+
+    def roll(self) -> None:
+        self.model[self.log.log_end_offset] = Seen(self.log.log_end_offset, b"last", 0)
+        rolled(self.log)
+
+    def clean(self) -> None:
+        self.log.set_high_watermark(self.log.log_end_offset)
+        clean(self.log, self.now_us, buffer_bytes=self.buffer_bytes)
+
+    def wait(self) -> None:
+        self.now_us += 600_000
+
+    def follow(self) -> None:
+        self.log.set_high_watermark(self.log.log_end_offset)
+        if self.log.cleaner_state.deletes_end > self.follower.log_end_offset:
+            # it was away for longer than tombstones are kept: see ``is_outdated_for``
+            self.follower.restart_at(self.log.first_segment_offset)
+        copy(self.log, self.follower, max_bytes=500)
+        commit_and_seal(self.follower)
+        clean(self.follower, self.now_us, buffer_bytes=self.buffer_bytes)
+        self.check(self.follower)
+
+    def restart(self) -> None:
+        self.log.flush()
+        self.log._services.checkpoint_now()
+        config = self.log.config
+        self.disk.restart(page_cache_lost=False)
+        self.log = open_directory(disk=self.disk).logs()[0] if self.log.log_end_offset else self.log
+        if self.log.config != config:
+            self.log.config = config
+        assert self.log.findings == ()
+
+    def check(self, log: Log) -> None:
+        log.set_high_watermark(log.log_end_offset)
+        stable = log.last_stable_offset(log.high_watermark)
+        found = {one.offset: one for one in seen(log)}
+        truth = {offset: one for offset, one in self.model.items() if offset < stable}
+        assert found.items() <= truth.items()
+        cleaned_to = log.cleaner_state.end
+        newest = {one.key: one.offset for _, one in sorted(truth.items()) if one.offset < cleaned_to}
+        for offset, one in truth.items():
+            if offset >= cleaned_to or (newest[one.key] == offset and one.value is not None):
+                assert offset in found, one
+        # whoever applies what is there has the table that all records make
+        assert _table(found) == _table(truth)
+
+    def end(self) -> None:
+        for slot in list(self.open):
+            self._transaction("abort", slot, [(b"a", 1)])
+        self.check(self.log)
+        assert self.log.last_stable_offset(self.log.log_end_offset) == self.log.log_end_offset
+
+
+def _table(records: dict[int, Seen]) -> dict[bytes | None, int]:
+    table: dict[bytes | None, int | None] = {}
+    for _, one in sorted(records.items()):
+        table[one.key] = one.value
+    return {key: value for key, value in table.items() if value is not None}

@@ -1,0 +1,150 @@
+"""The process or the machine dies in each operation of a cleaning: the log has the old segments or the new ones."""
+
+from __future__ import annotations
+
+import pytest
+
+from sparklog.storage.log import Log
+from sparklog.testing.sim_disk import ProcessDied, SimDisk
+from tests.storage.batches import append, open_directory
+from tests.storage.compacting import Seen, clean, commit_and_seal, keyed, keyed_log, rules, seen
+
+NOW_US = 10_000_000
+RECORDS = 22
+
+
+def prepared(seed: int) -> tuple[SimDisk, Log, list[Seen]]:
+    """A log of several sealed segments, durable, and what is in it."""
+    disk = SimDisk(seed=seed)
+    directory = open_directory(disk=disk)
+    log = keyed_log(directory, segment_bytes=2048)
+    for number in range(RECORDS):
+        append(log, keyed([(b"key %d" % (number % 5), number)], producer=3, sequence=number), now_us=NOW_US)
+    log.config = keyed_log(directory, segment_bytes=6000).config
+    commit_and_seal(log)
+    log.flush()
+    directory.checkpoint()
+    assert len(log.segments) > 3
+    return disk, log, seen(log)
+
+
+def cleaning(log: Log) -> None:
+    clean(log)
+    append(log, keyed([(b"key 1", 1000)]), now_us=NOW_US)
+    log.set_high_watermark(log.log_end_offset)
+
+
+def operations() -> int:
+    disk, log, _ = prepared(0)
+    before = disk.changes
+    cleaning(log)
+    return disk.changes - before
+
+
+TOTAL = operations()
+
+
+def died_at(operation: int, seed: int) -> tuple[SimDisk, list[Seen]]:
+    disk, log, before = prepared(seed)
+    disk.die_after(operation)
+    with pytest.raises(ProcessDied):
+        cleaning(log)
+    return disk, before
+
+
+def check(disk: SimDisk, before: list[Seen], *, boot_id: str) -> None:
+    directory = open_directory(disk=disk, boot_id=boot_id)
+    log = directory.logs()[0]
+    log.config = keyed_log(directory, segment_bytes=6000).config
+    assert log.findings == ()
+    log.set_high_watermark(RECORDS)
+    found = [one for one in seen(log) if one.offset < RECORDS]
+    assert set(found) <= set(before)
+    # every key's newest record, and in the order it was written
+    assert {one.key: one for one in found} == {one.key: one for one in before}
+    assert not any(name.endswith((".swap", ".cleaned", ".deleted")) for name in disk.names(log.directory))
+    # and it can be cleaned again
+    log.set_high_watermark(log.log_end_offset)
+    commit_and_seal(log)
+    clean(log)
+    assert {one.key: one for one in seen(log) if one.offset < RECORDS} == {one.key: one for one in before}
+    assert log._producers.get(3).batches[-1].last_sequence == RECORDS - 1  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("operation", range(TOTAL))
+def test_the_process_dies_while_it_cleans(operation: int) -> None:
+    disk, before = died_at(operation, operation)
+    disk.restart(page_cache_lost=False)
+    check(disk, before, boot_id="boot-1")
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("operation", range(TOTAL))
+def test_the_machine_dies_while_it_cleans(operation: int, seed: int) -> None:
+    disk, before = died_at(operation, 1000 * seed + operation)
+    disk.restart(page_cache_lost=True)
+    check(disk, before, boot_id="boot-2")
+
+
+@pytest.mark.parametrize("code", [5, 28])
+@pytest.mark.parametrize("skipped", range(8))
+def test_a_full_disk_leaves_the_log_as_it_was_and_a_broken_one_is_told(code: int, skipped: int) -> None:
+    disk, log, before = prepared(0)
+    calls = 0
+    write = disk.write
+
+    def failing(handle: int, buffers: object, at: int) -> int:
+        nonlocal calls
+        calls += 1
+        if calls == skipped + 1:
+            raise OSError(code, "injected")
+        return write(handle, buffers, at)  # type: ignore[arg-type]
+
+    disk.write = failing  # type: ignore[method-assign]
+    try:
+        clean(log)
+    except OSError as error:
+        assert error.errno == code
+    disk.write = write  # type: ignore[method-assign]
+    assert {one.key: one for one in seen(log)} == {one.key: one for one in before}
+
+
+def test_a_cut_in_the_middle_of_a_cleaning_stops_it() -> None:
+    for steps in range(3):
+        disk, log, before = prepared(0)
+        job = log.begin_cleaning(rules(log), NOW_US, at_once=True)
+        assert job is not None
+        job.read_keys()
+        fresh = job.rewrite(job.groups()[0])
+        assert fresh is not None
+        if steps:
+            assert log.replace_segments(job, fresh)
+        if steps == 2:
+            job.settle()
+        log.truncate(10)
+        assert job.cancelled and not log.replace_segments(job, fresh) and job.finish(1) is None
+        assert not any(name.endswith((".swap", ".cleaned", ".deleted")) for name in disk.names(log.directory))
+        log.set_high_watermark(log.log_end_offset)
+        found, end = seen(log), log.log_end_offset
+        assert set(found) <= set(before)
+        log._services.checkpoint_now()
+        disk.restart(page_cache_lost=False)
+        again = open_directory(disk=disk).logs()[0]
+        again.set_high_watermark(again.log_end_offset)
+        assert seen(again) == found and again.log_end_offset == end
+
+
+def test_a_decision_without_its_segment_deletes_nothing() -> None:
+    """No crash leaves it so; a hand that tidies up might."""
+    disk, log, before = prepared(0)
+    job = log.begin_cleaning(rules(log), NOW_US, at_once=True)
+    assert job is not None
+    job.read_keys()
+    assert job.rewrite(job.groups()[0]) is not None
+    for name in disk.names(log.directory):
+        if name.endswith(".cleaned"):
+            disk.remove(log.directory / name)
+    disk.restart(page_cache_lost=False)
+    again = open_directory(disk=disk).logs()[0]
+    again.set_high_watermark(again.log_end_offset)
+    assert seen(again) == before and again.findings == ()
