@@ -9,7 +9,7 @@ import re
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
@@ -255,6 +255,7 @@ def _read(file: Path) -> dict[TopicPartition, int]:
     """Raises ConfigError naming the line."""
     text = file.read_text()
     found: dict[TopicPartition, int] = {}
+    rows: list[tuple[Any, ...]]
     if text.lstrip().startswith("["):
         try:
             rows = [(one["topic"], one["partition"], one.get("after", one.get("offset"))) for one in json.loads(text)]

@@ -109,7 +109,7 @@ class GroupDescription:
 def list_groups(link: ClusterLink) -> list[GroupListing]:
     """The groups of all live brokers, in order. Raises as ``ask_all_brokers``."""
     replies = ask_all_brokers(link, "groups", ListGroups(0), ListGroupsReply)
-    found = {}
+    found: dict[str, GroupListing] = {}
     for reply in replies:
         states = reply.states or (("", 0),) * len(reply.groups)
         found.update((name, GroupListing(name, *state)) for name, state in zip(reply.groups, states, strict=True))
