@@ -128,7 +128,7 @@ class GroupReading:
         return {tp: at for tp, at in self._reader.positions().items() if self._committed.get(tp) != at}
 
     def _note(self, positions: Mapping[TopicPartition, int], ended: Future[None]) -> None:
-        if ended.exception() is None:
+        if not ended.cancelled() and ended.exception() is None:
             self._committed.update(positions)
 
     def _commit_now(self, partitions: Sequence[TopicPartition]) -> None:

@@ -6,6 +6,8 @@ from collections.abc import Collection, Iterable, Mapping
 from concurrent.futures import Future
 from typing import Any
 
+import pytest
+
 from sparklog.client.group_reading import GroupReading
 from sparklog.client.group_session import Place, Word
 from sparklog.model import TopicPartition
@@ -22,6 +24,7 @@ class Session:
         self.holding: frozenset[Place] = frozenset()
         self.asked: list[Future[dict[Place, int]]] = []
         self.commits: list[Mapping[Place, int]] = []
+        self.hangs = False
 
     def take(self, life: int) -> Word:
         self.holding |= self.assigned
@@ -33,7 +36,8 @@ class Session:
     def commit(self, life: int, offsets: Mapping[Place, int]) -> Future[None]:
         self.commits.append(offsets)
         done: Future[None] = Future()
-        done.set_result(None)
+        if not self.hangs:
+            done.set_result(None)
         return done
 
     def offsets(self, places: Collection[Place]) -> Future[dict[Place, int]]:
@@ -112,3 +116,18 @@ def test_who_closes_after_a_failure_commits_nothing() -> None:
         log.at[TP] = 7
         group.close(processed=processed)
         assert session.commits == expected
+
+
+def test_a_commit_that_is_called_off_is_none(caplog: pytest.LogCaptureFixture) -> None:
+    session, log = Session(), Log(0)
+    group = reading(session, log)
+    session.assigned = frozenset({PLACE})
+    group.advance()
+    session.asked[0].set_result({PLACE: 5})
+    group.advance()
+    log.at[TP], session.hangs = 7, True
+    assert group.commit().cancel()
+    session.hangs = False
+    group.commit().result(0)
+    assert session.commits == [{PLACE: 7}] * 2
+    assert not caplog.records
