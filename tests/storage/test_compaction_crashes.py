@@ -183,3 +183,25 @@ def test_a_decision_that_was_half_made_is_taken_back(code: int, skipped: int) ->
     again = open_directory(disk=disk).logs()[0]
     again.set_high_watermark(again.log_end_offset)
     assert seen(again) == found
+
+
+@pytest.mark.parametrize("seed", (9, 18, 21, 22, 24))
+def test_a_swap_that_is_over_stays_over_when_the_next_one_of_the_segment_is_cut_short(seed: int) -> None:
+    """The process dies with files renamed, the next start ends the swap, and the machine dies while it cleans again: a
+    decision that came back would put an unfinished file in the segment's place."""
+    disk, log, before = prepared(seed)
+    job = log.begin_cleaning(rules(log), NOW_US, at_once=True)
+    assert job is not None
+    job.read_keys()
+    fresh = job.rewrite(job.groups()[0])
+    assert fresh is not None and log.replace_segments(job, fresh)
+    disk.restart(page_cache_lost=False)
+    directory = open_directory(disk=disk)
+    again = directory.logs()[0]
+    again.config = keyed_log(directory, segment_bytes=6000).config
+    again.set_high_watermark(again.log_end_offset)
+    disk.die_after(3 + seed % 5)
+    with pytest.raises(ProcessDied):
+        clean(again)
+    disk.restart(page_cache_lost=True)
+    check(disk, before, boot_id="boot-2")
