@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from sparklog.client.errors import BufferFull as BufferFull
     from sparklog.client.errors import ClientTimeout as ClientTimeout
     from sparklog.client.errors import CommitOutcomeUnknown as CommitOutcomeUnknown
+    from sparklog.client.errors import CommitRefused as CommitRefused
     from sparklog.client.errors import LocalReadUnavailable as LocalReadUnavailable
     from sparklog.client.errors import LogTruncated as LogTruncated
     from sparklog.client.errors import ProducerClosed as ProducerClosed
@@ -45,6 +46,7 @@ _HOME = {
     "ClientTimeout": "sparklog.client.errors",
     "ClusterError": "sparklog.errors",
     "CommitOutcomeUnknown": "sparklog.client.errors",
+    "CommitRefused": "sparklog.client.errors",
     "ConfigError": "sparklog.errors",
     "Consumer": "sparklog.client.consumer",
     "ErrorCode": "sparklog.errors",

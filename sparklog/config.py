@@ -150,6 +150,19 @@ BROKER_SETTINGS: dict[str, Setting] = {
     "offsets.retention.ms": Setting(
         "offsets_retention_ms", 7 * 86_400_000, "offsets of a group that commits no more are forgotten", 1000
     ),
+    "group.min.session.timeout.ms": Setting(
+        "group_min_session_timeout_ms", 1000, "smallest session.timeout.ms of a group's member", 100, 3_600_000
+    ),
+    "group.max.session.timeout.ms": Setting(
+        "group_max_session_timeout_ms", 1_800_000, "greatest session.timeout.ms of a group's member", 1000
+    ),
+    "group.min.heartbeat.interval.ms": Setting(
+        "group_min_heartbeat_interval_ms", 100, "smallest heartbeat.interval.ms of a group's member", 10, 60_000
+    ),
+    "group.max.heartbeat.interval.ms": Setting(
+        "group_max_heartbeat_interval_ms", 60_000, "greatest heartbeat.interval.ms of a group's member", 100, 600_000
+    ),
+    "group.max.size": Setting("group_max_size", 10_000, "members of one group", 1, 100_000),
     "broker.orphan.timeout.ms": Setting("orphan_timeout_ms", 60_000, "left out by the driver: asks for relief", 1000),
     "broker.orphan.max.ms": Setting("orphan_max_ms", -1, "without supervisor: stop; -1: serve on", -1),
     "fetch.max.bytes": Setting("fetch_max_bytes", 55 * MIB, "per answer to a consumer", 1024, 1024 * MIB),
@@ -228,6 +241,11 @@ class BrokerConfig(msgspec.Struct, frozen=True):
     transactional_id_expiration_ms: int
     sink_id_expiration_ms: int
     offsets_retention_ms: int
+    group_min_session_timeout_ms: int
+    group_max_session_timeout_ms: int
+    group_min_heartbeat_interval_ms: int
+    group_max_heartbeat_interval_ms: int
+    group_max_size: int
     orphan_timeout_ms: int
     orphan_max_ms: int
     fetch_max_bytes: int

@@ -34,6 +34,8 @@ class ErrorCode(IntEnum):
     NOT_ENOUGH_REPLICAS = 19
     NOT_ENOUGH_REPLICAS_AFTER_APPEND = 20
     INVALID_REQUIRED_ACKS = 21
+    UNKNOWN_MEMBER_ID = 25
+    INVALID_SESSION_TIMEOUT = 26
     UNSUPPORTED_VERSION = 35
     TOPIC_ALREADY_EXISTS = 36
     INVALID_PARTITIONS = 37
@@ -50,6 +52,8 @@ class ErrorCode(IntEnum):
     KAFKA_STORAGE_ERROR = 56
     UNKNOWN_PRODUCER_ID = 59
     REASSIGNMENT_IN_PROGRESS = 60
+    NON_EMPTY_GROUP = 68
+    GROUP_ID_NOT_FOUND = 69
     FETCH_SESSION_ID_NOT_FOUND = 70
     INVALID_FETCH_SESSION_EPOCH = 71
     FENCED_LEADER_EPOCH = 74
@@ -57,6 +61,8 @@ class ErrorCode(IntEnum):
     STALE_BROKER_EPOCH = 77
     OFFSET_NOT_AVAILABLE = 78
     PREFERRED_LEADER_NOT_AVAILABLE = 80
+    GROUP_MAX_SIZE_REACHED = 81
+    FENCED_INSTANCE_ID = 82
     ELIGIBLE_LEADERS_NOT_AVAILABLE = 83
     ELECTION_NOT_NEEDED = 84
     NO_REASSIGNMENT_IN_PROGRESS = 85
@@ -64,6 +70,9 @@ class ErrorCode(IntEnum):
     THROTTLING_QUOTA_EXCEEDED = 89
     UNKNOWN_TOPIC_ID = 100
     INCONSISTENT_TOPIC_ID = 103
+    FENCED_MEMBER_EPOCH = 110
+    STALE_MEMBER_EPOCH = 113
+    INVALID_REGULAR_EXPRESSION = 128
     SCHEMA_OUTDATED = 1000
     SCHEMA_MISMATCH = 1001
     FRAME_TOO_LARGE = 1002
@@ -108,6 +117,8 @@ TRAITS: dict[ErrorCode, ErrorTrait] = {
         True, False, "the batch was appended, then the in-sync set shrank below min.insync.replicas"
     ),
     ErrorCode.INVALID_REQUIRED_ACKS: _T(False, False, "acks must be 0, 1 or all"),
+    ErrorCode.UNKNOWN_MEMBER_ID: _T(False, False, "the group has no such member, or not any more"),
+    ErrorCode.INVALID_SESSION_TIMEOUT: _T(False, False, "the session time-out is not one that the broker allows"),
     ErrorCode.UNSUPPORTED_VERSION: _T(False, False, "the two sides share no protocol version"),
     ErrorCode.TOPIC_ALREADY_EXISTS: _T(False, False, "a topic of this name exists"),
     ErrorCode.INVALID_PARTITIONS: _T(False, False, "the number of partitions is not allowed"),
@@ -122,6 +133,8 @@ TRAITS: dict[ErrorCode, ErrorTrait] = {
     ErrorCode.KAFKA_STORAGE_ERROR: _T(True, True, "the log directory of the replica is offline"),
     ErrorCode.UNKNOWN_PRODUCER_ID: _T(False, False, "nothing is known of this producer id"),
     ErrorCode.REASSIGNMENT_IN_PROGRESS: _T(False, False, "the partition's replicas are being moved"),
+    ErrorCode.NON_EMPTY_GROUP: _T(False, False, "the group has members"),
+    ErrorCode.GROUP_ID_NOT_FOUND: _T(False, False, "there is no such group"),
     ErrorCode.FETCH_SESSION_ID_NOT_FOUND: _T(True, False, "the fetch session is not known"),
     ErrorCode.INVALID_FETCH_SESSION_EPOCH: _T(True, False, "the fetch session epoch is not the expected one"),
     ErrorCode.FENCED_LEADER_EPOCH: _T(True, True, "the leader epoch in the request is older than the broker's"),
@@ -129,6 +142,8 @@ TRAITS: dict[ErrorCode, ErrorTrait] = {
     ErrorCode.STALE_BROKER_EPOCH: _T(False, False, "the broker's incarnation is not the current one"),
     ErrorCode.OFFSET_NOT_AVAILABLE: _T(True, False, "the offset exists but is not yet known to be committed"),
     ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE: _T(True, True, "the preferred leader is not in sync or not alive"),
+    ErrorCode.GROUP_MAX_SIZE_REACHED: _T(False, False, "the group has as many members as it may have"),
+    ErrorCode.FENCED_INSTANCE_ID: _T(False, False, "another member has taken over this group instance id"),
     ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE: _T(True, True, "no replica that may be elected is alive"),
     ErrorCode.ELECTION_NOT_NEEDED: _T(True, True, "the partition has the leader that was asked for"),
     ErrorCode.NO_REASSIGNMENT_IN_PROGRESS: _T(False, False, "the partition's replicas are not being moved"),
@@ -136,6 +151,9 @@ TRAITS: dict[ErrorCode, ErrorTrait] = {
     ErrorCode.THROTTLING_QUOTA_EXCEEDED: _T(True, False, "a quota is exhausted"),
     ErrorCode.UNKNOWN_TOPIC_ID: _T(True, True, "no topic has this id"),
     ErrorCode.INCONSISTENT_TOPIC_ID: _T(True, True, "the topic was deleted and created again"),
+    ErrorCode.FENCED_MEMBER_EPOCH: _T(False, False, "the member epoch is not one that this group has given out"),
+    ErrorCode.STALE_MEMBER_EPOCH: _T(False, False, "the partition is not the member's in this epoch"),
+    ErrorCode.INVALID_REGULAR_EXPRESSION: _T(False, False, "the pattern is no regular expression (RE2)"),
     ErrorCode.SCHEMA_OUTDATED: _T(True, True, "the topic has a newer schema; encode with that one"),
     ErrorCode.SCHEMA_MISMATCH: _T(False, False, "the columns do not fit the topic's schema"),
     ErrorCode.FRAME_TOO_LARGE: _T(False, False, "the frame is larger than this side accepts"),

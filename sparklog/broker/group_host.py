@@ -1,18 +1,27 @@
-"""A group coordinator in a broker: told by the cluster's metadata which topics are gone."""
+"""A group coordinator in a broker: told by the cluster's metadata which topics there are, and which are gone."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import time
 from typing import Any
 
 from sparklog.broker.coordinator_host import CoordinatorHost
 from sparklog.broker.partition import Partition
 from sparklog.broker.state import BrokerState
 from sparklog.config import BrokerConfig
-from sparklog.coordinator.group_offsets import Groups, GroupSettings, TopicsGone
+from sparklog.coordinator.assignor import TopicView
+from sparklog.coordinator.group_offsets import Groups, GroupSettings, TopicsGone, TopicsSeen
 from sparklog.errors import BrokerError, ClusterError
+from sparklog.model import is_internal
 
 _log = logging.getLogger(__name__)
+
+#: What the controller says about topics is handed on together: many topics change at the same time. In large clusters
+#: that takes its time, and may take so small a part of the broker's.
+_TOGETHER_S = 0.1
+_SMALL_PART = 50
 
 
 class GroupHost(CoordinatorHost):
@@ -22,6 +31,8 @@ class GroupHost(CoordinatorHost):
         self.groups = Groups(_settings(broker.config))
         #: The topic that had been deleted last when this was looked at last.
         self._forgotten = ""
+        self._looking: asyncio.TimerHandle | None = None
+        self._look_after_s = _TOGETHER_S
         super().__init__(broker, partition, self.groups)
 
     def perform(self, effect: Any) -> None:
@@ -30,11 +41,15 @@ class GroupHost(CoordinatorHost):
     async def load(self) -> None:
         await super().load()
         if not self.unready:
+            self._see_topics()
             self._drop_deleted()
             self.broker.metadata_listeners.append(self._metadata_changed)
 
     def end(self) -> None:
         super().end()
+        if self._looking is not None:
+            self._looking.cancel()
+            self._looking = None
         if self._metadata_changed in self.broker.metadata_listeners:
             self.broker.metadata_listeners.remove(self._metadata_changed)
 
@@ -42,6 +57,15 @@ class GroupHost(CoordinatorHost):
         newest = next(reversed(self.broker.cache.forgotten), "")
         if newest != self._forgotten:
             self._drop_deleted()
+        if self._looking is None:
+            self._looking = asyncio.get_running_loop().call_later(self._look_after_s, self._see_topics)
+
+    def _see_topics(self) -> None:
+        self._looking = None
+        if not self.unready:
+            began = time.monotonic()
+            self.step(TopicsSeen(_views(self.broker)))
+            self._look_after_s = max(_TOGETHER_S, _SMALL_PART * (time.monotonic() - began))
 
     def _drop_deleted(self) -> None:
         """Drop the offsets of topics that were deleted, or made anew under their name: so the controller said, or
@@ -70,10 +94,30 @@ class GroupHost(CoordinatorHost):
             self.step(TopicsGone(tuple(gone)))
 
 
+def _views(broker: BrokerState) -> dict[str, TopicView]:
+    """The topics that groups may read, as this broker knows them."""
+    racks = {one.broker_id: one.rack for one in broker.cache.brokers if one.rack}
+    views = {}
+    for name in broker.cache.topics():
+        topic = broker.cache.topic(name)
+        if topic is None or is_internal(name) or not topic.partitions:
+            continue
+        count = len(topic.partitions)
+        if count - 1 not in topic.partitions:  # they are numbered without gaps, but may be told of one by one
+            count = next(number for number in range(count) if number not in topic.partitions)
+        near: tuple[frozenset[str], ...] = ()
+        if racks:
+            replicas = (topic.partitions[number].replicas for number in range(count))
+            near = tuple(frozenset(racks[one] for one in found if one in racks) for found in replicas)
+        views[name] = TopicView(topic.change.topic_id, count, near)
+    return views
+
+
 def _settings(config: BrokerConfig) -> GroupSettings:
     """The memory of a transaction's decision ends well before the transaction's key is forgotten, after which its
     decisions count from the beginning."""
     return GroupSettings(
         retention_ms=config.offsets_retention_ms,
+        max_size=config.group_max_size,
         handover_ms=min(86_400_000, config.transactional_id_expiration_ms // 2, config.sink_id_expiration_ms // 2),
     )

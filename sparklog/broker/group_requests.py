@@ -1,4 +1,4 @@
-"""Requests about groups' offsets: checked, handed to the group's coordinator, answered with what it says."""
+"""Requests about groups, their members and offsets: checked, handed to the coordinator, answered with what it says."""
 
 from __future__ import annotations
 
@@ -7,18 +7,27 @@ from collections.abc import Callable
 import msgspec
 
 from sparklog.broker.state import BrokerState
-from sparklog.coordinator.effects import Done, Outcome, Refused
-from sparklog.coordinator.group_offsets import CommitRequested
+from sparklog.config import BrokerConfig
+from sparklog.coordinator.effects import Assigned, Done, Outcome, Refused
+from sparklog.coordinator.group_offsets import CommitRequested, DeleteRequested
+from sparklog.coordinator.group_records import About
+from sparklog.coordinator.membership import HeartbeatRequested
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import TopicPartition
 from sparklog.net.server import ServerConnection
 from sparklog.protocol.messages import (
+    Ack,
     CommitOffsets,
     CommitOffsetsReply,
+    DeleteGroup,
+    DescribeGroup,
+    DescribeGroupReply,
     ErrorReply,
     FetchOffsets,
     FetchOffsetsReply,
     GroupOffset,
+    Heartbeat,
+    HeartbeatReply,
     ListGroups,
     ListGroupsReply,
     PartitionResult,
@@ -70,7 +79,8 @@ def commit_offsets(
             assert isinstance(result, Done)
             answered(None)
 
-    host.ask(lambda ticket: CommitRequested(ticket, request.group, named, request.transaction), outcome)
+    member = (request.member_id, request.member_epoch)
+    host.ask(lambda ticket: CommitRequested(ticket, request.group, named, request.transaction, *member), outcome)
 
 
 def _unknown(broker: BrokerState, offset: GroupOffset) -> str:
@@ -91,14 +101,88 @@ def _with_topic_id(broker: BrokerState, offset: GroupOffset) -> GroupOffset:
 def handle_fetch_offsets(
     broker: BrokerState, connection: ServerConnection, request: FetchOffsets, body: memoryview
 ) -> None:
-    known = broker.coordinators.groups.of(request.group).groups.offsets(request.group)
+    groups = broker.coordinators.groups.of(request.group).groups
+    known = groups.offsets(request.group)
     wanted = sorted(known) if request.partitions is None else list(dict.fromkeys(request.partitions))
+    if request.member_id:
+        detail = groups.refuses_fetch(request.group, request.member_id, request.member_epoch, wanted)
+        if detail:
+            raise BrokerError(ErrorCode.STALE_MEMBER_EPOCH, detail)
     found = tuple(known[place] for place in wanted if place in known)
     connection.reply(FetchOffsetsReply(request.cid, found))
+
+
+def handle_heartbeat(broker: BrokerState, connection: ServerConnection, request: Heartbeat, body: memoryview) -> None:
+    """Answered when the coordinator has news for the member, or its heartbeat interval is over."""
+    if not request.member_id:
+        raise BrokerError(ErrorCode.INVALID_REQUEST, f"group {request.group!r}: a member id found that is empty")
+    _check_times(request, broker.config)
+    about = About(
+        tuple(dict.fromkeys(request.topics)),
+        request.pattern,
+        request.rack,
+        request.instance_id,
+        request.session_timeout_ms,
+        request.rebalance_timeout_ms,
+        request.heartbeat_interval_ms,
+        connection.client_id,
+        connection.peer.rpartition(":")[0],
+    )
+
+    def answered(result: Outcome) -> None:
+        if isinstance(result, Refused):
+            connection.reply(ErrorReply(request.cid, result.code, result.detail))
+        else:
+            assert isinstance(result, Assigned)
+            connection.reply(HeartbeatReply(request.cid, result.member_epoch, result.assigned))
+
+    member = (request.group, request.member_id, request.member_epoch, request.sequence, request.owned, about)
+    broker.coordinators.groups.of(request.group).ask(lambda ticket: HeartbeatRequested(ticket, *member), answered)
+
+
+def _check_times(request: Heartbeat, config: BrokerConfig) -> None:
+    """Raises BrokerError INVALID_SESSION_TIMEOUT, INVALID_CONFIG: names the bounds."""
+    low, high = config.group_min_session_timeout_ms, config.group_max_session_timeout_ms
+    if not low <= request.session_timeout_ms <= high:
+        detail = f"session.timeout.ms={request.session_timeout_ms}: expected {low} to {high}"
+        raise BrokerError(ErrorCode.INVALID_SESSION_TIMEOUT, f"group {request.group!r}: {detail}")
+    low, high = config.group_min_heartbeat_interval_ms, config.group_max_heartbeat_interval_ms
+    if not low <= request.heartbeat_interval_ms <= high:
+        detail = f"heartbeat.interval.ms={request.heartbeat_interval_ms}: expected {low} to {high}"
+        raise BrokerError(ErrorCode.INVALID_CONFIG, f"group {request.group!r}: {detail}")
+    if request.rebalance_timeout_ms < 1:
+        detail = f"a time of {request.rebalance_timeout_ms} ms found for giving partitions up, 1 or more expected"
+        raise BrokerError(ErrorCode.INVALID_REQUEST, f"group {request.group!r}: {detail}")
+
+
+def handle_describe_group(
+    broker: BrokerState, connection: ServerConnection, request: DescribeGroup, body: memoryview
+) -> None:
+    found = broker.coordinators.groups.of(request.group).groups.describe(request.group)
+    connection.reply(DescribeGroupReply(request.cid, found))
+
+
+def handle_delete_group(
+    broker: BrokerState, connection: ServerConnection, request: DeleteGroup, body: memoryview
+) -> None:
+    def answered(result: Outcome) -> None:
+        if isinstance(result, Refused):
+            connection.reply(ErrorReply(request.cid, result.code, result.detail))
+        else:
+            connection.reply(Ack(request.cid))
+
+    host = broker.coordinators.groups.of(request.group)
+    host.ask(lambda ticket: DeleteRequested(ticket, request.group), answered)
 
 
 def handle_list_groups(
     broker: BrokerState, connection: ServerConnection, request: ListGroups, body: memoryview
 ) -> None:
-    names = [name for host in broker.coordinators.groups.all_ready() for name in host.groups.names()]
-    connection.reply(ListGroupsReply(request.cid, tuple(sorted(names))))
+    found = [
+        (name, *host.groups.summary(name))
+        for host in broker.coordinators.groups.all_ready()
+        for name in host.groups.names()
+    ]
+    found.sort()
+    names, states = tuple(one[0] for one in found), tuple(one[1:] for one in found)
+    connection.reply(ListGroupsReply(request.cid, names, states))

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from sparklog.broker.state import BrokerState
 from sparklog.broker.waiting import limit_s
 from sparklog.coordinator import events
-from sparklog.coordinator.effects import Begun, Done, Ended, Outcome, Refused, Settled
+from sparklog.coordinator.effects import Assigned, Begun, Done, Ended, Outcome, Refused, Settled
 from sparklog.coordinator.records import Place
 from sparklog.errors import BrokerError, ClusterError, ErrorCode
 from sparklog.model import TopicPartition, is_internal
@@ -203,3 +203,5 @@ def _reply(cid: int, outcome: Outcome) -> Reply:
             return Ack(cid)
         case Refused():
             return ErrorReply(cid, outcome.code, outcome.detail)
+        case Assigned():
+            raise AssertionError(f"not about a transaction: {outcome!r}")

@@ -1,79 +1,280 @@
-"""``sparklog groups``: consumer groups, where they stand, and how far behind that is."""
+"""``sparklog groups``: consumer groups, who is in them, where they stand and how far behind that is."""
 
 from __future__ import annotations
 
-from typing import Annotated, NamedTuple
+import csv
+import datetime as dt
+import json
+import re
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from sparklog.cli.options import FIRST_CONTACT_S, AsJson, Bootstrap, Timeout, servers
+from sparklog.cli.options import FIRST_CONTACT_S, AsJson, Bootstrap, Timeout, moment, servers
 from sparklog.cli.output import note, print_json, print_table
 from sparklog.client.admin import Admin
-from sparklog.errors import BrokerError, ErrorCode
+from sparklog.client.offsets import OffsetQuery
+from sparklog.errors import BrokerError, ConfigError, ErrorCode
 from sparklog.model import TopicPartition
 
-groups = typer.Typer(help="Consumer groups: list them, and show their lag.", no_args_is_help=True)
+groups = typer.Typer(
+    help="Consumer groups: list and describe them, set their offsets, delete them.", no_args_is_help=True
+)
+Group = Annotated[str, typer.Argument(metavar="GROUP", show_default=False)]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+
+_ENDS: dict[str, OffsetQuery] = {"earliest": "earliest", "latest": "latest"}
+_SPAN_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
 class GroupLag(NamedTuple):
-    """One partition: the group's next offset, where committed records end, and how many offsets lie between. The end is
-    None when the topic is gone."""
+    """One partition: the group's next offset, where committed records end, how many offsets lie between, and which
+    member reads it. None: there is no offset yet, the topic is gone, nobody reads it."""
 
     topic: str
     partition: int
-    offset: int
+    offset: int | None
     end_offset: int | None
     lag: int | None
+    member: str | None
+
+
+class OffsetChange(NamedTuple):
+    topic: str
+    partition: int
+    before: int | None
+    after: int
 
 
 @groups.command("list")
 def list_groups(bootstrap: Bootstrap = None, timeout: Timeout = 30.0, as_json: AsJson = False) -> None:
-    """List the groups that have offsets.
+    """List the groups that have offsets or members.
 
     Example: sparklog groups list
     """
     with Admin(servers(bootstrap), timeout_s=timeout, first_contact_s=FIRST_CONTACT_S) as admin:
-        found = admin.list_groups()
+        found = admin.group_listings()
     if as_json:
-        print_json(found)
-        return
-    for name in found:
-        print(name)
+        print_json([{"group": one.group, "state": one.state, "members": one.members} for one in found])
+    elif found:
+        rows = [(one.group, one.state, one.members) for one in found]
+        print_table(("group", "state", "members"), rows, numeric=("members",))
 
 
 @groups.command("describe")
-def describe(
-    group: Annotated[str, typer.Argument(metavar="GROUP", show_default=False)],
-    bootstrap: Bootstrap = None,
-    timeout: Timeout = 30.0,
-    as_json: AsJson = False,
-) -> None:
-    """Show where a group stands in each partition, and its lag behind the end of the committed records.
+def describe(group: Group, bootstrap: Bootstrap = None, timeout: Timeout = 30.0, as_json: AsJson = False) -> None:
+    """Show where a group stands in each partition, its lag behind the end of the committed records, and who reads it.
 
     Example: sparklog groups describe reports
     """
     with Admin(servers(bootstrap), timeout_s=timeout, first_contact_s=FIRST_CONTACT_S) as admin:
         offsets = admin.group_offsets(group)
-        if not offsets:
-            note(f"sparklog: group {group!r} has no offsets")
+        described = admin.describe_group(group)
+        owners = {tp: one.member_id for one in (described.members if described else ()) for tp in one.owned}
+        if not offsets and not owners:
+            note(f"sparklog: group {group!r} has no offsets and no partitions")
             raise typer.Exit(1)
-        rows = _lags(admin, offsets)
+        rows = _lags(admin, offsets, owners)
     if as_json:
         print_json([row._asdict() for row in rows])
         return
-    print_table(("topic", "partition", "offset", "end", "lag"), rows, numeric=("partition", "offset", "end", "lag"))
+    columns = ("topic", "partition", "offset", "end", "lag", "member")
+    print_table(columns, rows, numeric=("partition", "offset", "end", "lag"))
 
 
-def _lags(admin: Admin, offsets: dict[TopicPartition, int]) -> list[GroupLag]:
-    ends: dict[TopicPartition, int] = {}
-    for topic in sorted({tp.topic for tp in offsets}):
+def _lags(admin: Admin, offsets: Mapping[TopicPartition, int], owners: Mapping[TopicPartition, str]) -> list[GroupLag]:
+    partitions = sorted({*offsets, *owners})
+    ends = _listed(admin, partitions, "latest")
+    found = []
+    for tp in partitions:
+        offset, end = offsets.get(tp), ends.get(tp)
+        lag = None if end is None or offset is None else max(0, end - offset)
+        found.append(GroupLag(tp.topic, tp.partition, offset, end, lag, owners.get(tp)))
+    return found
+
+
+def _listed(admin: Admin, partitions: Iterable[TopicPartition], at: OffsetQuery) -> dict[TopicPartition, int]:
+    """Without those of topics that are gone: they do not hide the others."""
+    found: dict[TopicPartition, int] = {}
+    by_topic: dict[str, list[TopicPartition]] = {}
+    there = set(admin.list_topics())
+    for tp in partitions:
+        if tp.topic in there:
+            by_topic.setdefault(tp.topic, []).append(tp)
+    for named in by_topic.values():
         try:
-            ends |= admin.list_offsets([tp for tp in offsets if tp.topic == topic])
-        except BrokerError as error:  # noqa: PERF203 - one that is gone does not hide the others
+            found |= admin.list_offsets(named, at=at)
+        except BrokerError as error:  # noqa: PERF203 - as above
             if error.code != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
                 raise
-    found = []
-    for tp, offset in sorted(offsets.items()):
-        end = ends.get(tp)
-        found.append(GroupLag(tp.topic, tp.partition, offset, end, None if end is None else max(0, end - offset)))
     return found
+
+
+@groups.command("members")
+def members(group: Group, bootstrap: Bootstrap = None, timeout: Timeout = 30.0, as_json: AsJson = False) -> None:
+    """Show the members of a group and the partitions of each.
+
+    Example: sparklog groups members reports
+    """
+    with Admin(servers(bootstrap), timeout_s=timeout, first_contact_s=FIRST_CONTACT_S) as admin:
+        found = admin.describe_group(group)
+    if found is None:
+        note(f"sparklog: there is no group {group!r}")
+        raise typer.Exit(1)
+    if as_json:
+        print_json(found)
+        return
+    rows = [
+        (one.member_id, one.client_id, one.host, one.instance_id or None, one.rack or None, one.member_epoch,
+         len(one.owned), _by_topic(one.owned))
+        for one in found.members
+    ]  # fmt: skip
+    columns = ("member", "client", "host", "instance", "rack", "epoch", "partitions", "owned")
+    title = f"group {group}: {found.state}, epoch {found.group_epoch}"
+    print_table(columns, rows, title=title, numeric=("epoch", "partitions"))
+
+
+def _by_topic(partitions: Iterable[TopicPartition]) -> str:
+    by_topic: dict[str, list[str]] = {}
+    for tp in partitions:
+        by_topic.setdefault(tp.topic, []).append(str(tp.partition))
+    return " ".join(f"{topic}:{','.join(numbers)}" for topic, numbers in by_topic.items())
+
+
+@groups.command("delete")
+def delete(
+    names: Annotated[list[str], typer.Argument(metavar="GROUP...", show_default=False)],
+    yes: Yes = False,
+    bootstrap: Bootstrap = None,
+    timeout: Timeout = 30.0,
+) -> None:
+    """Forget groups and their offsets. Refused for a group with members. Asks first, unless --yes.
+
+    Example: sparklog groups delete reports --yes
+    """
+    _ask(f"Forget the offsets of {', '.join(names)}?", f"deleting {', '.join(names)}", yes=yes)
+    with Admin(servers(bootstrap), timeout_s=timeout, first_contact_s=FIRST_CONTACT_S) as admin:
+        for name in names:
+            admin.delete_group(name)
+            print(f"{name}: deleted")
+
+
+@groups.command("reset-offsets")
+def reset_offsets(
+    group: Group,
+    *,
+    topics: Annotated[
+        list[str] | None, typer.Option("--topic", metavar="TOPIC[:N,...]", help="Of these; left out: all it has.")
+    ] = None,
+    to: Annotated[
+        str | None,
+        typer.Option("--to", help="earliest, latest, an offset, a time as 2026-01-31T12:00, or as long ago as -1h."),
+    ] = None,
+    shift: Annotated[int | None, typer.Option("--shift", metavar="N", help="So many forward, or back (-N).")] = None,
+    file: Annotated[
+        Path | None,
+        typer.Option("--from-file", help="CSV of topic,partition,offset, or what 'describe --json' gives."),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be set.")] = False,
+    yes: Yes = False,
+    bootstrap: Bootstrap = None,
+    timeout: Timeout = 30.0,
+    as_json: AsJson = False,
+) -> None:
+    """Set where a group goes on reading. It must have no members. What lies outside a log becomes its nearer end. Asks
+    first, unless --yes or --dry-run.
+
+    Example: sparklog groups reset-offsets reports --topic orders --to -1h --dry-run
+    """
+    if sum(given is not None for given in (to, shift, file)) != 1:
+        raise ConfigError("give one of --to, --shift, --from-file")
+    with Admin(servers(bootstrap), timeout_s=timeout, first_contact_s=FIRST_CONTACT_S) as admin:
+        before = admin.group_offsets(group)
+        partitions = _named(admin, topics, before)
+        if file is not None:
+            wanted = {tp: at for tp, at in _read(file).items() if topics is None or tp in partitions}
+        elif shift is not None:
+            wanted = {tp: before[tp] + shift for tp in partitions if tp in before}
+        else:
+            wanted = _places(admin, partitions, to or "")
+        after = _within(admin, wanted)
+        changes = [OffsetChange(*tp, before.get(tp), at) for tp, at in sorted(after.items())]
+        if not changes:
+            raise ConfigError(f"group {group!r}: no partition to set; name topics with --topic")
+        if not dry_run:
+            _ask(f"Set {len(changes)} offsets of {group}?", f"setting offsets of {group}", yes=yes)
+            admin.commit_offsets(group, after)
+    if as_json:
+        print_json([change._asdict() for change in changes])
+        return
+    print_table(("topic", "partition", "before", "after"), changes, numeric=("partition", "before", "after"))
+    if dry_run:
+        note("sparklog: nothing was set (--dry-run)")
+
+
+def _named(admin: Admin, topics: list[str] | None, before: Mapping[TopicPartition, int]) -> list[TopicPartition]:
+    if topics is None:
+        return sorted(before)
+    found: list[TopicPartition] = []
+    for text in topics:
+        name, colon, numbers = text.partition(":")
+        if colon and not re.fullmatch(r"[0-9]+(,[0-9]+)*", numbers):
+            raise ConfigError(f"--topic {text!r}: expected TOPIC or TOPIC:0,1,2")
+        if colon:
+            found += [TopicPartition(name, int(number)) for number in numbers.split(",")]
+        else:
+            found += [TopicPartition(name, one.partition) for one in admin.describe_topic(name).partitions]
+    return list(dict.fromkeys(found))
+
+
+def _places(admin: Admin, partitions: list[TopicPartition], to: str) -> dict[TopicPartition, int]:
+    if to.isascii() and to.isdigit():
+        return dict.fromkeys(partitions, int(to))
+    span = re.fullmatch(r"-([0-9]+)([smhd])", to)
+    where: OffsetQuery | None = _ENDS.get(to) or moment(to)
+    if span is not None:
+        where = dt.datetime.now(dt.timezone.utc) - dt.timedelta(seconds=int(span[1]) * _SPAN_S[span[2]])
+    if where is None:
+        expected = "earliest, latest, an offset, a time as 2026-01-31T12:00, or a span as -90s, -15m, -1h, -7d"
+        raise ConfigError(f"--to {to!r}: expected {expected}")
+    return _listed(admin, partitions, where)
+
+
+def _within(admin: Admin, wanted: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+    starts, ends = _listed(admin, wanted, "earliest"), _listed(admin, wanted, "latest")
+    gone = sorted(tp for tp in wanted if tp not in ends)
+    if gone:
+        note(f"sparklog: left out, there is no such partition: {', '.join(map(str, gone))}")
+    return {tp: min(max(at, starts[tp]), ends[tp]) for tp, at in wanted.items() if tp in ends}
+
+
+def _read(file: Path) -> dict[TopicPartition, int]:
+    """Raises ConfigError naming the line."""
+    text = file.read_text()
+    found: dict[TopicPartition, int] = {}
+    rows: list[tuple[Any, ...]]
+    if text.lstrip().startswith("["):
+        try:
+            rows = [(one["topic"], one["partition"], one.get("after", one.get("offset"))) for one in json.loads(text)]
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ConfigError(f"{file}: expected a list of objects with topic, partition, offset: {error}") from None
+    else:
+        rows = [tuple(row) for row in csv.reader(text.splitlines()) if row and row[0] != "topic"]
+    for number, row in enumerate(rows, 1):
+        try:
+            topic, partition, offset = row
+            if offset is not None:
+                found[TopicPartition(str(topic).strip(), int(partition))] = int(offset)
+        except ValueError:  # noqa: PERF203 - the entry is named
+            raise ConfigError(f"{file}, entry {number}: {row!r} found, topic,partition,offset expected") from None
+    return found
+
+
+def _ask(question: str, what: str, *, yes: bool) -> None:
+    if not yes:
+        if not sys.stdin.isatty():
+            raise ConfigError(f"{what} cannot be undone: give --yes")
+        typer.confirm(question, abort=True)

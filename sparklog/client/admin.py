@@ -375,7 +375,8 @@ class Admin:
         looked at.
 
         Raises:
-            BrokerError: of the first partition refused, UNKNOWN_TOPIC_OR_PARTITION; the others are set.
+            BrokerError: NON_EMPTY_GROUP while the group has members, who commit themselves; of the first partition
+                refused, UNKNOWN_TOPIC_OR_PARTITION: the others are set.
         """
         entries = [GroupOffset(*TopicPartition(*tp), offset) for tp, offset in offsets.items()]
         groups.commit_offsets(self._link, group, entries, timeout_s=self._timeout_s)
@@ -386,8 +387,24 @@ class Admin:
         return {TopicPartition(entry.topic, entry.partition): entry.offset for entry in found}
 
     def list_groups(self) -> list[str]:
-        """The names of all groups that have offsets, in order."""
+        """The names of all groups that have offsets or members, in order."""
+        return [found.group for found in self.group_listings()]
+
+    def group_listings(self) -> list[groups.GroupListing]:
+        """As ``list_groups``, with what they are doing and how many members they have."""
         return groups.list_groups(self._link)
+
+    def describe_group(self, group: str) -> groups.GroupDescription | None:
+        """Who is in a group and has which partitions; None when there is no such group."""
+        return groups.describe_group(self._link, group)
+
+    def delete_group(self, group: str) -> None:
+        """Forget a group without members, and its offsets.
+
+        Raises:
+            BrokerError: NON_EMPTY_GROUP, GROUP_ID_NOT_FOUND.
+        """
+        groups.delete_group(self._link, group)
 
     # --- transactions ---
 

@@ -3,6 +3,8 @@
 What is handed out are plain ``pyarrow.RecordBatch``es with the topic's columns, as they were written and without a
 copy; ``sparklog.origin(batch)`` tells where a batch comes from, and ``log_columns=True`` puts that into columns. Order
 holds within a partition. The position of a partition is the offset of the next record to be handed out.
+
+With ``group=`` the partitions are shared with the group's other consumers, and positions are committed to it.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import datetime as dt
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from types import TracebackType
 from typing import Literal
 
@@ -19,8 +22,11 @@ import pyarrow as pa
 
 from sparklog.client.column_choice import ColumnChoice
 from sparklog.client.errors import ClientTimeout, LogTruncated
-from sparklog.client.fetched import FetchedBatch
+from sparklog.client.feed_cuts import LOG_COLUMNS, head, tail, with_log_columns
 from sparklog.client.fetching import Feed, FeedBatch, Fetcher
+from sparklog.client.group_reading import GroupReading, OnPartitions
+from sparklog.client.group_session import GroupSession, MemberSettings, Place
+from sparklog.client.groups import group_offsets
 from sparklog.client.isolation import Isolation, wire_isolation
 from sparklog.client.link import ClusterLink, no_leader
 from sparklog.client.offsets import OffsetQuery, list_offsets, wire_time
@@ -32,14 +38,10 @@ from sparklog.record.schema import fit_table, parse_schema
 
 MIB = 1024 * 1024
 _METADATA_MAX_AGE_S = 60.0
+_TOPIC_GONE = frozenset({ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.INCONSISTENT_TOPIC_ID})
 
 #: Where to begin: an end of the log, a time, or an offset for each partition (others begin at the earliest).
 Start = Literal["earliest", "latest"] | dt.datetime | Mapping[TopicPartition, int]
-_LOG_COLUMNS = [
-    pa.field("_topic", pa.string(), nullable=False),
-    pa.field("_partition", pa.int32(), nullable=False),
-    pa.field("_offset", pa.int64(), nullable=False),
-]
 
 
 class Consumer:
@@ -53,33 +55,62 @@ class Consumer:
     def __init__(
         self,
         bootstrap: str | Iterable[str],
-        topics: str | Iterable[str] | Iterable[TopicPartition],
+        topics: str | Iterable[str] | Iterable[TopicPartition] = (),
         *,
+        group: str | None = None,
+        pattern: str = "",
         start: Start = "earliest",
         columns: Sequence[str] | None = None,
         log_columns: bool = False,
         on_out_of_range: Literal["raise", "earliest", "latest"] = "raise",
         max_bytes: int = 16 * MIB,
+        max_records: int | None = None,
         isolation: Isolation = "read_committed",
         timeout_s: float = 30.0,
         client_id: str = "sparklog-consumer",
         first_contact_s: float | None = None,
+        auto_commit_interval_ms: int | None = None,
+        on_assign: OnPartitions | None = None,
+        on_revoke: OnPartitions | None = None,
+        on_lost: OnPartitions | None = None,
+        session_timeout_ms: int = 45_000,
+        heartbeat_interval_ms: int = 3000,
+        max_poll_interval_ms: int = 300_000,
+        instance_id: str = "",
+        rack: str = "",
     ) -> None:
-        """Connects and looks up the positions to start from.
+        """Connects and looks up the positions to start from; with a group, begins to join it.
 
         Args:
             topics: one topic, several, or an assignment of ``TopicPartition``s. Of topics all partitions are read,
-                and those added later from their beginning.
-            start: ``"earliest"``, ``"latest"``, a datetime, or offsets by partition.
+                and those added later from their beginning. In a group: topics, also such as do not exist yet.
+            group: share the topics' partitions with all consumers of this group.
+            pattern: (group) topics whose whole names match this regular expression (RE2), now or later.
+            start: ``"earliest"``, ``"latest"``, a datetime, or offsets by partition. In a group: of partitions
+                without a committed offset, and not by partition.
             columns: only these are sent, in this order; nulls for records older than a column.
             log_columns: add ``_topic``, ``_partition`` and ``_offset`` behind the topic's columns.
             on_out_of_range: what to do when retention has passed the position, or an unclean election has cut the log
                 below it: raise, or go on from an end; after a cut, from where it was made.
             max_bytes: of one answer of one broker; a larger batch comes alone.
+            max_records: of one ``poll``, and of one batch of an iteration; None: no limit.
             isolation: ``"read_committed"``: records of transactions once they are committed, up to the first that is
                 open, and never those of aborted ones; ``"read_uncommitted"``: everything that is replicated.
             timeout_s: a call, or a partition that cannot be read, fails after this.
             first_contact_s: give up after this when no broker has ever answered; None: no sooner than any call.
+            auto_commit_interval_ms: (group) commit positions so often while polling, before partitions are given up,
+                and on close: what was handed out before the present ``poll`` counts as processed. None: nothing is
+                committed but by ``commit``.
+            on_assign, on_revoke, on_lost: (group) called within ``poll``, ``close`` or an iteration with partitions
+                that are read from now on; that will be given up, with time for a last ``commit``; that others may have
+                had for some time (left out: ``on_revoke``).
+            session_timeout_ms: (group) without a heartbeat for so long the others take over.
+            heartbeat_interval_ms: (group) a heartbeat at least so often, whatever user code does.
+            max_poll_interval_ms: (group) without a ``poll`` for so long the consumer leaves until the next one; and for
+                so long it may take to give partitions up.
+            instance_id: (group) of a static member: who comes back under it within the session time-out gets the same
+                partitions, and nothing moves meanwhile; who has it already is fenced.
+            rack: (group) prefer partitions with a replica there.
 
         Raises:
             BrokerError: UNKNOWN_TOPIC_OR_PARTITION, INVALID_TOPIC_EXCEPTION.
@@ -102,19 +133,54 @@ class Consumer:
         self._ready: deque[FeedBatch] = deque()
         #: Partitions that start at a time and have not come to it: leaders answer with the batch it lies in.
         self._not_before_us: dict[TopicPartition, int] = {}
-        self._topics, assigned = _topics_and_partitions(topics)
+        if max_records is not None and max_records < 1:
+            raise ConfigError(f"max_records={max_records}: expected 1 or more")
+        self._max_records = max_records
+        self._start = start
+        self._group = group
+        self._reading: GroupReading | None = None
+        self._session: GroupSession | None = None
+        self._topics, assigned = _topics_and_partitions(topics, optional=bool(pattern))
         self._refreshed_at = time.monotonic()
         try:
-            self._assign(assigned, start)
+            if group is None:
+                if pattern or auto_commit_interval_ms is not None or instance_id:
+                    raise ConfigError("pattern, auto_commit_interval_ms and instance_id need a group")
+                self._assign(assigned, start)
+                return
+            if assigned or isinstance(start, Mapping):
+                raise ConfigError("a group's consumer reads topics, and begins where the group is: name no partitions")
+            member = MemberSettings(
+                group, tuple(self._topics), pattern, instance_id, rack, session_timeout_ms=session_timeout_ms,
+                heartbeat_interval_ms=heartbeat_interval_ms, max_poll_interval_ms=max_poll_interval_ms,
+            )  # fmt: skip
+            self._session = GroupSession(bootstrap, member, client_id=client_id, timeout_s=timeout_s)
+            self._reading = GroupReading(
+                self,
+                self._session,
+                auto_commit_s=None if auto_commit_interval_ms is None else auto_commit_interval_ms / 1000,
+                on_assign=on_assign,
+                on_revoke=on_revoke,
+                on_lost=on_lost,
+                commit_timeout_s=min(timeout_s, session_timeout_ms / 1000),
+            )
+            self._fetcher.wake_fd = self._session.wake_fd
         except BaseException:
             self.close()
             raise
 
     def close(self) -> None:
-        """End the connections. Positions are forgotten; nothing is committed. Idempotent."""
-        self._ready.clear()
-        self._fetcher.close()
-        self._link.close()
+        """End the connections. Positions are forgotten. A group's consumer leaves it at once, and commits where it
+        does so by itself; otherwise nothing is committed. Idempotent."""
+        reading, self._reading = self._reading, None
+        try:
+            if reading is not None:
+                reading.close()
+        finally:
+            self._ready.clear()
+            self._fetcher.wake_fd = None
+            self._fetcher.close()
+            self._link.close()
 
     def __enter__(self) -> Consumer:
         return self
@@ -130,8 +196,9 @@ class Consumer:
         """Batches without end; leaving the loop loses nothing. Raises as ``poll``."""
         while True:
             self._wait(1.0)
-            while self._ready:
-                yield self._hand_out(self._ready.popleft())
+            for batch in self._take(None):
+                yield batch
+                self._polling(False)
 
     def poll(self, timeout_s: float = 1.0) -> list[pa.RecordBatch]:
         """What is there, waiting at most ``timeout_s`` for something; an empty list when nothing came.
@@ -143,9 +210,7 @@ class Consumer:
             ClientTimeout: a partition could not be read for the consumer's ``timeout_s``.
         """
         self._wait(timeout_s)
-        batches = [self._hand_out(found) for found in self._ready]
-        self._ready.clear()
-        return batches
+        return list(self._take(self._max_records))
 
     def to_table(
         self, until: Mapping[TopicPartition, int] | None = None, *, timeout_s: float | None = None
@@ -158,6 +223,8 @@ class Consumer:
             BrokerError: as ``poll``, so OFFSET_OUT_OF_RANGE for a position beyond the end; SCHEMA_MISMATCH when
                 the topics read have different columns.
         """
+        if self._group is not None:
+            raise ConfigError("a table is read by a consumer without a group: partitions come and go in one")
         ends = {TopicPartition(*tp): end for tp, end in (self._ends_ahead() if until is None else until).items()}
         for tp in ends:
             self._feed(tp)
@@ -237,6 +304,100 @@ class Consumer:
         feed.move(to)
         feed.failures, feed.retry_at = 0, 0.0
 
+    def pause(self, partitions: Iterable[TopicPartition | tuple[str, int]]) -> None:
+        """Hand out nothing of these until ``resume``; they stay assigned. Raises KeyError when one is not assigned."""
+        for tp in [TopicPartition(*found) for found in partitions]:
+            feed, at = self._feed(tp), self.position(tp)
+            self._ready = deque(found for found in self._ready if found.tp != tp)
+            feed.move(at)
+            self._fetcher.paused.add(tp)
+
+    def resume(self, partitions: Iterable[TopicPartition | tuple[str, int]]) -> None:
+        """Undo ``pause``."""
+        self._fetcher.paused.difference_update(TopicPartition(*tp) for tp in partitions)
+
+    @property
+    def paused(self) -> list[TopicPartition]:
+        return sorted(self._fetcher.paused)
+
+    # --- a group's ---
+
+    def commit(self, offsets: Mapping[TopicPartition, int] | None = None) -> None:
+        """Commit where the next records come from, or ``offsets`` of assigned partitions, and wait for it.
+
+        Raises:
+            CommitRefused: these partitions are not this consumer's any more; others read on from what was committed.
+            ClientTimeout: the coordinator did not answer; it may have been committed.
+            BrokerError: anything else that it says.
+        """
+        self.commit_async(offsets).result()
+
+    def commit_async(self, offsets: Mapping[TopicPartition, int] | None = None) -> Future[None]:
+        """As ``commit``, without waiting: the future raises what that does. Commits take effect in their order. What is
+        called when the future is done runs on the group's own thread, and must not wait for this consumer."""
+        named = None if offsets is None else {TopicPartition(*tp): offset for tp, offset in offsets.items()}
+        return self._of_group().commit(named)
+
+    def committed(
+        self, partitions: Iterable[TopicPartition | tuple[str, int]] | None = None
+    ) -> dict[TopicPartition, int]:
+        """What the group has committed for ``partitions`` (left out: those assigned); those without are left out.
+
+        Raises:
+            ClientTimeout: the coordinator did not answer.
+        """
+        reading = self._of_group()
+        wanted = self.assignment if partitions is None else [TopicPartition(*tp) for tp in partitions]
+        if set(wanted) <= self._fetcher.feeds.keys():
+            try:
+                own = reading.committed(wanted).result()
+                return {TopicPartition(place[0], place[2]): offset for place, offset in own.items()}
+            except BrokerError as error:
+                if error.code != ErrorCode.STALE_MEMBER_EPOCH:
+                    raise
+        found = group_offsets(self._link, self._group or "")
+        known = {TopicPartition(one.topic, one.partition): one.offset for one in found}
+        return {tp: known[tp] for tp in wanted if tp in known}
+
+    @property
+    def member_id(self) -> str:
+        """In the group now; another one after the consumer was removed from it. Empty without a group."""
+        return self._session.member_id if self._session is not None else ""
+
+    @property
+    def member_epoch(self) -> int:
+        """As the coordinator has told last; 0 while this consumer is no member."""
+        return self._session.epoch if self._session is not None else 0
+
+    def _of_group(self) -> GroupReading:
+        if self._reading is None:
+            raise ConfigError("this consumer has no group, or is closed: commits need one")
+        return self._reading
+
+    def read_from(self, places: Mapping[Place, int | None]) -> None:
+        """For ``GroupReading``."""
+        where: OffsetQuery = self._start if not isinstance(self._start, Mapping) else "earliest"
+        for name in dict.fromkeys(place[0] for place in places):
+            self._link.topic(name)
+            self._choose_columns(name)
+        named = {TopicPartition(place[0], place[2]): at for place, at in places.items()}
+        asked: dict[TopicPartition, OffsetQuery] = {tp: where for tp, at in named.items() if at is None}
+        found = list_offsets(self._link, asked, isolation=self._isolation) if asked else {}
+        if isinstance(where, dt.datetime):
+            self._not_before_us.update(dict.fromkeys(asked, wire_time(where)))
+        for place, at in places.items():
+            tp = TopicPartition(place[0], place[2])
+            self._fetcher.feeds[tp] = Feed(tp, place[1], found[tp] if at is None else at)
+
+    def read_no_more(self, partitions: Iterable[TopicPartition]) -> None:
+        """For ``GroupReading``."""
+        gone = set(partitions)
+        for tp in gone:
+            self._fetcher.feeds.pop(tp, None)
+            self._not_before_us.pop(tp, None)
+        self._fetcher.paused -= gone
+        self._ready = deque(found for found in self._ready if found.tp not in gone)
+
     def end_offsets(self) -> dict[TopicPartition, int]:
         """Where the partitions end now: the offset of the next record that will become visible in each, by the
         consumer's ``isolation``.
@@ -251,12 +412,51 @@ class Consumer:
     def _wait(self, timeout_s: float, *, or_moved: bool = False) -> None:
         """Fill ``_ready``, unless there is something in it; ``or_moved``: or until positions have moved over what is
         not handed out, as markers and aborted records."""
-        if self._ready:
-            return
-        self._look_for_partitions()
+        if self._reading is not None:
+            self._wait_in_group(self._reading, timeout_s)
+        elif self._group is not None:
+            raise ConfigError("this consumer is closed")
+        elif not self._ready:
+            self._look_for_partitions()
+            self._advance(timeout_s, or_moved=or_moved)
+
+    def _wait_in_group(self, reading: GroupReading, timeout_s: float) -> None:
+        deadline = time.monotonic() + timeout_s
+        self._polling(True)
+        try:
+            while True:
+                reading.advance()
+                left_s = max(0.0, deadline - time.monotonic())
+                if not self._ready:
+                    self._advance(min(left_s, reading.slice_s))
+                if self._ready or left_s <= 0:
+                    return
+        finally:
+            self._polling(False)
+
+    def _polling(self, now: bool) -> None:
+        if self._session is not None:
+            self._session.polling(now)
+
+    def _take(self, limit: int | None) -> Iterator[pa.RecordBatch]:
+        """What is ready, ``limit`` records at most; of an iteration, in batches of ``max_records``."""
+        left = limit
+        while self._ready and left != 0:
+            found = self._ready.popleft()
+            most = self._max_records if left is None else left
+            if most is not None and found.fetched.batch.num_rows > most:
+                self._ready.appendleft(FeedBatch(found.tp, tail(found.fetched, most)))
+                found = FeedBatch(found.tp, head(found.fetched, most))
+            if left is not None:
+                left -= found.fetched.batch.num_rows
+            yield self._hand_out(found)
+
+    def _advance(self, timeout_s: float, *, or_moved: bool = False) -> None:
         try:
             found = self._fetcher.advance(timeout_s, or_moved=or_moved)
         except BrokerError as error:
+            if self._reading is not None and error.code in _TOPIC_GONE and self._put_off_gone():
+                return
             if error.code != ErrorCode.OFFSET_OUT_OF_RANGE or self._on_out_of_range == "raise":
                 raise
             if isinstance(error, LogTruncated):
@@ -264,7 +464,30 @@ class Consumer:
             else:
                 self._reset_out_of_range()
             return
+        if self._fetcher.paused:
+            found = list(self._without_paused(found))
         self._ready.extend(found if not self._not_before_us else self._after_start(found))
+
+    def _put_off_gone(self) -> bool:
+        """Leave topics alone that were deleted, or made anew: the group's coordinator hears of it as well."""
+        gone = [
+            feed
+            for feed in self._fetcher.feeds.values()
+            if (topic := self._link.metadata.topic(feed.tp.topic)) is None or topic.topic_id != feed.topic_id
+        ]
+        for feed in gone:
+            feed.failures, feed.retry_at = 0, time.monotonic() + 1.0
+        return bool(gone)
+
+    def _without_paused(self, found: list[FeedBatch]) -> Iterator[FeedBatch]:
+        """What was asked for before the pause is asked for again after it."""
+        back: set[TopicPartition] = set()
+        for one in found:
+            if one.tp not in self._fetcher.paused:
+                yield one
+            elif one.tp not in back:
+                back.add(one.tp)
+                self._fetcher.feeds[one.tp].move(one.fetched.first_offset)
 
     def _ends_ahead(self) -> dict[TopicPartition, int]:
         """Where the partitions end. A position beyond that is out of range, and not a partition without news."""
@@ -296,7 +519,7 @@ class Consumer:
             row = 0 if start_us is None else self._first_row_at(one, start_us)
             if row < one.fetched.batch.num_rows:
                 self._not_before_us.pop(one.tp, None)
-                yield one if row == 0 else FeedBatch(one.tp, _tail(one.fetched, row))
+                yield one if row == 0 else FeedBatch(one.tp, tail(one.fetched, row))
 
     def _first_row_at(self, found: FeedBatch, start_us: int) -> int:
         topic = self._link.metadata.topic(found.tp.topic)
@@ -323,7 +546,7 @@ class Consumer:
         if self._columns is not None:
             batch = self._choices[found.tp.topic].complete(batch)
         if self._log_columns:
-            batch = _with_log_columns(batch, place, offsets)
+            batch = with_log_columns(batch, place, offsets)
         return with_origin(batch, place)
 
     def _take_until(
@@ -344,10 +567,8 @@ class Consumer:
             taken.append(self._hand_out(found))
             return
         if rows:
-            head_offsets = None if offsets is None else offsets[:rows]
-            head = found.fetched._replace(batch=batch.slice(0, rows), offsets=head_offsets)
-            taken.append(self._hand_out(FeedBatch(found.tp, head)))
-        kept.append(FeedBatch(found.tp, _tail(found.fetched, rows)))
+            taken.append(self._hand_out(FeedBatch(found.tp, head(found.fetched, rows))))
+        kept.append(FeedBatch(found.tp, tail(found.fetched, rows)))
 
     def _position(self, tp: TopicPartition, ready: Iterable[FeedBatch]) -> int:
         waiting = next((found.fetched.first_offset for found in ready if found.tp == tp), None)
@@ -366,7 +587,7 @@ class Consumer:
             schema = parse_schema(self._link.topic(name).schemas[-1].message)
             if self._columns is not None:
                 schema = pa.schema([schema.field(column) for column in self._columns])
-            found[name] = pa.schema([*schema, *_LOG_COLUMNS]) if self._log_columns else schema
+            found[name] = pa.schema([*schema, *LOG_COLUMNS]) if self._log_columns else schema
         schemas = list(found.values())
         if any(not schema.equals(schemas[0]) for schema in schemas):
             raise BrokerError(
@@ -431,7 +652,7 @@ class Consumer:
 
 
 def _topics_and_partitions(
-    topics: str | Iterable[str] | Iterable[TopicPartition],
+    topics: str | Iterable[str] | Iterable[TopicPartition], *, optional: bool
 ) -> tuple[list[str], list[TopicPartition]]:
     """What was asked for, as names of topics and as single partitions."""
     if isinstance(topics, str):
@@ -443,26 +664,6 @@ def _topics_and_partitions(
             names.append(item)
         else:
             partitions.append(TopicPartition(*item))
-    if not names and not partitions:
+    if not names and not partitions and not optional:
         raise ConfigError("a consumer needs a topic or a partition")
     return list(dict.fromkeys(names)), [tp for tp in dict.fromkeys(partitions) if tp.topic not in names]
-
-
-def _tail(fetched: FetchedBatch, rows: int) -> FetchedBatch:
-    if fetched.offsets is None:
-        return fetched._replace(batch=fetched.batch.slice(rows), first_offset=fetched.first_offset + rows)
-    offsets = fetched.offsets[rows:]
-    return fetched._replace(batch=fetched.batch.slice(rows), first_offset=int(offsets[0]), offsets=offsets)
-
-
-def _with_log_columns(batch: pa.RecordBatch, place: Origin, offsets: np.ndarray | None) -> pa.RecordBatch:
-    count = batch.num_rows
-    if offsets is None:
-        offsets = np.arange(place.offset, place.offset + count, dtype=np.int64)
-    values = [
-        pa.repeat(place.topic, count),
-        pa.repeat(pa.scalar(place.partition, pa.int32()), count),
-        pa.array(offsets, pa.int64()),
-    ]
-    schema = pa.schema([*batch.schema, *_LOG_COLUMNS])
-    return pa.RecordBatch.from_arrays([*batch.columns, *values], schema=schema)

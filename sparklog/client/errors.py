@@ -91,6 +91,15 @@ class CommitOutcomeUnknown(ClientTimeout):
     be asked again. It is one of the two, as a whole; asking again with the same call may tell which."""
 
 
+class CommitRefused(BrokerError):
+    """These positions of a group are not this consumer's to commit (any more): its partitions were given up, or it was
+    removed from the group, and others read them from what was committed before. The code says which of these:
+    STALE_MEMBER_EPOCH, UNKNOWN_MEMBER_ID, FENCED_MEMBER_EPOCH, FENCED_INSTANCE_ID. Nothing was committed."""
+
+    def __reduce__(self) -> tuple[type[CommitRefused], tuple[int, str]]:
+        return CommitRefused, (self.code, self.detail)
+
+
 def transaction_error(error: BrokerError, who: str) -> BrokerError:
     """The error as users of transactions know it; ``who`` names the transaction."""
     if error.code == ErrorCode.INVALID_PRODUCER_EPOCH:

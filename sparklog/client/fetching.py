@@ -97,6 +97,11 @@ class Fetcher:
         self._moved = False
         #: Only these are fetched; None: all.
         self.active: set[TopicPartition] | None = None
+        #: Neither fetched nor handed out for now.
+        self.paused: set[TopicPartition] = set()
+        #: ``advance`` returns when this descriptor is readable; whoever set it reads it.
+        self.wake_fd: int | None = None
+        self._woken = False
         #: Met after records had been taken from an answer: those are handed out first.
         self._error: Exception | None = None
 
@@ -115,7 +120,7 @@ class Fetcher:
             ClientTimeout: a partition could not be read for the link's time-out.
         """
         deadline = time.monotonic() + timeout_s
-        self._moved = False
+        self._moved = self._woken = False
         if self._error is not None:
             error, self._error = self._error, None
             raise error
@@ -125,7 +130,7 @@ class Fetcher:
             self._send_missing(now)
             left = max(0.0, deadline - now)
             batches = self._receive_ready(min(left, self._next_look_s(now)))
-            if batches or (or_moved and self._moved) or time.monotonic() >= deadline:
+            if batches or self._woken or (or_moved and self._moved) or time.monotonic() >= deadline:
                 return batches
 
     # --- sending ---
@@ -141,7 +146,7 @@ class Fetcher:
         return [
             feed.tp
             for feed in self.feeds.values()
-            if feed.retry_at <= now and (self.active is None or feed.tp in self.active)
+            if feed.retry_at <= now and (self.active is None or feed.tp in self.active) and feed.tp not in self.paused
         ]
 
     def _send(self, broker_id: int, group: list[TopicPartition]) -> None:
@@ -200,10 +205,12 @@ class Fetcher:
     # --- receiving ---
 
     def _receive_ready(self, wait_s: float) -> list[FeedBatch]:
-        if not self._under_way:
+        if not self._under_way and self.wake_fd is None:
             time.sleep(wait_s)
             return []
         poller = select.poll()
+        if self.wake_fd is not None:
+            poller.register(self.wake_fd, select.POLLIN)
         by_socket = {}
         for broker_id, poll in self._under_way.items():
             number = poll.connection.fileno()
@@ -211,9 +218,12 @@ class Fetcher:
             poller.register(number, select.POLLIN)
         found: list[FeedBatch] = []
         for number, _ in poller.poll(wait_s * 1000):
+            if number == self.wake_fd:
+                self._woken = True
+                continue
             try:
                 found += self._receive(by_socket[number])
-            except Exception as error:  # noqa: PERF203 - what other brokers sent is not lost
+            except Exception as error:
                 if not found:
                     raise
                 self._error = error

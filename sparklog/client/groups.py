@@ -1,16 +1,21 @@
-"""Offsets of consumer groups: setting, asking, listing. A group here is a name with offsets, not a set of members."""
+"""Consumer groups from outside: their offsets, their members, which there are; and forgetting them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from sparklog.client.coordination import GROUP, Coordination, ask_all_brokers
 from sparklog.client.link import ClusterLink
 from sparklog.errors import BrokerError
 from sparklog.model import INTERNAL_PREFIX, TopicPartition
 from sparklog.protocol.messages import (
+    Ack,
     CommitOffsets,
     CommitOffsetsReply,
+    DeleteGroup,
+    DescribeGroup,
+    DescribeGroupReply,
     FetchOffsets,
     FetchOffsetsReply,
     FindCoordinator,
@@ -18,6 +23,7 @@ from sparklog.protocol.messages import (
     GroupOffset,
     ListGroups,
     ListGroupsReply,
+    TopicPartitions,
 )
 
 #: A group's coordinator is the leader of one of its partitions.
@@ -64,7 +70,85 @@ def group_offsets(link: ClusterLink, group: str, *, timeout_s: float | None = No
     return link.retrying(f"offsets of group {group!r}", attempt, timeout_s=timeout_s)
 
 
-def list_groups(link: ClusterLink) -> list[str]:
+@dataclass(frozen=True, slots=True)
+class GroupListing:
+    """``state``: as ``GroupDescription.state``."""
+
+    group: str
+    state: str
+    members: int
+
+
+@dataclass(frozen=True, slots=True)
+class GroupMember:
+    """``owned``: partitions nobody else may read; ``target``: those it should have. They differ while partitions change
+    hands."""
+
+    member_id: str
+    instance_id: str
+    client_id: str
+    host: str
+    rack: str
+    member_epoch: int
+    topics: tuple[str, ...]
+    pattern: str
+    owned: tuple[TopicPartition, ...]
+    target: tuple[TopicPartition, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupDescription:
+    """``state``: ``"empty"`` (no members), ``"reconciling"`` (partitions change hands) or ``"stable"``."""
+
+    group: str
+    state: str
+    group_epoch: int
+    members: tuple[GroupMember, ...]
+
+
+def list_groups(link: ClusterLink) -> list[GroupListing]:
     """The groups of all live brokers, in order. Raises as ``ask_all_brokers``."""
     replies = ask_all_brokers(link, "groups", ListGroups(0), ListGroupsReply)
-    return sorted({group for reply in replies for group in reply.groups})
+    found: dict[str, GroupListing] = {}
+    for reply in replies:
+        states = reply.states or (("", 0),) * len(reply.groups)
+        found.update((name, GroupListing(name, *state)) for name, state in zip(reply.groups, states, strict=True))
+    return [found[name] for name in sorted(found)]
+
+
+def describe_group(link: ClusterLink, group: str) -> GroupDescription | None:
+    """None when there is no such group. Raises ClientTimeout: its coordinator did not answer."""
+    reply = Coordination(link).ask(GROUP, group, DescribeGroup(0, group), DescribeGroupReply)
+    found = reply.description
+    if found is None:
+        return None
+    members = tuple(
+        GroupMember(
+            one.member_id,
+            one.instance_id,
+            one.client_id,
+            one.host,
+            one.rack,
+            one.member_epoch,
+            one.topics,
+            one.pattern,
+            _partitions(one.owned),
+            _partitions(one.target),
+        )
+        for one in found.members
+    )
+    return GroupDescription(found.group, found.state, found.group_epoch, members)
+
+
+def _partitions(topics: Iterable[TopicPartitions]) -> tuple[TopicPartition, ...]:
+    return tuple(TopicPartition(found.topic, number) for found in topics for number in found.partitions)
+
+
+def delete_group(link: ClusterLink, group: str) -> None:
+    """Forget its offsets.
+
+    Raises:
+        BrokerError: NON_EMPTY_GROUP, GROUP_ID_NOT_FOUND.
+        ClientTimeout: its coordinator did not answer; it may be deleted.
+    """
+    Coordination(link).ask(GROUP, group, DeleteGroup(0, group), Ack)

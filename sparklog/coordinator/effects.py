@@ -1,4 +1,4 @@
-"""What a transaction coordinator orders. Each docstring says which event brings back the result."""
+"""What coordinators order. Each docstring says which event brings back the result."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from sparklog.coordinator.log_records import Record
 from sparklog.errors import ErrorCode
-from sparklog.protocol.messages import GroupOffset, TransactionMarker
+from sparklog.protocol.messages import GroupOffset, TopicPartitions, TransactionMarker
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,15 @@ class Refused:
     detail: str
 
 
-Outcome = Begun | Settled | Done | Ended | Refused
+@dataclass(frozen=True, slots=True)
+class Assigned:
+    """As ``messages.HeartbeatReply``."""
+
+    member_epoch: int
+    assigned: tuple[TopicPartitions, ...] = ()
+
+
+Outcome = Begun | Settled | Done | Ended | Assigned | Refused
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,7 @@
-"""One partition's group coordinator: how far groups have read. Events in, effects out. Pure.
+"""One partition's group coordinator: who is in a group, and how far groups have read. Events in, effects out. Pure.
+
+What becomes of members is decided in ``membership``; here its changes and the offsets of the same time go into one
+append, and answers come when that is committed.
 
 An offset is shown and acknowledged once it is committed in the coordinator's log. One append is under way for each
 group, and what comes meanwhile goes together into the next, so that offsets take effect in the order in which they
@@ -13,27 +16,39 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
+from sparklog.coordinator.assignor import TopicView
 from sparklog.coordinator.core import CoordinatorCore
-from sparklog.coordinator.effects import Answer, Done, Refused
+from sparklog.coordinator.effects import Answer, Done, Effect, Refused, Report
 from sparklog.coordinator.group_records import (
     FORMAT_VERSION,
     CommittedOffset,
+    EpochKey,
+    GroupEpoch,
     GroupKey,
     GroupValue,
     Handover,
     HandoverKey,
+    MemberKey,
+    MemberState,
     OffsetKey,
     decode_group_record,
     group_record,
 )
+from sparklog.coordinator.group_topics import Topics
 from sparklog.coordinator.log_records import Record
+from sparklog.coordinator.membership import NEVER, HeartbeatRequested, Membership
 from sparklog.errors import ErrorCode
 from sparklog.model import assert_never
-from sparklog.protocol.messages import GroupOffset
+from sparklog.protocol.messages import GroupDescription, GroupOffset
 
-#: Commits of one group that may wait.
+#: Requests of one group that may wait.
 MAX_QUEUED = 10_000
+#: A tick that comes so much later than it was due: the process was paused, and heard nobody meanwhile.
+_LATE_MS = 250
+#: After an append that was refused, members are not moved again before.
+_AGAIN_MS = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +57,8 @@ class GroupSettings:
 
     retention_ms: int = 7 * 86_400_000
     handover_ms: int = 86_400_000
+    #: Members of one group.
+    max_size: int = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +69,23 @@ class CommitRequested:
     group: str
     offsets: tuple[GroupOffset, ...]
     transaction: tuple[str, int] | None = None
+    member_id: str = ""
+    member_epoch: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteRequested:
+    """As ``messages.DeleteGroup``."""
+
+    ticket: int
+    group: str
+
+
+@dataclass(frozen=True, slots=True)
+class TopicsSeen:
+    """What is known of topics now; those left out are as they were."""
+
+    topics: Mapping[str, TopicView]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +95,8 @@ class TopicsGone:
     topics: tuple[tuple[str, str], ...]
 
 
-GroupEvent = CommitRequested | TopicsGone
+GroupRequest = CommitRequested | HeartbeatRequested | DeleteRequested
+GroupEvent = GroupRequest | TopicsSeen | TopicsGone
 
 
 @dataclass(slots=True)
@@ -70,20 +105,23 @@ class _Draft:
 
     changes: dict[GroupKey, GroupValue | None] = field(default_factory=dict)
     answers: list[Answer] = field(default_factory=list)
+    began_ms: int = 0
 
 
 @dataclass(slots=True)
 class _Group:
     #: Its name.
     key: str
+    membership: Membership
     #: What is committed in the log.
     state: dict[GroupKey, GroupValue] = field(default_factory=dict)
     draft: _Draft | None = None
-    queue: list[CommitRequested | TopicsGone] = field(default_factory=list)
+    queue: list[GroupRequest | TopicsGone] = field(default_factory=list)
 
     @property
     def last_commit_ms(self) -> int:
-        return max((value.commit_ms for value in self.state.values()), default=0)
+        """When something was committed, or the last member went."""
+        return max((value.commit_ms for value in self.state.values() if not isinstance(value, MemberState)), default=0)
 
     @property
     def record_count(self) -> int:
@@ -99,6 +137,10 @@ class Groups(CoordinatorCore[_Group, _Draft]):
     def __init__(self, settings: GroupSettings | None = None) -> None:
         super().__init__()
         self._settings = settings or GroupSettings()
+        self._topics = Topics()
+        #: Groups with members, and when one of them has to be looked at.
+        self._active: dict[str, _Group] = {}
+        self._due_ms = NEVER
 
     # --- the door --------------------------------------------------------------------------------------------------
 
@@ -114,11 +156,36 @@ class Groups(CoordinatorCore[_Group, _Draft]):
             if not group.state:
                 del self._entries[key.group]
 
+    def _started(self, now_ms: int) -> None:
+        for group in self._entries.values():
+            group.membership.restore(group.state, now_ms)
+            self._note_members(group)
+
+    def step(self, event: Any, now_ms: int) -> list[Effect]:
+        late_ms = now_ms - self._due_ms
+        if late_ms > _LATE_MS:
+            for group in self._active.values():
+                group.membership.postpone(late_ms)
+            self._look_ahead()
+        return super().step(event, now_ms)
+
+    @property
+    def deadline_ms(self) -> int | None:
+        base_ms = super().deadline_ms
+        return min(self._due_ms, NEVER if base_ms is None else base_ms) if self._active else base_ms
+
     def _take(self, event: GroupEvent, now_ms: int) -> None:
         match event:
-            case CommitRequested():
+            case CommitRequested() | HeartbeatRequested() | DeleteRequested():
                 self._enqueue(event, now_ms)
+            case TopicsSeen():
+                first = not self._topics.told
+                changed = self._topics.seen(event.topics)
+                for group in list(self._active.values()):
+                    if group.membership.topics_changed(changed) or first:
+                        self._serve(group, now_ms)
             case TopicsGone():
+                self._topics.gone(event.topics)
                 for group in list(self._entries.values()):
                     group.queue.append(event)
                     self._serve(group, now_ms)
@@ -128,8 +195,35 @@ class Groups(CoordinatorCore[_Group, _Draft]):
     # --- questions -------------------------------------------------------------------------------------------------
 
     def names(self) -> list[str]:
-        """Groups that have committed something."""
+        """Groups that have committed something, or have members."""
         return sorted(name for name, group in self._entries.items() if group.state)
+
+    def describe(self, group: str) -> GroupDescription | None:
+        known = self._entries.get(group)
+        return known.membership.describe() if known is not None and known.state else None
+
+    def summary(self, group: str) -> tuple[str, int]:
+        """Its state, and how many members it has."""
+        known = self._entries.get(group)
+        return (known.membership.condition, len(known.membership.members)) if known is not None else ("empty", 0)
+
+    def refuses_fetch(self, group: str, member_id: str, epoch: int, partitions: Iterable[tuple[str, int]]) -> str:
+        """Why the coordinator cannot vouch for a member's offsets, or the empty string. Only what is committed counts:
+        one that was deposed may have in hand what will never be, and does not know what has been committed since."""
+        known = self._entries.get(group)
+        state = known.state if known is not None else {}
+        member = state.get(MemberKey(FORMAT_VERSION, group, member_id))
+        now = state.get(EpochKey(FORMAT_VERSION, group))
+        if not isinstance(member, MemberState) or not isinstance(now, GroupEpoch) or epoch > now.epoch:
+            return f"group {group!r} has no member {member_id} in epoch {epoch}, as far as is known here"
+        own = {
+            (found.topic, number)
+            for found in member.owned
+            for number, given in zip(found.partitions, found.epochs, strict=True)
+            if given <= epoch
+        }
+        missing = [place for place in partitions if tuple(place) not in own]
+        return f"{missing[0][0]}-{missing[0][1]} is not member {member_id}'s in epoch {epoch}" if missing else ""
 
     def offsets(self, group: str) -> Mapping[tuple[str, int], GroupOffset]:
         """By topic and partition."""
@@ -141,47 +235,73 @@ class Groups(CoordinatorCore[_Group, _Draft]):
         }
 
     def topics(self) -> set[tuple[str, str]]:
-        """Topics (name, topic id) that groups have offsets in."""
-        return {
-            (value.offset.topic, value.offset.topic_id)
-            for group in self._entries.values()
-            for value in group.state.values()
-            if isinstance(value, CommittedOffset)
-        }
+        """Topics (name, topic id) that groups have offsets or partitions in."""
+        found: set[tuple[str, str]] = {(name, view.topic_id) for name, view in self._topics.views.items()}
+        found = found if self._active else set()
+        for group in self._entries.values():
+            for value in group.state.values():
+                if isinstance(value, CommittedOffset):
+                    found.add((value.offset.topic, value.offset.topic_id))
+                elif isinstance(value, MemberState):
+                    found.update((owned.topic, owned.topic_id) for owned in value.owned)
+        return found
 
     # --- commits ---------------------------------------------------------------------------------------------------
 
     def _group(self, name: str) -> _Group:
         group = self._entries.get(name)
         if group is None:
-            group = self._entries[name] = _Group(name)
+            group = self._entries[name] = _Group(name, Membership(name, max_size=self._settings.max_size))
         return group
 
-    def _enqueue(self, request: CommitRequested, now_ms: int) -> None:
+    def _enqueue(self, request: GroupRequest, now_ms: int) -> None:
         group = self._group(request.group)
         if len(group.queue) >= MAX_QUEUED:
-            detail = f"{request.group}: {MAX_QUEUED} commits are waiting"
+            detail = f"{request.group}: {MAX_QUEUED} requests are waiting"
             self._effects.append(Answer(request.ticket, Refused(ErrorCode.COORDINATOR_NOT_AVAILABLE, detail)))
             return
         group.queue.append(request)
         self._serve(group, now_ms)
 
     def _serve(self, group: _Group, now_ms: int) -> None:
-        """Put all that waits into one append."""
-        if group.draft is not None or not group.queue:
+        """Put all that waits, and what is due for the members, into one append."""
+        if group.draft is not None:
             return
-        draft = _Draft()
+        draft = _Draft(began_ms=now_ms)
         waiting, group.queue = group.queue, []
         for event in waiting:
-            if isinstance(event, TopicsGone):
-                self._drop_topics(group, event, draft)
-            else:
-                self._commit(group, event, draft, now_ms)
+            match event:
+                case TopicsGone():
+                    self._drop_topics(group, event, draft)
+                case HeartbeatRequested():
+                    group.membership.heartbeat(event, now_ms)
+                case DeleteRequested():
+                    self._delete(group, event, draft, now_ms)
+                case CommitRequested():
+                    self._commit(group, event, draft, now_ms)
+        for detail in group.membership.settle(self._topics, now_ms):
+            self._effects.append(Report("groups.members.removed", detail))
+        draft.changes.update(group.membership.take_changes(now_ms))
+        draft.answers += group.membership.take_answers()
+        self._note_members(group)
         if draft.changes:
             self._change(group, draft)
         else:
             self._effects += draft.answers
             self._forget_if_empty(group)
+
+    def _delete(self, group: _Group, request: DeleteRequested, draft: _Draft, now_ms: int) -> None:
+        if group.membership.members:
+            detail = f"group {group.key!r} has {len(group.membership.members)} members"
+            draft.answers.append(Answer(request.ticket, Refused(ErrorCode.NON_EMPTY_GROUP, detail)))
+        elif not (group.state or draft.changes):
+            detail = f"there is no group {group.key!r}"
+            draft.answers.append(Answer(request.ticket, Refused(ErrorCode.GROUP_ID_NOT_FOUND, detail)))
+        else:
+            draft.changes.update(group.membership.take_changes(now_ms))
+            draft.changes.update(dict.fromkeys([*group.state, *draft.changes]))
+            group.membership = Membership(group.key, max_size=self._settings.max_size)
+            draft.answers.append(Answer(request.ticket, Done()))
 
     def _commit(self, group: _Group, request: CommitRequested, draft: _Draft, now_ms: int) -> None:
         if request.transaction is not None:
@@ -196,6 +316,11 @@ class Groups(CoordinatorCore[_Group, _Draft]):
                 draft.answers.append(Answer(request.ticket, Done()))
                 return
             draft.changes[handover] = Handover(FORMAT_VERSION, decision, now_ms)
+        else:
+            refusal = group.membership.refuses_commit(request.member_id, request.member_epoch, request.offsets)
+            if refusal is not None:
+                draft.answers.append(Answer(request.ticket, refusal))
+                return
         for offset in request.offsets:
             place = OffsetKey(FORMAT_VERSION, group.key, offset.topic, offset.partition)
             draft.changes[place] = CommittedOffset(FORMAT_VERSION, offset, now_ms)
@@ -208,6 +333,7 @@ class Groups(CoordinatorCore[_Group, _Draft]):
                 topic = value.offset.topic
                 if (topic, value.offset.topic_id) in gone or (topic, "") in gone:
                     draft.changes[key] = None
+        group.membership.topics_gone(gone)
 
     # --- durability ------------------------------------------------------------------------------------------------
 
@@ -215,7 +341,7 @@ class Groups(CoordinatorCore[_Group, _Draft]):
         self._stage(group, draft, [group_record(key, value) for key, value in draft.changes.items()])
 
     def _unchanged(self, entry: _Group) -> _Draft:
-        return _Draft()
+        return _Draft(began_ms=NEVER - _LATE_MS)
 
     def _committed(self, entry: _Group, draft: _Draft, now_ms: int) -> None:
         for key, value in draft.changes.items():
@@ -223,6 +349,8 @@ class Groups(CoordinatorCore[_Group, _Draft]):
                 entry.state.pop(key, None)
             else:
                 entry.state[key] = value
+        if now_ms > draft.began_ms + _LATE_MS:  # who waited for this answer could not say anything
+            entry.membership.postpone(now_ms - draft.began_ms)
         self._effects += draft.answers
         self._serve(entry, now_ms)
         self._forget_if_empty(entry)
@@ -231,6 +359,8 @@ class Groups(CoordinatorCore[_Group, _Draft]):
         """What nobody waits for comes again."""
         refusal = Refused(ErrorCode.COORDINATOR_NOT_AVAILABLE, f"{entry.key}: {detail}")
         self._effects += [Answer(answer.ticket, refusal) for answer in draft.answers]
+        if draft.changes:
+            entry.membership.restore(entry.state, now_ms, delay_ms=_AGAIN_MS)
         self._serve(entry, now_ms)
         self._forget_if_empty(entry)
 
@@ -240,13 +370,34 @@ class Groups(CoordinatorCore[_Group, _Draft]):
 
     # --- time ------------------------------------------------------------------------------------------------------
 
+    def _time_passed(self, now_ms: int) -> None:
+        super()._time_passed(now_ms)
+        if now_ms >= self._due_ms:
+            for group in list(self._active.values()):
+                if now_ms >= group.membership.due_ms:
+                    self._serve(group, now_ms)
+            self._look_ahead()
+
+    def _look_ahead(self) -> None:
+        """What is being written for a group is waited for; it is looked at then."""
+        waiting = (group.membership.due_ms for group in self._active.values() if group.draft is None)
+        self._due_ms = min(waiting, default=NEVER)
+
+    def _note_members(self, group: _Group) -> None:
+        if group.membership.members:
+            self._active[group.key] = group
+            self._due_ms = min(self._due_ms, group.membership.due_ms)
+        else:
+            self._active.pop(group.key, None)
+
     def _expire(self, entry: _Group, now_ms: int) -> None:
-        """A group that commits no more goes whole; of others only the memory of what transactions handed over."""
-        over = now_ms >= entry.last_commit_ms + self._settings.retention_ms
+        """A group that commits no more and has no members goes whole; of others only the memory of what transactions
+        handed over."""
+        over = not entry.membership.members and now_ms >= entry.last_commit_ms + self._settings.retention_ms
         gone = [
             key
             for key, value in entry.state.items()
             if over or (isinstance(value, Handover) and now_ms >= value.commit_ms + self._settings.handover_ms)
         ]
         if gone and not entry.queue:
-            self._change(entry, _Draft(dict.fromkeys(gone)))
+            self._change(entry, _Draft(dict.fromkeys(gone), began_ms=now_ms))

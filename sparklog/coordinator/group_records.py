@@ -1,6 +1,7 @@
 """What a group coordinator writes into its partition of the internal topic, and reads back.
 
-An offset has a record of its own, and so has what was last handed over by a transaction.
+An offset has a record of its own, and so have each member, the group's epoch, and what was last handed over by a
+transaction. Each record says all about its key: the newest of each is enough.
 """
 
 from __future__ import annotations
@@ -44,11 +45,72 @@ class Handover(msgspec.Struct, frozen=True, array_like=True):
     commit_ms: int
 
 
-GroupKey = OffsetKey | HandoverKey
-GroupValue = CommittedOffset | Handover
+class EpochKey(msgspec.Struct, frozen=True, array_like=True, tag="epoch"):
+    version: int
+    group: str
+
+
+class GroupEpoch(msgspec.Struct, frozen=True, array_like=True):
+    """``commit_ms``: when it became so."""
+
+    version: int
+    epoch: int
+    commit_ms: int
+
+
+class MemberKey(msgspec.Struct, frozen=True, array_like=True, tag="member"):
+    version: int
+    group: str
+    member_id: str
+
+
+class About(msgspec.Struct, frozen=True, array_like=True):
+    """What a member says of itself; as in ``messages.Heartbeat``."""
+
+    topics: tuple[str, ...] = ()
+    pattern: str = ""
+    rack: str = ""
+    instance_id: str = ""
+    session_timeout_ms: int = 45_000
+    rebalance_timeout_ms: int = 300_000
+    heartbeat_interval_ms: int = 3000
+    client_id: str = ""
+    host: str = ""
+
+    @property
+    def subscription(self) -> tuple[tuple[str, ...], str, str]:
+        """What decides on assignments."""
+        return self.topics, self.pattern, self.rack
+
+
+class OwnedTopic(msgspec.Struct, frozen=True, array_like=True):
+    """``epochs``: of the group when each partition was given to the member."""
+
+    topic: str
+    topic_id: str
+    partitions: tuple[int, ...]
+    epochs: tuple[int, ...]
+
+
+class MemberState(msgspec.Struct, frozen=True, array_like=True):
+    """``epoch`` of the member, and ``sequence`` of its last heartbeat, when this was written; ``owned``: what nobody
+    else may have; ``joined``: the group's epoch when it came."""
+
+    version: int
+    about: About
+    epoch: int
+    owned: tuple[OwnedTopic, ...] = ()
+    sequence: int = -1
+    joined: int = 0
+
+
+GroupKey = OffsetKey | HandoverKey | EpochKey | MemberKey
+GroupValue = CommittedOffset | Handover | GroupEpoch | MemberState
 
 _codec: RecordCodec[GroupKey, GroupValue] = RecordCodec(
-    "groups", {OffsetKey: CommittedOffset, HandoverKey: Handover}, newest=FORMAT_VERSION
+    "groups",
+    {OffsetKey: CommittedOffset, HandoverKey: Handover, EpochKey: GroupEpoch, MemberKey: MemberState},
+    newest=FORMAT_VERSION,
 )
 
 

@@ -1,4 +1,4 @@
-"""Messages about consumer groups: how far they have read."""
+"""Messages about consumer groups: who is in one and reads what, and how far they have read."""
 
 from __future__ import annotations
 
@@ -6,7 +6,11 @@ from typing import Annotated
 
 import msgspec
 
+from sparklog.model import NO_EPOCH
 from sparklog.protocol.fields import Entries, Message, Name, PartitionResult
+
+#: ``Heartbeat.member_epoch`` of who joins, who leaves, and who leaves but is expected back under its instance id.
+JOIN, LEAVE, LEAVE_STATIC = 0, -1, -2
 
 
 class GroupOffset(msgspec.Struct, frozen=True, array_like=True):
@@ -23,11 +27,14 @@ class GroupOffset(msgspec.Struct, frozen=True, array_like=True):
 
 class CommitOffsets(Message, frozen=True, tag="commit_offsets"):
     """Set a group's offsets. Answered when they are committed. ``transaction`` (key and decision number) when a
-    transaction's coordinator hands over what was sent with it: repeating one is doing it once."""
+    transaction's coordinator hands over what was sent with it: repeating one is doing it once. ``member_id`` and
+    ``member_epoch`` of who reads these partitions; empty: nobody may be a member then."""
 
     group: Name
     offsets: Entries[GroupOffset]
     transaction: tuple[str, int] | None = None
+    member_id: Name = ""
+    member_epoch: int = NO_EPOCH
 
 
 class CommitOffsetsReply(Message, frozen=True, tag="commit_offsets_reply"):
@@ -35,10 +42,13 @@ class CommitOffsetsReply(Message, frozen=True, tag="commit_offsets_reply"):
 
 
 class FetchOffsets(Message, frozen=True, tag="fetch_offsets"):
-    """``partitions`` None: all the group has."""
+    """``partitions`` None: all the group has. A member (``member_id``, ``member_epoch``) is told of its own partitions,
+    and need not have the answer confirmed: whoever knows that they are its own knows what was committed before."""
 
     group: Name
     partitions: Entries[tuple[str, int]] | None = None
+    member_id: Name = ""
+    member_epoch: int = NO_EPOCH
 
 
 class FetchOffsetsReply(Message, frozen=True, tag="fetch_offsets_reply"):
@@ -47,9 +57,90 @@ class FetchOffsetsReply(Message, frozen=True, tag="fetch_offsets_reply"):
     offsets: tuple[GroupOffset, ...]
 
 
+class TopicPartitions(msgspec.Struct, frozen=True, array_like=True):
+    """Some partitions of one topic."""
+
+    topic: Name
+    topic_id: Name
+    partitions: Entries[int]
+
+
+class Heartbeat(Message, frozen=True, tag="heartbeat"):
+    """All that a member is and has; the answer says what it should have. Source: KIP-848, ConsumerGroupHeartbeat.
+
+    ``member_epoch``: as told last; 0 (JOIN) to begin, with nothing owned; LEAVE; LEAVE_STATIC: the instance is expected
+    back. ``sequence`` rises with each heartbeat of a member: an older one that comes late changes nothing. The
+    coordinator may keep the answer for ``heartbeat_interval_ms`` while there is nothing new; the next heartbeat of the
+    member ends that. ``pattern``: RE2, for whole names. Times in milliseconds; ``rebalance_timeout_ms``: for giving up
+    partitions.
+    """
+
+    group: Name
+    member_id: Name
+    member_epoch: int
+    sequence: int
+    owned: Entries[TopicPartitions] = ()
+    topics: Entries[Name] = ()
+    pattern: Name = ""
+    instance_id: Name = ""
+    rack: Name = ""
+    session_timeout_ms: int = 45_000
+    rebalance_timeout_ms: int = 300_000
+    heartbeat_interval_ms: int = 3000
+
+
+class HeartbeatReply(Message, frozen=True, tag="heartbeat_reply"):
+    """``assigned``: what the member should have: it gives up all else, says so, and only then takes what is new."""
+
+    member_epoch: int
+    assigned: tuple[TopicPartitions, ...] = ()
+
+
+class MemberDescription(msgspec.Struct, frozen=True, array_like=True):
+    """``owned``: what it has, perhaps not given up yet; ``target``: what it should have."""
+
+    member_id: str
+    instance_id: str
+    client_id: str
+    host: str
+    rack: str
+    member_epoch: int
+    topics: tuple[str, ...]
+    pattern: str
+    owned: tuple[TopicPartitions, ...]
+    target: tuple[TopicPartitions, ...]
+
+
+class GroupDescription(msgspec.Struct, frozen=True, array_like=True):
+    """``state``: empty (offsets alone), reconciling (partitions are changing hands), stable."""
+
+    group: str
+    state: str
+    group_epoch: int
+    members: tuple[MemberDescription, ...] = ()
+
+
+class DescribeGroup(Message, frozen=True, tag="describe_group"):
+    group: Name
+
+
+class DescribeGroupReply(Message, frozen=True, tag="describe_group_reply"):
+    """None: there is no such group."""
+
+    description: GroupDescription | None
+
+
+class DeleteGroup(Message, frozen=True, tag="delete_group"):
+    """Forget its offsets. Refused while it has members. Answered with Ack."""
+
+    group: Name
+
+
 class ListGroups(Message, frozen=True, tag="list_groups"):
     """Groups that this broker coordinates."""
 
 
 class ListGroupsReply(Message, frozen=True, tag="list_groups_reply"):
     groups: tuple[str, ...]
+    #: Of each: its state, and how many members.
+    states: tuple[tuple[str, int], ...] = ()

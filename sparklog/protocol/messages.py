@@ -76,13 +76,24 @@ from sparklog.protocol.fields import (
     PartitionResult,
 )
 from sparklog.protocol.group_messages import (
+    JOIN,
+    LEAVE,
+    LEAVE_STATIC,
     CommitOffsets,
     CommitOffsetsReply,
+    DeleteGroup,
+    DescribeGroup,
+    DescribeGroupReply,
     FetchOffsets,
     FetchOffsetsReply,
+    GroupDescription,
     GroupOffset,
+    Heartbeat,
+    HeartbeatReply,
     ListGroups,
     ListGroupsReply,
+    MemberDescription,
+    TopicPartitions,
 )
 from sparklog.protocol.transaction_messages import (
     AbortHanging,
@@ -133,6 +144,7 @@ __all__ = [
     "CreatePartitions",
     "CreateTopic",
     "CreateTopicReply",
+    "DeleteGroup",
     "DeleteRecords",
     "DeleteRecordsPartition",
     "DeleteRecordsReply",
@@ -140,6 +152,8 @@ __all__ = [
     "DeletedRecords",
     "DescribeBroker",
     "DescribeBrokerReply",
+    "DescribeGroup",
+    "DescribeGroupReply",
     "EARLIEST",
     "ElectLeaders",
     "ElectLeadersReply",
@@ -156,13 +170,19 @@ __all__ = [
     "FindCoordinatorReply",
     "FindHanging",
     "FindHangingReply",
+    "GroupDescription",
     "GroupOffset",
     "HangingTransaction",
+    "Heartbeat",
+    "HeartbeatReply",
     "Hello",
     "HelloReply",
     "InitProducerId",
     "InitProducerIdReply",
+    "JOIN",
     "LATEST",
+    "LEAVE",
+    "LEAVE_STATIC",
     "ListGroups",
     "ListGroupsReply",
     "ListOffsets",
@@ -176,6 +196,7 @@ __all__ = [
     "ListTransactionsReply",
     "ListedOffset",
     "MAX_ENTRIES",
+    "MemberDescription",
     "Message",
     "Metadata",
     "MetadataReply",
@@ -194,10 +215,11 @@ __all__ = [
     "Reply",
     "Request",
     "RestartBroker",
-    "TopicChange",
-    "TopicMetadata",
     "SettleVersion",
     "SettleVersionReply",
+    "TopicChange",
+    "TopicMetadata",
+    "TopicPartitions",
     "TouchTransaction",
     "TransactionDescription",
     "TransactionMarker",
@@ -237,6 +259,9 @@ Request = (
     | CommitOffsets
     | FetchOffsets
     | ListGroups
+    | Heartbeat
+    | DescribeGroup
+    | DeleteGroup
     | CreateTopic
     | DeleteTopic
     | CreatePartitions
@@ -270,6 +295,8 @@ Reply = (
     | CommitOffsetsReply
     | FetchOffsetsReply
     | ListGroupsReply
+    | HeartbeatReply
+    | DescribeGroupReply
     | CreateTopicReply
     | AlterReassignmentsReply
     | DeleteRecordsReply

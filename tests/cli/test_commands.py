@@ -22,7 +22,7 @@ from sparklog.cli.options import byte_count
 from sparklog.cli.output import print_table
 from sparklog.client.consumer import Consumer
 from sparklog.client.producer import Producer
-from sparklog.protocol.messages import HangingTransaction
+from sparklog.protocol.messages import GroupDescription, HangingTransaction, MemberDescription, TopicPartitions
 from tests.client.fake_cluster import FakeCluster
 
 TYPED = pa.schema([("carrier", pa.string()), ("delay", pa.float64())])
@@ -208,17 +208,80 @@ def test_groups_and_their_lag(cli: Cli, fake: FakeCluster) -> None:
         for number in range(5):
             producer.send("t", b"v", partition=number % 2)
     fake.do(lambda: fake.coordinator.offsets.update({("g", "t", 0): 1, ("g", "t", 1): 2, ("g", "gone", 0): 7}))
-    assert cli("groups", "list") == Result(0, b"g\n", "")
+    owned = (TopicPartitions("t", "id", (0,)),)
+    member = MemberDescription("m1", "", "c", "::1", "", 3, ("t",), "", owned, owned)
+    fake.do(lambda: fake.coordinator.described.update({"h": GroupDescription("h", "stable", 3, (member,))}))
+    assert [line.split() for line in cli("groups", "list").text.splitlines()[1:]] == [
+        ["g", "empty", "0"], ["h", "stable", "1"],
+    ]  # fmt: skip
+    assert json.loads(cli("groups", "list", "--json").text)[1] == {"group": "h", "state": "stable", "members": 1}
     assert [line.split() for line in cli("groups", "describe", "g").text.splitlines()[1:]] == [
-        ["gone", "0", "7", "-", "-"],
-        ["t", "0", "1", "3", "2"],
-        ["t", "1", "2", "2", "0"],
+        ["gone", "0", "7", "-", "-", "-"],
+        ["t", "0", "1", "3", "2", "-"],
+        ["t", "1", "2", "2", "0", "-"],
     ]
     assert json.loads(cli("groups", "describe", "g", "--json").text)[1] == {
-        "topic": "t", "partition": 0, "offset": 1, "end_offset": 3, "lag": 2,
+        "topic": "t", "partition": 0, "offset": 1, "end_offset": 3, "lag": 2, "member": None,
     }  # fmt: skip
+    assert cli("groups", "describe", "h").text.splitlines()[1].split() == ["t", "0", "-", "3", "-", "m1"]
     unknown = cli("groups", "describe", "nobody")
     assert (unknown.code, "'nobody' has no offsets" in unknown.err) == (1, True)
+    told = cli("groups", "members", "h").text.splitlines()
+    assert told[0] == "group h: stable, epoch 3"
+    assert told[2].split() == ["m1", "c", "::1", "-", "-", "3", "1", "t:0"]
+    assert cli("groups", "members", "nobody").code == 1
+
+
+def test_offsets_of_groups_are_set(cli: Cli, fake: FakeCluster, tmp_path: Path) -> None:
+    fake.create("__consumer_offsets")
+    fake.create("t", partitions=2)
+    with Producer(fake.bootstrap) as producer:
+        for second in range(10):
+            producer.send("t", b"v", partition=second % 2, timestamp=second * 1_000_000).result(10)
+    fake.do(lambda: fake.coordinator.offsets.update({("g", "t", 0): 2, ("g", "t", 1): 3, ("g", "gone", 0): 7}))
+
+    def kept() -> dict[tuple[str, int], int]:
+        return {key[1:]: offset for key, offset in fake.coordinator.offsets.items() if key[0] == "g" and key[1] == "t"}
+
+    def reset(*arguments: object) -> list[int]:
+        result = cli("groups", "reset-offsets", "g", *arguments, "--json")
+        assert result.code == 0, result
+        return [change["after"] for change in json.loads(result.text)]
+
+    assert reset("--to", "earliest", "--dry-run") == [0, 0]
+    assert kept() == {("t", 0): 2, ("t", 1): 3}, "nothing was set"
+    asked = cli("groups", "reset-offsets", "g", "--to", "latest")
+    assert (asked.code, "give --yes" in asked.err) == (2, True)
+    assert reset("--to", "latest", "--yes") == [5, 5]
+    assert kept() == {("t", 0): 5, ("t", 1): 5}
+    assert reset("--shift", -2, "--yes") == [3, 3]
+    assert reset("--shift", -9, "--topic", "t:1", "--dry-run") == [0], "no further than the log goes"
+    assert reset("--to", 4, "--topic", "t", "--yes") == [4, 4]
+    assert reset("--to", "1970-01-01T00:00:05Z", "--dry-run") == [3, 2]
+    assert reset("--to", "-1h", "--dry-run") == [5, 5]
+    table = cli("groups", "reset-offsets", "g", "--to", "earliest", "--topic", "t:0", "--dry-run")
+    assert table.text.splitlines()[1].split() == ["t", "0", "4", "0"]
+    assert "nothing was set" in table.err
+    file = tmp_path / "offsets"
+    file.write_text("topic,partition,offset\nt,0,1\nt,1,2\nnone,0,3\n")
+    assert reset("--from-file", file, "--yes") == [1, 2]
+    file.write_bytes(cli("groups", "describe", "g", "--json").out)
+    assert reset("--from-file", file, "--topic", "t:1", "--dry-run") == [2]
+    for wrong in (
+        (),
+        ("--to", "soon"),
+        ("--to", "1", "--shift", 1),
+        ("--to", "1", "--topic", "t:x"),
+        ("--shift", 1, "--topic", "u:0"),
+    ):
+        assert cli("groups", "reset-offsets", "g", *wrong, "--yes").code == 2, wrong
+    file.write_text("t,0\n")
+    refused = cli("groups", "reset-offsets", "g", "--from-file", file, "--yes")
+    assert (refused.code, "entry 1" in refused.err) == (2, True)
+    assert cli("groups", "delete", "g").code == 2
+    assert cli("groups", "delete", "g", "--yes") == Result(0, b"g: deleted\n", "")
+    again = cli("groups", "delete", "g", "--yes")
+    assert (again.code, "GROUP_ID_NOT_FOUND" in again.err) == (1, True)
 
 
 def test_a_wrong_address_is_told_soon(cli: Cli) -> None:

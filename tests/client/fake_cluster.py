@@ -29,12 +29,17 @@ from sparklog.protocol.messages import (
     AlterReassignments,
     AlterReassignmentsReply,
     BeginTransaction,
+    CommitOffsets,
+    CommitOffsetsReply,
     CreatePartitions,
     CreateTopic,
     CreateTopicReply,
+    DeleteGroup,
     DeleteTopic,
     DescribeBroker,
     DescribeBrokerReply,
+    DescribeGroup,
+    DescribeGroupReply,
     EndTransaction,
     ErrorReply,
     Fetch,
@@ -312,8 +317,28 @@ class _Handler:
             ):
                 self.cluster.coordinator.handle(self.broker.broker_id, request, self.connection.reply)
             case ListGroups():
-                groups = {group for group, _, _ in self.cluster.coordinator.offsets}
-                self.connection.reply(ListGroupsReply(cid, tuple(groups)))
+                described = self.cluster.coordinator.described
+                groups = tuple({*described, *(group for group, _, _ in self.cluster.coordinator.offsets)})
+                states = tuple(
+                    (described[name].state, len(described[name].members)) if name in described else ("empty", 0)
+                    for name in groups
+                )
+                self.connection.reply(ListGroupsReply(cid, groups, states))
+            case DescribeGroup():
+                found_group = self.cluster.coordinator.described.get(request.group)
+                self.connection.reply(DescribeGroupReply(cid, found_group))
+            case CommitOffsets():
+                named = {(request.group, one.topic, one.partition): one.offset for one in request.offsets}
+                self.cluster.coordinator.offsets.update(named)
+                results = tuple(PartitionResult(one.topic, one.partition, 0) for one in request.offsets)
+                self.connection.reply(CommitOffsetsReply(cid, results))
+            case DeleteGroup():
+                kept_offsets = self.cluster.coordinator.offsets
+                own = [key for key in kept_offsets if key[0] == request.group]
+                for key in own:
+                    del kept_offsets[key]
+                missing = ErrorReply(cid, ErrorCode.GROUP_ID_NOT_FOUND, f"there is no group {request.group!r}")
+                self.connection.reply(Ack(cid) if own else missing)
             case FetchOffsets():
                 kept = self.cluster.coordinator.offsets.items()
                 offsets = tuple(GroupOffset(*key[1:], offset) for key, offset in kept if key[0] == request.group)

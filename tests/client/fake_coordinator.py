@@ -11,6 +11,7 @@ from sparklog.coordinator import events
 from sparklog.coordinator.effects import (
     Answer,
     Append,
+    Assigned,
     Begun,
     Done,
     Ended,
@@ -37,6 +38,7 @@ from sparklog.protocol.messages import (
     ErrorReply,
     FindHanging,
     FindHangingReply,
+    GroupDescription,
     HangingTransaction,
     ListTransactions,
     ListTransactionsReply,
@@ -73,6 +75,8 @@ class FakeCoordinator:
         self.records: list[Record] = []
         #: Offsets that commits have handed over: (group, topic, partition) to offset.
         self.offsets: dict[tuple[str, str, int], int] = {}
+        #: Groups with members.
+        self.described: dict[str, GroupDescription] = {}
         #: What leaders find to be open without a coordinator.
         self.hanging: list[HangingTransaction] = []
         self._tickets = 0
@@ -242,3 +246,5 @@ def _reply(cid: int, outcome: Outcome) -> Reply:
             return Ack(cid)
         case Refused():
             return ErrorReply(cid, outcome.code, outcome.detail)
+        case Assigned():
+            raise AssertionError(f"not about a transaction: {outcome!r}")

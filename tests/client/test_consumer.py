@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import threading
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -196,3 +197,65 @@ def test_origins() -> None:
     assert origin(with_origin(batch, place).slice(1)) == place
     with pytest.raises(ValueError, match="no origin"):
         origin(batch)
+
+
+def test_a_poll_gives_at_most_so_many_records(fake: FakeCluster) -> None:
+    fill(fake, partitions=2)
+    with Consumer(fake.bootstrap, "t", max_records=7) as consumer:
+        rows: list[int] = []
+        seen: list[int] = []
+        while len(seen) < 200:
+            batches = consumer.poll(5.0)
+            rows.append(sum(batch.num_rows for batch in batches))
+            seen += numbers(batches)
+            assert sum(consumer.positions().values()) == len(seen)
+        assert max(rows) == 7
+        assert sorted(seen) == sorted([*range(100), *range(100)])
+    with Consumer(fake.bootstrap, "t", max_records=7) as consumer:
+        assert next(iter(consumer)).num_rows <= 7
+    with pytest.raises(ConfigError, match="max_records=0"):
+        Consumer(fake.bootstrap, "t", max_records=0)
+
+
+def test_what_is_paused_waits_where_it_was(fake: FakeCluster) -> None:
+    fill(fake, partitions=2)
+    first, second = TopicPartition("t", 0), TopicPartition("t", 1)
+    with Consumer(fake.bootstrap, "t", max_records=5) as consumer:
+        consumer.poll(5.0)
+        at = consumer.position(first)
+        consumer.pause([first])
+        assert consumer.paused == [first]
+        while consumer.position(second) < 100:
+            assert all(origin(batch).partition == 1 for batch in consumer.poll(5.0))
+        assert consumer.poll(0.1) == []
+        assert consumer.position(first) == at
+        consumer.resume([first])
+        found: list[pa.RecordBatch] = []
+        while consumer.position(first) < 100:
+            found += consumer.poll(5.0)
+        assert numbers(found) == list(range(at, 100))
+        with pytest.raises(KeyError, match="t-5 is not assigned"):
+            consumer.pause([("t", 5)])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ({"pattern": "a.*"}, "need a group"),
+        ({"topics": "t", "auto_commit_interval_ms": 5}, "need a group"),
+        ({"topics": [TP], "group": "g"}, "name no partitions"),
+        ({"topics": "t", "group": "g", "start": {TP: 5}}, "name no partitions"),
+        ({"group": "g"}, "a consumer needs a topic"),
+    ],
+)
+def test_what_goes_with_a_group_and_what_does_not(fake: FakeCluster, arguments: dict[str, Any], expected: str) -> None:
+    with pytest.raises(ConfigError, match=expected):
+        Consumer(fake.bootstrap, **arguments)
+
+
+def test_commits_need_a_group(fake: FakeCluster) -> None:
+    fill(fake)
+    with Consumer(fake.bootstrap, "t") as consumer:
+        with pytest.raises(ConfigError, match="no group"):
+            consumer.commit()
+        assert (consumer.member_id, consumer.member_epoch) == ("", 0)

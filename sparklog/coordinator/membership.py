@@ -1,0 +1,527 @@
+"""The members of one group: who has which partitions, who should have which, and who was silent for too long. Pure.
+
+Events and what comes of them, in types:
+
+- ``HeartbeatRequested`` (a member's whole state: epoch, what it owns, what it wants to read) is answered ``Assigned``
+  (epoch, what it should own) or ``Refused``; an answer without news is kept until there are some, or for the member's
+  heartbeat interval. Time passing (``expire``) and topics changing (``topics_changed``) are the other two events.
+- The group's epoch rises with every change of members, subscriptions or topics. Each epoch has one *target*: every
+  partition for one member (``assignor``).
+- A partition *owned* by a member was given to it in some epoch, and nobody else may have it. A member that owns what is
+  not in its target is told so, gives it up (its next heartbeat leaves it out) and only then gets more. A partition is
+  given only when nobody owns it, in the present epoch, to the one that has it in the target: hence one owner at a time,
+  and one for each epoch.
+- Commits name the member and its epoch. One counts when the member owns the partitions, given to it not after that
+  epoch; what was given up, or taken from a member that is gone, cannot be committed any more (KIP-1251).
+
+Durable before an answer rests on it: members with what they say of themselves and what they own, and the group's epoch
+(``take_changes``, written in one append with the offsets that came at the same time). Soft: targets, for they are a
+function of members, owners and topics (a coordinator that begins computes them anew under a new epoch); deadlines,
+which begin anew; heartbeats that wait; and a member's epoch as long as it brings no partitions.
+
+A heartbeat that comes late, perhaps to the next coordinator, gives nothing up that was given since: the sequence of a
+member's last heartbeat is written with what it owns. Nor does it bring back who was removed.
+
+Members whose heartbeats come too late, or that do not give up in time, are removed. Under their instance id static
+members are replaced at once, and what was the old one's is given to the new one in a new epoch.
+
+Source: KIP-848. There a member's epoch alone decides whether it may commit, and targets are written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from itertools import groupby
+
+from sparklog.coordinator.assignor import Part, Subscriber, TopicView, assign
+from sparklog.coordinator.effects import Answer, Assigned, Outcome, Refused
+from sparklog.coordinator.group_records import (
+    FORMAT_VERSION,
+    About,
+    EpochKey,
+    GroupEpoch,
+    GroupKey,
+    GroupValue,
+    MemberKey,
+    MemberState,
+    OwnedTopic,
+)
+from sparklog.coordinator.group_topics import Topics, pattern_error
+from sparklog.errors import ErrorCode
+from sparklog.protocol.messages import (
+    JOIN,
+    LEAVE,
+    LEAVE_STATIC,
+    GroupDescription,
+    GroupOffset,
+    MemberDescription,
+    TopicPartitions,
+)
+
+NEVER = 2**63 - 1
+#: Heartbeats that would be answered so soon anyway are answered together.
+_TOGETHER_MS = 100
+#: After an assignment so many members and partitions rest it by a millisecond: many that join one by one must not keep
+#: the coordinator busy with nothing else.
+_PER_MS = 50
+
+
+@dataclass(frozen=True, slots=True)
+class HeartbeatRequested:
+    """As ``messages.Heartbeat``."""
+
+    ticket: int
+    group: str
+    member_id: str
+    member_epoch: int
+    sequence: int
+    owned: tuple[TopicPartitions, ...]
+    about: About
+
+
+@dataclass(slots=True)
+class Member:
+    member_id: str
+    about: About
+    #: The newest it has been told.
+    epoch: int = 0
+    #: The group's epoch when it came: what claims an earlier one is of an earlier life.
+    joined: int = 0
+    #: With the epoch of the group in which each was given.
+    owned: dict[Part, int] = field(default_factory=dict)
+    target: set[Part] = field(default_factory=set)
+    #: What it had, or was about to take, by its last heartbeat, which had this number.
+    reported: frozenset[Part] = frozenset()
+    sequence: int = -1
+    #: When it is removed: for silence, and for not giving up.
+    session_ms: int = NEVER
+    give_up_ms: int = NEVER
+    #: The heartbeat that waits for news, and for how long.
+    held: int | None = None
+    held_until_ms: int = NEVER
+
+    @property
+    def giving_up(self) -> bool:
+        return not self.owned.keys() <= self.target
+
+    @property
+    def assigned(self) -> frozenset[Part]:
+        return frozenset(self.owned.keys() & self.target)
+
+    @property
+    def due_ms(self) -> int:
+        return min(self.session_ms, self.give_up_ms, self.held_until_ms if self.held is not None else NEVER)
+
+    def state(self) -> MemberState:
+        return MemberState(
+            FORMAT_VERSION, self.about, self.epoch, _owned_topics(self.owned), self.sequence, self.joined
+        )
+
+
+class Membership:
+    """Owner: the group's entry in ``Groups``. Runs ahead of the log by one append; ``restore`` puts it back."""
+
+    def __init__(self, group: str, *, max_size: int) -> None:
+        self.group = group
+        self.epoch = 0
+        self.members: dict[str, Member] = {}
+        #: Answers that may be given when what ``take_changes`` gave is committed.
+        self.answers: list[Answer] = []
+        #: When ``settle`` has something to do, at the latest; not later than that.
+        self.due_ms = NEVER
+        self._max_size = max_size
+        self._instances: dict[str, str] = {}
+        self._owner: dict[Part, str] = {}
+        self._target_owner: dict[Part, str] = {}
+        #: The target is not that of the present members, subscriptions and topics.
+        self.dirty = False
+        self._assign_ms = 0
+        #: Members to look at: what they own, should own, or have reported is not what it was.
+        self._touched: set[str] = set()
+        #: Members whose records are to be written, or removed.
+        self._changed: set[str] = set()
+        self._epoch_changed = False
+
+    def restore(self, state: Mapping[GroupKey, GroupValue], now_ms: int, *, delay_ms: int = 0) -> None:
+        """Begin, or begin again, from what is committed: nobody is told anything else before the next target."""
+        before, self.members = self.members, {}
+        self._instances, self._owner, self._target_owner = {}, {}, {}
+        self._changed, self._touched, self._epoch_changed = set(), set(), False
+        self.epoch = 0
+        for key, value in state.items():
+            if isinstance(key, EpochKey) and isinstance(value, GroupEpoch):
+                self.epoch = value.epoch
+            elif isinstance(key, MemberKey) and isinstance(value, MemberState):
+                self._restore_member(key.member_id, value, before.get(key.member_id), now_ms)
+        for member in before.values():
+            if member.held is not None and member.member_id not in self.members:
+                detail = f"group {self.group!r}: what it told could not be written"
+                self._answer(member.held, Refused(ErrorCode.COORDINATOR_NOT_AVAILABLE, detail))
+        for member in self.members.values():
+            member.target = set(member.owned)
+        self.dirty = bool(self.members)
+        self._assign_ms = now_ms + delay_ms
+        self._look_ahead()
+
+    def _restore_member(self, member_id: str, value: MemberState, before: Member | None, now_ms: int) -> None:
+        member = Member(member_id, value.about, value.epoch, owned=dict(_parts(value.owned)))
+        member.sequence, member.joined = value.sequence, value.joined
+        member.session_ms = now_ms + value.about.session_timeout_ms
+        if before is not None:
+            member.sequence, member.reported = before.sequence, before.reported
+            member.session_ms = before.session_ms
+            member.held, member.held_until_ms = before.held, before.held_until_ms
+        self.members[member_id] = member
+        if value.about.instance_id:
+            self._instances[value.about.instance_id] = member_id
+        for part, given in list(member.owned.items()):
+            other = self.members.get(self._owner.get(part, ""))
+            if other is not None:  # an append that was cut half-way has the gift, and not what made it possible
+                loser = member if other.owned[part] > given else other
+                del loser.owned[part]
+                self._changed.add(loser.member_id)
+                if loser is member:
+                    continue
+            self._owner[part] = self._target_owner[part] = member_id
+
+    # --- events ----------------------------------------------------------------------------------------------------
+
+    def heartbeat(self, event: HeartbeatRequested, now_ms: int) -> None:
+        """Take a member's word. The answer comes with ``settle``, or later."""
+        refusal = self._admit(event)
+        if refusal is not None:
+            self._answer(event.ticket, refusal)
+            return
+        if event.member_epoch in {LEAVE, LEAVE_STATIC}:
+            self._leave(event, now_ms)
+            return
+        member = self.members.get(event.member_id) or self._join(event)
+        if event.sequence <= member.sequence:
+            self._answer(event.ticket, self._word(member))  # a later one has been answered, or waits
+            return
+        self._release(member)
+        member.sequence = event.sequence
+        member.epoch = max(member.epoch, event.member_epoch)
+        member.session_ms = now_ms + event.about.session_timeout_ms
+        if event.about != member.about:
+            self.dirty |= event.about.subscription != member.about.subscription
+            member.about = event.about
+            self._changed.add(member.member_id)
+        member.reported = frozenset(
+            (found.topic, found.topic_id, number) for found in event.owned for number in found.partitions
+        )
+        self._given_up(member)
+        member.held = event.ticket
+        hold_ms = min(event.about.heartbeat_interval_ms, event.about.session_timeout_ms // 3)
+        member.held_until_ms = now_ms + hold_ms
+        self._touched.add(member.member_id)
+        self.due_ms = min(self.due_ms, member.due_ms)
+
+    def topics_changed(self, names: frozenset[str]) -> bool:
+        """Some topics are new, or not what they were; whether that matters here."""
+        patterns = {member.about.pattern for member in self.members.values()} - {""}
+        concerned = any(not names.isdisjoint(member.about.topics) for member in self.members.values())
+        concerned = concerned or any(Topics.among(pattern, names) for pattern in patterns)
+        self.dirty |= concerned
+        return concerned
+
+    def topics_gone(self, gone: Iterable[tuple[str, str]]) -> None:
+        """Nobody owns partitions of topics (name, topic id) that were deleted. An empty id: whatever had this name."""
+        ended = set(gone)
+        for part in [part for part in self._owner if part[:2] in ended or (part[0], "") in ended]:
+            self._disown(part)
+            self.dirty = True
+
+    def expire(self, now_ms: int) -> list[str]:
+        """Remove who was silent, or did not give up, for too long; says who and why."""
+        told = []
+        for member in list(self.members.values()):
+            if now_ms >= min(member.session_ms, member.give_up_ms):
+                silent = now_ms >= member.session_ms
+                why = "was silent for its session.timeout.ms" if silent else "did not give partitions up in time"
+                told.append(f"group {self.group}: member {member.member_id} {why}: removed")
+                self._remove(member, ErrorCode.UNKNOWN_MEMBER_ID, why)
+        return told
+
+    def postpone(self, late_ms: int) -> None:
+        """The coordinator itself has been away for so long: nobody is to blame for what it did not hear."""
+        for member in self.members.values():
+            member.session_ms += late_ms
+            if member.give_up_ms != NEVER:
+                member.give_up_ms += late_ms
+        self._look_ahead()
+
+    def settle(self, topics: Topics, now_ms: int) -> list[str]:
+        """Do what is due after some events: a new target, partitions given, answers. Reports as ``expire``."""
+        told = self.expire(now_ms) if now_ms >= self.due_ms else []
+        if self.dirty and topics.told and now_ms >= self._assign_ms:
+            self._assign(topics, now_ms)
+        touched, self._touched = self._touched, set()
+        for member_id in sorted(touched):
+            member = self.members.get(member_id)
+            if member is not None:
+                self._give(member, now_ms)
+                if member.held is not None and member.assigned != member.reported:
+                    self._release(member)
+        if now_ms >= self.due_ms:
+            for member in self.members.values():
+                if member.held is not None and member.held_until_ms <= now_ms + _TOGETHER_MS:
+                    self._release(member)
+            self._look_ahead()
+        if self.dirty and topics.told:
+            self.due_ms = min(self.due_ms, self._assign_ms)
+        return told
+
+    def take_changes(self, now_ms: int) -> dict[GroupKey, GroupValue | None]:
+        """What has to be in the log before ``answers`` may be given."""
+        changes: dict[GroupKey, GroupValue | None] = {}
+        for member_id in sorted(self._changed):
+            member = self.members.get(member_id)
+            key = MemberKey(FORMAT_VERSION, self.group, member_id)
+            changes[key] = None if member is None else member.state()
+        if self._epoch_changed:
+            changes[EpochKey(FORMAT_VERSION, self.group)] = GroupEpoch(FORMAT_VERSION, self.epoch, now_ms)
+        self._changed, self._epoch_changed = set(), False
+        return changes
+
+    def take_answers(self) -> list[Answer]:
+        answers, self.answers = self.answers, []
+        return answers
+
+    # --- questions -------------------------------------------------------------------------------------------------
+
+    def refuses_commit(self, member_id: str, epoch: int, offsets: Iterable[GroupOffset]) -> Refused | None:
+        """Why these offsets cannot be committed, if so."""
+        member = self.members.get(member_id)
+        if not member_id:
+            if not self.members:
+                return None
+            detail = f"group {self.group!r} has {len(self.members)} members, and only they may commit"
+            return Refused(ErrorCode.NON_EMPTY_GROUP, detail)
+        if member is None:
+            return self._unknown(member_id)
+        for offset in offsets:
+            given = member.owned.get((offset.topic, offset.topic_id, offset.partition))
+            if given is None or given > epoch:
+                now = "not its own" if given is None else f"its own since epoch {given}"
+                detail = f"{offset.topic}-{offset.partition} is {now}; member {member_id} commits in epoch {epoch}"
+                return Refused(ErrorCode.STALE_MEMBER_EPOCH, f"group {self.group!r}: {detail}")
+        return None
+
+    def describe(self) -> GroupDescription:
+        found = sorted(self.members.items())
+        return GroupDescription(self.group, self.condition, self.epoch, tuple(_describe(member) for _, member in found))
+
+    @property
+    def condition(self) -> str:
+        """As ``messages.GroupDescription.state``."""
+        if not self.members:
+            return "empty"
+        changing = self.dirty or any(member.owned.keys() != member.target for member in self.members.values())
+        return "reconciling" if changing else "stable"
+
+    # --- coming and going ------------------------------------------------------------------------------------------
+
+    def _admit(self, event: HeartbeatRequested) -> Refused | None:
+        about, member = event.about, self.members.get(event.member_id)
+        if member is None and event.member_epoch != JOIN:
+            if about.instance_id and about.instance_id in self._instances:
+                detail = f"group {self.group!r}: {about.instance_id!r} is another member now"
+                return Refused(ErrorCode.FENCED_INSTANCE_ID, detail)
+            return self._unknown(event.member_id)
+        if member is not None and event.member_epoch > self.epoch:
+            detail = f"group {self.group!r}: epoch {event.member_epoch} found, the group is in {self.epoch}"
+            self._remove(member, ErrorCode.FENCED_MEMBER_EPOCH, detail)
+            return Refused(ErrorCode.FENCED_MEMBER_EPOCH, detail)
+        if member is not None and JOIN < event.member_epoch < member.joined:
+            return self._unknown(event.member_id)
+        if member is not None and about.instance_id != member.about.instance_id:
+            detail = f"instance id {about.instance_id!r} found, member {member.member_id} has another"
+            return Refused(ErrorCode.INVALID_REQUEST, f"group {self.group!r}: {detail}")
+        wrong = about.pattern and (member is None or member.about.pattern != about.pattern)
+        if wrong and (detail := pattern_error(about.pattern)):
+            return Refused(ErrorCode.INVALID_REGULAR_EXPRESSION, detail)
+        if member is None and about.instance_id not in self._instances and len(self.members) >= self._max_size:
+            detail = f"group {self.group!r} has {len(self.members)} members, as many as group.max.size allows"
+            return Refused(ErrorCode.GROUP_MAX_SIZE_REACHED, detail)
+        return None
+
+    def _unknown(self, member_id: str) -> Refused:
+        return Refused(ErrorCode.UNKNOWN_MEMBER_ID, f"group {self.group!r} has no member {member_id}")
+
+    def _join(self, event: HeartbeatRequested) -> Member:
+        member = Member(event.member_id, event.about, joined=self.epoch)
+        replaced = self.members.get(self._instances.get(event.about.instance_id, ""))
+        self.members[member.member_id] = member
+        self._changed.add(member.member_id)
+        if replaced is None or not event.about.instance_id:
+            self.dirty = True
+        else:
+            self._replace(replaced, member)
+        if event.about.instance_id:
+            self._instances[event.about.instance_id] = member.member_id
+        return member
+
+    def _replace(self, old: Member, new: Member) -> None:
+        """The same target in a new epoch: others need not notice."""
+        dirty = self.dirty or old.about.subscription != new.about.subscription
+        new.target = old.target
+        self._remove(old, ErrorCode.FENCED_INSTANCE_ID, f"{old.about.instance_id!r} is another member now")
+        for part in new.target:
+            self._target_owner[part] = new.member_id
+        self._next_epoch()
+        self.dirty = dirty
+
+    def _leave(self, event: HeartbeatRequested, now_ms: int) -> None:
+        member = self.members[event.member_id]
+        if event.member_epoch == LEAVE:
+            self._remove(member, ErrorCode.UNKNOWN_MEMBER_ID, "it has left")
+        else:
+            self._release(member)
+            member.session_ms = now_ms + member.about.session_timeout_ms
+        self._answer(event.ticket, Assigned(event.member_epoch))
+
+    def _remove(self, member: Member, code: ErrorCode, why: str) -> None:
+        if member.held is not None:
+            ticket, member.held = member.held, None
+            self._answer(ticket, Refused(code, f"group {self.group!r}: member {member.member_id}: {why}"))
+        for part in member.owned:
+            del self._owner[part]
+        for part in member.target:
+            if self._target_owner.get(part) == member.member_id:
+                del self._target_owner[part]
+        del self.members[member.member_id]
+        if self._instances.get(member.about.instance_id) == member.member_id:
+            del self._instances[member.about.instance_id]
+        self._changed.add(member.member_id)
+        self.dirty = True
+
+    # --- partitions ------------------------------------------------------------------------------------------------
+
+    def _given_up(self, member: Member) -> None:
+        """What it does not name it has not got, and will not take: answers to earlier heartbeats count no more."""
+        for part in member.owned.keys() - member.reported:
+            self._disown(part)
+
+    def _disown(self, part: Part) -> None:
+        member_id = self._owner.pop(part)
+        del self.members[member_id].owned[part]
+        self._changed.add(member_id)
+        self._touched.add(member_id)
+        waiting = self._target_owner.get(part)
+        if waiting is not None:
+            self._touched.add(waiting)
+
+    def _give(self, member: Member, now_ms: int) -> None:
+        """What is free of its target; nothing while it has to give up others first."""
+        if member.giving_up:
+            if member.give_up_ms == NEVER:
+                member.give_up_ms = now_ms + member.about.rebalance_timeout_ms
+                self.due_ms = min(self.due_ms, member.give_up_ms)
+            return
+        member.give_up_ms = NEVER
+        for part in member.target:
+            if part not in self._owner:
+                member.owned[part] = member.epoch = self.epoch
+                self._owner[part] = member.member_id
+                self._changed.add(member.member_id)
+
+    def _assign(self, topics: Topics, now_ms: int) -> None:
+        self._next_epoch()
+        self.dirty = False
+        views = self._views(topics)
+        for part in [part for part in self._owner if views[part[0]].topic_id != part[1]]:
+            self._disown(part)  # of a topic that was made anew under this name
+        subscribers = {
+            member_id: Subscriber(self._wanted(member.about, topics, views), member.about.rack)
+            for member_id, member in self.members.items()
+        }
+        target = assign(subscribers, views, {**self._owner, **self._target_owner})
+        self._target_owner = {part: member_id for member_id, parts in target.items() for part in parts}
+        for member_id, parts in target.items():
+            self.members[member_id].target = set(parts)
+        self._touched.update(target)
+        self._assign_ms = now_ms + (len(target) + len(self._target_owner)) // _PER_MS
+
+    def _views(self, topics: Topics) -> Mapping[str, TopicView]:
+        """Topics that are not known here yet are believed to be as far as somebody has partitions of them."""
+        unknown: dict[str, TopicView] = {}
+        for name, topic_id, number in self._owner:
+            if name not in topics.views:
+                count = max(number + 1, unknown[name].partitions if name in unknown else 0)
+                unknown[name] = TopicView(topic_id, count)
+        return {**topics.views, **unknown} if unknown else topics.views
+
+    @staticmethod
+    def _wanted(about: About, topics: Topics, views: Mapping[str, TopicView]) -> frozenset[str]:
+        named = frozenset(name for name in about.topics if name in views)
+        if not about.pattern:
+            return named
+        unknown = views.keys() - topics.views.keys()
+        return named | topics.matching(about.pattern) | topics.among(about.pattern, unknown)
+
+    def _next_epoch(self) -> None:
+        self.epoch += 1
+        self._epoch_changed = True
+
+    # --- answers ---------------------------------------------------------------------------------------------------
+
+    def _word(self, member: Member) -> Assigned:
+        if not member.giving_up:
+            member.epoch = self.epoch
+        return Assigned(member.epoch, topic_partitions(member.assigned))
+
+    def _release(self, member: Member) -> None:
+        """Answer the heartbeat that waits, if one does."""
+        if member.held is not None:
+            ticket, member.held = member.held, None
+            self._answer(ticket, self._word(member))
+
+    def _answer(self, ticket: int, outcome: Outcome) -> None:
+        self.answers.append(Answer(ticket, outcome))
+
+    def _look_ahead(self) -> None:
+        self.due_ms = min((member.due_ms for member in self.members.values()), default=NEVER)
+
+
+def topic_partitions(parts: Iterable[Part]) -> tuple[TopicPartitions, ...]:
+    """By topic, in order."""
+    return tuple(
+        TopicPartitions(topic, topic_id, tuple(part[2] for part in found))
+        for (topic, topic_id), found in groupby(sorted(parts), key=lambda part: part[:2])
+    )
+
+
+def _owned_topics(owned: Mapping[Part, int]) -> tuple[OwnedTopic, ...]:
+    return tuple(
+        OwnedTopic(
+            found.topic,
+            found.topic_id,
+            found.partitions,
+            tuple(owned[found.topic, found.topic_id, number] for number in found.partitions),
+        )
+        for found in topic_partitions(owned)
+    )
+
+
+def _parts(owned: Iterable[OwnedTopic]) -> Iterable[tuple[Part, int]]:
+    for found in owned:
+        for number, epoch in zip(found.partitions, found.epochs, strict=True):
+            yield (found.topic, found.topic_id, number), epoch
+
+
+def _describe(member: Member) -> MemberDescription:
+    about = member.about
+    return MemberDescription(
+        member.member_id,
+        about.instance_id,
+        about.client_id,
+        about.host,
+        about.rack,
+        member.epoch,
+        about.topics,
+        about.pattern,
+        topic_partitions(member.owned),
+        topic_partitions(member.target),
+    )

@@ -1,0 +1,225 @@
+"""Consumers of a group against real brokers: shared partitions, commits, and what becomes of those who are late."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from sparklog.client.admin import Admin
+from sparklog.client.consumer import Consumer
+from sparklog.client.errors import CommitRefused
+from sparklog.client.producer import Producer
+from sparklog.errors import BrokerError, ErrorCode
+from sparklog.model import TopicPartition
+from sparklog.testing.process_cluster import ProcessCluster
+from tests.broker.topics import PATIENCE_S, create_topic
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
+
+#: A session that does not end because the machine is busy, and one that is to end.
+LONG_MS, SHORT_MS = 120_000, 1500
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[ProcessCluster]:
+    with ProcessCluster(3) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def admin(cluster: ProcessCluster) -> Iterator[Admin]:
+    with Admin(cluster.bootstrap, timeout_s=PATIENCE_S) as client:
+        yield client
+
+
+Join = Callable[..., Consumer]
+
+
+@pytest.fixture
+def join(cluster: ProcessCluster) -> Iterator[Join]:
+    """Makes consumers of a group, and closes those that are left."""
+    with contextlib.ExitStack() as stack:
+
+        def make(group: str, *topics: str, **more: Any) -> Consumer:
+            options = {"session_timeout_ms": LONG_MS, "heartbeat_interval_ms": 300, "timeout_s": PATIENCE_S, **more}
+            return stack.enter_context(Consumer(cluster.bootstrap, topics, group=group, **options))
+
+        yield make
+
+
+def fill(cluster: ProcessCluster, topic: str, partitions: int, each: int, *, prefix: str = "") -> None:
+    with Producer(cluster.bootstrap) as producer:
+        for number in range(each * partitions):
+            producer.send(topic, f"{prefix}{number}", partition=number % partitions)
+
+
+def poll_until(consumers: Sequence[Consumer], true: Callable[[], bool], what: str) -> list[str]:
+    """Poll them in turn; what they were given."""
+    found: list[str] = []
+    end = time.monotonic() + PATIENCE_S
+    while not true():
+        assert time.monotonic() < end, f"not in time: {what}"
+        for consumer in consumers:
+            for batch in consumer.poll(0.05):
+                found += [value.decode() for value in batch.column("value").to_pylist()]
+    return found
+
+
+def sizes(*consumers: Consumer) -> list[int]:
+    return [len(consumer.assignment) for consumer in consumers]
+
+
+def test_a_group_shares_reads_once_and_goes_on_where_it_was(cluster: ProcessCluster, admin: Admin, join: Join) -> None:
+    create_topic(cluster, "shared", partitions=6)
+    fill(cluster, "shared", 6, 10)
+    calls: list[tuple[str, str, int]] = []
+
+    def named(name: str) -> dict[str, Any]:
+        return {
+            "on_assign": lambda partitions: calls.append((name, "assign", len(partitions))),
+            "on_revoke": lambda partitions: calls.append((name, "revoke", len(partitions))),
+        }
+
+    first = join("sharing", "shared", **named("first"))
+    seen: list[str] = poll_until([first], lambda: sizes(first) == [6], "the first to have all")
+    seen += poll_until([first], lambda: sum(first.positions().values()) == 60, "sixty records")
+    first.commit()
+    assert first.committed() == admin.group_offsets("sharing") == first.positions()
+    second = join("sharing", "shared", auto_commit_interval_ms=60_000, **named("second"))
+    seen += poll_until([first, second], lambda: sizes(first, second) == [3, 3], "halves")
+    assert calls == [("first", "assign", 6), ("first", "revoke", 3), ("second", "assign", 3)]
+    assert not set(first.assignment) & set(second.assignment)
+    with pytest.raises(CommitRefused) as refused:
+        first.commit(dict.fromkeys(second.assignment, 1))
+    assert refused.value.code == ErrorCode.STALE_MEMBER_EPOCH
+    fill(cluster, "shared", 6, 5, prefix="later-")
+    both = [first, second]
+    seen += poll_until(both, lambda: sum(sum(one.positions().values()) for one in both) == 90, "ninety records")
+    assert len(seen) == len(set(seen)) == 90, "nothing twice, as everybody went on from what was committed"
+    assert [member.member_id for member in describe(admin, "sharing").members] == sorted(
+        [first.member_id, second.member_id]
+    )
+    with pytest.raises(BrokerError) as held:
+        admin.commit_offsets("sharing", {TopicPartition("shared", 0): 0})
+    assert held.value.code == ErrorCode.NON_EMPTY_GROUP
+    with pytest.raises(BrokerError, match="NON_EMPTY_GROUP"):
+        admin.delete_group("sharing")
+    ticket = first.commit_async()
+    ticket.result(PATIENCE_S)
+    closed = time.monotonic()
+    second.close()
+    poll_until([first], lambda: sizes(first) == [6], "the first to have all again")
+    assert time.monotonic() - closed < LONG_MS / 1000, "not when the session ends, but at once"
+    assert sum(first.committed().values()) == 90, "who closes commits, where it does so by itself"
+    assert calls[3:] == [("second", "revoke", 3), ("first", "assign", 3)]
+    first.close()
+    assert describe(admin, "sharing").state == "empty"
+    third = join("sharing", "shared")
+    assert not poll_until([third], lambda: sizes(third) == [6], "a third to have all")
+    assert third.positions() == admin.group_offsets("sharing")
+    other = join("another group", "shared", start="latest")
+    poll_until([other], lambda: sizes(other) == [6], "another group")
+    assert sum(other.positions().values()) == 90
+    assert {"sharing", "another group"} <= set(admin.list_groups())
+
+
+def describe(admin: Admin, group: str) -> Any:
+    found = admin.describe_group(group)
+    assert found is not None
+    return found
+
+
+def test_heartbeats_go_on_while_user_code_works_and_end_when_it_never_polls(
+    cluster: ProcessCluster, admin: Admin, join: Join
+) -> None:
+    create_topic(cluster, "worked", partitions=2)
+    fill(cluster, "worked", 2, 5)
+    lost: list[int] = []
+    busy = join("workers", "worked", session_timeout_ms=SHORT_MS, on_lost=lambda found: lost.append(len(found)))
+    poll_until([busy], lambda: sum(busy.positions().values()) == 10, "ten records")
+    member = busy.member_id
+    time.sleep(2.5 * SHORT_MS / 1000)
+    busy.commit()
+    assert (busy.member_id, lost) == (member, []), "a session ended though heartbeats should go on"
+    busy.close()
+    late = join("late workers", "worked", session_timeout_ms=SHORT_MS, max_poll_interval_ms=SHORT_MS,
+                on_lost=lambda found: lost.append(len(found)))  # fmt: skip
+    poll_until([late], lambda: sum(late.positions().values()) == 10, "ten records")
+    other = join("late workers", "worked")
+    end = time.monotonic() + PATIENCE_S
+    while sizes(other) != [2]:
+        assert time.monotonic() < end
+        other.poll(0.05)
+    with pytest.raises(CommitRefused) as refused:
+        late.commit()
+    assert refused.value.code == ErrorCode.UNKNOWN_MEMBER_ID
+    assert not admin.group_offsets("late workers")
+    poll_until([late, other], lambda: sizes(late, other) == [1, 1], "the late one to be back")
+    assert lost == [2]
+    late.commit()
+
+
+def test_patterns_see_topics_that_come_and_lose_those_that_go(
+    cluster: ProcessCluster, admin: Admin, join: Join
+) -> None:
+    create_topic(cluster, "pat-one", partitions=2)
+    create_topic(cluster, "not-pat", partitions=2)
+    reader = join("patterns", pattern="pat-.*")
+    poll_until([reader], lambda: sizes(reader) == [2], "the topic that is there")
+    create_topic(cluster, "pat-two", partitions=3)
+    poll_until([reader], lambda: sizes(reader) == [5], "the topic that came")
+    admin.create_partitions("pat-two", 4)
+    poll_until([reader], lambda: sizes(reader) == [6], "the partition that came")
+    fill(cluster, "pat-two", 4, 2)
+    assert len(poll_until([reader], lambda: sum(reader.positions().values()) == 8, "eight records")) == 8
+    admin.delete_topic("pat-one")
+    poll_until([reader], lambda: sizes(reader) == [4], "the topic that went")
+    wrong = join("patterns", pattern="pat-(")
+    with pytest.raises(BrokerError) as refused:
+        poll_until([wrong], lambda: False, "a refusal")
+    assert refused.value.code == ErrorCode.INVALID_REGULAR_EXPRESSION
+
+
+def test_a_static_member_that_comes_back_moves_nothing(cluster: ProcessCluster, admin: Admin, join: Join) -> None:
+    create_topic(cluster, "static", partitions=4)
+    names = ("a", "b")
+    first, second = (join("statics", "static", instance_id=name) for name in names)
+    poll_until([first, second], lambda: sizes(first, second) == [2, 2], "halves")
+    had, epoch = first.assignment, describe(admin, "statics").group_epoch
+    first.close()
+    assert len(describe(admin, "statics").members) == 2
+    back = join("statics", "static", instance_id="a")
+    poll_until([back, second], lambda: sizes(back) == [2], "it to be back")
+    assert sorted(back.assignment) == sorted(had)
+    assert describe(admin, "statics").group_epoch == epoch + 1
+    third = join("statics", "static", instance_id="a")
+    poll_until([third], lambda: sizes(third) == [2], "whoever takes the id over")
+    with pytest.raises(BrokerError) as fenced:
+        poll_until([back], lambda: False, "a refusal")
+    assert fenced.value.code == ErrorCode.FENCED_INSTANCE_ID
+    assert back.assignment == []
+    assert sizes(second) == [2]
+
+
+def test_where_a_group_begins_and_what_it_is_refused(cluster: ProcessCluster, join: Join) -> None:
+    create_topic(cluster, "timed", partitions=1)
+    with Producer(cluster.bootstrap) as producer:
+        for second in range(6):
+            producer.send("timed", str(second), timestamp=second * 1_000_000)
+    reader = join("timers", "timed", start=dt.datetime.fromtimestamp(3.5, dt.timezone.utc), max_records=1)
+    got = poll_until([reader], lambda: bool(reader.assignment) and reader.positions() == {("timed", 0): 6}, "the end")
+    assert got == ["4", "5"]
+    for options, code in (
+        ({"session_timeout_ms": 10}, ErrorCode.INVALID_SESSION_TIMEOUT),
+        ({"heartbeat_interval_ms": 1}, ErrorCode.INVALID_CONFIG),
+    ):
+        refused = join("refused", "timed", **options)
+        with pytest.raises(BrokerError) as error:
+            poll_until([refused], lambda: False, "a refusal")
+        assert error.value.code == code
+        assert "expected" in error.value.detail

@@ -1,0 +1,316 @@
+"""A group coordinator that keeps its log in a list, and members that behave as clients do, or worse."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+from sparklog.coordinator.assignor import Part, TopicView
+from sparklog.coordinator.effects import Answer, Append, Assigned, Outcome, Refused, Report, Rewritten
+from sparklog.coordinator.events import Appended, AppendRefused, Ticked
+from sparklog.coordinator.group_offsets import CommitRequested, DeleteRequested, Groups, GroupSettings, TopicsSeen
+from sparklog.coordinator.group_records import About, MemberKey, MemberState, decode_group_record
+from sparklog.coordinator.log_records import Record
+from sparklog.coordinator.membership import HeartbeatRequested, topic_partitions
+from sparklog.protocol.messages import JOIN, LEAVE, LEAVE_STATIC, GroupOffset
+
+SESSION_MS = 6000
+
+
+class GroupsHost:
+    """Appends are committed when the test says so. Every partition given to a member is written down, by epoch."""
+
+    def __init__(self, topics: dict[str, int], settings: GroupSettings | None = None) -> None:
+        self.settings = settings
+        self.now_ms = 1_000_000
+        self.log: list[Record] = []
+        self.appends: list[Append] = []
+        self.answers: dict[int, Outcome] = {}
+        self.reports: list[str] = []
+        self.views = {name: TopicView(f"id-{name}", count) for name, count in topics.items()}
+        self.tickets = 0
+        #: (partition, epoch) to the member that had it given.
+        self.given: dict[tuple[Part, int], str] = {}
+        self.core = self._fresh()
+
+    def _fresh(self) -> Groups:
+        core = Groups(self.settings)
+        core.load(self.log)
+        core.start(self.now_ms)
+        return core
+
+    def crash(self, *, keep: int = 0) -> None:
+        """Another coordinator: ``keep`` of the appends under way are in its log. Tickets are never answered."""
+        for append in self.appends[:keep]:
+            self._write(append)
+        self.appends = []
+        self.core = self._fresh()
+        self.see()
+
+    def see(self) -> None:
+        self.step(TopicsSeen(dict(self.views)))
+
+    def step(self, event: object) -> None:
+        for effect in self.core.step(event, self.now_ms):
+            match effect:
+                case Append():
+                    self.appends.append(effect)
+                case Answer():
+                    assert effect.ticket not in self.answers, "answered twice"
+                    self.answers[effect.ticket] = effect.outcome
+                case Report():
+                    self.reports.append(effect.detail)
+                case _:
+                    assert isinstance(effect, Rewritten)
+
+    def _write(self, append: Append) -> None:
+        self.log += append.records
+        self.check()
+
+    def check(self) -> None:
+        """By the log: one owner of each partition, and one for each epoch."""
+        members: dict[tuple[str, str], MemberState] = {}
+        for record in self.log:
+            key, value = decode_group_record(record)
+            if isinstance(key, MemberKey):
+                members.pop((key.group, key.member_id), None)
+                if isinstance(value, MemberState):
+                    members[key.group, key.member_id] = value
+        owners: dict[tuple[str, Part], str] = {}
+        for (group, member_id), state in members.items():
+            for found in state.owned:
+                for number, epoch in zip(found.partitions, found.epochs, strict=True):
+                    part = (found.topic, found.topic_id, number)
+                    assert owners.setdefault((group, part), member_id) == member_id, f"{part} has two owners"
+                    given = self.given.setdefault((part, epoch), member_id)
+                    assert given == member_id, f"{part} was given to {given} and {member_id} in epoch {epoch}"
+
+    def commit_one(self) -> None:
+        append = self.appends.pop(0)
+        self._write(append)
+        self.step(Appended(append.append))
+
+    def refuse_one(self) -> None:
+        self.step(AppendRefused(self.appends.pop(0).append, "too few in-sync replicas"))
+
+    def settle(self) -> None:
+        while self.appends:
+            self.commit_one()
+
+    def wait(self, ms: int) -> None:
+        """Time passes, tick by tick as the core asks for them."""
+        end_ms = self.now_ms + ms
+        while self.now_ms < end_ms:
+            due_ms = self.core.deadline_ms
+            self.now_ms = min(end_ms, max(self.now_ms + 1, due_ms if due_ms is not None else end_ms))
+            self.step(Ticked())
+            self.settle()
+
+    def ticket(self) -> int:
+        self.tickets += 1
+        return self.tickets
+
+    def commit(self, member: SimMember | None, offsets: dict[Part, int], *, epoch: int | None = None) -> str:
+        ticket = self.ticket()
+        named = tuple(GroupOffset(part[0], part[2], offset, part[1]) for part, offset in offsets.items())
+        who = ("", -1) if member is None else (member.member_id, member.epoch if epoch is None else epoch)
+        self.step(CommitRequested(ticket, "g", named, None, *who))
+        self.settle()
+        return code(self.answers[ticket])
+
+    def delete(self, group: str = "g") -> str:
+        ticket = self.ticket()
+        self.step(DeleteRequested(ticket, group))
+        self.settle()
+        self.given.clear()  # epochs begin anew with the group
+        return code(self.answers[ticket])
+
+
+def code(outcome: Outcome) -> str:
+    return outcome.code.name if isinstance(outcome, Refused) else type(outcome).__name__
+
+
+class SimMember:
+    """One member as a client plays it: it takes what it is told at once, and gives up when ``give_up`` is called."""
+
+    def __init__(self, host: GroupsHost, member_id: str, topics: Iterable[str] = ("t",), **about: Any) -> None:
+        self.host = host
+        self.member_id = member_id
+        named: dict[str, Any] = {"topics": tuple(topics), "session_timeout_ms": SESSION_MS, **about}
+        self.about = About(**named)
+        self.epoch = JOIN
+        self.owned: set[Part] = set()
+        self.assigned: set[Part] = set()
+        self.sequence = 0
+        self.ticket: int | None = None
+        self.refused = ""
+        self.sent: list[HeartbeatRequested] = []
+
+    def send(self, epoch: int | None = None) -> int:
+        self.sequence += 1
+        self.ticket = self.host.ticket()
+        named = topic_partitions(self.owned)
+        epoch = self.epoch if epoch is None else epoch
+        event = HeartbeatRequested(self.ticket, "g", self.member_id, epoch, self.sequence, named, self.about)
+        self.sent.append(event)
+        self.host.step(event)
+        return event.ticket
+
+    def receive(self) -> bool:
+        """Take the answer to the last heartbeat, if it is there."""
+        outcome = self.host.answers.get(self.ticket) if self.ticket is not None else None
+        if outcome is None:
+            return False
+        self.ticket = None
+        if isinstance(outcome, Refused):
+            self.refused = outcome.code.name
+            return True
+        assert isinstance(outcome, Assigned)
+        self.epoch = outcome.member_epoch
+        self.assigned = {
+            (found.topic, found.topic_id, number) for found in outcome.assigned for number in found.partitions
+        }
+        self.owned |= self.assigned
+        return True
+
+    def give_up(self) -> None:
+        self.owned &= self.assigned
+
+    def beat(self) -> None:
+        """A whole turn: say what is, hear what should be, do it."""
+        if self.ticket is None:
+            self.send()
+            self.host.settle()
+        self.receive()
+        self.give_up()
+
+    def leave(self, *, static: bool = False) -> None:
+        self.send(LEAVE_STATIC if static else LEAVE)
+        self.host.settle()
+        self.receive()
+        self.owned.clear()
+
+
+def balance(host: GroupsHost, members: Iterable[SimMember], turns: int = 40) -> None:
+    """Turns until nothing changes any more."""
+    members = list(members)
+    quiet = 0
+    for _ in range(turns):
+        before = [(member.epoch, set(member.owned), set(member.assigned)) for member in members]
+        for member in members:
+            member.beat()
+        host.wait(20)
+        for member in members:
+            member.receive()
+        same = before == [(member.epoch, member.owned, member.assigned) for member in members]
+        quiet = quiet + 1 if same else 0
+        if quiet == 3:
+            return
+
+
+class Chaos:
+    """Members that come, go, die, hang and lose answers, and a coordinator that crashes, by seed."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.host = GroupsHost({"t": self.random.randint(1, 12), "u": self.random.randint(0, 5)})
+        self.host.see()
+        self.members: list[SimMember] = []
+        self.made = 0
+
+    def run(self, steps: int) -> None:
+        acts = [
+            (self._join, 3), (self._beat, 30), (self._give_up, 20), (self._lose_answer, 3), (self._die, 1),
+            (self._leave, 1), (self._commit_append, 30), (self._refuse, 1), (self._crash, 1), (self._time, 6),
+            (self._grow, 1), (self._late_heartbeat, 3),
+        ]  # fmt: skip
+        for _ in range(steps):
+            act = self.random.choices([act for act, _ in acts], [weight for _, weight in acts])[0]
+            act()
+            self._check_clients()
+
+    def _check_clients(self) -> None:
+        """No two that the coordinator has not removed, and be it from an earlier life, believe to have the same
+        partition."""
+        group = self.host.core._active.get("g")
+        known = {name: found.joined for name, found in group.membership.members.items()} if group else {}
+        held: dict[Part, str] = {}
+        for member in self.members:
+            if member.epoch >= known.get(member.member_id, sys.maxsize) and not member.refused:
+                for part in member.owned:
+                    other = held.setdefault(part, member.member_id)
+                    assert other == member.member_id, f"{other} and {member.member_id} both have {part}"
+
+    def _pick(self) -> SimMember | None:
+        return self.random.choice(self.members) if self.members else None
+
+    def _join(self) -> None:
+        if len(self.members) < 6:
+            self.made += 1
+            topics = self.random.choice([("t",), ("t", "u"), ("t", "u")])
+            rack = self.random.choice(["", "a", "b"])
+            self.members.append(SimMember(self.host, f"m{self.made}", topics, rack=rack))
+
+    def _beat(self) -> None:
+        member = self._pick()
+        if member is None:
+            return
+        if member.ticket is None:
+            member.send()
+        else:
+            member.receive()
+        if member.refused:
+            self.members.remove(member)
+
+    def _give_up(self) -> None:
+        member = self._pick()
+        if member is not None:
+            member.give_up()
+
+    def _lose_answer(self) -> None:
+        member = self._pick()
+        if member is not None:
+            member.ticket = None
+
+    def _late_heartbeat(self) -> None:
+        """One that was sent before the last arrives now, perhaps at another coordinator."""
+        member = self._pick()
+        if member is not None and len(member.sent) > 1:
+            late = self.random.choice(member.sent[-4:-1])
+            self.host.step(dataclasses.replace(late, ticket=self.host.ticket()))
+
+    def _die(self) -> None:
+        member = self._pick()
+        if member is not None:
+            self.members.remove(member)
+
+    def _leave(self) -> None:
+        member = self._pick()
+        if member is not None:
+            member.send(LEAVE)
+            self.members.remove(member)
+
+    def _commit_append(self) -> None:
+        if self.host.appends:
+            self.host.commit_one()
+
+    def _refuse(self) -> None:
+        if self.host.appends:
+            self.host.refuse_one()
+
+    def _crash(self) -> None:
+        self.host.crash(keep=self.random.randint(0, len(self.host.appends)))
+        for member in self.members:
+            member.ticket = None
+
+    def _time(self) -> None:
+        self.host.now_ms += self.random.choice([1, 50, 500, 2500])
+        self.host.step(Ticked())
+
+    def _grow(self) -> None:
+        view = self.host.views["u"]
+        self.host.views["u"] = view._replace(partitions=view.partitions + 1)
+        self.host.see()

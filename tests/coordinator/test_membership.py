@@ -1,0 +1,500 @@
+"""Members of a group: one owner at a time, moves one by one, and nothing counts that is not in the log."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from typing import Any
+
+import pytest
+
+from sparklog.coordinator.assignor import Part, TopicView
+from sparklog.coordinator.effects import Assigned
+from sparklog.coordinator.events import Ticked
+from sparklog.coordinator.group_offsets import CommitRequested, GroupSettings, TopicsGone
+from sparklog.coordinator.group_records import decode_group_record
+from sparklog.coordinator.membership import HeartbeatRequested
+from sparklog.protocol.messages import GroupOffset
+from tests.coordinator.group_host import SESSION_MS, Chaos, GroupsHost, SimMember, balance, code
+
+
+def parts(*numbers: int, topic: str = "t") -> set[Part]:
+    return {(topic, f"id-{topic}", number) for number in numbers}
+
+
+def group(host: GroupsHost, size: int, **about: Any) -> list[SimMember]:
+    members = [SimMember(host, f"m{number}", **about) for number in range(size)]
+    host.see()
+    balance(host, members)
+    return members
+
+
+def loads(members: list[SimMember]) -> list[int]:
+    return sorted(len(member.owned) for member in members)
+
+
+def test_members_come_and_go_and_only_what_must_moves() -> None:
+    host = GroupsHost({"t": 10})
+    members = group(host, 3)
+    assert loads(members) == [3, 3, 4]
+    before = {member.member_id: set(member.owned) for member in members}
+    members[0].leave()
+    balance(host, members[1:])
+    assert loads(members[1:]) == [5, 5]
+    assert all(before[member.member_id] <= member.owned for member in members[1:])
+    last = SimMember(host, "m3")
+    balance(host, [*members[1:], last])
+    assert loads([*members[1:], last]) == [3, 3, 4]
+    described = host.core.describe("g")
+    assert described is not None
+    assert described.state == "stable"
+    assert [len(found.owned[0].partitions) for found in described.members] == [
+        len(m.owned) for m in [*members[1:], last]
+    ]
+
+
+def test_a_partition_is_given_only_when_it_was_given_up() -> None:
+    host = GroupsHost({"t": 4})
+    (first,) = group(host, 1)
+    second = SimMember(host, "m9")
+    first.send()
+    second.send()
+    host.settle()
+    assert second.ticket is not None and not second.receive(), "nothing is free: its heartbeat waits"
+    assert first.receive()
+    assert (first.owned, len(first.assigned)) == (parts(0, 1, 2, 3), 2)
+    host.wait(1000)
+    first.send()
+    host.settle()
+    assert not second.receive(), "nothing was given up yet"
+    first.receive()
+    first.give_up()
+    first.send()
+    host.settle()
+    assert second.receive(), "at once, without another heartbeat"
+    assert second.owned == parts(0, 1, 2, 3) - first.owned
+    assert second.epoch == host.core.describe("g").group_epoch  # type: ignore[union-attr]
+
+
+def test_a_heartbeat_without_news_is_kept_and_answered_in_time() -> None:
+    host = GroupsHost({"t": 4})
+    (member,) = group(host, 1, heartbeat_interval_ms=1500)
+    member.receive()
+    appended = len(host.log)
+    member.send()
+    assert not host.appends
+    host.wait(1300)
+    assert not member.receive()
+    host.wait(300)
+    assert member.receive()
+    earlier, later = member.send(), member.send()
+    assert isinstance(host.answers[earlier], Assigned), "the next one ends the wait"
+    assert later not in host.answers
+    assert len(host.log) == appended, "who only lives writes nothing"
+
+
+def test_who_is_silent_is_removed_and_the_others_take_over_at_once() -> None:
+    host = GroupsHost({"t": 6})
+    members = group(host, 3)
+    dead, alive = members[0], members[1:]
+    began = host.now_ms
+    lost = set(dead.owned)
+    while loads(alive) != [3, 3]:
+        for member in alive:
+            member.beat()
+        host.wait(50)
+        assert host.now_ms < began + SESSION_MS + 1000
+    assert host.now_ms >= began + SESSION_MS - 3000
+    assert "was silent" in host.reports[-1]
+    assert host.commit(dead, dict.fromkeys(lost, 1)) == "UNKNOWN_MEMBER_ID"
+    dead.ticket = None
+    dead.beat()
+    assert dead.refused == "UNKNOWN_MEMBER_ID"
+
+
+def test_who_does_not_give_up_in_time_is_removed() -> None:
+    host = GroupsHost({"t": 4})
+    (slow,) = group(host, 1, rebalance_timeout_ms=10_000, session_timeout_ms=30_000)
+    other = SimMember(host, "m9")
+    for _ in range(19):
+        slow.ticket = None
+        slow.send()
+        other.beat()
+        host.wait(500)
+    assert not other.owned
+    for _ in range(4):
+        if slow.ticket is None:
+            slow.send()
+        slow.receive()
+        other.beat()
+        host.wait(500)
+    assert other.owned == parts(0, 1, 2, 3)
+    assert slow.refused == "UNKNOWN_MEMBER_ID" or (
+        slow.send() and code(host.answers[host.tickets]) == "UNKNOWN_MEMBER_ID"
+    )
+    assert "did not give" in host.reports[-1]
+
+
+def test_commits_are_fenced_by_partition_and_epoch() -> None:
+    host = GroupsHost({"t": 4})
+    (first,) = group(host, 1)
+    assert host.commit(first, dict.fromkeys(parts(0, 1, 2, 3), 5)) == "Done"
+    old_epoch = first.epoch
+    second = SimMember(host, "m9")
+    balance(host, [first, second])
+    moved = dict.fromkeys(second.owned, 9)
+    assert host.commit(first, moved) == "STALE_MEMBER_EPOCH", "it gave them up"
+    assert host.commit(second, moved, epoch=old_epoch) == "STALE_MEMBER_EPOCH", "not its own in that epoch"
+    assert host.commit(second, moved) == "Done"
+    assert host.commit(first, dict.fromkeys(first.owned, 7), epoch=old_epoch) == "Done", "those have been its own since"
+    assert host.commit(None, {("t", "id-t", 0): 0}) == "NON_EMPTY_GROUP"
+    ticket = host.ticket()
+    handed = CommitRequested(ticket, "g", (GroupOffset("t", 0, 42, "id-t"),), ("tx", 1))
+    host.step(handed)
+    host.settle()
+    assert code(host.answers[ticket]) == "Done", "a transaction's decision stands"
+    for member in (first, second):
+        member.leave()
+    assert host.commit(None, {("t", "id-t", 0): 0}) == "Done"
+
+
+def test_what_was_committed_before_giving_up_is_there_when_the_next_one_asks() -> None:
+    host = GroupsHost({"t": 2})
+    (first,) = group(host, 1)
+    second = SimMember(host, "m9")
+    second.send()
+    first.send()
+    host.settle()
+    first.receive()
+    given = first.owned - first.assigned
+    ticket = host.ticket()
+    offsets = tuple(GroupOffset(part[0], part[2], 77, part[1]) for part in given)
+    host.step(CommitRequested(ticket, "g", offsets, None, first.member_id, first.epoch))
+    first.give_up()
+    first.send()  # the commit is not in the log yet
+    host.settle()
+    assert code(host.answers[ticket]) == "Done"
+    assert second.receive() and second.owned == given
+    (place,) = [(part[0], part[2]) for part in given]
+    assert host.core.offsets("g")[place].offset == 77
+    refuses = host.core.refuses_fetch
+    assert refuses("g", second.member_id, second.epoch, [place]) == ""
+    assert "is not member" in refuses("g", first.member_id, first.epoch, [place])
+    assert "has no member" in refuses("g", second.member_id, second.epoch + 1, [place])
+
+
+def test_nothing_is_told_before_it_is_in_the_log() -> None:
+    host = GroupsHost({"t": 2})
+    host.see()
+    member = SimMember(host, "m")
+    member.send()
+    assert not member.receive() and len(host.appends) == 1
+    host.refuse_one()
+    assert member.receive() and member.refused == "COORDINATOR_NOT_AVAILABLE"
+    assert host.core.describe("g") is None
+    member.refused = ""
+    balance(host, [member])
+    assert member.owned == parts(0, 1)
+
+
+def test_a_refused_append_takes_everything_back_and_moves_come_later() -> None:
+    host = GroupsHost({"t": 4})
+    (first,) = group(host, 1)
+    second = SimMember(host, "m9")
+    second.send()
+    host.refuse_one()
+    assert second.receive() and second.refused
+    assert first.owned == parts(0, 1, 2, 3)
+    second.refused = ""
+    began = host.now_ms
+    balance(host, [first, second])
+    assert loads([first, second]) == [0, 4], "not at once: it would be refused again and again"
+    host.wait(1000)
+    balance(host, [first, second])
+    assert loads([first, second]) == [2, 2]
+    assert host.now_ms - began < 5000
+
+
+@pytest.mark.parametrize("keep", [0, 1])
+def test_another_coordinator_goes_on_with_the_same_members(keep: int) -> None:
+    host = GroupsHost({"t": 6})
+    members = group(host, 2)
+    owned = [set(member.owned) for member in members]
+    epoch = members[0].epoch
+    third = SimMember(host, "m9")
+    third.send()
+    host.crash(keep=keep)
+    for member in [*members, third]:
+        member.ticket = None
+    if not keep:
+        third.beat()
+        host.wait(50)
+        balance(host, members)
+    balance(host, [*members, third])
+    assert loads([*members, third]) == [2, 2, 2]
+    assert all(now.owned <= before for now, before in zip(members, owned, strict=True))
+    assert host.core.describe("g").group_epoch > epoch + 1  # type: ignore[union-attr]
+
+
+def test_an_append_that_was_cut_half_way_leaves_one_owner() -> None:
+    """Of a large one the first batches may be in the next leader's log, and the others not."""
+    host = GroupsHost({"t": 4})
+    (first,) = group(host, 1, rebalance_timeout_ms=60_000)
+    second = SimMember(host, "a")  # written first
+    second.send()
+    first.send()
+    host.settle()
+    first.receive()
+    first.give_up()
+    first.send()
+    (append,) = host.appends
+    host.appends = []
+    gift = append.records[0]
+    assert decode_group_record(gift)[0].member_id == "a"  # type: ignore[union-attr]
+    host.log.append(gift)
+    host.core = host._fresh()
+    host.see()
+    host.settle()
+    for member in (first, second):
+        member.ticket = None
+    balance(host, [first, second])
+    assert loads([first, second]) == [2, 2]
+    assert not first.owned & second.owned
+
+
+def test_a_new_coordinator_without_topics_takes_nothing_away() -> None:
+    host = GroupsHost({"t": 4})
+    members = group(host, 2)
+    views, host.views = host.views, {}
+    host.crash()
+    for member in members:
+        member.ticket = None
+    balance(host, members)
+    assert loads(members) == [2, 2]
+    host.views = views
+    host.see()
+    balance(host, members)
+    assert loads(members) == [2, 2]
+
+
+def test_topics_appear_grow_and_go() -> None:
+    host = GroupsHost({"t": 2})
+    members = group(host, 2, topics=("t", "later"))
+    assert loads(members) == [1, 1]
+    host.views["later"] = TopicView("id-later", 2)
+    host.see()
+    balance(host, members)
+    assert loads(members) == [2, 2]
+    host.views["t"] = TopicView("id-t", 4)
+    host.see()
+    balance(host, members)
+    assert loads(members) == [3, 3]
+    appended = len(host.log)
+    host.views["other"] = TopicView("id-other", 9)
+    host.see()
+    host.settle()
+    assert len(host.log) == appended, "a topic that nobody reads"
+    del host.views["t"]
+    host.step(TopicsGone((("t", "id-t"),)))
+    balance(host, members)
+    assert sorted(member.owned for member in members) == sorted([parts(0, topic="later"), parts(1, topic="later")])
+    host.views["later"] = TopicView("made-anew", 2)
+    host.see()
+    balance(host, members)
+    assert {part[1] for member in members for part in member.owned} == {"made-anew"}
+
+
+def test_patterns_name_topics_now_and_later() -> None:
+    host = GroupsHost({"orders-eu": 2, "orders": 1, "__orders-x": 1})
+    (member,) = group(host, 1, topics=(), pattern="orders-.*")
+    assert {part[0] for part in member.owned} == {"orders-eu"}
+    host.views["orders-us"] = TopicView("id", 1)
+    host.see()
+    balance(host, [member])
+    assert {part[0] for part in member.owned} == {"orders-eu", "orders-us"}
+    wrong = SimMember(host, "w", (), pattern="orders-(")
+    wrong.beat()
+    assert wrong.refused == "INVALID_REGULAR_EXPRESSION"
+    host.views["a" * 200] = TopicView("long", 1)
+    host.see()
+    began = time.thread_time()
+    slow = SimMember(host, "s", (), pattern="(a+)+b" * 20)
+    balance(host, [member, slow])
+    assert time.thread_time() - began < 5, "no pattern holds the coordinator up"
+
+
+def test_a_static_member_comes_back_to_what_it_had() -> None:
+    host = GroupsHost({"t": 6})
+    members = [SimMember(host, f"m{number}", instance_id=f"i{number}") for number in range(3)]
+    host.see()
+    balance(host, members)
+    had, others = set(members[0].owned), [set(member.owned) for member in members[1:]]
+    members[0].leave(static=True)
+    host.wait(2000)
+    for member in members[1:]:
+        member.beat()
+    again = SimMember(host, "m0-again", instance_id="i0")
+    balance(host, [again, *members[1:]])
+    assert again.owned == had
+    assert [member.owned for member in members[1:]] == others
+    killed, again.ticket = again, None
+    third = SimMember(host, "m0-third", instance_id="i0")
+    balance(host, [third, *members[1:]])
+    assert third.owned == had, "whoever comes with the id takes over, gone or not"
+    assert host.commit(killed, dict.fromkeys(had, 1)) == "UNKNOWN_MEMBER_ID"
+    killed.beat()
+    assert killed.refused == "FENCED_INSTANCE_ID"
+    host.wait(SESSION_MS + 100)
+    described = host.core.describe("g")
+    assert described is not None and not described.members, "static members expire as well"
+
+
+def test_late_heartbeats_and_lost_answers_harm_nobody() -> None:
+    host = GroupsHost({"t": 2})
+    (first,) = group(host, 1)
+    old = HeartbeatRequested(host.ticket(), "g", first.member_id, first.epoch, first.sequence - 1, (), first.about)
+    host.step(old)
+    host.settle()
+    assert isinstance(host.answers[old.ticket], Assigned)
+    second = SimMember(host, "m9")
+    second.beat()
+    assert not second.owned, "the late heartbeat, which named no partitions, gave none up"
+    joined = SimMember(host, "m10", ("u",))
+    joined.send()
+    host.settle()
+    joined.ticket = None
+    joined.send()
+    host.settle()
+    assert sum(found.member_id == "m10" for found in host.core.describe("g").members) == 1  # type: ignore[union-attr]
+    ahead = SimMember(host, first.member_id)
+    ahead.sequence, ahead.epoch = 1000, 99
+    ahead.beat()
+    assert ahead.refused == "FENCED_MEMBER_EPOCH"
+
+
+def test_a_coordinator_that_was_paused_blames_nobody() -> None:
+    host = GroupsHost({"t": 2})
+    members = group(host, 2)
+    host.now_ms += 20 * SESSION_MS
+    host.step(Ticked())
+    balance(host, members)
+    assert not host.reports
+    assert host.core.describe("g").state == "stable"  # type: ignore[union-attr]
+    host.wait(SESSION_MS + 1)
+    assert len(host.reports) == 2, "but who is silent from then on is removed"
+
+
+def test_an_append_that_takes_long_blames_nobody() -> None:
+    host = GroupsHost({"t": 2})
+    members = group(host, 2)
+    for member in members:
+        member.beat()
+    late = SimMember(host, "m9")
+    late.send()
+    assert host.appends
+    for _ in range(3 * SESSION_MS // 100):
+        host.now_ms += 100
+        host.step(Ticked())
+    host.commit_one()
+    balance(host, [*members, late])
+    assert not host.reports
+
+
+def test_a_heartbeat_of_an_earlier_life_brings_nobody_back() -> None:
+    host = GroupsHost({"t": 2})
+    (ghost,) = group(host, 1)
+    owned, first = set(ghost.owned), ghost.sent[0]
+    host.wait(SESSION_MS + 4000)
+    assert host.reports
+    host.step(dataclasses.replace(first, ticket=host.ticket()))
+    host.settle()
+    assert host.core.describe("g").members, "it has joined, as it says"  # type: ignore[union-attr]
+    ghost.ticket = None
+    ghost.beat()
+    assert ghost.refused == "UNKNOWN_MEMBER_ID", "but who goes on where it was removed is told so"
+    assert host.commit(ghost, dict.fromkeys(owned, 1)) == "STALE_MEMBER_EPOCH"
+
+
+def test_groups_with_members_are_neither_deleted_nor_forgotten() -> None:
+    host = GroupsHost({"t": 2}, GroupSettings(retention_ms=60_000, max_size=2))
+    members = group(host, 2)
+    third = SimMember(host, "m9")
+    third.beat()
+    assert third.refused == "GROUP_MAX_SIZE_REACHED"
+    for _ in range(30):
+        for member in members:
+            member.beat()
+        host.wait(2500)
+        for member in members:
+            member.receive()
+    assert host.core.names() == ["g"]
+    assert host.delete() == "NON_EMPTY_GROUP"
+    host.commit(members[0], dict.fromkeys(members[0].owned, 3))
+    for member in members:
+        member.leave()
+    assert host.core.describe("g").state == "empty"  # type: ignore[union-attr]
+    assert host.delete() == "Done"
+    assert (host.core.names(), host.core.live_records, host.delete()) == ([], 0, "GROUP_ID_NOT_FOUND")
+    balance(host, [back := SimMember(host, "back")])
+    assert len(back.owned) == 2
+    back.leave()
+    host.wait(130_000)
+    assert host.core.names() == []
+
+
+@pytest.mark.parametrize("seeds", [range(at, at + 50) for at in range(0, 200, 50)], ids=str)
+def test_whatever_happens_there_is_one_owner_and_balance_comes_back(seeds: range) -> None:
+    for seed in seeds:
+        chaos = Chaos(seed)
+        chaos.run(250)
+        host, members = chaos.host, chaos.members
+        host.settle()
+        host.wait(SESSION_MS // 2)
+        for _ in range(60):
+            for member in members:
+                member.ticket = None if member.ticket not in host.answers else member.ticket
+                member.beat()
+            host.wait(200)
+            for member in list(members):
+                member.receive()
+                if member.refused:
+                    members.remove(member)
+            chaos._check_clients()
+        owned = [part for member in members for part in member.owned]
+        assert len(owned) == len(set(owned)), f"seed {seed}"
+        read = {name for member in members for name in member.about.topics}
+        expected = {(name, f"id-{name}", n) for name in read for n in range(host.views[name].partitions)}
+        assert set(owned) == expected, f"seed {seed}"
+
+
+@pytest.mark.alone
+def test_a_thousand_members_join_and_one_dies() -> None:
+    """Ten thousand partitions: everything that a coordinator does about one death, in processor time."""
+    host = GroupsHost({f"t{number}": 100 for number in range(100)})
+    host.see()
+    names = tuple(host.views)
+    members = [SimMember(host, f"m{number:04}", names, session_timeout_ms=600_000) for number in range(1000)]
+    for member in members:
+        member.send()
+    for _ in range(6):
+        host.settle()
+        host.wait(300)
+        for member in members:
+            member.receive()
+            member.give_up()
+            if member.ticket is None:
+                member.send()
+    assert {len(member.owned) for member in members} == {10}
+    dead, alive = members[500], members[501:] + members[:500]
+    before = {member.member_id: set(member.owned) for member in alive}
+    host.now_ms += 1000
+    began = time.thread_time()
+    dead.send(-1)
+    assert time.thread_time() - began < 0.25
+    host.settle()
+    host.wait(300)
+    for member in alive:
+        member.receive()
+    assert sum(len(member.owned) for member in alive) == 10_000
+    moved = set().union(*(member.owned - before[member.member_id] for member in alive))
+    assert moved == dead.owned, "nothing else has moved"
