@@ -182,7 +182,7 @@ def hold_back(cluster: ProcessCluster, reader: BlockingConnection) -> Load:
         load = Load(cluster)
         wait_until(lambda: load.begun == PRODUCERS * EACH, PATIENCE_S, "all of the load to be under way")
         wait_until(lambda: counter(cluster, "requests.queued.bytes") >= QUEUED, PATIENCE_S, "the queue to be full")
-        # With each of these answers it has had a turn to read from every producer as well, had it wanted to: all there is.
+        # With each of these answers it has had a turn to read from the producers as well: more than they have in all.
         for count in range(100):
             fetched, body = fetch(reader, TOPIC, count % EARLIER, max_bytes=1)
             assert (fetched.batch_count, fetched.high_watermark) == (1, EARLIER) and len(body) > RECORD
