@@ -179,6 +179,9 @@ class Producer:
         typed topic ``value`` is a mapping of its columns, and key, headers and timestamp are among those. Without
         ``partition`` the key decides, by Kafka's murmur2; without a key, batches take turns.
 
+        Callbacks of futures are called by the I/O thread, or by a thread that is in ``send`` or ``result`` and acts for
+        it: a lock that is held around these is not to be taken in a callback.
+
         Raises:
             BrokerError: UNKNOWN_TOPIC_OR_PARTITION, INVALID_TOPIC_EXCEPTION, SCHEMA_MISMATCH.
             BufferFull: no room within ``max_block_s``.
