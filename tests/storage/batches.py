@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pyarrow as pa
+import pytest
 
 from sparklog.config import TopicConfig, broker_config, topic_config
+from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import OffsetRange, TopicPartition, TopicSchema
 from sparklog.record.codec import decode_batch, encode_batch
 from sparklog.record.header import BatchHeader, unpack_headers
@@ -153,3 +155,7 @@ def commit_and_seal(log: Log, high_watermark: int | None = None) -> int:
         job.run()
         log.seal_finished(job)
     return len(jobs)
+
+
+def refused(code: ErrorCode):  # type: ignore[no-untyped-def]
+    return pytest.raises(BrokerError, match=f"^{code.name}: ")

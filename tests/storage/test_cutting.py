@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sparklog.errors import BrokerError, ErrorCode
+from sparklog.errors import ErrorCode
 from sparklog.model import EpochEnd, OffsetRange
 from sparklog.storage.log import Log
 from sparklog.storage.log_set import LogDirectory
@@ -23,11 +23,8 @@ from tests.storage.batches import (
     open_directory,
     read_numbers,
     read_slices,
+    refused,
 )
-
-
-def refused(code: ErrorCode):  # type: ignore[no-untyped-def]
-    return pytest.raises(BrokerError, match=f"^{code.name}: ")
 
 
 def test_truncate_goes_to_the_batch_boundary_below(log: Log) -> None:

@@ -20,11 +20,8 @@ from tests.storage.batches import (
     fill,
     open_directory,
     read_numbers,
+    refused,
 )
-
-
-def refused(code: ErrorCode):  # type: ignore[no-untyped-def]
-    return pytest.raises(BrokerError, match=f"^{code.name}: ")
 
 
 def test_a_full_disk_refuses_the_append_and_leaves_the_log_as_it_was(disk: SimDisk, log: Log) -> None:

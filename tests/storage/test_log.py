@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sparklog.errors import BrokerError, ErrorCode, StorageError
+from sparklog.errors import ErrorCode, StorageError
 from sparklog.model import EpochEnd, OffsetRange
 from sparklog.record.codec import NO_TIMESTAMP
 from sparklog.record.header import Flag, unpack_headers
@@ -24,11 +24,8 @@ from tests.storage.batches import (
     follow,
     open_directory,
     read_numbers,
+    refused,
 )
-
-
-def refused(code: ErrorCode):  # type: ignore[no-untyped-def]
-    return pytest.raises(BrokerError, match=f"^{code.name}: ")
 
 
 def test_an_empty_log_has_no_files(disk: SimDisk, log: Log) -> None:

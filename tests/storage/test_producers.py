@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from sparklog.errors import BrokerError, ErrorCode
+from sparklog.errors import ErrorCode
 from sparklog.model import OffsetRange
 from sparklog.record.header import BatchHeader
 from sparklog.storage.log import Log
@@ -20,7 +20,7 @@ from sparklog.storage.producers import (
     with_batch,
 )
 from sparklog.testing.sim_disk import SimDisk
-from tests.storage.batches import TP, append, batch, commit_and_seal, create_log, follow, open_directory
+from tests.storage.batches import TP, append, batch, commit_and_seal, create_log, follow, open_directory, refused
 
 P = 9  #: a producer id
 
@@ -36,10 +36,6 @@ def entry_after(*first_sequences: int, epoch: int = 0) -> ProducerEntry:
         entry = with_batch(entry, header(first, epoch=epoch, base_offset=100 * number))
     assert entry is not None
     return entry
-
-
-def refused(code: ErrorCode):  # type: ignore[no-untyped-def]
-    return pytest.raises(BrokerError, match=f"^{code.name}: ")
 
 
 def test_next_in_line_is_new() -> None:
