@@ -13,9 +13,11 @@ from collections.abc import Sequence
 import typer
 
 from sparklog.cli.brokers import brokers
+from sparklog.cli.config import config
 from sparklog.cli.consume import consume
 from sparklog.cli.controller import controller
 from sparklog.cli.groups import groups
+from sparklog.cli.partitions import partitions
 from sparklog.cli.produce import produce
 from sparklog.cli.segments import segments
 from sparklog.cli.topics import topics
@@ -45,6 +47,8 @@ app.command("consume")(consume)
 app.add_typer(groups, name="groups")
 app.add_typer(transactions, name="transactions")
 app.add_typer(brokers, name="brokers")
+app.add_typer(partitions, name="partitions")
+app.add_typer(config, name="config")
 app.add_typer(segments, name="segments")
 app.command("controller")(controller)
 

@@ -190,3 +190,4 @@ class DescribeBrokerReply(Message, frozen=True, tag="describe_broker_reply"):
     state: str  #: running, stopping
     replicas: tuple[ReplicaDescription, ...]
     counters: dict[str, int]
+    settings: dict[str, str] = {}  #: in force, with the topic defaults that were set
