@@ -1,4 +1,4 @@
-"""``sparklog config``: settings of topics and brokers: which there are, which are in force and since where, changing them."""
+"""``sparklog config``: which settings there are, which are in force and where from, and changing them."""
 
 from __future__ import annotations
 

@@ -18,8 +18,10 @@ from sparklog.cli.consume import consume
 from sparklog.cli.controller import controller
 from sparklog.cli.groups import groups
 from sparklog.cli.partitions import partitions
+from sparklog.cli.perf import perf
 from sparklog.cli.produce import produce
 from sparklog.cli.segments import segments
+from sparklog.cli.top import top
 from sparklog.cli.topics import topics
 from sparklog.cli.transactions import transactions
 from sparklog.client.errors import ClientTimeout
@@ -49,6 +51,8 @@ app.add_typer(transactions, name="transactions")
 app.add_typer(brokers, name="brokers")
 app.add_typer(partitions, name="partitions")
 app.add_typer(config, name="config")
+app.add_typer(perf, name="perf")
+app.command("top")(top)
 app.add_typer(segments, name="segments")
 app.command("controller")(controller)
 

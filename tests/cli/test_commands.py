@@ -497,7 +497,7 @@ def test_usage_errors_are_one_line(cli: Cli, monkeypatch: pytest.MonkeyPatch) ->
     assert "Did you mean 'list'" in cli("topics", "lst").err
     monkeypatch.delenv("SPARKLOG_BOOTSTRAP")
     assert cli("topics", "list").err == (
-        "sparklog: no brokers named: give --bootstrap host:port or set SPARKLOG_BOOTSTRAP_SERVERS\n"
+        "sparklog: no brokers named: give --bootstrap host:port or set SPARKLOG_BOOTSTRAP\n"
     )
     assert "is no host:port" in cli("topics", "list", "-b", "a:b:c").err
 
@@ -517,7 +517,7 @@ def test_nobody_there_is_exit_3(cli: Cli) -> None:
 
 @pytest.mark.parametrize("command", ["produce", "consume"])
 def test_a_wrong_address_is_told_before_the_time_is_up(command: str, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(f"sparklog.cli.{command}.FIRST_CONTACT_S", 0.2)
+    monkeypatch.setattr("sparklog.cli.options.FIRST_CONTACT_S", 0.2)
     result = cli(command, "t", "-b", "127.0.0.1:1")
     assert (result.code, "tried for 0.2 s" in result.err) == (3, True)
 
