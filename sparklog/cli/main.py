@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import typer
 
 from sparklog.cli.brokers import brokers
+from sparklog.cli.cluster import cluster
 from sparklog.cli.config import config
 from sparklog.cli.consume import consume
 from sparklog.cli.controller import controller
@@ -43,6 +44,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.add_typer(cluster, name="cluster")
 app.add_typer(topics, name="topics")
 app.command("produce")(produce)
 app.command("consume")(consume)
