@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import io
 import json
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.csv
@@ -17,29 +14,17 @@ import pyarrow.parquet
 import pytest
 from typer.testing import CliRunner
 
-from sparklog.cli.main import app, run
+from sparklog.cli.main import app
 from sparklog.cli.options import byte_count
 from sparklog.cli.output import print_table
 from sparklog.client.consumer import Consumer
 from sparklog.client.producer import Producer
 from sparklog.protocol.messages import GroupDescription, HangingTransaction, MemberDescription, TopicPartitions
+from tests.cli.in_process import Cli, Result, in_process
 from tests.client.fake_cluster import FakeCluster
 
 TYPED = pa.schema([("carrier", pa.string()), ("delay", pa.float64())])
 ROWS = pa.table({"carrier": ["UA", "AA", None], "delay": [1.5, None, -2.0]}, schema=TYPED)
-
-
-class Result(NamedTuple):
-    code: int
-    out: bytes
-    err: str
-
-    @property
-    def text(self) -> str:
-        return self.out.decode()
-
-
-Cli = Callable[..., Result]
 
 
 @pytest.fixture
@@ -53,20 +38,7 @@ def cli(fake: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> Cli:
     monkeypatch.setenv("SPARKLOG_BOOTSTRAP", fake.bootstrap)
     monkeypatch.setenv("COLUMNS", "200")
 
-    def call(*arguments: object, stdin: bytes = b"") -> Result:
-        out, err = io.BytesIO(), io.StringIO()
-        stdout = io.TextIOWrapper(out, write_through=True)
-        with monkeypatch.context() as patch:
-            patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
-            patch.setattr(sys, "stdout", stdout)
-            patch.setattr(sys, "stderr", err)
-            code = run([str(argument) for argument in arguments])
-            stdout.flush()
-            found = out.getvalue()
-            stdout.detach()
-        return Result(code, found, err.getvalue())
-
-    return call
+    return in_process
 
 
 def table_of(fake: FakeCluster, topic: str) -> pa.Table:
