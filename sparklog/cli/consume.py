@@ -48,7 +48,7 @@ def consume(
     partition: Annotated[list[int] | None, typer.Option("--partition", help="Only this one; repeatable.")] = None,
     count: Annotated[int | None, typer.Option("--count", "-n", min=0, help="Stop after so many records.")] = None,
     follow: Annotated[
-        bool, typer.Option("--follow/--exit", "/-e", help="Wait for records to come, or end where the topics end now.")
+        bool, typer.Option("--follow/--exit", " /-e", help="Wait for records to come, or end where the topics end now.")
     ] = False,
     kind: Annotated[
         Format | None, typer.Option("--format", "-f", help="Default: text; arrow where --output says so.")

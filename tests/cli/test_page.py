@@ -97,11 +97,11 @@ def name_of(words: list[str]) -> str:
 @pytest.mark.timeout(240)
 def test_every_command_of_the_page_runs_as_it_stands_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = {"offsets.topic.num.partitions": "1", "transaction.state.log.num.partitions": "1"}
-    with SupervisedCluster(tmp_path, settings=settings) as cluster:
+    with SupervisedCluster(tmp_path, brokers=4, settings=settings) as cluster:
         monkeypatch.setenv("SPARKLOG_BOOTSTRAP", cluster.bootstrap)
         monkeypatch.setenv("COLUMNS", "200")
         monkeypatch.chdir(tmp_path)
-        for number in range(3):
+        for number in range(4):
             Path(f"broker-{number}").mkdir()
             Path(f"broker-{number}/logs").symlink_to(tmp_path / f"slot-{number}")
         for line in lines_of("-A cluster"):
