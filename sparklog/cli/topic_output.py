@@ -49,13 +49,13 @@ class Health(NamedTuple):
         if sum(self) > 1:
             raise ConfigError("give one of --under-replicated, --unavailable, --under-min-isr, --at-min-isr")
         default = cluster_default(admin, _MIN_ISR) if self.under_min_isr or self.at_min_isr else ""
-        picked = []
-        for topic in found:
-            wanted = self._wanted(topic, default)
-            partitions = tuple(part for part in topic.partitions if wanted(part))
-            if partitions:
-                picked.append(replace(topic, partitions=partitions))
-        return picked
+        picked = [self.only(topic, default) for topic in found]
+        return [topic for topic in picked if topic.partitions]
+
+    def only(self, topic: TopicDescription, default_min_isr: str) -> TopicDescription:
+        """With such partitions alone. Pure."""
+        wanted = self._wanted(topic, default_min_isr)
+        return replace(topic, partitions=tuple(part for part in topic.partitions if wanted(part)))
 
     def _wanted(self, topic: TopicDescription, default: str) -> Callable[[PartitionDescription], bool]:
         if self.unavailable:

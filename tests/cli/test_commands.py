@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -20,25 +19,11 @@ from sparklog.cli.output import print_table
 from sparklog.client.consumer import Consumer
 from sparklog.client.producer import Producer
 from sparklog.protocol.messages import GroupDescription, HangingTransaction, MemberDescription, TopicPartitions
-from tests.cli.in_process import Cli, Result, in_process
+from tests.cli.in_process import Cli, Result
 from tests.client.fake_cluster import FakeCluster
 
 TYPED = pa.schema([("carrier", pa.string()), ("delay", pa.float64())])
 ROWS = pa.table({"carrier": ["UA", "AA", None], "delay": [1.5, None, -2.0]}, schema=TYPED)
-
-
-@pytest.fixture
-def fake() -> Iterator[FakeCluster]:
-    with FakeCluster() as cluster:
-        yield cluster
-
-
-@pytest.fixture
-def cli(fake: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> Cli:
-    monkeypatch.setenv("SPARKLOG_BOOTSTRAP", fake.bootstrap)
-    monkeypatch.setenv("COLUMNS", "200")
-
-    return in_process
 
 
 def table_of(fake: FakeCluster, topic: str) -> pa.Table:
