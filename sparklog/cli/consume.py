@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from enum import Enum
 from pathlib import Path
@@ -79,6 +80,8 @@ def consume(
 
     Example: sparklog consume flights --from earliest --count 10 --format json
     """
+    if follow and until is not None:
+        raise ConfigError("--until is an end, --follow has none: give one of them")
     kind = _format(kind, output, as_json=as_json, template=template)
     wanted: Any = topics
     if partition:
@@ -96,7 +99,9 @@ def consume(
         open_sink(kind, output, keys=keys, template=Template(template) if template else None) as sink,
     ):
         starts = {tp: consumer.position(tp) for tp in consumer.assignment}  # before the ends, which may move on
-        ends = None if follow else _ends(consumer, until, bootstrap, timeout)
+        ends = None if follow else consumer.end_offsets()
+        if ends is not None and until is not None:
+            ends = _first_of(servers(bootstrap), ends, until, isolation=isolation, timeout_s=timeout)
         total = None if ends is None else sum(max(0, end - starts[tp]) for tp, end in ends.items())
         with bar("reading", total if count is None else min(total or count, count), hidden=watched) as progress:
             read = 0
@@ -152,16 +157,29 @@ def _seek(consumer: Consumer, number: int) -> None:
         consumer.seek(tp, number if number >= 0 else max(consumer.position(tp), ends[tp] + number))
 
 
-def _ends(consumer: Consumer, until: str | None, bootstrap: str | None, timeout_s: float) -> dict[TopicPartition, int]:
-    """Where to end: where the partitions end now, or at the first record of a time."""
-    ends = consumer.end_offsets()
-    if until is None:
-        return ends
+def _first_of(
+    bootstrap: str, ends: Mapping[TopicPartition, int], until: str, *, isolation: Level, timeout_s: float
+) -> dict[TopicPartition, int]:
+    """Where each partition has its first record of that time or later; its end where there is none.
+
+    Raises:
+        ConfigError: ``until`` is no time.
+        ClientTimeout: the records from there on cannot be read.
+    """
     at = point_in_time(until)
     if at is None:
         raise ConfigError(f"--until {until!r}: expected {TIMES}")
-    with open_admin(bootstrap, timeout_s) as admin:
-        return {tp: min(end, ends[tp]) for tp, end in admin.list_offsets(ends, at=at).items()}
+    # Brokers know times batch by batch; who reads from a time finds the record.
+    found: dict[TopicPartition, int] = {}
+    with Consumer(bootstrap, list(ends), start=at, isolation=isolation.value, timeout_s=timeout_s) as ahead:
+        deadline = time.monotonic() + timeout_s
+        while any(tp not in found and ahead.position(tp) < end for tp, end in ends.items()):
+            if time.monotonic() > deadline:
+                raise ClientTimeout(f"the records of {until} were not found within {timeout_s:g} s")
+            for batch in ahead.poll(1.0):
+                place = origin(batch)
+                found.setdefault(TopicPartition(place.topic, place.partition), place.offset)
+    return {tp: min(end, found.get(tp, end)) for tp, end in ends.items()}
 
 
 def _batches(
