@@ -19,6 +19,7 @@ def handle_describe_broker(
 ) -> None:
     replicas = [_describe(partition) for partition in sorted(broker.partitions, key=lambda hosted: hosted.tp)]
     replicas += [_describe_log(log) for log in broker.partitions.unclaimed_logs()]
+    queued, most_queued = connection.server_queue
     connection.reply(
         DescribeBrokerReply(
             request.cid,
@@ -29,7 +30,7 @@ def handle_describe_broker(
             broker.log_dir,
             broker.state,
             tuple(replicas),
-            dict(broker.counters),
+            {**broker.counters, "requests.queued.bytes": queued, "requests.queued.bytes.max": most_queued},
             in_force(broker.config),
         )
     )

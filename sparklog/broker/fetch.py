@@ -181,7 +181,10 @@ class _OpenFetch:
 
     def _look(self) -> None:
         """Look at all partitions that are new or moved. What the size limit leaves no room for is not looked at, and
-        stays due in its session."""
+        stays due in its session; nothing is while the peer does not read."""
+        if self._peer_is_full():
+            self._looks = {}
+            return
         if not self._stale:
             return
         stale, self._stale = self._stale, {}
@@ -203,7 +206,14 @@ class _OpenFetch:
             self._looks[key] = look
             left -= look.cost
 
+    def _peer_is_full(self) -> bool:
+        """A consumer that does not read what it has been answered gets no more records: each of the fetches that wait
+        on its connection would put an answer into memory. It asks again when it has read."""
+        return not (self.of_follower or self.connection.writable)
+
     def _enough(self) -> bool:
+        if self._peer_is_full():
+            return True
         self._look()
         size = 0
         for look in self._looks.values():

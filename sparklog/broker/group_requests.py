@@ -15,6 +15,7 @@ from sparklog.coordinator.membership import HeartbeatRequested
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import TopicPartition
 from sparklog.net.server import ServerConnection
+from sparklog.protocol.fields import MAX_ENTRIES
 from sparklog.protocol.messages import (
     Ack,
     CommitOffsets,
@@ -33,6 +34,9 @@ from sparklog.protocol.messages import (
     PartitionResult,
 )
 
+#: Topics that a member may name.
+MAX_TOPICS = 10_000
+
 
 def handle_commit_offsets(
     broker: BrokerState, connection: ServerConnection, request: CommitOffsets, body: memoryview
@@ -41,7 +45,7 @@ def handle_commit_offsets(
     refused: dict[int, PartitionResult] = {}
     taken: list[GroupOffset] = []
     for number, offset in enumerate(request.offsets):
-        detail = _unknown(broker, offset) if request.transaction is None else ""
+        detail = _unknown(broker, offset, member=bool(request.member_id)) if request.transaction is None else ""
         if detail:
             refused[number] = PartitionResult(
                 offset.topic, offset.partition, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, detail
@@ -83,10 +87,13 @@ def commit_offsets(
     host.ask(lambda ticket: CommitRequested(ticket, request.group, named, request.transaction, *member), outcome)
 
 
-def _unknown(broker: BrokerState, offset: GroupOffset) -> str:
-    """Why there can be no offset for this partition, or the empty string."""
+def _unknown(broker: BrokerState, offset: GroupOffset, *, member: bool) -> str:
+    """Why there can be no offset for this partition, or the empty string. What a member owns exists, though this broker
+    may be the last to hear of it, unless it was deleted."""
     if offset.offset < 0:
         return f"{offset.topic}-{offset.partition}: offset {offset.offset} found, 0 or more expected"
+    if member and offset.topic_id and offset.topic_id not in broker.cache.forgotten:
+        return ""
     tp = TopicPartition(offset.topic, offset.partition)
     return "" if broker.cache.partition(tp) is not None else f"no partition {tp} is known here"
 
@@ -116,6 +123,7 @@ def handle_heartbeat(broker: BrokerState, connection: ServerConnection, request:
     """Answered when the coordinator has news for the member, or its heartbeat interval is over."""
     if not request.member_id:
         raise BrokerError(ErrorCode.INVALID_REQUEST, f"group {request.group!r}: a member id found that is empty")
+    _check_sizes(request)
     _check_times(request, broker.config)
     about = About(
         tuple(dict.fromkeys(request.topics)),
@@ -138,6 +146,17 @@ def handle_heartbeat(broker: BrokerState, connection: ServerConnection, request:
 
     member = (request.group, request.member_id, request.member_epoch, request.sequence, request.owned, about)
     broker.coordinators.groups.of(request.group).ask(lambda ticket: HeartbeatRequested(ticket, *member), answered)
+
+
+def _check_sizes(request: Heartbeat) -> None:
+    """What is kept of a member, and written, stays small beside one append. Raises BrokerError INVALID_REQUEST."""
+    owned = sum(len(found.partitions) for found in request.owned)
+    if owned > MAX_ENTRIES:
+        detail = f"{owned} partitions found that a member owns, {MAX_ENTRIES} at most expected"
+        raise BrokerError(ErrorCode.INVALID_REQUEST, f"group {request.group!r}: {detail}")
+    if len(request.topics) > MAX_TOPICS:
+        detail = f"{len(request.topics)} topics found, {MAX_TOPICS} at most expected: name a pattern"
+        raise BrokerError(ErrorCode.INVALID_REQUEST, f"group {request.group!r}: {detail}")
 
 
 def _check_times(request: Heartbeat, config: BrokerConfig) -> None:

@@ -197,6 +197,8 @@ class Partition:
         self._append_refused = None
         self.step(event)
         self._incoming = None
+        if event.code == ErrorCode.NONE:
+            self.log.caught_up(event.high_watermark)
         return self._append_refused
 
     def advance_log_start(self, offset: int) -> None:

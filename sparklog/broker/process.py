@@ -462,6 +462,8 @@ class BrokerProcess:
         assert self._directory is not None
         try:
             if self._log_error is None and self._registry is not None:
+                if self._upkeep is not None:
+                    self._upkeep.ended()
                 self._directory.write_clean_marker()
         except SparklogError as error:
             _log.error("no clean stop: %s", error)

@@ -44,6 +44,8 @@ class Upkeep:
         self._seals: dict[Partition, deque[SealJob]] = {}
         self._holds = GroupHolds(broker)
         self._closed = False
+        #: What a thread met first: heard at the end also when nobody waits for its work any more.
+        self._failure: StorageError | None = None
         #: Partitions and logs with files when the collector was last spared.
         self._spared = 0
 
@@ -59,6 +61,26 @@ class Upkeep:
         self._holds.close()
         self._pool.shutdown(wait=False, cancel_futures=True)
         self._flush_pool.shutdown(wait=False, cancel_futures=True)
+
+    def ended(self) -> None:
+        """After ``close``: wait for what still runs in threads. Blocks. A disk tells once that it has lost something:
+        who flushes the same files afterwards would be told that all is well.
+
+        Raises:
+            StorageError: a flush or a seal has failed.
+        """
+        self._pool.shutdown(wait=True)
+        self._flush_pool.shutdown(wait=True)
+        if self._failure is not None:
+            raise self._failure
+
+    def _noted(self, work: Callable[[], None]) -> None:
+        """In a thread."""
+        try:
+            work()
+        except StorageError as error:
+            self._failure = self._failure or error
+            raise
 
     def committed(self, partition: Partition) -> None:
         """The high watermark moved: a rolled segment may have become complete."""
@@ -80,7 +102,7 @@ class Upkeep:
         try:
             while waiting and not self._closed:
                 job = waiting.popleft()
-                await asyncio.get_running_loop().run_in_executor(self._pool, job.run)
+                await asyncio.get_running_loop().run_in_executor(self._pool, self._noted, job.run)
                 partition.log.seal_finished(job)
                 self._broker.counters["segments.sealed"] += job.done
         except StorageError as error:
@@ -158,7 +180,7 @@ class Upkeep:
 
     async def _flush_one(self, partition: Partition, job: FlushJob) -> None:
         try:
-            await asyncio.get_running_loop().run_in_executor(self._flush_pool, job.run)
+            await asyncio.get_running_loop().run_in_executor(self._flush_pool, self._noted, job.run)
         except StorageError as error:
             self._broker.log_failed(partition, error)
         else:

@@ -1,7 +1,7 @@
 """The ``sparklog`` command as a whole, and what becomes of errors: one line on stderr and an exit code, never a trace.
 
 Exit codes: 0 done; 1 the cluster refused or something broke; 2 the command or its settings are wrong; 3 not done in
-time or nobody reached; 130 Ctrl-C; 141 whoever read the output has gone.
+time or nobody reached; 130 Ctrl-C; 141 whoever read the output has gone. docs/cli.md has every command.
 """
 
 from __future__ import annotations
@@ -39,7 +39,10 @@ _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 
 app = typer.Typer(
     name="sparklog",
-    help="Topics, records, groups, transactions and brokers of a sparklog cluster.",
+    help="Topics, records, groups, transactions and brokers of a sparklog cluster."
+    " Exit codes: 0 done, 1 refused or broken, 2 wrong command or setting, 3 no answer in time, 130 Ctrl-C or no,"
+    " 141 nobody reads.\n\n"
+    "Example: SPARKLOG_BOOTSTRAP=127.0.0.1:9092 sparklog topics list",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},

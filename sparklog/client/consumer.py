@@ -163,6 +163,7 @@ class Consumer:
                 on_revoke=on_revoke,
                 on_lost=on_lost,
                 commit_timeout_s=min(timeout_s, session_timeout_ms / 1000),
+                start_moves=start == "latest",
             )
             self._fetcher.wake_fd = self._session.wake_fd
         except BaseException:
@@ -172,10 +173,15 @@ class Consumer:
     def close(self) -> None:
         """End the connections. Positions are forgotten. A group's consumer leaves it at once, and commits where it
         does so by itself; otherwise nothing is committed. Idempotent."""
+        self._close(processed=True)
+
+    def _close(self, *, processed: bool) -> None:
         reading, self._reading = self._reading, None
         try:
             if reading is not None:
-                reading.close()
+                reading.close(processed=processed)
+            elif self._session is not None:
+                self._session.close()
         finally:
             self._ready.clear()
             self._fetcher.wake_fd = None
@@ -188,7 +194,8 @@ class Consumer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        """As ``close``. Of a block that failed nothing is committed: what it was at comes again."""
+        self._close(processed=kind is None)
 
     # --- reading ---
 

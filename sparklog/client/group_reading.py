@@ -52,7 +52,10 @@ class GroupReading:
         on_revoke: OnPartitions | None,
         on_lost: OnPartitions | None,
         commit_timeout_s: float,
+        start_moves: bool = False,
     ) -> None:
+        """``start_moves``: where partitions begin that nobody has committed is another place later. It is committed as
+        a position is, or whoever has them next would pass over what came meanwhile."""
         self._reader = reader
         self._session = session
         self._auto_commit_s = auto_commit_s
@@ -60,6 +63,7 @@ class GroupReading:
         self._on_revoke = on_revoke
         self._on_lost = on_lost or on_revoke
         self._commit_timeout_s = commit_timeout_s
+        self._start_moves = start_moves
         self._life = 0
         self._places: dict[TopicPartition, Place] = {}
         #: Positions that are committed, or were begun from.
@@ -124,7 +128,7 @@ class GroupReading:
         return {tp: at for tp, at in self._reader.positions().items() if self._committed.get(tp) != at}
 
     def _note(self, positions: Mapping[TopicPartition, int], ended: Future[None]) -> None:
-        if ended.exception() is None:
+        if not ended.cancelled() and ended.exception() is None:
             self._committed.update(positions)
 
     def _commit_now(self, partitions: Sequence[TopicPartition]) -> None:
@@ -153,6 +157,8 @@ class GroupReading:
                 if self._auto_commit_s is not None:
                     self._commit_now(partitions)
         finally:
+            if self._asking is not None and not self._asking[0].isdisjoint(places):
+                self._asking = None  # when they come back, others have committed since
             self._forget(partitions)
             self._session.given_up(places)
 
@@ -182,7 +188,10 @@ class GroupReading:
         partitions = [TopicPartition(place[0], place[2]) for place in begun]
         self._places.update(zip(partitions, begun, strict=True))
         positions = self._reader.positions()
-        self._committed.update((tp, positions[tp]) for tp in partitions)
+        for tp, at in zip(partitions, begun.values(), strict=True):
+            self._committed.pop(tp, None)
+            if at is not None or not self._start_moves:
+                self._committed[tp] = positions[tp]
         self._waiting = bool(word.assigned.difference(self._places.values()))
         if partitions and self._on_assign is not None:
             self._on_assign(partitions)
@@ -196,8 +205,10 @@ class GroupReading:
         _log.info("partitions not begun yet: %s", error)
         self._ask_at = time.monotonic() + _AGAIN_S
 
-    def close(self) -> None:
-        """Commit, tell the callback, and leave."""
+    def close(self, *, processed: bool = True) -> None:
+        """Commit, tell the callback, and leave. Not ``processed``: what was handed out last is to come again."""
+        if not processed:
+            self._auto_commit_s = None
         try:
             if self._session.take(self._life).life == self._life and self._places:
                 self._give_up(frozenset(self._places.values()))

@@ -81,7 +81,11 @@ class Word(NamedTuple):
 
 
 class _Commit(NamedTuple):
+    """``epoch``: when it was asked for. What is sent late, under a newer one, could pass for a commit of partitions
+    that were given up since and have come back."""
+
     life: int
+    epoch: int
     offsets: Mapping[Place, int]
     done: Future[None]
 
@@ -172,7 +176,7 @@ class GroupSession:
         done: Future[None] = Future()
         with self._lock:
             if not self._ended:
-                self._commits.append(_Commit(life, offsets, done))
+                self._commits.append(_Commit(life, self._epoch, offsets, done))
                 self._call(self._to_commit.set)
                 return done
         done.set_exception(_closed())
@@ -190,7 +194,8 @@ class GroupSession:
             self._awake()
             self._call(self._to_commit.set)
             self._thread.join(_LEAVE_S + 10)
-            self._close_pipe()
+            if not self._thread.is_alive():  # or it would write into what has these numbers next
+                self._close_pipe()
 
     def _close_pipe(self) -> None:
         os.close(self.wake_fd)
@@ -242,7 +247,8 @@ class GroupSession:
             asyncio.set_event_loop(None)
             self._loop.close()
             for left in self._commits:
-                left.done.set_exception(_closed())
+                if left.done.set_running_or_notify_cancel():
+                    left.done.set_exception(_closed())
 
     async def _live(self) -> None:
         commits = asyncio.ensure_future(self._commit_all())
@@ -403,9 +409,11 @@ class GroupSession:
             while self._commits:
                 first = self._commits.popleft()
                 together = [first]
-                while self._commits and self._commits[0].life == first.life:
+                while self._commits and self._commits[0][:2] == first[:2]:
                     together.append(self._commits.popleft())
-                await self._commit(together)
+                wanted = [one for one in together if one.done.set_running_or_notify_cancel()]
+                if wanted:
+                    await self._commit(wanted)
             if self._closing:
                 return
             self._to_commit.clear()
@@ -430,14 +438,16 @@ class GroupSession:
 
     async def _ask_commit(self, commits: Iterable[_Commit]) -> None:
         offsets: dict[Place, int] = {}
+        epoch = self._epoch
         for commit in commits:
+            epoch = commit.epoch
             if commit.life != self._life:
                 detail = "this consumer was removed from the group, and others may have read its partitions since"
                 raise CommitRefused(ErrorCode.UNKNOWN_MEMBER_ID, detail)
             offsets.update(commit.offsets)
         named = tuple(GroupOffset(place[0], place[2], offset, place[1]) for place, offset in offsets.items())
         attempts = Attempts(self._coordination, timeout_s=self._timeout_s)
-        member = (self._member_id, self._epoch)
+        member = (self._member_id, epoch)
         request = CommitOffsets(0, self._settings.group, named, None, *member)
         try:
             reply = await attempts.ask(request, CommitOffsetsReply)

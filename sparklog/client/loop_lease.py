@@ -10,6 +10,8 @@ and it is recalled by itself soon after it was last used.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import threading
 import time
 from collections import deque
@@ -34,7 +36,10 @@ class LoopLease:
         #: Identity of the thread that acts for the loop now.
         self.thread: int | None = None
         self._home: int | None = None
-        self._guard = threading.Lock()
+        #: A forked child has a copy of this, and the very connections of its parent.
+        self._process = os.getpid()
+        #: Held by who is in. One that can be held twice: then a thread can find out whether it holds it.
+        self._guard = threading.RLock()
         self._entered = 0
         self._running_before: asyncio.AbstractEventLoop | None = None
         self._lending = False
@@ -115,7 +120,9 @@ class LoopLease:
     def enter(self) -> bool:
         """Act for the loop until ``leave``: what belongs to it is this thread's. False: it is not lent, or somebody
         else is in."""
-        if not self.lent or not self._guard.acquire(blocking=False):
+        if not self.lent or self.thread == threading.get_ident() or os.getpid() != self._process:
+            return False
+        if not self._guard.acquire(blocking=False):
             return False
         if self._taken_back():
             self._guard.release()
@@ -133,3 +140,15 @@ class LoopLease:
         self.thread = self._home
         asyncio._set_running_loop(self._running_before)
         self._guard.release()
+
+    def leave_interrupted(self) -> None:
+        """Leave if this thread is in, also where an interrupt came in the middle of ``enter`` or ``leave``: the I/O
+        thread would wait for ever for one that has gone without."""
+        if not self._guard.acquire(blocking=False):
+            return  # somebody else is in
+        self.thread = self._home
+        if asyncio._get_running_loop() is self._loop:
+            asyncio._set_running_loop(self._running_before)
+        with contextlib.suppress(RuntimeError):  # when it is held no more
+            while True:
+                self._guard.release()

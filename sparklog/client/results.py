@@ -79,10 +79,13 @@ class Completion(Protocol):
 
 def tell(resolve: Callable[[T], None], outcome: T) -> None:
     """Resolve a future in the I/O thread. Its callbacks are others' code: one that means to end its thread would end
-    all of the producer, as futures hold back no more than an ``Exception``."""
+    all of the producer, as futures hold back no more than an ``Exception``. But where a caller's thread acts for the
+    I/O thread, an interrupt is that thread's own."""
     try:
         resolve(outcome)
-    except BaseException:
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
+            raise
         _log.exception("a future's callback")
 
 

@@ -164,7 +164,10 @@ class Sender:
         """Called by a thread that will wait until something is ``finished``: the caller who does so for one record
         after the other may do the I/O meanwhile. Returns sooner or later."""
         if not self._lease.lent and self._waits_in_turn():
-            self._lease.borrow(lambda: not self._needs_loop())
+            try:
+                self._lease.borrow(lambda: not self._needs_loop())
+            except RuntimeError:
+                return  # the thread has just ended, and all that was open with it
             if not self._lease.lent:
                 self._waits = -_WAITS_IN_TURN  # something goes on that will take a moment
         if self._lease.lent:
@@ -180,6 +183,16 @@ class Sender:
 
     def _act(self, work: Callable[[], None]) -> bool:
         """Do some of the thread's work in its place, if it has lent its loop. False: not done."""
+        if self.on_io_thread():
+            return False  # in a callback: it is doing some already
+        try:
+            return self._act_inside(work)
+        except BaseException:
+            self._lease.leave_interrupted()
+            self.wake()  # perhaps nothing was done yet, and nobody else would say that there is something to do
+            raise
+
+    def _act_inside(self, work: Callable[[], None]) -> bool:
         if not self._lease.enter():
             return False
         try:

@@ -137,8 +137,14 @@ class Outbox:
 
     @property
     def deadline_ms(self) -> int | None:
-        retries = [link.retry_at_ms for link in self._links.values() if link.in_flight is None]
-        times = [self._look_again_at_ms, *retries]
+        held = self._look_again_at_ms
+        retries = [
+            link.retry_at_ms
+            for link in self._links.values()
+            # Whose time has come and who has to wait for others is looked at with these.
+            if link.in_flight is None and (held is None or not link.due_in_full)
+        ]
+        times = [held, *retries]
         return min((time for time in times if time is not None), default=None)
 
     @property

@@ -14,7 +14,7 @@ the key has expired: the memory of one is kept for a shorter time than that.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -106,6 +106,8 @@ class _Draft:
     changes: dict[GroupKey, GroupValue | None] = field(default_factory=dict)
     answers: list[Answer] = field(default_factory=list)
     began_ms: int = 0
+    #: Members that hear of it.
+    told: Set[str] = frozenset()
 
 
 @dataclass(slots=True)
@@ -283,6 +285,7 @@ class Groups(CoordinatorCore[_Group, _Draft]):
             self._effects.append(Report("groups.members.removed", detail))
         draft.changes.update(group.membership.take_changes(now_ms))
         draft.answers += group.membership.take_answers()
+        draft.told = group.membership.take_told()
         self._note_members(group)
         if draft.changes:
             self._change(group, draft)
@@ -350,7 +353,7 @@ class Groups(CoordinatorCore[_Group, _Draft]):
             else:
                 entry.state[key] = value
         if now_ms > draft.began_ms + _LATE_MS:  # who waited for this answer could not say anything
-            entry.membership.postpone(now_ms - draft.began_ms)
+            entry.membership.postpone(now_ms - draft.began_ms, draft.told)
         self._effects += draft.answers
         self._serve(entry, now_ms)
         self._forget_if_empty(entry)

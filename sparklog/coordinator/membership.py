@@ -30,7 +30,7 @@ Source: KIP-848. There a member's epoch alone decides whether it may commit, and
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from itertools import groupby
 
@@ -142,6 +142,8 @@ class Membership:
         #: Members whose records are to be written, or removed.
         self._changed: set[str] = set()
         self._epoch_changed = False
+        #: Members whose heartbeats were answered since ``take_told``.
+        self._told: set[str] = set()
 
     def restore(self, state: Mapping[GroupKey, GroupValue], now_ms: int, *, delay_ms: int = 0) -> None:
         """Begin, or begin again, from what is committed: nobody is told anything else before the next target."""
@@ -244,12 +246,14 @@ class Membership:
                 self._remove(member, ErrorCode.UNKNOWN_MEMBER_ID, why)
         return told
 
-    def postpone(self, late_ms: int) -> None:
-        """The coordinator itself has been away for so long: nobody is to blame for what it did not hear."""
+    def postpone(self, late_ms: int, told: Set[str] | None = None) -> None:
+        """The coordinator itself has been away for so long: nobody is to blame for what it did not hear. ``told``: only
+        these were waiting for its word, and whoever still waits; others could have spoken."""
         for member in self.members.values():
-            member.session_ms += late_ms
-            if member.give_up_ms != NEVER:
-                member.give_up_ms += late_ms
+            if told is None or member.held is not None or member.member_id in told:
+                member.session_ms += late_ms
+                if member.give_up_ms != NEVER:
+                    member.give_up_ms += late_ms
         self._look_ahead()
 
     def settle(self, topics: Topics, now_ms: int) -> list[str]:
@@ -284,6 +288,10 @@ class Membership:
             changes[EpochKey(FORMAT_VERSION, self.group)] = GroupEpoch(FORMAT_VERSION, self.epoch, now_ms)
         self._changed, self._epoch_changed = set(), False
         return changes
+
+    def take_told(self) -> Set[str]:
+        told, self._told = self._told, set()
+        return told
 
     def take_answers(self) -> list[Answer]:
         answers, self.answers = self.answers, []
@@ -445,12 +453,13 @@ class Membership:
         self._assign_ms = now_ms + (len(target) + len(self._target_owner)) // _PER_MS
 
     def _views(self, topics: Topics) -> Mapping[str, TopicView]:
-        """Topics that are not known here yet are believed to be as far as somebody has partitions of them."""
+        """Topics that are not known here yet, or not whole, are believed to be as far as somebody has partitions of
+        them."""
         unknown: dict[str, TopicView] = {}
         for name, topic_id, number in self._owner:
-            if name not in topics.views:
-                count = max(number + 1, unknown[name].partitions if name in unknown else 0)
-                unknown[name] = TopicView(topic_id, count)
+            known = unknown.get(name) or topics.views.get(name)
+            if known is None or (known.topic_id == topic_id and number >= known.partitions):
+                unknown[name] = TopicView(topic_id, number + 1, known.racks if known is not None else ())
         return {**topics.views, **unknown} if unknown else topics.views
 
     @staticmethod
@@ -476,6 +485,7 @@ class Membership:
         """Answer the heartbeat that waits, if one does."""
         if member.held is not None:
             ticket, member.held = member.held, None
+            self._told.add(member.member_id)
             self._answer(ticket, self._word(member))
 
     def _answer(self, ticket: int, outcome: Outcome) -> None:

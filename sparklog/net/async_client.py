@@ -136,8 +136,9 @@ class AsyncConnection(asyncio.BufferedProtocol):
     def wait_readable(self, timeout_s: float) -> bool:
         """Wait for bytes, or for the connection's end. False: nothing came in time."""
         if self._poll is None:
-            self._poll = select.poll()
-            self._poll.register(self._socket_number, select.POLLIN)
+            poll = select.poll()
+            poll.register(self._socket_number, select.POLLIN)
+            self._poll = poll  # last: an interrupt may come at any time
         return bool(self._poll.poll(timeout_s * 1000))
 
     def read_now(self) -> bool:
@@ -202,6 +203,8 @@ class AsyncConnection(asyncio.BufferedProtocol):
         try:
             told(answer)
         except BaseException as error:
+            if isinstance(error, KeyboardInterrupt) and not self._loop.is_running():
+                raise  # of a thread that acts for the loop: meant for that thread
             # Not this connection's fault, which would be ended for it: a turn of its own, for the loop's handler.
             self._loop.call_soon(_raise, error)
 

@@ -43,11 +43,17 @@ class _Budget:
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.used = 0
+        #: The most that ``used`` has been.
+        self.peak = 0
         self.waiting: set[ServerConnection] = set()
 
     @property
     def exhausted(self) -> bool:
         return self.used >= self.limit
+
+    def take(self, size: int) -> None:
+        self.used += size
+        self.peak = max(self.peak, self.used)
 
     def release(self, size: int) -> None:
         self.used -= size
@@ -81,6 +87,16 @@ class ServerConnection(asyncio.BufferedProtocol):
     @property
     def client_id(self) -> str:
         return self._end.client_id
+
+    @property
+    def writable(self) -> bool:
+        """False while the peer leaves more unread than is held for it; what is answered then stays in memory."""
+        return self._writable
+
+    @property
+    def server_queue(self) -> tuple[int, int]:
+        """Request bytes in hand of the whole server, and the most there have been."""
+        return self._budget.used, self._budget.peak
 
     # --- asyncio's side ---
 
@@ -191,7 +207,7 @@ class ServerConnection(asyncio.BufferedProtocol):
                 )
                 continue
             self._in_hand[event.request.cid] = event.frame_bytes
-            self._budget.used += event.frame_bytes
+            self._budget.take(event.frame_bytes)
             self._going_on = True
             try:
                 self._handler.request_received(event.request, event.body)

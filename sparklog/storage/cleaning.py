@@ -26,7 +26,7 @@ from sparklog.config import TopicConfig
 from sparklog.errors import BrokerError, StorageError
 from sparklog.record.cleaned import BatchMerger, CleanedBatch, Source, empty_records, offsets_of
 from sparklog.record.codec import decode_batch, verify_body_crc
-from sparklog.record.header import BatchHeader, Flag, unpack_headers
+from sparklog.record.header import HEADER_BYTES, BatchHeader, Flag, unpack_header
 from sparklog.record.key_hash import KeyHash
 from sparklog.record.keys import encode_keys, tombstones
 from sparklog.record.schema import parse_schema
@@ -219,9 +219,14 @@ class CleanJob:
             raise
 
     def _discard(self, base: int) -> None:
-        """What was written stays only where it may have been decided on."""
-        with contextlib.suppress(OSError):
-            if not swap.is_decided(self._disk, self._directory, base):
+        """What was written goes; a decision that was only half made first, or the next start would carry it out on a
+        log that went on without."""
+        with self._by_path, contextlib.suppress(OSError):
+            if self.cancelled:
+                return
+            if swap.is_decided(self._disk, self._directory, base):
+                swap.forget(self._disk, self._directory, base)
+            else:
                 swap.remove_cleaned(self._disk, self._directory, base)
 
     def _copy(self, group: Sequence[SegmentFacts], writer: CleanedSegmentWriter) -> bool:
@@ -330,16 +335,18 @@ class CleanJob:
         """Headers and stored bytes; views of the mapped file."""
         stem = self._directory / file_stem(segment.base_offset)
         index = self._read_all(stem.with_name(stem.name + INDEX_SUFFIX))
-        headers = unpack_headers(index)
-        if not headers or headers[-1].next_offset != segment.end_offset:
+        last = unpack_header(index, max(0, len(index) - HEADER_BYTES))
+        if last.next_offset != segment.end_offset:
             raise StorageError(f"{stem}{INDEX_SUFFIX}: does not end at offset {segment.end_offset}")
-        size = headers[-1].position + headers[-1].stored_bytes
+        size = last.position + last.stored_bytes
         handle = self._disk.open(stem.with_name(stem.name + DATA_SUFFIX))
         try:
             data = self._disk.map(handle, size)
         finally:
             self._disk.close(handle)
-        for header in headers:
+        # one at a time: a segment of small records has millions
+        for at in range(0, len(index), HEADER_BYTES):
+            header = unpack_header(index, at)
             self._pace.spend(header.stored_bytes)
             self.tally.bytes_read += header.stored_bytes
             yield header, data[header.position : header.position + header.stored_bytes]

@@ -41,5 +41,6 @@ class FlushJob:
             self._disk.sync_directory(self._directory)
             self._disk.sync_directory(self._directory.parent)
         except OSError as failure:
-            if not self.cancelled:
+            # A disk that fails tells it once: cancelled or not, nobody else would hear of it.
+            if not (self.cancelled and isinstance(failure, FileNotFoundError)):
                 raise StorageError(f"flushing {self._directory}: {failure}") from failure

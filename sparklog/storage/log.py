@@ -24,7 +24,7 @@ from sparklog.config import TopicConfig
 from sparklog.errors import BrokerError, ErrorCode, StorageError
 from sparklog.model import EpochEnd, OffsetRange, TopicPartition, TopicSchema
 from sparklog.record.cleaned import cut_front
-from sparklog.record.header import BatchHeader, Flag, unpack_header
+from sparklog.record.header import BatchHeader, Flag, unpack_headers
 from sparklog.record.marker import Marker
 from sparklog.record.schema import parse_schema
 from sparklog.storage import log_reads, retention
@@ -101,6 +101,8 @@ class Log:
         self._unflushed_records = 0
         #: when the last batch was appended, by this replica's clock
         self._last_progress_us = 0
+        #: for longer than its leader keeps tombstones, and not caught up since
+        self._was_away = False
         #: at work in a thread
         self._flush: FlushJob | None = None
         #: the most that a checkpoint, on disk or on its way there, says of this log
@@ -467,6 +469,7 @@ class Log:
             self.log_start_offset = self.log_end_offset = offset
             self.high_watermark = self._served_end = offset
             self._producers.clear()
+            self._was_away = False
 
     def advance_log_start(self, offset: int) -> int:
         """Raise the log start to ``offset``, at most the high watermark; return the log start, which stays as it is
@@ -779,16 +782,25 @@ class Log:
         it may hold what they deleted, and must begin anew.
 
         Only what a cleaner wrote shows it: those that a member of the in-sync set is sent were not cleaned before it
-        had them. Below a floor of some seconds the time between two fetches would count as absence.
+        had them. It need not be the first thing that is sent: segments in which a cleaner changed nothing may lie
+        before, so an absence counts until the replica has caught up. Below a floor of some seconds the time between
+        two fetches would count as absence.
         """
-        try:
-            is_cleaned = bool(unpack_header(headers).flags & Flag.CLEANED)
-        except BrokerError:  # the append will say so
-            return False
-        if not is_cleaned or self.log_end_offset == self.first_segment_offset:
+        if self.log_end_offset == self.first_segment_offset:
             return False
         kept_us = max(self.config.delete_retention_ms * 1000, _SHORTEST_ABSENCE_US)
-        return now_us - self._last_progress_us > kept_us
+        self._was_away |= now_us - self._last_progress_us > kept_us
+        if not self._was_away:
+            return False
+        try:
+            return any(header.flags & Flag.CLEANED for header in unpack_headers(headers))
+        except BrokerError:  # the append will say so
+            return False
+
+    def caught_up(self, high_watermark: int) -> None:
+        """The leader's high watermark is ``high_watermark``: from there on nothing was cleaned."""
+        if self._was_away and self.log_end_offset >= high_watermark:
+            self._was_away = False
 
     # --- inside -------------------------------------------------------------------------------------------------
 

@@ -348,13 +348,14 @@ class LogDirectory:
     def _make_durable(self, logs: list[Log]) -> None:
         """Few logs file by file, some at a time: a disk's cache flush serves all that wait for one. Of thousands that
         would be tens of thousands of flushes: the file system is told to write all it has, where it can be."""
-        if len(logs) >= _MANY_LOGS:
+        # The lock was taken before anything was written: no failed write since then escapes it.
+        if len(logs) >= _MANY_LOGS and self._disk.can_sync_file_system(self._lock):
             for log in logs:
                 log.leave_state()
-            if self._disk.sync_file_system(self.path):
-                for log in logs:
-                    log.made_durable()
-                return
+            self._disk.sync_file_system(self._lock)
+            for log in logs:
+                log.made_durable()
+            return
         if self._threads is None:
             for log in logs:
                 log.prepare_clean_stop()

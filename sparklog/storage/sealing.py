@@ -69,7 +69,8 @@ class SealJob:
         try:
             self._run()
         except OSError as failure:
-            if not self.cancelled and not is_full(failure):
+            # A disk that fails tells it once: cancelled or not, nobody else would hear of it.
+            if not (self.cancelled and isinstance(failure, FileNotFoundError)) and not is_full(failure):
                 raise StorageError(f"sealing {self._paths[0]}: {failure}") from failure
         except BrokerError as failure:
             if not self.cancelled:

@@ -73,7 +73,8 @@ def rename(disk: Disk, directory: Path, base: int) -> None:
 
 
 def finish(disk: Disk, directory: Path, bases: Sequence[int]) -> None:
-    """All that is left to do after ``rename``; the old segments are gone on return. Repeatable."""
+    """All that is left to do after ``rename``; the old segments are gone on return, durably, and so is the decision: it
+    must not come back when the segment's next cleaning has begun to write. Repeatable."""
     disk.sync_directory(directory)
     for base in reversed(bases[1:]):
         # the data's name says that the whole segment is being deleted
@@ -87,6 +88,7 @@ def finish(disk: Disk, directory: Path, bases: Sequence[int]) -> None:
                 disk.remove(path)
     disk.sync_directory(directory)
     disk.remove(_journal(directory, bases[0]))
+    disk.sync_directory(directory)
 
 
 def remove_cleaned(disk: Disk, directory: Path, base: int) -> None:
@@ -111,27 +113,30 @@ def recover_swaps(disk: Disk, directory: Path) -> None:
             finally:
                 disk.close(handle)
             decided = decode_state(content, SwapFile, path=path)
-            rename(disk, directory, decided.bases[0])
-            if _ends_at(disk, directory, decided.bases[0], decided.end_offset):
+            if _is_there(disk, directory, decided):
+                rename(disk, directory, decided.bases[0])
                 finish(disk, directory, decided.bases)
             else:  # not a state that a crash leaves: nothing is deleted, and what is there is looked at as it is
                 _log.error("%s: the new segment is not there; the old ones stay", path)
                 disk.remove(path)
+                disk.sync_directory(directory)
     for name in disk.names(directory):
         if name.endswith(CLEANED_SUFFIX):
             disk.remove(directory / name)
 
 
-def _ends_at(disk: Disk, directory: Path, base: int, end_offset: int) -> bool:
-    """Whether the segment at ``base`` is the new one, by its last header."""
-    path = directory / (file_stem(base) + INDEX_SUFFIX)
+def _is_there(disk: Disk, directory: Path, decided: SwapFile) -> bool:
+    """Whether the new segment is, renamed or not yet, by the last header of its index."""
+    path = cleaned_paths(directory, decided.bases[0])[1]
+    if not disk.exists(path):
+        path = directory / (file_stem(decided.bases[0]) + INDEX_SUFFIX)
     if not disk.exists(path):
         return False
     handle = disk.open(path)
     try:
         size = disk.size(handle)
         last = disk.read(handle, HEADER_BYTES, max(0, size - HEADER_BYTES))
-        return unpack_header(last).next_offset == end_offset
+        return unpack_header(last).next_offset == decided.end_offset
     except BrokerError:
         return False
     finally:

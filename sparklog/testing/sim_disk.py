@@ -228,14 +228,17 @@ class SimDisk:
             if name.parent == path:
                 self._set_name(self._durable_names, name, self._files.get(name))
 
-    def sync_file_system(self, path: Path) -> bool:
+    def can_sync_file_system(self, handle: int) -> bool:
+        return True
+
+    def sync_file_system(self, handle: int) -> None:
         self._before_or_die("sync_file_system")
+        assert handle in self._handles, "a closed handle"
         for name, found in self._files.items():
             found.sync()
             self._set_name(self._durable_names, name, found)
         for name in self._durable_names.keys() - self._files.keys():
             self._set_name(self._durable_names, name, None)
-        return True
 
     def copy(self, source: Path, target: Path, length: int) -> None:
         dies = self._before("copy")

@@ -5,9 +5,14 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
+from sparklog.broker.group_requests import _unknown
+from sparklog.broker.metadata_cache import MetadataCache
+from sparklog.broker.state import BrokerState
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.protocol.messages import (
     Ack,
@@ -19,9 +24,12 @@ from sparklog.protocol.messages import (
     FindCoordinator,
     FindCoordinatorReply,
     GroupOffset,
+    Heartbeat,
+    HeartbeatReply,
     ListGroups,
     ListGroupsReply,
     ReplicaDescription,
+    TopicPartitions,
 )
 from sparklog.testing.process_cluster import ProcessCluster, wait_until
 from tests.broker.topics import PATIENCE_S, create_topic, replica, running, wait_isr
@@ -132,6 +140,30 @@ def test_a_coordinators_log_is_bounded(cluster: ProcessCluster) -> None:
     assert set(group.offsets().values()) == {10}
     cluster.start_broker(at)
     wait_isr(cluster, "__consumer_offsets", {0, 1, 2}, number)
+
+
+def test_a_heartbeat_that_names_too_much_is_refused_and_nothing_comes_of_it(cluster: ProcessCluster) -> None:
+    group = Group(cluster, "crowd \u2603\n")
+    half = tuple(range(60_000))
+    owned = (TopicPartitions("a", "", half), TopicPartitions("b", "", half))
+    for request, expected in (
+        (Heartbeat(0, group.name, "m", 0, 1, owned), "120000 partitions found"),
+        (Heartbeat(0, group.name, "m", 0, 1, topics=tuple(map(str, range(10_001)))), "10001 topics found"),
+    ):
+        with pytest.raises(BrokerError, match=expected) as error:
+            retried(cluster, group.coordinator, request, HeartbeatReply)
+        assert error.value.code == ErrorCode.INVALID_REQUEST
+    assert group.name not in retried(cluster, group.coordinator, ListGroups(0), ListGroupsReply).groups
+
+
+def test_what_a_member_owns_is_committed_by_a_broker_that_is_the_last_to_hear_of_it() -> None:
+    cache = MetadataCache("cluster", {})
+    cache.forgotten["gone"] = None
+    broker = cast(BrokerState, SimpleNamespace(cache=cache))
+    found = [_unknown(broker, GroupOffset("t", 0, 5, topic_id), member=True) for topic_id in ("new", "gone", "")]
+    assert found == ["", *["no partition t-0 is known here"] * 2]
+    assert _unknown(broker, GroupOffset("t", 0, 5, "new"), member=False)
+    assert _unknown(broker, GroupOffset("t", 0, -1, "new"), member=True)
 
 
 def partition_of_group(cluster: ProcessCluster, name: str) -> int:

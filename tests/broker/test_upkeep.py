@@ -19,6 +19,7 @@ from sparklog.broker.partition import Partition
 from sparklog.broker.state import BrokerState
 from sparklog.broker.upkeep import Upkeep
 from sparklog.config import broker_config
+from sparklog.errors import StorageError
 from sparklog.storage.log_set import LogDirectory
 from sparklog.testing.sim_disk import SimDisk
 from tests.storage.batches import create_log, fill, open_directory
@@ -161,3 +162,39 @@ def test_the_collector_is_spared_what_stays(tmp_path: Path, monkeypatch: pytest.
     finally:
         subject.close()
         directory.close()
+
+
+@pytest.mark.parametrize("broken", [True, False])
+def test_a_flush_that_nobody_waits_for_any_more_is_heard_at_the_end(broken: bool) -> None:
+    """A disk tells of its failure once: the flush of a clean stop would believe that all is well."""
+    disk = _SlowDisk()
+    directory = open_directory(disk=disk)
+    log = create_log(directory, flush_ms=1)
+    fill(log, 1)
+    disk.slow = True
+    partition = cast(Partition, SimpleNamespace(log=log, offline=None, tp=log.tp))
+
+    async def run() -> Upkeep:
+        broker = _Broker()
+        broker.config = broker_config({"log.checkpoint.interval.ms": "600000"})
+        broker.partitions.append(partition)
+        upkeep = Upkeep(cast(BrokerState, broker), directory)
+        upkeep.start()
+        assert await asyncio.to_thread(disk.syncing.wait, 60)
+        upkeep.close()
+        for task in broker.tasks:
+            task.cancel()
+        await asyncio.gather(*broker.tasks, return_exceptions=True)
+        assert not broker.failures
+        return upkeep
+
+    upkeep = asyncio.run(run())
+    disk.slow = False
+    if broken:
+        disk.fail_next("sync", errno.EIO)
+    disk.go_on.set()
+    if broken:
+        with pytest.raises(StorageError, match="Input/output"):
+            upkeep.ended()
+    else:
+        upkeep.ended()

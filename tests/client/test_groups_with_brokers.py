@@ -223,3 +223,27 @@ def test_where_a_group_begins_and_what_it_is_refused(cluster: ProcessCluster, jo
             poll_until([refused], lambda: False, "a refusal")
         assert error.value.code == code
         assert "expected" in error.value.detail
+
+
+def test_what_comes_while_a_group_from_the_end_changes_hands_is_read(cluster: ProcessCluster, join: Join) -> None:
+    """Also: a commit that was given up is none of the others' business, and a block that fails commits nothing."""
+    create_topic(cluster, "handed", partitions=2)
+    fill(cluster, "handed", 2, 5, prefix="before")
+    options = {"start": "latest", "auto_commit_interval_ms": 60_000}
+    with join("hands", "handed", **options) as first:
+        poll_until([first], lambda: sizes(first) == [2], "the first has all")
+    fill(cluster, "handed", 2, 5, prefix="between")
+    second = join("hands", "handed", **options)
+    got = poll_until([second], lambda: len(second.assignment) == 2 and sum(second.positions().values()) == 20, "all")
+    assert len(got) == 10
+    assert all(value.startswith("between") for value in got)
+    for _ in range(200):
+        second.commit_async({TopicPartition("handed", 0): 1}).cancel()
+    second.commit({TopicPartition("handed", 0): 10, TopicPartition("handed", 1): 10})
+    second.close()
+    fill(cluster, "handed", 2, 1, prefix="last")
+    with pytest.raises(ZeroDivisionError), join("hands", "handed", **options) as third:
+        poll_until([third], lambda: len(third.assignment) == 2 and sum(third.positions().values()) == 22, "the last")
+        raise ZeroDivisionError
+    fourth = join("hands", "handed", **options)
+    assert len(poll_until([fourth], lambda: sum(fourth.positions().values()) == 22, "the last again")) == 2

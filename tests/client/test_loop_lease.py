@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from types import FrameType
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -222,6 +225,126 @@ def test_an_interrupt_in_the_middle_of_the_work_ends_the_producer_and_says_so(
     assert isinstance(closed.value.__cause__, KeyboardInterrupt)
     with contextlib.suppress(ProducerClosed):
         producer.close()
+
+
+def test_an_interrupt_while_an_answer_is_taken_is_the_callers(
+    fake: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake.create("t", partitions=1)
+    producer = Producer(fake.bootstrap)
+    acting(producer)
+    with monkeypatch.context() as patch:
+        patch.setattr(producer._sender._accumulator, "succeeded", _interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            _send_while_lent(producer)
+    with pytest.raises(ProducerClosed):
+        producer.send("t", b"v").result(_TIMEOUT_S)
+    with contextlib.suppress(ProducerClosed):
+        producer.close()
+
+
+def test_an_interrupt_while_a_future_is_resolved_is_the_callers(
+    fake: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake.create("t", partitions=1)
+    producer = Producer(fake.bootstrap)
+    acting(producer)
+    with monkeypatch.context() as patch:
+        patch.setattr(producer, "_ended", _interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            _send_while_lent(producer)
+    with contextlib.suppress(ProducerClosed):
+        producer.close(_TIMEOUT_S)
+
+
+@pytest.mark.parametrize(
+    ("method", "line"),
+    [
+        (method.__name__, line - method.__code__.co_firstlineno)
+        for method in (LoopLease.enter, LoopLease.leave)
+        for line in sorted({line for *_, line in method.__code__.co_lines() if line is not None})[1:]
+    ],
+)
+def test_an_interrupt_in_any_line_of_entering_and_leaving_leaves_nobody_in(
+    fake: FakeCluster, method: str, line: int
+) -> None:
+    """Signals are handled between lines, too; a tracer raises in one of them."""
+    fake.create("t", partitions=1)
+    with Producer(fake.bootstrap) as producer:
+        acting(producer)
+        code = getattr(LoopLease, method).__code__
+
+        def trace(frame: FrameType, event: str, _: object) -> Callable[..., Any] | None:
+            if frame.f_code is not code:
+                return None
+            if event == "line" and frame.f_lineno == code.co_firstlineno + line and not raised:
+                raised.append(True)
+                raise KeyboardInterrupt
+            return trace
+
+        raised: list[bool] = []
+        before = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            for _ in range(20):
+                producer.send("t", b"v").result()
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(before)
+        with pytest.raises(RuntimeError):
+            asyncio.get_running_loop()
+        lease = producer._sender._lease
+        until(lambda: not lease.lent)
+        producer.send("t", b"v").result(_TIMEOUT_S)
+        acting(producer)
+
+
+def test_who_waits_in_a_running_loop_gets_that_loop_back(fake: FakeCluster) -> None:
+    fake.create("t", partitions=1)
+
+    async def send_some() -> list[int]:
+        ours = asyncio.get_running_loop()
+        sent = acting(producer)
+        found = []
+        for _ in range(50):
+            found.append(producer.send("t", b"v").result().offset)
+            assert asyncio.get_running_loop() is ours
+            await asyncio.sleep(0)
+        found += [(await asyncio.wrap_future(producer.send("t", b"v"))).offset for _ in range(5)]
+        return [offset - sent for offset in found]
+
+    with Producer(fake.bootstrap) as producer:
+        assert asyncio.run(send_some()) == list(range(55))
+
+
+def test_a_forked_child_does_not_act_for_its_parents_loop(lease: LoopLease) -> None:
+    borrowed(lease)
+    lease.leave()
+
+    def lent() -> bool:
+        lease.borrow(lambda: True)
+        return lease.lent
+
+    until(lent)
+    lease._process += 1  # as it is for a child
+    assert not lease.enter()
+
+
+def test_who_begins_to_wait_when_the_thread_has_just_ended_waits_for_nothing(fake: FakeCluster) -> None:
+    fake.create("t", partitions=1)
+    with Producer(fake.bootstrap) as producer:
+        producer.send("t", b"v").result(_TIMEOUT_S)
+    for _ in range(10):
+        producer._sender.attend(lambda: False)
+
+
+def _send_while_lent(producer: Producer) -> None:
+    """Until this thread has acted, which may take a few records."""
+    deadline = time.monotonic() + _TIMEOUT_S
+    while time.monotonic() < deadline:
+        producer.send("t", b"v").result()
+    raise AssertionError("never interrupted")
 
 
 def _interrupted(*_: object, **__: object) -> bool:

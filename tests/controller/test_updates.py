@@ -148,6 +148,23 @@ def test_a_broker_that_does_not_answer_holds_up_nobody(monkeypatch: pytest.Monke
     assert told == [2, 4, 5]
 
 
+def test_who_waits_for_others_to_be_told_everything_keeps_no_timer_running(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its pause after a failure is over, but that alone is no reason to look."""
+    monkeypatch.setattr(outbox, "_MOST_TOLD", 3)
+    world = World(THREE)
+    world.hold_updates = True
+    world.take_over(2)
+    [first] = world.held_updates
+    world.feed(UpdateAnswered(first.broker.broker_id, first.update_id, int(ErrorCode.STALE_BROKER_EPOCH)))
+    assert len(world.held_updates) == 2, "the next one's turn"
+    world.advance(100)
+    assert len(world.held_updates) == 2
+    deadline_ms = world.controller.deadline_ms
+    assert deadline_ms is not None and deadline_ms > world.now_ms
+    world.advance(2_000)
+    assert len(world.held_updates) > 2
+
+
 def test_all_brokers_are_told_the_same_value_of_a_partition_until_it_changes() -> None:
     """A hundred brokers and as many thousand partitions make ten million of them else."""
     world = World(THREE)

@@ -429,6 +429,32 @@ def test_a_replica_that_was_away_for_too_long_begins_anew(log: Log) -> None:
     assert not follower.is_outdated_for(b"too short", now_us + 61_000_000)  # the append says what is wrong
 
 
+def test_an_absence_counts_behind_a_segment_in_which_nothing_was_to_be_cleaned(log: Log) -> None:
+    """The leader's tombstone is gone; between it and the end of the replica lies a segment as it always was."""
+    log.config = replace(log.config, delete_retention_ms=1000)
+    write(log, (b"gone", 1))
+    follower = keyed_log(open_directory(disk=SimDisk()), delete_retention_ms=1000)
+    copy(log, follower)
+    log.config = replace(log.config, segment_bytes=1024, segment_ms=1)  # two are never put together
+    append(log, keyed([(b"only %d" % number, number) for number in range(20)]), now_us=NOW_US)
+    log.config = replace(log.config, segment_ms=1 << 40)
+    for number in range(100):
+        write(log, (b"gone", None), (b"other", number))
+    rolled(log)
+    clean(log, NOW_US)
+    clean(log, NOW_US + 2_000_000)
+    assert not any(record.key == b"gone" for record in seen(log))
+    later_us = follower._last_progress_us + 11_000_000
+    first = log.read(follower.log_end_offset, max_bytes=1, end_offset=log.high_watermark)
+    assert not follower.is_outdated_for(first.headers, later_us)
+    follower.append_as_follower(first.headers, memoryview(b"".join(first.bodies)))
+    follower.caught_up(log.high_watermark)
+    behind = log.read(follower.log_end_offset, max_bytes=1, end_offset=log.high_watermark)
+    assert follower.is_outdated_for(behind.headers, follower._last_progress_us)
+    follower.caught_up(follower.log_end_offset)
+    assert not follower.is_outdated_for(behind.headers, follower._last_progress_us)
+
+
 records_of = st.lists(
     st.tuples(st.sampled_from([b"", b"a", b"b", b"cc", b"d" * 40]), st.one_of(st.none(), st.integers(0, 99))),
     min_size=1,

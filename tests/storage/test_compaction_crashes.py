@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from sparklog.storage.log import Log
@@ -148,3 +150,58 @@ def test_a_decision_without_its_segment_deletes_nothing() -> None:
     again = open_directory(disk=disk).logs()[0]
     again.set_high_watermark(again.log_end_offset)
     assert seen(again) == before and again.findings == ()
+
+
+@pytest.mark.parametrize("code", [5, 28])
+@pytest.mark.parametrize("skipped", range(2))
+def test_a_decision_that_was_half_made_is_taken_back(code: int, skipped: int) -> None:
+    """Its name was there when the directory could not be synced; the log goes on and is cut, then it starts again."""
+    disk, log, _ = prepared(0)
+    job = log.begin_cleaning(rules(log), NOW_US, at_once=True)
+    assert job is not None
+    job.read_keys()
+    sync, calls = disk.sync_directory, 0
+
+    def failing(path: Path) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == skipped + 1:
+            raise OSError(code, "injected")
+        sync(path)
+
+    disk.sync_directory = failing  # type: ignore[method-assign]
+    with pytest.raises(OSError, match="injected"):
+        job.rewrite(job.groups()[0])
+    disk.sync_directory = sync  # type: ignore[method-assign]
+    log.cleaning_finished(job, None)
+    assert not any(name.endswith((".swap", ".cleaned")) for name in disk.names(log.directory))
+    log.truncate(3)
+    log._services.checkpoint_now()
+    log.set_high_watermark(log.log_end_offset)
+    found = seen(log)
+    disk.restart(page_cache_lost=False)
+    again = open_directory(disk=disk).logs()[0]
+    again.set_high_watermark(again.log_end_offset)
+    assert seen(again) == found
+
+
+@pytest.mark.parametrize("seed", (9, 18, 21, 22, 24))
+def test_a_swap_that_is_over_stays_over_when_the_next_one_of_the_segment_is_cut_short(seed: int) -> None:
+    """The process dies with files renamed, the next start ends the swap, and the machine dies while it cleans again: a
+    decision that came back would put an unfinished file in the segment's place."""
+    disk, log, before = prepared(seed)
+    job = log.begin_cleaning(rules(log), NOW_US, at_once=True)
+    assert job is not None
+    job.read_keys()
+    fresh = job.rewrite(job.groups()[0])
+    assert fresh is not None and log.replace_segments(job, fresh)
+    disk.restart(page_cache_lost=False)
+    directory = open_directory(disk=disk)
+    again = directory.logs()[0]
+    again.config = keyed_log(directory, segment_bytes=6000).config
+    again.set_high_watermark(again.log_end_offset)
+    disk.die_after(3 + seed % 5)
+    with pytest.raises(ProcessDied):
+        clean(again)
+    disk.restart(page_cache_lost=True)
+    check(disk, before, boot_id="boot-2")

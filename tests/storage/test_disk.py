@@ -44,7 +44,10 @@ def test_a_whole_file_system_is_made_durable(disk: Disk, root: Path) -> None:
     disk.make_directory(root / "below")
     handle = disk.open(root / "below" / "f", create=True)
     disk.write(handle, [b"abc"], 0)
-    assert disk.sync_file_system(root)
+    inside = disk.open(root / "lock", create=True)
+    if not disk.can_sync_file_system(inside):
+        pytest.skip("the file system would not tell of its failures")
+    disk.sync_file_system(inside)
     if isinstance(disk, SimDisk):
         disk.restart(page_cache_lost=True)
     assert read_file(disk, root / "below" / "f") == b"abc"

@@ -145,3 +145,33 @@ def test_a_flush_that_fails_says_so(disk: SimDisk, directory: LogDirectory) -> N
     disk.fail_next("sync", errno.EIO)
     with pytest.raises(StorageError, match="Input/output"):
         job.run()
+
+
+def test_a_flush_that_is_cancelled_tells_of_a_broken_disk_all_the_same(disk: SimDisk, directory: LogDirectory) -> None:
+    """The next fsync of the same files would succeed."""
+    log = create_log(directory, flush_ms=10)
+    fill(log, 3)
+    job = log.flush_due(10**15)
+    assert job is not None
+    log.truncate(6)
+    disk.fail_next("sync", errno.EIO)
+    with pytest.raises(StorageError, match="Input/output"):
+        job.run()
+
+
+def test_a_seal_that_is_cancelled_tells_of_a_broken_disk_all_the_same(
+    disk: SimDisk, directory: LogDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = create_log(directory, segment_bytes=SMALL)
+    fill(log, 10)
+    log.set_high_watermark(log.log_end_offset)
+    job = log.seals_due()[0]
+
+    def sync(handle: int) -> None:
+        job.cancel()
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(disk, "sync", sync)
+    with pytest.raises(StorageError, match="Input/output"):
+        job.run()
+    assert not job.done

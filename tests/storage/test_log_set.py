@@ -23,6 +23,8 @@ from tests.storage.batches import (
     SCHEMAS,
     TOPIC_ID,
     TP,
+    append,
+    batch,
     commit_and_seal,
     config,
     create_log,
@@ -386,3 +388,49 @@ def test_a_file_system_that_cannot_be_made_durable_leaves_no_clean_marker(
         directory.write_clean_marker()
     disk.restart(page_cache_lost=False)
     assert not open_directory(disk=disk).clean
+
+
+def test_where_a_file_system_does_not_tell_of_failures_many_logs_are_made_durable_file_by_file(
+    disk: SimDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_set, "_MANY_LOGS", 2)
+    monkeypatch.setattr("sparklog.storage.log._FEW_BATCHES", 0)
+    monkeypatch.setattr(disk, "can_sync_file_system", lambda handle: False)
+    directory = open_directory(disk=disk)
+    tps = [TopicPartition("many", number) for number in range(3)]
+    for tp in tps:
+        log = directory.create(tp, TOPIC_ID, schemas=SCHEMAS, config=config())
+        append(log, batch(producer=7, sequence=0))
+    directory.write_clean_marker()
+    disk.restart(page_cache_lost=True)
+    directory = open_directory(disk=disk)
+    assert directory.clean and len(directory.logs()) == 3
+    for tp in tps:
+        names = disk.names(directory.path / directory_name(tp))
+        [snapshot] = [name for name in names if name.endswith(".producers")]
+        assert read_file(disk, directory.path / directory_name(tp) / snapshot), "fsynced before the marker"
+
+
+def test_a_file_system_is_made_durable_through_what_was_open_before_anything_was_written(
+    disk: SimDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It tells a handle of the writes that failed since it was made, and another one maybe not."""
+    monkeypatch.setattr(log_set, "_MANY_LOGS", 1)
+    opened: list[int | None] = []
+    synced: list[int | None] = []
+    lock, sync = disk.lock, disk.sync_file_system
+
+    def locked(path: Path) -> int | None:
+        opened.append(lock(path))
+        return opened[-1]
+
+    def synchronised(handle: int) -> None:
+        synced.append(handle)
+        sync(handle)
+
+    monkeypatch.setattr(disk, "lock", locked)
+    monkeypatch.setattr(disk, "sync_file_system", synchronised)
+    directory = open_directory(disk=disk)
+    fill(create_log(directory), 2)
+    directory.write_clean_marker()
+    assert synced == opened and len(opened) == 1

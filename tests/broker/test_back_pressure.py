@@ -1,0 +1,221 @@
+"""More load than a broker can take: it stops reading, its memory stays within ``queued.max.bytes``, nothing is lost.
+
+What the broker can take is made known, and the same on every machine: first nothing at all, because the only follower
+is paused and every write waits for it; then what it can, with many times ``queued.max.bytes`` pending all along.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from signal import SIGCONT, SIGSTOP
+from typing import NamedTuple
+
+import pytest
+
+from sparklog.config import MIB
+from sparklog.errors import ErrorCode
+from sparklog.net.async_client import AsyncConnection
+from sparklog.net.blocking import BlockingConnection
+from sparklog.protocol.messages import CONSUMER, Fetch, FetchPartition, FetchReply, ProduceReply
+from sparklog.testing.process_cluster import ProcessCluster, wait_until
+from tests.broker.support import encoded, fetch, produce, produce_request, read_all
+from tests.broker.topics import PATIENCE_S, create_topic, hosted, wait_equal
+
+pytestmark = pytest.mark.integration
+TOPIC = "pressed"
+QUEUED = 4 * MIB
+ANSWER = MIB
+HOT = MIB
+RECORD = 250_000
+FRAME = RECORD + 2000
+EARLIER = 8
+PRODUCERS = 8
+EACH = 32
+#: Beyond ``queued.max.bytes``: of each producer a frame that is being received and the buffer it is received by (4 MiB
+#: in all), the newest batches (1 MiB), an answer each to the follower and two readers (3 MiB), and what malloc keeps of
+#: what was freed. All that is pending would be 61 MiB, all answers to who never reads 40 MiB and more.
+SLACK = 14 * MIB
+#: Fetches of who never reads. The waiting ones come first, and all of them are due when the next records are committed.
+WAITING, AT_ONCE = 60, 800
+SETTINGS = {
+    "queued.max.bytes": str(QUEUED),
+    "hot.batches.bytes": str(HOT),
+    "fetch.max.bytes": str(ANSWER),
+    "replica.fetch.max.bytes": str(ANSWER),
+    "replica.fetch.response.max.bytes": str(ANSWER),
+    # The paused follower stays in the ISR, however slow the machine is.
+    "zookeeper.session.timeout.ms": "40000",
+}
+
+
+class Acknowledged(NamedTuple):
+    offset: int
+    value: bytes
+    latency_s: float
+
+
+class Load:
+    """Producers in a thread with a loop of its own. Each hands over all it has at once, and waits for no answer."""
+
+    def __init__(self, cluster: ProcessCluster) -> None:
+        self._port = cluster.slots[0].port
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._run()))
+        self.acknowledged: list[list[Acknowledged]] = [[] for _ in range(PRODUCERS)]
+        self.codes: set[int] = set()
+        self.begun = 0
+        self._thread.start()
+
+    def finished(self) -> bool:
+        return not self._thread.is_alive()
+
+    def answers(self) -> int:
+        return sum(map(len, self.acknowledged))
+
+    async def _run(self) -> None:
+        await asyncio.gather(*(self._produce(number) for number in range(PRODUCERS)))
+
+    async def _produce(self, number: int) -> None:
+        connection = await AsyncConnection.open("127.0.0.1", self._port, client_id="load", connect_timeout_s=PATIENCE_S)
+        with contextlib.closing(connection):
+            await asyncio.gather(*(self._ask(connection, number, count) for count in range(EACH)))
+
+    async def _ask(self, connection: AsyncConnection, number: int, count: int) -> None:
+        value = value_of(number, count)
+        began_s = time.monotonic()
+        answer = connection.request(*produce_request(TOPIC, [encoded(1, value)], timeout_ms=60_000))
+        self.begun += 1
+        reply, _ = await answer
+        assert isinstance(reply, ProduceReply)
+        self.codes.add(reply.results[0].code)
+        latency_s = time.monotonic() - began_s
+        self.acknowledged[number].append(Acknowledged(reply.results[0].base_offset, value.encode() + b"0", latency_s))
+
+
+def value_of(number: int, count: int) -> str:
+    return f"{number}-{count}-".ljust(RECORD, "x")
+
+
+class Resident:
+    """The most memory of its own that a process has had since the start, looked at all the time. Without the mapped
+    files of the log, which are the page cache's."""
+
+    def __init__(self, pid: int) -> None:
+        self._status = Path(f"/proc/{pid}/status")
+        self.before = self.most = self.now()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch)
+        self._thread.start()
+
+    def now(self) -> int:
+        line = next(line for line in self._status.read_text().splitlines() if line.startswith("RssAnon:"))
+        return int(line.split()[1]) * 1024
+
+    def _watch(self) -> None:
+        while not self._ended.wait(0.005):
+            self.most = max(self.most, self.now())
+
+    def end(self) -> None:
+        self._ended.set()
+        self._thread.join()
+
+
+@contextlib.contextmanager
+def watched(pid: int) -> Iterator[Resident]:
+    resident = Resident(pid)
+    try:
+        yield resident
+    finally:
+        resident.end()
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[ProcessCluster]:
+    with ProcessCluster(2, settings=SETTINGS) as cluster:
+        yield cluster
+
+
+def never_reads(cluster: ProcessCluster) -> BlockingConnection:
+    """Has asked for what comes next, ``WAITING`` times, and for one of the first records ``AT_ONCE`` times."""
+    connection = cluster.connect(0)
+    for number in range(WAITING + AT_ONCE):
+        offset, max_wait_ms = (EARLIER, 60_000) if number < WAITING else (0, 0)
+        wanted = FetchPartition(TOPIC, 0, "", -1, offset, ANSWER if max_wait_ms else 1)
+        connection.send(Fetch(0, CONSUMER, -1, max_wait_ms, ANSWER // 2, ANSWER, 0, 0, -1, (wanted,)))
+    return connection
+
+
+def counter(cluster: ProcessCluster, name: str) -> int:
+    return cluster.describe(0).counters.get(name, 0)
+
+
+def test_load_beyond_what_the_broker_can_take_is_held_back_and_nothing_is_lost(pair: ProcessCluster) -> None:
+    create_topic(pair, TOPIC, assignment=((0, 1),), config={"replica.lag.time.max.ms": "600000"})
+    with pair.connect(0) as reader:
+        unloaded_s = min(seconds_of_one_write(reader, count) for count in range(EARLIER))
+        wait_equal(pair, TOPIC, EARLIER)
+        assert len(read_all(reader, TOPIC)) == EARLIER
+        with watched(pair.pid(0)) as resident, never_reads(pair) as silent:
+            load = hold_back(pair, reader)
+            wait_until(load.finished, PATIENCE_S, "every record to be acknowledged")
+            check_nothing_lost(load, read_all(reader, TOPIC, end=EARLIER + PRODUCERS * EACH))
+            assert min(one.latency_s for of in load.acknowledged for one in of) > unloaded_s
+            check_parked(pair, silent)
+            check_served(pair)
+            assert resident.most - resident.before < QUEUED + SLACK
+
+
+def seconds_of_one_write(connection: BlockingConnection, count: int) -> float:
+    began_s = time.monotonic()
+    assert produce(connection, TOPIC, encoded(1, value_of(-1, count))).code == ErrorCode.NONE
+    return time.monotonic() - began_s
+
+
+def hold_back(cluster: ProcessCluster, reader: BlockingConnection) -> Load:
+    """The load, once the broker has taken what it may and has gone on serving others; with its follower back again."""
+    cluster.kill(1, SIGSTOP)
+    try:
+        load = Load(cluster)
+        wait_until(lambda: load.begun == PRODUCERS * EACH, PATIENCE_S, "all of the load to be under way")
+        wait_until(lambda: counter(cluster, "requests.queued.bytes") >= QUEUED, PATIENCE_S, "the queue to be full")
+        # With each of these answers it has had a turn to read from the producers as well: more than they have in all.
+        for count in range(100):
+            fetched, body = fetch(reader, TOPIC, count % EARLIER, max_bytes=1)
+            assert (fetched.batch_count, fetched.high_watermark) == (1, EARLIER) and len(body) > RECORD
+        taken = hosted(cluster, 0, TOPIC)
+        assert taken is not None and taken.log_end_offset - EARLIER <= QUEUED // RECORD + 1
+        assert load.answers() == 0
+    finally:
+        cluster.kill(1, SIGCONT)
+    return load
+
+
+def check_nothing_lost(load: Load, values: list[bytes]) -> None:
+    """Every record is there once, at the offset it was acknowledged with, and each producer's in its order."""
+    assert load.codes == {ErrorCode.NONE}
+    found = {one.offset: one.value for of in load.acknowledged for one in of}
+    assert sorted(found) == list(range(EARLIER, EARLIER + PRODUCERS * EACH))
+    assert [found[offset] for offset in sorted(found)] == values[EARLIER:]
+    for number in range(PRODUCERS):
+        mine = [value for value in values[EARLIER:] if value.startswith(b"%d-" % number)]
+        assert mine == [value_of(number, count).encode() + b"0" for count in range(EACH)]
+
+
+def check_parked(cluster: ProcessCluster, silent: BlockingConnection) -> None:
+    """Most of what was asked there has not been looked at. When it reads at last, it is answered like everyone."""
+    assert counter(cluster, "fetch.consumer.requests") < AT_ONCE
+    for _ in range(WAITING + AT_ONCE):
+        reply, _ = silent.receive()
+        assert isinstance(reply, FetchReply) and all(of.code == ErrorCode.NONE for of in reply.partitions)
+
+
+def check_served(cluster: ProcessCluster) -> None:
+    wait_until(lambda: counter(cluster, "requests.queued.bytes") < 1000, PATIENCE_S, "nothing to be in hand")
+    assert QUEUED <= counter(cluster, "requests.queued.bytes.max") < QUEUED + FRAME
+    assert counter(cluster, "requests.failed") == 0
+    with cluster.connect(0) as connection:
+        assert produce(connection, TOPIC, encoded(1, "after")).code == ErrorCode.NONE

@@ -1,0 +1,133 @@
+"""What a group's consumer does about what its session says, without threads: the session here is only what it says."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+
+from sparklog.client.group_reading import GroupReading
+from sparklog.client.group_session import Place, Word
+from sparklog.model import TopicPartition
+
+PLACE: Place = ("t", "id", 0)
+TP = TopicPartition("t", 0)
+
+
+class Session:
+    """As ``GroupSession`` towards the consumer; nobody answers unless the test does."""
+
+    def __init__(self) -> None:
+        self.assigned: frozenset[Place] = frozenset()
+        self.holding: frozenset[Place] = frozenset()
+        self.asked: list[Future[dict[Place, int]]] = []
+        self.commits: list[Mapping[Place, int]] = []
+        self.hangs = False
+
+    def take(self, life: int) -> Word:
+        self.holding |= self.assigned
+        return Word(life, 1, self.assigned, self.holding - self.assigned)
+
+    def given_up(self, places: Collection[Place]) -> None:
+        self.holding -= frozenset(places)
+
+    def commit(self, life: int, offsets: Mapping[Place, int]) -> Future[None]:
+        self.commits.append(offsets)
+        done: Future[None] = Future()
+        if not self.hangs:
+            done.set_result(None)
+        return done
+
+    def offsets(self, places: Collection[Place]) -> Future[dict[Place, int]]:
+        self.asked.append(Future())
+        return self.asked[-1]
+
+    def close(self) -> None:
+        pass
+
+
+class Log:
+    """As the consumer: begins at ``end`` where nobody has committed."""
+
+    def __init__(self, end: int) -> None:
+        self.end = end
+        self.at: dict[TopicPartition, int] = {}
+
+    def positions(self) -> dict[TopicPartition, int]:
+        return dict(self.at)
+
+    def read_from(self, places: Mapping[Place, int | None]) -> None:
+        self.at.update((TopicPartition(one[0], one[2]), self.end if at is None else at) for one, at in places.items())
+
+    def read_no_more(self, partitions: Iterable[TopicPartition]) -> None:
+        for tp in partitions:
+            self.at.pop(tp, None)
+
+
+def reading(session: Session, log: Log, **more: Any) -> GroupReading:
+    options: dict[str, Any] = {"auto_commit_s": 3600.0, "on_assign": None, "on_revoke": None, "on_lost": None, **more}
+    return GroupReading(log, session, commit_timeout_s=1.0, **options)  # type: ignore[arg-type]
+
+
+def test_where_to_begin_is_asked_again_for_what_was_given_up_meanwhile() -> None:
+    """The answer came, the partition went to another consumer, who committed, and back, all between two polls."""
+    session, log = Session(), Log(500)
+    group = reading(session, log)
+    session.assigned = frozenset({PLACE})
+    group.advance()
+    session.asked[0].set_result({})
+    session.assigned = frozenset()
+    group.advance()
+    assert not session.holding
+    session.assigned = frozenset({PLACE})
+    group.advance()
+    group.advance()
+    assert len(session.asked) == 2
+    assert log.at == {}
+    session.asked[1].set_result({PLACE: 120})
+    group.advance()
+    assert log.at == {TP: 120}
+
+
+def test_a_beginning_that_moves_is_committed_as_positions_are() -> None:
+    for moves, expected in ((True, [{PLACE: 500}]), (False, [])):
+        session, log = Session(), Log(500)
+        group = reading(session, log, start_moves=moves)
+        session.assigned = frozenset({PLACE})
+        group.advance()
+        session.asked[0].set_result({})
+        group.advance()
+        session.assigned = frozenset()
+        group.advance()
+        assert session.commits == expected
+        assert not session.holding
+
+
+def test_who_closes_after_a_failure_commits_nothing() -> None:
+    for processed, expected in ((True, [{PLACE: 7}]), (False, [])):
+        session, log = Session(), Log(0)
+        group = reading(session, log)
+        session.assigned = frozenset({PLACE})
+        group.advance()
+        session.asked[0].set_result({PLACE: 5})
+        group.advance()
+        log.at[TP] = 7
+        group.close(processed=processed)
+        assert session.commits == expected
+
+
+def test_a_commit_that_is_called_off_is_none(caplog: pytest.LogCaptureFixture) -> None:
+    session, log = Session(), Log(0)
+    group = reading(session, log)
+    session.assigned = frozenset({PLACE})
+    group.advance()
+    session.asked[0].set_result({PLACE: 5})
+    group.advance()
+    log.at[TP], session.hangs = 7, True
+    assert group.commit().cancel()
+    session.hangs = False
+    group.commit().result(0)
+    assert session.commits == [{PLACE: 7}] * 2
+    assert not caplog.records
