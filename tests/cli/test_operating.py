@@ -46,8 +46,9 @@ def test_the_shell_is_told_the_topics(fake: FakeCluster, monkeypatch: pytest.Mon
 # --- partitions in trouble ---
 
 
-def described(*isrs: tuple[int, ...], leader: int | None = 0, **config: str) -> TopicDescription:
+def described(*isrs: tuple[int, ...], leader: int | None = 0, min_isr: str = "") -> TopicDescription:
     parts = tuple(PartitionDescription(number, leader, 1, (0, 1, 2), isr) for number, isr in enumerate(isrs))
+    config = {"min.insync.replicas": min_isr} if min_isr else {}
     return TopicDescription("t", "id", parts, pa.schema([]), 0, (), None, config)
 
 
@@ -66,7 +67,7 @@ def test_filters(health: Health, expected: list[int]) -> None:
 
 
 def test_filters_go_by_the_topics_own_minimum_and_what_its_replicas_allow() -> None:
-    own = described((0, 1), **{"min.insync.replicas": "3"})
+    own = described((0, 1), min_isr="3")
     assert len(Health(under_min_isr=True).only(own, "1").partitions) == 1
     assert not Health(under_min_isr=True).only(described((0, 1, 2)), "5").partitions
     assert len(Health(unavailable=True).only(described((0,), leader=None), "1").partitions) == 1
