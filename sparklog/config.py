@@ -276,6 +276,31 @@ def broker_config(overrides: Mapping[str, str]) -> BrokerConfig:
     return BrokerConfig(**_resolve(BROKER_SETTINGS, own), topic_defaults=topic_defaults)
 
 
+def in_force(config: BrokerConfig) -> dict[str, str]:
+    """All settings of a broker as text, and the topic defaults among those that were given."""
+    own = {key: _text(getattr(config, setting.field)) for key, setting in BROKER_SETTINGS.items()}
+    return own | config.topic_defaults
+
+
+def default_text(setting: Setting) -> str:
+    return _text(setting.default)
+
+
+def allowed(setting: Setting) -> str:
+    """What a setting may be, in words."""
+    if isinstance(setting.default, bool):
+        return "true or false"
+    if setting.choices:
+        return " | ".join(setting.choices)
+    if isinstance(setting.default, str):
+        return "text"
+    return f"from {setting.low}" if setting.high == _MAX else f"{setting.low} to {setting.high}"
+
+
+def _text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
 def check_topic_settings(names: Iterable[str]) -> None:
     """Raises ConfigError for the first name that is no setting of topics; names the nearest."""
     _check_names(TOPIC_SETTINGS, names)

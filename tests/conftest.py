@@ -19,7 +19,7 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
 os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
 os.environ["SPARK_CONF_DIR"] = str(ROOT / "conf")
 # A developer's own Spark, and defaults meant for one shell, must not decide what a test sees.
-for name in ("SPARK_HOME", "PYSPARK_SUBMIT_ARGS", "SPARKLOG_BOOTSTRAP_SERVERS"):
+for name in ("SPARK_HOME", "PYSPARK_SUBMIT_ARGS", "SPARKLOG_BOOTSTRAP", "SPARKLOG_BOOTSTRAP_SERVERS"):
     os.environ.pop(name, None)
 # Spark's Kafka connector, for the comparison with it: only a JVM that starts with its jars finds it.
 if _kafka_jars := os.environ.get("SPARKLOG_KAFKA_JARS"):

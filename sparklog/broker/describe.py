@@ -7,6 +7,7 @@ import os
 import sparklog
 from sparklog.broker.partition import Partition
 from sparklog.broker.state import BrokerState
+from sparklog.config import in_force
 from sparklog.model import NO_EPOCH
 from sparklog.net.server import ServerConnection
 from sparklog.protocol.messages import DescribeBroker, DescribeBrokerReply, ReplicaDescription
@@ -30,6 +31,7 @@ def handle_describe_broker(
             broker.state,
             tuple(replicas),
             {**broker.counters, "requests.queued.bytes": queued, "requests.queued.bytes.max": most_queued},
+            in_force(broker.config),
         )
     )
 

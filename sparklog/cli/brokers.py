@@ -8,12 +8,13 @@ from typing import Annotated, Any
 
 import typer
 
-from sparklog.cli.moves import print_moves
-from sparklog.cli.options import FIRST_CONTACT_S, AsJson, Bootstrap, Throttle, Timeout, byte_count, servers
-from sparklog.cli.output import human_bytes, note, print_json, print_table
+from sparklog.cli.moves import await_moves, print_moves
+from sparklog.cli.options import AsJson, Bootstrap, Throttle, Timeout, byte_count, open_admin
+from sparklog.cli.output import done, human_bytes, note, print_json, print_table
 from sparklog.client.admin import Admin
 from sparklog.client.descriptions import BrokerDescription, ClusterDescription, Reassigned
 from sparklog.errors import BrokerError, ErrorCode
+from sparklog.model import TopicPartition
 
 brokers = typer.Typer(invoke_without_command=True)
 
@@ -30,9 +31,11 @@ def show(context: typer.Context, bootstrap: Bootstrap = None, timeout: Timeout =
         # What is said before the command's name holds for it as well.
         context.obj = bootstrap
         return
-    with _admin(bootstrap, timeout) as admin:
-        cluster = admin.describe_cluster()
-        found = admin.describe_brokers()
+    with open_admin(bootstrap, timeout) as admin:
+        print_brokers(admin.describe_cluster(), admin.describe_brokers(), as_json=as_json)
+
+
+def print_brokers(cluster: ClusterDescription, found: list[BrokerDescription], *, as_json: bool) -> None:
     if as_json:
         print_json(_plain(cluster, found))
         return
@@ -56,6 +59,68 @@ def show(context: typer.Context, bootstrap: Bootstrap = None, timeout: Timeout =
             note(f"sparklog: broker {broker.address.broker_id}: {broker.error}")
 
 
+@brokers.command("describe")
+def describe(
+    context: typer.Context,
+    broker_id: Annotated[int | None, typer.Argument(metavar="[ID]", show_default=False)] = None,
+    bootstrap: Bootstrap = None,
+    timeout: Timeout = 30.0,
+    as_json: AsJson = False,
+) -> None:
+    """Show what one broker holds and counts, replica by replica; without ID of all brokers.
+
+    Example: sparklog brokers describe 1
+    """
+    with open_admin(bootstrap or context.obj, timeout) as admin:
+        found = admin.describe_brokers()
+    if broker_id is not None:
+        there = ", ".join(str(broker.address.broker_id) for broker in found)
+        found = [broker for broker in found if broker.address.broker_id == broker_id]
+        if not found:
+            raise BrokerError(ErrorCode.BROKER_NOT_AVAILABLE, f"broker {broker_id} is not alive; {there} are")
+    if as_json:
+        print_json([{**_plain_broker(broker), "hosted": broker.replicas} for broker in found])
+        return
+    for index, broker in enumerate(found):
+        if index:
+            print()
+        _print_broker(broker)
+
+
+def _print_broker(broker: BrokerDescription) -> None:
+    address = broker.address
+    for title, value in {
+        "broker": f"{address.broker_id} ({broker.state})",
+        "address": f"{address.host}:{address.port}",
+        "rack": address.rack,
+        "process": f"{broker.pid}, version {broker.version}, incarnation {address.incarnation}" if broker.pid else "",
+        "directory": broker.log_dir,
+        "error": broker.error,
+        "counters": ", ".join(f"{name}={count}" for name, count in sorted(broker.counters.items()) if count),
+    }.items():
+        if value:
+            print(f"{title:<10} {value}")
+    rows = [
+        (f"{one.topic}:{one.partition}", one.role, one.leader_epoch, one.log_start_offset, one.high_watermark,
+         one.log_end_offset, human_bytes(one.size_bytes))
+        for one in broker.replicas
+    ]  # fmt: skip
+    columns = ("partition", "role", "epoch", "start", "high watermark", "end", "size")
+    print_table(columns, rows, numeric=("epoch", "start", "high watermark", "end", "size"))
+
+
+@brokers.command("list")
+def list_brokers(
+    context: typer.Context, bootstrap: Bootstrap = None, timeout: Timeout = 30.0, as_json: AsJson = False
+) -> None:
+    """Show the live brokers, as 'sparklog brokers' alone does.
+
+    Example: sparklog brokers list
+    """
+    with open_admin(bootstrap or context.obj, timeout) as admin:
+        print_brokers(admin.describe_cluster(), admin.describe_brokers(), as_json=as_json)
+
+
 @brokers.command("drain")
 def drain(
     context: typer.Context,
@@ -65,6 +130,7 @@ def drain(
     wait: Annotated[bool, typer.Option("--wait", help="Return when it holds nothing any more.")] = False,
     bootstrap: Bootstrap = None,
     timeout: Annotated[float, typer.Option("--timeout", metavar="SECONDS", help="Wait no longer than this.")] = 3600.0,
+    as_json: AsJson = False,
 ) -> None:
     """Move everything a broker holds to the others. It need not be alive.
 
@@ -75,23 +141,29 @@ def drain(
     """
     limit = byte_count(throttle, what="--throttle")
     deadline = time.monotonic() + timeout
-    with _admin(bootstrap or context.obj, 30.0) as admin:
+    tell = note if as_json else _tell
+    moved: list[TopicPartition] = []
+    with open_admin(bootstrap or context.obj, 30.0) as admin:
         begun = admin.drain_broker(broker_id, throttle_bytes=limit)
-        _tell(f"broker {broker_id}: {len(begun.targets)} partitions move")
-        if not wait:
-            _warn(begun)
-            if begun.targets:
+        tell(f"broker {broker_id}: {len(begun.targets)} partitions move")
+        _warn(begun)
+        moved += begun.targets
+        if begun.targets and not wait:
+            if not as_json:
                 print_moves(admin.reassignments())
-                note("sparklog: what is made meanwhile may land on it: drain it again, or with --wait")
-            return
-        while begun.targets:
-            _warn(begun)
-            admin.wait_until_moved(begun.targets, timeout_s=max(0.0, deadline - time.monotonic()))
+            note("sparklog: what is made meanwhile may land on it: drain it again, or with --wait")
+        while begun.targets and wait:
+            await_moves(admin, begun.targets, timeout_s=max(0.0, deadline - time.monotonic()))
             begun = _drain_again(admin, broker_id, limit)
+            _warn(begun)
+            moved += begun.targets
             if begun.targets:
                 names = ", ".join(sorted(map(str, begun.targets)))
-                _tell(f"broker {broker_id}: {len(begun.targets)} more that were made meanwhile move: {names}")
-        _tell(f"broker {broker_id}: holds no replica any more")
+                tell(f"broker {broker_id}: {len(begun.targets)} more that were made meanwhile move: {names}")
+        if wait:
+            tell(f"broker {broker_id}: holds no replica any more")
+    if as_json:
+        print_json({"broker_id": broker_id, "partitions": [str(tp) for tp in moved], "empty": wait})
 
 
 def _drain_again(admin: Admin, broker_id: int, limit: int) -> Reassigned:
@@ -109,30 +181,36 @@ def _warn(begun: Reassigned) -> None:
 
 
 @brokers.command("restart")
-def restart(context: typer.Context, broker_id: BrokerId, bootstrap: Bootstrap = None, timeout: Timeout = 120.0) -> None:
+def restart(
+    context: typer.Context,
+    broker_id: BrokerId,
+    bootstrap: Bootstrap = None,
+    timeout: Timeout = 120.0,
+    as_json: AsJson = False,
+) -> None:
     """Restart one broker in an orderly way, and wait until it is in sync and leads again what it should.
 
     Example: sparklog brokers restart 1
     """
-    with _admin(bootstrap or context.obj, 30.0) as admin:
-        admin.rolling_restart([broker_id], timeout_s=timeout, tell=_tell)
+    with open_admin(bootstrap or context.obj, 30.0) as admin:
+        restarted = admin.rolling_restart([broker_id], timeout_s=timeout, tell=note if as_json else _tell)
+    if as_json:
+        print_json({"restarted": restarted})
 
 
 @brokers.command("rolling-restart")
-def rolling_restart(context: typer.Context, bootstrap: Bootstrap = None, timeout: Timeout = 120.0) -> None:
+def rolling_restart(
+    context: typer.Context, bootstrap: Bootstrap = None, timeout: Timeout = 120.0, as_json: AsJson = False
+) -> None:
     """Restart all brokers, one after the other, each when every replica is in sync. Clients go on.
 
     --timeout bounds each wait. Where a broker does not come back, those after it are left as they are.
 
     Example: sparklog brokers rolling-restart
     """
-    with _admin(bootstrap or context.obj, 30.0) as admin:
-        restarted = admin.rolling_restart(timeout_s=timeout, tell=_tell)
-    print(f"{len(restarted)} brokers restarted, every replica in sync")
-
-
-def _admin(bootstrap: str | None, timeout_s: float) -> Admin:
-    return Admin(servers(bootstrap), timeout_s=timeout_s, first_contact_s=FIRST_CONTACT_S)
+    with open_admin(bootstrap or context.obj, 30.0) as admin:
+        restarted = admin.rolling_restart(timeout_s=timeout, tell=note if as_json else _tell)
+    done({"restarted": restarted}, f"{len(restarted)} brokers restarted, every replica in sync", as_json=as_json)
 
 
 def _tell(line: str) -> None:
@@ -143,19 +221,20 @@ def _plain(cluster: ClusterDescription, found: list[BrokerDescription]) -> dict[
     return {
         "cluster_id": cluster.cluster_id,
         "controller_epoch": cluster.controller_epoch,
-        "brokers": [
-            {
-                **asdict(broker.address),
-                "state": broker.state,
-                "pid": broker.pid,
-                "version": broker.version,
-                "log_dir": broker.log_dir,
-                "leaders": broker.leaders,
-                "replicas": len(broker.replicas),
-                "size_bytes": broker.size_bytes,
-                "counters": dict(broker.counters),
-                "error": broker.error,
-            }
-            for broker in found
-        ],
+        "brokers": [_plain_broker(broker) for broker in found],
+    }
+
+
+def _plain_broker(broker: BrokerDescription) -> dict[str, Any]:
+    return {
+        **asdict(broker.address),
+        "state": broker.state,
+        "pid": broker.pid,
+        "version": broker.version,
+        "log_dir": broker.log_dir,
+        "leaders": broker.leaders,
+        "replicas": len(broker.replicas),
+        "size_bytes": broker.size_bytes,
+        "counters": dict(broker.counters),
+        "error": broker.error,
     }

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import base64
-import contextlib
-import datetime as dt
+import re
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, Protocol
+from typing import Annotated, Any
 
-import msgspec
 import pyarrow as pa
 import typer
-from pyarrow import types
 
-from sparklog.cli.options import FIRST_CONTACT_S, Bootstrap, Timeout, moment, servers
+from sparklog.cli import options
+from sparklog.cli.options import TIMES, Bootstrap, Timeout, Topics, open_admin, point_in_time, servers
+from sparklog.cli.progress import bar
+from sparklog.cli.sinks import Format, open_sink
+from sparklog.cli.template import Template
 from sparklog.client.consumer import Consumer
 from sparklog.client.errors import ClientTimeout
 from sparklog.client.origin import origin
@@ -31,26 +32,35 @@ class Level(str, Enum):
     UNCOMMITTED = "read_uncommitted"
 
 
-class Format(str, Enum):
-    """Formats of output."""
-
-    TEXT = "text"
-    JSON = "json"
-    ARROW = "arrow"
-
-
 def consume(
-    topics: Annotated[list[str], typer.Argument(metavar="TOPIC...", show_default=False)],
+    topics: Topics,
     *,
     start: Annotated[
-        str, typer.Option("--from", metavar="WHERE", help="earliest, latest, an offset, or a time (2026-01-31T12:00).")
+        str,
+        typer.Option(
+            "--from",
+            metavar="WHERE",
+            help="earliest, latest, an offset, -N (so many before the end), a time (2026-01-31T12:00), a span (-1h).",
+        ),
     ] = "earliest",
+    until: Annotated[
+        str | None, typer.Option("--until", metavar="TIME", help="End before the first record of this time or later.")
+    ] = None,
     partition: Annotated[list[int] | None, typer.Option("--partition", help="Only this one; repeatable.")] = None,
     count: Annotated[int | None, typer.Option("--count", "-n", min=0, help="Stop after so many records.")] = None,
-    follow: Annotated[bool, typer.Option("--follow", help="Wait for records to come, instead of ending.")] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow/--exit", " /-e", help="Wait for records to come, or end where the topics end now.")
+    ] = False,
     kind: Annotated[
         Format | None, typer.Option("--format", "-f", help="Default: text; arrow where --output says so.")
     ] = None,
+    template: Annotated[
+        str | None,
+        typer.Option(
+            "--template", "-t", metavar="TEXT", help="As kcat: %t %p %o %k %s %T %h %K %S %{column} %% \\n \\t."
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
     output: Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="Not to stdout.")] = None,
     keys: Annotated[bool, typer.Option("--keys", help="Text: the key and a tab before each value.")] = False,
     places: Annotated[bool, typer.Option("--places", help="JSON and Arrow: topic, partition and offset too.")] = False,
@@ -63,62 +73,135 @@ def consume(
 ) -> None:
     """Read records, up to where the topics end now.
 
-    Text prints values, of typed topics the columns with tabs between. JSON prints one object a line; bytes that are no
-    UTF-8 are base64. Arrow writes a file, or a stream to standard output. --timeout is for the next record to come.
+    --from and --until go by the records' times, or by how long ago: -90s, -15m, -1h, -7d; --from -100 is a hundred
+    records before the end of each partition. Text prints values, of typed topics the columns with tabs between. JSON
+    prints one object a line; bytes that are no UTF-8 are base64. Arrow writes a file, or a stream to standard output.
+    --timeout is for the next record to come.
 
     Example: sparklog consume flights --from earliest --count 10 --format json
     """
-    kind = kind or (Format.ARROW if output is not None and output.suffix == ".arrow" else Format.TEXT)
-    if kind is Format.ARROW and output is None and sys.stdout.isatty():
-        raise ConfigError("Arrow to a terminal: give --output, or pipe it somewhere")
+    if follow and until is not None:
+        raise ConfigError("--until is an end, --follow has none: give one of them")
+    kind = _format(kind, output, as_json=as_json, template=template)
     wanted: Any = topics
     if partition:
         wanted = [TopicPartition(topic, number) for topic in topics for number in partition]
+    watched = follow or (output is None and sys.stdout.isatty())
     with (
         _consumer(
-            servers(bootstrap), wanted, start=start, places=places, isolation=isolation, timeout_s=timeout
+            servers(bootstrap),
+            wanted,
+            start=start,
+            places=places or template is not None,
+            isolation=isolation,
+            timeout_s=timeout,
         ) as consumer,
-        _sink(kind, output, keys=keys) as sink,
+        open_sink(kind, output, keys=keys, template=Template(template) if template else None) as sink,
     ):
-        for batch in _batches(consumer, count, follow=follow, timeout_s=timeout):
-            sink.write(batch)
+        starts = {tp: consumer.position(tp) for tp in consumer.assignment}  # before the ends, which may move on
+        ends = None if follow else consumer.end_offsets()
+        if ends is not None and until is not None:
+            ends = _first_of(servers(bootstrap), ends, until, isolation=isolation, timeout_s=timeout)
+        total = None if ends is None else sum(max(0, end - starts[tp]) for tp, end in ends.items())
+        with bar("reading", total if count is None else min(total or count, count), hidden=watched) as progress:
+            read = 0
+            for batch in _batches(consumer, starts, ends, count, timeout_s=timeout):
+                sink.write(batch)
+                read += batch.num_rows
+                progress.show(read)
+
+
+def _format(kind: Format | None, output: Path | None, *, as_json: bool, template: str | None) -> Format:
+    if template is not None and (as_json or kind not in {None, Format.TEXT}):
+        raise ConfigError("--template is for text: give it, or another format")
+    if as_json:
+        if kind not in {None, Format.JSON}:
+            raise ConfigError(f"--json and --format {kind.value if kind else ''}: give one of them")
+        return Format.JSON
+    if kind is None:
+        return Format.ARROW if output is not None and output.suffix == ".arrow" and template is None else Format.TEXT
+    if kind is Format.ARROW and output is None and sys.stdout.isatty():
+        raise ConfigError("Arrow to a terminal: give --output, or pipe it somewhere")
+    return kind
 
 
 def _consumer(bootstrap: str, wanted: Any, *, start: str, places: bool, isolation: Level, timeout_s: float) -> Consumer:
-    offset = int(start) if start.isascii() and start.isdigit() else None
-    place: Any = start if start in {"earliest", "latest"} or offset is not None else moment(start)
+    number = int(start) if re.fullmatch(r"-?[0-9]+", start, re.ASCII) else None
+    place: Any = start if start in {"earliest", "latest"} or number is not None else point_in_time(start)
     if place is None:
-        raise ConfigError(f"--from {start!r}: expected earliest, latest, an offset, or a time like 2026-01-31T12:00")
-    consumer = Consumer(
-        bootstrap,
-        wanted,
-        start="earliest" if offset is not None else place,
-        log_columns=places,
-        isolation=isolation.value,
-        timeout_s=timeout_s,
-        first_contact_s=FIRST_CONTACT_S,
-    )
-    if offset is not None:
-        for tp in consumer.assignment:
-            consumer.seek(tp, offset)
+        raise ConfigError(f"--from {start!r}: expected earliest, latest, an offset, -N for N before the end, {TIMES}")
+    try:
+        consumer = Consumer(
+            bootstrap,
+            wanted,
+            start="earliest" if number is not None else place,
+            log_columns=places,
+            isolation=isolation.value,
+            timeout_s=timeout_s,
+            first_contact_s=options.FIRST_CONTACT_S,
+        )
+    except BrokerError as error:
+        if error.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+            with open_admin(bootstrap, timeout_s):
+                raise  # names one that is nearly called so
+        raise
+    if number is not None:
+        _seek(consumer, number)
     return consumer
 
 
-def _batches(consumer: Consumer, count: int | None, *, follow: bool, timeout_s: float) -> Iterator[pa.RecordBatch]:
-    """Batches up to the ends there are now, or for ever; at most ``count`` records."""
+def _seek(consumer: Consumer, number: int) -> None:
+    """To an offset; negative: so many before the end of each partition, as far as there are so many."""
+    ends = consumer.end_offsets() if number < 0 else {}
+    for tp in consumer.assignment:
+        consumer.seek(tp, number if number >= 0 else max(consumer.position(tp), ends[tp] + number))
+
+
+def _first_of(
+    bootstrap: str, ends: Mapping[TopicPartition, int], until: str, *, isolation: Level, timeout_s: float
+) -> dict[TopicPartition, int]:
+    """Where each partition has its first record of that time or later; its end where there is none.
+
+    Raises:
+        ConfigError: ``until`` is no time.
+        ClientTimeout: the records from there on cannot be read.
+    """
+    at = point_in_time(until)
+    if at is None:
+        raise ConfigError(f"--until {until!r}: expected {TIMES}")
+    # Brokers know times batch by batch; who reads from a time finds the record.
+    found: dict[TopicPartition, int] = {}
+    with Consumer(bootstrap, list(ends), start=at, isolation=isolation.value, timeout_s=timeout_s) as ahead:
+        deadline = time.monotonic() + timeout_s
+        while any(tp not in found and ahead.position(tp) < end for tp, end in ends.items()):
+            if time.monotonic() > deadline:
+                raise ClientTimeout(f"the records of {until} were not found within {timeout_s:g} s")
+            for batch in ahead.poll(1.0):
+                place = origin(batch)
+                found.setdefault(TopicPartition(place.topic, place.partition), place.offset)
+    return {tp: min(end, found.get(tp, end)) for tp, end in ends.items()}
+
+
+def _batches(
+    consumer: Consumer,
+    starts: Mapping[TopicPartition, int],
+    ends: Mapping[TopicPartition, int] | None,
+    count: int | None,
+    *,
+    timeout_s: float,
+) -> Iterator[pa.RecordBatch]:
+    """Batches up to the ends, or for ever; at most ``count`` records."""
     left = count
-    starts = {tp: consumer.position(tp) for tp in consumer.assignment}  # before the ends, which may move on
-    ends = None if follow else consumer.end_offsets()
     for tp, end in (ends or {}).items():
-        if starts[tp] > end:
+        if starts[tp] > end and starts[tp] > (now := consumer.end_offsets()[tp]):
             # Nothing would be fetched from there, so no broker could say so.
-            raise BrokerError(ErrorCode.OFFSET_OUT_OF_RANGE, f"{tp}: offset {starts[tp]} found, its end is {end}")
+            raise BrokerError(ErrorCode.OFFSET_OUT_OF_RANGE, f"{tp}: offset {starts[tp]} found, its end is {now}")
     waited_s = 0.0
     while left is None or left > 0:
         if ends is not None and all(consumer.position(tp) >= end for tp, end in ends.items()):
             return
         found = consumer.poll(1.0)
-        waited_s = 0.0 if found or follow else waited_s + 1.0
+        waited_s = 0.0 if found or ends is None else waited_s + 1.0
         if waited_s > timeout_s:
             raise ClientTimeout(f"no records for {timeout_s:g} s before the end was reached")
         for batch in found:
@@ -131,114 +214,8 @@ def _batches(consumer: Consumer, count: int | None, *, follow: bool, timeout_s: 
                 yield batch
 
 
-def _up_to(batch: pa.RecordBatch, ends: dict[TopicPartition, int]) -> pa.RecordBatch:
+def _up_to(batch: pa.RecordBatch, ends: Mapping[TopicPartition, int]) -> pa.RecordBatch:
     """Without what has been written since the start."""
     place = origin(batch)
     end = ends[TopicPartition(place.topic, place.partition)]
     return batch.slice(0, max(0, end - place.offset))
-
-
-class _Sink(Protocol):
-    def write(self, batch: pa.RecordBatch) -> None: ...
-
-
-@contextlib.contextmanager
-def _sink(kind: Format, output: Path | None, *, keys: bool) -> Iterator[_Sink]:
-    stream: BinaryIO
-    with contextlib.ExitStack() as stack:
-        stream = sys.stdout.buffer if output is None else stack.enter_context(output.open("wb"))
-        if kind is Format.ARROW:
-            arrow = _ArrowSink(stream, as_file=output is not None)
-            stack.callback(arrow.close)
-            yield arrow
-        else:
-            yield _JsonSink(stream) if kind is Format.JSON else _TextSink(stream, keys=keys)
-        stream.flush()
-
-
-class _TextSink:
-    """Values line by line."""
-
-    def __init__(self, stream: BinaryIO, *, keys: bool) -> None:
-        self._stream = stream
-        self._keys = keys
-
-    def write(self, batch: pa.RecordBatch) -> None:
-        names = batch.schema.names
-        if names[:4] == ["key", "value", "headers", "timestamp"]:
-            chosen = ["key", "value"] if self._keys else ["value"]
-        else:
-            chosen = names
-        columns = [[_text(value) for value in batch.column(names.index(name)).to_pylist()] for name in chosen]
-        for row in zip(*columns, strict=True):
-            self._stream.write(b"\t".join(row) + b"\n")
-        self._stream.flush()
-
-
-class _JsonSink:
-    """One object a line."""
-
-    def __init__(self, stream: BinaryIO) -> None:
-        self._stream = stream
-        self._encoder = msgspec.json.Encoder(enc_hook=str)
-
-    def write(self, batch: pa.RecordBatch) -> None:
-        rows = batch.to_pylist()
-        for name in (field.name for field in batch.schema if _has_bytes(field.type)):
-            for row in rows:
-                row[name] = _readable(row[name])
-        self._stream.write(self._encoder.encode_lines(rows))
-        self._stream.flush()
-
-
-class _ArrowSink:
-    """An Arrow file, or a stream where there is no going back."""
-
-    def __init__(self, stream: BinaryIO, *, as_file: bool) -> None:
-        self._stream = stream
-        self._as_file = as_file
-        self._writer: pa.RecordBatchFileWriter | pa.RecordBatchStreamWriter | None = None
-        self._schema: pa.Schema | None = None
-
-    def write(self, batch: pa.RecordBatch) -> None:
-        batch = batch.replace_schema_metadata(None)
-        if self._writer is None:
-            make = pa.ipc.new_file if self._as_file else pa.ipc.new_stream
-            self._schema = batch.schema
-            self._writer = make(self._stream, batch.schema)
-        if not batch.schema.equals(self._schema):
-            raise ConfigError("the records have different columns: an Arrow file takes one topic and schema")
-        self._writer.write_batch(batch)
-
-    def close(self) -> None:
-        if self._writer is not None:
-            self._writer.close()
-
-
-def _has_bytes(kind: pa.DataType) -> bool:
-    if types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind):
-        return True
-    return any(_has_bytes(kind.field(index).type) for index in range(kind.num_fields)) if kind.num_fields else False
-
-
-def _readable(value: Any) -> Any:
-    if isinstance(value, bytes):
-        try:
-            return value.decode()
-        except UnicodeDecodeError:
-            return base64.b64encode(value).decode()
-    if isinstance(value, list):
-        return [_readable(item) for item in value]
-    if isinstance(value, dict):
-        return {name: _readable(item) for name, item in value.items()}
-    return value
-
-
-def _text(value: Any) -> bytes:
-    if isinstance(value, bytes):
-        return value
-    if value is None:
-        return b""
-    if isinstance(value, dt.datetime):
-        return value.isoformat().encode()
-    return str(value).encode()

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import csv
-import datetime as dt
 import json
 import re
-import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from sparklog.cli.options import FIRST_CONTACT_S, AsJson, Bootstrap, Timeout, moment, servers
-from sparklog.cli.output import note, print_json, print_table
+from sparklog.cli.options import TIMES, AsJson, Bootstrap, Timeout, Yes, confirm, group_names, open_admin, point_in_time
+from sparklog.cli.output import done, note, print_json, print_table
 from sparklog.client.admin import Admin
 from sparklog.client.offsets import OffsetQuery
 from sparklog.errors import BrokerError, ConfigError, ErrorCode
@@ -23,11 +21,9 @@ from sparklog.model import TopicPartition
 groups = typer.Typer(
     help="Consumer groups: list and describe them, set their offsets, delete them.", no_args_is_help=True
 )
-Group = Annotated[str, typer.Argument(metavar="GROUP", show_default=False)]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+Group = Annotated[str, typer.Argument(metavar="GROUP", show_default=False, autocompletion=group_names)]
 
 _ENDS: dict[str, OffsetQuery] = {"earliest": "earliest", "latest": "latest"}
-_SPAN_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
 class GroupLag(NamedTuple):
@@ -55,7 +51,7 @@ def list_groups(bootstrap: Bootstrap = None, timeout: Timeout = 30.0, as_json: A
 
     Example: sparklog groups list
     """
-    with Admin(servers(bootstrap), timeout_s=timeout, first_contact_s=FIRST_CONTACT_S) as admin:
+    with open_admin(bootstrap, timeout) as admin:
         found = admin.group_listings()
     if as_json:
         print_json([{"group": one.group, "state": one.state, "members": one.members} for one in found])
@@ -70,7 +66,7 @@ def describe(group: Group, bootstrap: Bootstrap = None, timeout: Timeout = 30.0,
 
     Example: sparklog groups describe reports
     """
-    with Admin(servers(bootstrap), timeout_s=timeout, first_contact_s=FIRST_CONTACT_S) as admin:
+    with open_admin(bootstrap, timeout) as admin:
         offsets = admin.group_offsets(group)
         described = admin.describe_group(group)
         owners = {tp: one.member_id for one in (described.members if described else ()) for tp in one.owned}
@@ -119,7 +115,7 @@ def members(group: Group, bootstrap: Bootstrap = None, timeout: Timeout = 30.0, 
 
     Example: sparklog groups members reports
     """
-    with Admin(servers(bootstrap), timeout_s=timeout, first_contact_s=FIRST_CONTACT_S) as admin:
+    with open_admin(bootstrap, timeout) as admin:
         found = admin.describe_group(group)
     if found is None:
         note(f"sparklog: there is no group {group!r}")
@@ -150,16 +146,17 @@ def delete(
     yes: Yes = False,
     bootstrap: Bootstrap = None,
     timeout: Timeout = 30.0,
+    as_json: AsJson = False,
 ) -> None:
     """Forget groups and their offsets. Refused for a group with members. Asks first, unless --yes.
 
     Example: sparklog groups delete reports --yes
     """
-    _ask(f"Forget the offsets of {', '.join(names)}?", f"deleting {', '.join(names)}", yes=yes)
-    with Admin(servers(bootstrap), timeout_s=timeout, first_contact_s=FIRST_CONTACT_S) as admin:
+    confirm(f"Forget the offsets of {', '.join(names)}?", f"deleting {', '.join(names)}", yes=yes)
+    with open_admin(bootstrap, timeout) as admin:
         for name in names:
             admin.delete_group(name)
-            print(f"{name}: deleted")
+            done({"group": name, "deleted": True}, f"{name}: deleted", as_json=as_json)
 
 
 @groups.command("reset-offsets")
@@ -191,7 +188,7 @@ def reset_offsets(
     """
     if sum(given is not None for given in (to, shift, file)) != 1:
         raise ConfigError("give one of --to, --shift, --from-file")
-    with Admin(servers(bootstrap), timeout_s=timeout, first_contact_s=FIRST_CONTACT_S) as admin:
+    with open_admin(bootstrap, timeout) as admin:
         before = admin.group_offsets(group)
         partitions = _named(admin, topics, before)
         if file is not None:
@@ -205,7 +202,7 @@ def reset_offsets(
         if not changes:
             raise ConfigError(f"group {group!r}: no partition to set; name topics with --topic")
         if not dry_run:
-            _ask(f"Set {len(changes)} offsets of {group}?", f"setting offsets of {group}", yes=yes)
+            confirm(f"Set {len(changes)} offsets of {group}?", f"setting offsets of {group}", yes=yes)
             admin.commit_offsets(group, after)
     if as_json:
         print_json([change._asdict() for change in changes])
@@ -233,13 +230,9 @@ def _named(admin: Admin, topics: list[str] | None, before: Mapping[TopicPartitio
 def _places(admin: Admin, partitions: list[TopicPartition], to: str) -> dict[TopicPartition, int]:
     if to.isascii() and to.isdigit():
         return dict.fromkeys(partitions, int(to))
-    span = re.fullmatch(r"-([0-9]+)([smhd])", to)
-    where: OffsetQuery | None = _ENDS.get(to) or moment(to)
-    if span is not None:
-        where = dt.datetime.now(dt.timezone.utc) - dt.timedelta(seconds=int(span[1]) * _SPAN_S[span[2]])
+    where: OffsetQuery | None = _ENDS.get(to) or point_in_time(to)
     if where is None:
-        expected = "earliest, latest, an offset, a time as 2026-01-31T12:00, or a span as -90s, -15m, -1h, -7d"
-        raise ConfigError(f"--to {to!r}: expected {expected}")
+        raise ConfigError(f"--to {to!r}: expected earliest, latest, an offset, {TIMES}")
     return _listed(admin, partitions, where)
 
 
@@ -271,10 +264,3 @@ def _read(file: Path) -> dict[TopicPartition, int]:
         except ValueError:  # noqa: PERF203 - the entry is named
             raise ConfigError(f"{file}, entry {number}: {row!r} found, topic,partition,offset expected") from None
     return found
-
-
-def _ask(question: str, what: str, *, yes: bool) -> None:
-    if not yes:
-        if not sys.stdin.isatty():
-            raise ConfigError(f"{what} cannot be undone: give --yes")
-        typer.confirm(question, abort=True)

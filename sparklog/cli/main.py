@@ -1,7 +1,7 @@
 """The ``sparklog`` command as a whole, and what becomes of errors: one line on stderr and an exit code, never a trace.
 
 Exit codes: 0 done; 1 the cluster refused or something broke; 2 the command or its settings are wrong; 3 not done in
-time or nobody reached; 130 Ctrl-C; 141 whoever read the output has gone.
+time or nobody reached; 130 Ctrl-C; 141 whoever read the output has gone. docs/cli.md has every command.
 """
 
 from __future__ import annotations
@@ -13,11 +13,16 @@ from collections.abc import Sequence
 import typer
 
 from sparklog.cli.brokers import brokers
+from sparklog.cli.cluster import cluster
+from sparklog.cli.config import config
 from sparklog.cli.consume import consume
 from sparklog.cli.controller import controller
 from sparklog.cli.groups import groups
+from sparklog.cli.partitions import partitions
+from sparklog.cli.perf import perf
 from sparklog.cli.produce import produce
 from sparklog.cli.segments import segments
+from sparklog.cli.top import top
 from sparklog.cli.topics import topics
 from sparklog.cli.transactions import transactions
 from sparklog.client.errors import ClientTimeout
@@ -34,17 +39,25 @@ _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 
 app = typer.Typer(
     name="sparklog",
-    help="Topics, records, groups, transactions and brokers of a sparklog cluster.",
+    help="Topics, records, groups, transactions and brokers of a sparklog cluster."
+    " Exit codes: 0 done, 1 refused or broken, 2 wrong command or setting, 3 no answer in time, 130 Ctrl-C or no,"
+    " 141 nobody reads.\n\n"
+    "Example: SPARKLOG_BOOTSTRAP=127.0.0.1:9092 sparklog topics list",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.add_typer(cluster, name="cluster")
 app.add_typer(topics, name="topics")
 app.command("produce")(produce)
 app.command("consume")(consume)
 app.add_typer(groups, name="groups")
 app.add_typer(transactions, name="transactions")
 app.add_typer(brokers, name="brokers")
+app.add_typer(partitions, name="partitions")
+app.add_typer(config, name="config")
+app.add_typer(perf, name="perf")
+app.command("top")(top)
 app.add_typer(segments, name="segments")
 app.command("controller")(controller)
 

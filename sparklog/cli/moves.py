@@ -2,38 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from sparklog.cli.options import FIRST_CONTACT_S, AsJson, Bootstrap, Throttle, Timeout, byte_count, servers
-from sparklog.cli.output import human_bytes, note, print_json, print_table
+from sparklog.cli.options import (
+    AsJson,
+    Bootstrap,
+    Throttle,
+    Timeout,
+    Topic,
+    Yes,
+    byte_count,
+    confirm,
+    open_admin,
+    topic_names,
+)
+from sparklog.cli.output import done, human_bytes, ids, note, print_json, print_table
+from sparklog.cli.progress import bar
 from sparklog.client.admin import Admin
 from sparklog.client.descriptions import MoveDescription, TopicDescription
 from sparklog.errors import ConfigError
 from sparklog.model import TopicPartition
 
-Which = Annotated[str, typer.Argument(metavar="TOPIC[:PARTITION]", show_default=False)]
-Whichs = Annotated[list[str] | None, typer.Argument(metavar="[TOPIC[:PARTITION]...]", show_default=False)]
+Whichs = Annotated[
+    list[str] | None, typer.Argument(metavar="[TOPIC[:PARTITION]...]", show_default=False, autocompletion=topic_names)
+]
 
 
 def add_partitions(
-    name: Annotated[str, typer.Argument(metavar="TOPIC", show_default=False)],
+    name: Topic,
     partitions: Annotated[int, typer.Argument(metavar="TOTAL", show_default=False)],
     bootstrap: Bootstrap = None,
     timeout: Timeout = 30.0,
+    as_json: AsJson = False,
 ) -> None:
     """Give a topic more partitions: TOTAL is the new number. Keys may go to other partitions from then on.
 
     Example: sparklog topics add-partitions flights 12
     """
-    with _admin(bootstrap, timeout) as admin:
+    with open_admin(bootstrap, timeout) as admin:
         topic = admin.create_partitions(name, partitions)
     if topic.warning:
         note(f"sparklog: {topic.warning}")
-    print(f"{topic.name}: {len(topic.partitions)} partitions")
+    told = {"topic": topic.name, "partitions": len(topic.partitions)}
+    done(told, f"{topic.name}: {len(topic.partitions)} partitions", as_json=as_json)
 
 
 def reassign(
@@ -66,52 +82,57 @@ def reassign(
     if which is None and not status:
         raise ConfigError("no topic named: expected TOPIC or TOPIC:PARTITION")
     limit = byte_count(throttle, what="--throttle")
-    with _admin(bootstrap, 30.0) as admin:
+    with open_admin(bootstrap, 30.0) as admin:
         if status:
-            _show(admin.reassignments(), which, as_json=as_json)
+            show_moves(admin, [] if which is None else [which], as_json=as_json)
         elif cancel:
-            _cancel(admin, which or "")
+            cancel_moves(admin, [which or ""], as_json=as_json)
         else:
-            begun = admin.reassign(_targets(admin, which or "", to, replication_factor), throttle_bytes=limit)
-            if begun.warning:
-                note(f"sparklog: {begun.warning}")
-            print(f"{len(begun.targets)} partitions move")
-            if wait:
-                admin.wait_until_moved(begun.targets, timeout_s=timeout)
-                print(f"{len(begun.targets)} partitions are there, and in sync")
+            targets = plan(admin, which or "", to=to, replication_factor=replication_factor)
+            begin_moves(admin, targets, limit, wait_s=timeout if wait else None, as_json=as_json)
 
 
 def elect_leaders(
     which: Whichs = None,
+    *,
     unclean: Annotated[
         bool, typer.Option("--unclean", help="Any live replica where none in sync is alive. Loses records.")
     ] = False,
+    yes: Yes = False,
     bootstrap: Bootstrap = None,
     timeout: Timeout = 30.0,
+    as_json: AsJson = False,
 ) -> None:
-    """Give leaderships to the preferred leaders, the first replicas; without names of all partitions.
+    """Give leaderships to the preferred leaders, the first replicas; without names of all partitions. With --unclean
+    it asks first, unless --yes.
 
     Example: sparklog topics elect-leaders flights
     """
     if unclean and not which:
         raise ConfigError("--unclean loses records: name the topics or partitions")
-    with _admin(bootstrap, timeout) as admin:
+    if unclean and which:
+        what = f"electing leaders of {', '.join(which)} that are not in sync"
+        confirm("Elect leaders that are not in sync? Records may be lost.", what, yes=yes)
+    with open_admin(bootstrap, timeout) as admin:
         partitions = None if not which else [tp for name in which for tp in _partitions(admin, name)]
         failed = admin.elect_leaders(partitions, unclean=unclean)
-        for error in failed.values():
-            note(f"sparklog: {error}")
+    for error in failed.values():
+        note(f"sparklog: {error}")
+    if as_json:
+        print_json([{"partition": str(tp), "error": str(error)} for tp, error in failed.items()])
     if failed:
         raise typer.Exit(1)
-    print("every partition has the leader it should have")
+    if not as_json:
+        print("every partition has the leader it should have")
 
 
 def print_moves(moves: Sequence[MoveDescription]) -> None:
     rows = [
         (
             f"{move.topic}:{move.partition}",
-            _ids(move.original),
-            _ids(move.target),
-            _ids(move.isr),
+            ids(move.original),
+            ids(move.target),
+            ids(move.isr),
             f"{move.progress:.0%}",
             human_bytes(move.leader_bytes),
             f"{human_bytes(move.throttle_bytes)}/s" if move.throttle_bytes else None,
@@ -123,10 +144,54 @@ def print_moves(moves: Sequence[MoveDescription]) -> None:
     )
 
 
-def _show(found: list[MoveDescription], which: str | None, *, as_json: bool) -> None:
-    if which is not None:
-        topic, partition = _parse(which)
-        found = [move for move in found if move.topic == topic and partition in {None, move.partition}]
+def begin_moves(
+    admin: Admin,
+    targets: Mapping[TopicPartition, Sequence[int]],
+    throttle_bytes: int,
+    *,
+    wait_s: float | None,
+    as_json: bool,
+) -> None:
+    """Begin them; with ``wait_s`` return when the replicas are there and in sync. On a terminal with a bar."""
+    begun = admin.reassign(targets, throttle_bytes=throttle_bytes)
+    if begun.warning:
+        note(f"sparklog: {begun.warning}")
+    if not as_json:
+        print(f"{len(begun.targets)} partitions move", flush=True)
+    if wait_s is not None:
+        await_moves(admin, begun.targets, timeout_s=wait_s)
+        if not as_json:
+            print(f"{len(begun.targets)} partitions are there, and in sync")
+    if as_json:
+        print_json({"partitions": plain_targets(begun.targets), "warning": begun.warning, "done": wait_s is not None})
+
+
+def await_moves(admin: Admin, targets: Mapping[TopicPartition, tuple[int, ...]], *, timeout_s: float) -> None:
+    """Raises ClientTimeout when it takes longer."""
+    deadline = time.monotonic() + timeout_s
+    with bar("moving", 1000, unit="") as progress:
+        while progress.shown and time.monotonic() < deadline:
+            under_way = {TopicPartition(m.topic, m.partition): m for m in admin.reassignments()}
+            left = [under_way[tp] for tp in targets if tp in under_way]
+            if not left:
+                break
+            shares = sum(move.progress for move in left) + len(targets) - len(left)
+            progress.show(int(1000 * shares / len(targets)))
+            time.sleep(0.5)
+        admin.wait_until_moved(targets, timeout_s=max(0.0, deadline - time.monotonic()))
+
+
+def plain_targets(targets: Mapping[TopicPartition, Sequence[int]]) -> list[dict[str, Any]]:
+    """As Kafka's reassignment files have them."""
+    return [{"topic": tp.topic, "partition": tp.partition, "replicas": list(to)} for tp, to in sorted(targets.items())]
+
+
+def show_moves(admin: Admin, which: Sequence[str], *, as_json: bool) -> None:
+    """Those under way, of all partitions or of those named."""
+    found = admin.reassignments()
+    if which:
+        named = [_parse(one) for one in which]
+        found = [m for m in found if any(m.topic == topic and part in {None, m.partition} for topic, part in named)]
     if as_json:
         print_json([{**asdict(move), "progress": move.progress} for move in found])
     elif found:
@@ -135,20 +200,24 @@ def _show(found: list[MoveDescription], which: str | None, *, as_json: bool) -> 
         print("no partition is being moved")
 
 
-def _cancel(admin: Admin, which: str) -> None:
-    topic, partition = _parse(which)
-    if partition is not None:
-        named = [TopicPartition(topic, partition)]
-    else:
-        admin.describe_topic(topic)  # raises for a topic that is not there
-        named = [TopicPartition(topic, m.partition) for m in admin.reassignments() if m.topic == topic]
+def cancel_moves(admin: Admin, which: Sequence[str], *, as_json: bool) -> None:
+    """Take back those of the topics and partitions named."""
+    named: list[TopicPartition] = []
+    for one in which:
+        topic, partition = _parse(one)
+        if partition is not None:
+            named.append(TopicPartition(topic, partition))
+        else:
+            admin.describe_topic(topic)  # raises for a topic that is not there
+            named += [TopicPartition(topic, m.partition) for m in admin.reassignments() if m.topic == topic]
     admin.cancel_reassignment(named)
-    print(f"{len(named)} moves taken back")
+    done({"cancelled": [str(tp) for tp in named]}, f"{len(named)} moves taken back", as_json=as_json)
 
 
-def _targets(
-    admin: Admin, which: str, to: str | None, replication_factor: int | None
+def plan(
+    admin: Admin, which: str, *, to: str | None, replication_factor: int | None
 ) -> dict[TopicPartition, tuple[int, ...]]:
+    """Where the partitions of ``which`` would go: to the brokers named, or wherever the cluster places so many."""
     topic, partition = _parse(which)
     if to is None:
         assert replication_factor is not None
@@ -185,11 +254,3 @@ def _broker_ids(text: str) -> tuple[int, ...]:
 def _rotated(brokers: tuple[int, ...], turn: int) -> tuple[int, ...]:
     at = turn % len(brokers)
     return brokers[at:] + brokers[:at]
-
-
-def _ids(brokers: Sequence[int]) -> str:
-    return ",".join(map(str, brokers)) or "-"
-
-
-def _admin(bootstrap: str | None, timeout_s: float) -> Admin:
-    return Admin(servers(bootstrap), timeout_s=timeout_s, first_contact_s=FIRST_CONTACT_S)

@@ -50,12 +50,21 @@ def print_table(
         print("  ".join(aligned).rstrip())
 
 
+def done(value: Any, text: str, *, as_json: bool) -> None:
+    """What a command has done, one document or one line."""
+    print_json(value) if as_json else print(text, flush=True)
+
+
 def note(message: str) -> None:
     """For people, not for the pipe: on stderr."""
     print(message, file=sys.stderr)
 
 
-def human_bytes(size: int) -> str:
+def ids(brokers: Sequence[int]) -> str:
+    return ",".join(map(str, brokers)) or "-"
+
+
+def human_bytes(size: float) -> str:
     amount = float(size)
     for unit in _UNITS:
         if amount < 1024 or unit == _UNITS[-1]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import time
 from collections import deque
@@ -13,13 +12,11 @@ from typing import Annotated
 
 import pyarrow as pa
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from sparklog.cli.files import Format, format_of, open_input
-from sparklog.cli.options import FIRST_CONTACT_S, Bootstrap, Timeout, servers
-from sparklog.cli.output import note
-from sparklog.client.admin import Admin
+from sparklog.cli.options import AsJson, Bootstrap, Timeout, Topic, open_admin, servers
+from sparklog.cli.output import note, print_json
+from sparklog.cli.progress import Bar, bar
 from sparklog.client.producer import Producer
 from sparklog.client.results import WriteResult
 from sparklog.errors import ConfigError
@@ -30,7 +27,7 @@ _MAX_OPEN = 256
 
 
 def produce(
-    topic: Annotated[str, typer.Argument(metavar="TOPIC", show_default=False)],
+    topic: Topic,
     file: Annotated[
         Path | None, typer.Argument(metavar="[FILE]", show_default=False, help="Default, and '-': standard input.")
     ] = None,
@@ -39,7 +36,8 @@ def produce(
         Format | None, typer.Option("--format", "-f", help="Default: by the file's name, else lines.")
     ] = None,
     key_separator: Annotated[
-        str | None, typer.Option("--key-separator", "-K", metavar="TEXT", help="Lines are key, TEXT, value.")
+        str | None,
+        typer.Option("--key-separator", "-K", metavar="TEXT", help="Lines are key, TEXT, value; \\t is a tab."),
     ] = None,
     partition: Annotated[int | None, typer.Option("--partition", help="All records to this one.")] = None,
     acks: Annotated[str, typer.Option(help="Replicas that must have it: all in-sync ones, 1 (the leader), 0.")] = "all",
@@ -47,35 +45,40 @@ def produce(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no summary.")] = False,
     bootstrap: Bootstrap = None,
     timeout: Timeout = 120.0,
+    as_json: AsJson = False,
 ) -> None:
     """Write records: lines, JSON lines, CSV, a Parquet or an Arrow file. Columns are found by name.
 
-    --timeout is for each record's acknowledgement.
+    --timeout is for each record's acknowledgement. --json prints what was written when it is done.
 
     Example: sparklog produce flights flights.parquet
     """
     path = None if file is None or str(file) == "-" else file
     kind = kind or format_of(path)
     started = time.monotonic()
-    with Admin(servers(bootstrap), timeout_s=timeout, first_contact_s=FIRST_CONTACT_S) as admin:
+    with open_admin(bootstrap, timeout) as admin:
         schema = admin.describe_topic(topic).schema
     if kind is Format.LINES and not schema.equals(DEFAULT_SCHEMA):
         raise ConfigError(f"topic {topic!r} has columns {schema.names}: lines do not fit, give --format json or csv")
     if key_separator is not None and kind is not Format.LINES:
         raise ConfigError("--key-separator is for lines")
+    separator = key_separator.replace("\\t", "\t") if key_separator else None
     with (
-        open_input(path, kind, schema=schema, separator=key_separator) as source,
-        _progress(topic, source.total_rows, quiet=quiet) as progress,
+        open_input(path, kind, schema=schema, separator=separator) as source,
+        # While somebody types the lines, a bar would be in the way.
+        bar(topic, source.total_rows, hidden=quiet or (path is None and sys.stdin.isatty())) as progress,
         Producer(servers(bootstrap), acks=acks, compression=compression, delivery_timeout_s=timeout) as producer,
     ):
         count = _write_all(producer, topic, source.tables, partition=partition, progress=progress)
-    if not quiet:
-        seconds = time.monotonic() - started
+    seconds = time.monotonic() - started
+    if as_json:
+        print_json({"topic": topic, "records": count, "seconds": round(seconds, 3)})
+    elif not quiet:
         note(f"{count:,} records written to {topic} in {seconds:.1f} s ({count / max(seconds, 1e-6):,.0f}/s)")
 
 
 def _write_all(
-    producer: Producer, topic: str, tables: Iterator[pa.Table], *, partition: int | None, progress: _Bar
+    producer: Producer, topic: str, tables: Iterator[pa.Table], *, partition: int | None, progress: Bar
 ) -> int:
     """Hand all tables over; the records acknowledged. The first failure ends it."""
     open_writes: deque[Future[WriteResult]] = deque()
@@ -90,32 +93,3 @@ def _write_all(
         count += writing.result().record_count
         progress.show(count)
     return count
-
-
-class _Bar:
-    """Progress on a terminal, or nothing."""
-
-    def __init__(self, progress: Progress | None, total: int | None, title: str) -> None:
-        self._progress = progress
-        self._task = progress.add_task(title, total=total) if progress is not None else None
-
-    def show(self, count: int) -> None:
-        if self._progress is not None and self._task is not None:
-            self._progress.update(self._task, completed=count)
-
-
-@contextlib.contextmanager
-def _progress(topic: str, total: int | None, *, quiet: bool) -> Iterator[_Bar]:
-    # While somebody types the lines, a bar would be in the way.
-    if quiet or not sys.stderr.isatty() or (total is None and sys.stdin.isatty()):
-        yield _Bar(None, total, topic)
-        return
-    columns = (
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        yield _Bar(progress, total, topic)

@@ -2,21 +2,38 @@
 
 from __future__ import annotations
 
-import sys
-from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import pyarrow as pa
 import typer
 
 from sparklog.cli.files import schema_of_file
 from sparklog.cli.moves import add_partitions, elect_leaders, reassign
-from sparklog.cli.options import FIRST_CONTACT_S, AsJson, Bootstrap, Timeout, pairs, servers
-from sparklog.cli.output import note, on_terminal, print_json, print_table
-from sparklog.client.admin import Admin
+from sparklog.cli.options import (
+    AsJson,
+    Bootstrap,
+    Timeout,
+    Topic,
+    Topics,
+    Yes,
+    confirm,
+    open_admin,
+    pairs,
+    topic_names,
+)
+from sparklog.cli.output import done, note, on_terminal, print_json, print_table
+from sparklog.cli.topic_output import (
+    AtMinIsr,
+    Health,
+    Unavailable,
+    UnderMinIsr,
+    UnderReplicated,
+    plain_topic,
+    print_topic,
+    state,
+)
 from sparklog.client.ddl import parse_columns
-from sparklog.client.descriptions import TopicDescription
 from sparklog.errors import BrokerError, ConfigError, ErrorCode
 from sparklog.model import TopicPartition
 
@@ -24,8 +41,7 @@ topics = typer.Typer(
     help="Create, list, describe, alter and delete topics; move their replicas and leaders.", no_args_is_help=True
 )
 
-Name = Annotated[str, typer.Argument(metavar="TOPIC", show_default=False)]
-Names = Annotated[list[str], typer.Argument(metavar="TOPIC...", show_default=False)]
+Name = Annotated[str, typer.Argument(metavar="TOPIC", show_default=False)]  # of one that is not there yet
 
 
 @topics.command("create")
@@ -59,7 +75,7 @@ def create(
     Example: sparklog topics create flights -p 6 --schema 'carrier string, dep_delay double' --key carrier
     """
     columns = _columns(schema, schema_from)
-    with Admin(servers(bootstrap), timeout_s=timeout, first_contact_s=FIRST_CONTACT_S) as admin:
+    with open_admin(bootstrap, timeout) as admin:
         try:
             topic = admin.create_topic(
                 name,
@@ -77,32 +93,54 @@ def create(
     if topic.warning:
         note(f"sparklog: {topic.warning}")
     if as_json:
-        print_json(_plain(topic))
+        print_json(plain_topic(topic))
     else:
         print(f"{topic.name}: {len(topic.partitions)} partitions, replication factor {topic.replication_factor}")
 
 
 @topics.command("list")
-def list_topics(bootstrap: Bootstrap = None, timeout: Timeout = 30.0, as_json: AsJson = False) -> None:
+def list_topics(
+    *,
+    under_replicated: UnderReplicated = False,
+    unavailable: Unavailable = False,
+    under_min_isr: UnderMinIsr = False,
+    at_min_isr: AtMinIsr = False,
+    bootstrap: Bootstrap = None,
+    timeout: Timeout = 30.0,
+    as_json: AsJson = False,
+) -> None:
     """List the topics: on a terminal with partitions, replicas and whether they are in sync, in a pipe only the names.
 
-    Example: sparklog topics list
+    Example: sparklog topics list --under-replicated
     """
-    with Admin(servers(bootstrap), timeout_s=timeout, first_contact_s=FIRST_CONTACT_S) as admin:
-        if as_json:
-            print_json(admin.list_topics())
-        elif on_terminal():
-            found = admin.describe_topics()
-            rows = [(topic.name, len(topic.partitions), topic.replication_factor, _state(topic)) for topic in found]
-            print_table(("topic", "partitions", "replicas", "state"), rows, numeric=("partitions", "replicas"))
+    health = Health(under_replicated, unavailable, under_min_isr, at_min_isr)
+    with open_admin(bootstrap, timeout) as admin:
+        if not health.asked and (as_json or not on_terminal()):
+            names = admin.list_topics()
         else:
-            for name in admin.list_topics():
-                print(name)
+            found = admin.describe_topics()
+            found = health.pick(admin, found) if health.asked else found
+            names = [topic.name for topic in found]
+    if as_json:
+        print_json(names)
+    elif on_terminal():
+        rows = [(topic.name, len(topic.partitions), topic.replication_factor, state(topic)) for topic in found]
+        print_table(("topic", "partitions", "replicas", "state"), rows, numeric=("partitions", "replicas"))
+    else:
+        for name in names:
+            print(name)
 
 
 @topics.command("describe")
 def describe(
-    names: Annotated[list[str] | None, typer.Argument(metavar="[TOPIC...]", show_default=False)] = None,
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[TOPIC...]", show_default=False, autocompletion=topic_names)
+    ] = None,
+    *,
+    under_replicated: UnderReplicated = False,
+    unavailable: Unavailable = False,
+    under_min_isr: UnderMinIsr = False,
+    at_min_isr: AtMinIsr = False,
     bootstrap: Bootstrap = None,
     timeout: Timeout = 30.0,
     as_json: AsJson = False,
@@ -111,34 +149,36 @@ def describe(
 
     Example: sparklog topics describe flights
     """
-    with Admin(servers(bootstrap), timeout_s=timeout, first_contact_s=FIRST_CONTACT_S) as admin:
+    health = Health(under_replicated, unavailable, under_min_isr, at_min_isr)
+    with open_admin(bootstrap, timeout) as admin:
         found = admin.describe_topics(names or None)
+        if health.asked:
+            found = health.pick(admin, found)
     if as_json:
-        print_json([_plain(topic) for topic in found])
+        print_json([plain_topic(topic) for topic in found])
         return
     for index, topic in enumerate(found):
         if index:
             print()
-        _print_topic(topic)
+        print_topic(topic)
 
 
 @topics.command("delete")
 def delete(
-    names: Names,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    names: Topics,
+    *,
+    yes: Yes = False,
     if_exists: Annotated[bool, typer.Option("--if-exists", help="It is fine if a topic is not there.")] = False,
     bootstrap: Bootstrap = None,
     timeout: Timeout = 30.0,
+    as_json: AsJson = False,
 ) -> None:
     """Delete topics and their records. Asks first, unless --yes.
 
     Example: sparklog topics delete flights --yes
     """
-    if not yes:
-        if not sys.stdin.isatty():
-            raise ConfigError(f"deleting {', '.join(names)} cannot be undone: give --yes")
-        typer.confirm(f"Delete {', '.join(names)} with all records?", abort=True)
-    with Admin(servers(bootstrap), timeout_s=timeout, first_contact_s=FIRST_CONTACT_S) as admin:
+    confirm(f"Delete {', '.join(names)} with all records?", f"deleting {', '.join(names)}", yes=yes)
+    with open_admin(bootstrap, timeout) as admin:
         for name in names:
             try:
                 admin.delete_topic(name)
@@ -146,12 +186,13 @@ def delete(
                 if error.code != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION or not if_exists:
                     raise
             else:
-                print(f"{name}: deleted")
+                done({"topic": name, "deleted": True}, f"{name}: deleted", as_json=as_json)
 
 
 @topics.command("alter")
 def alter(
-    name: Name,
+    name: Topic,
+    *,
     config: Annotated[
         list[str] | None, typer.Option("--config", "-c", metavar="NAME=VALUE", help="Set it; repeatable.")
     ] = None,
@@ -160,6 +201,7 @@ def alter(
     ] = None,
     bootstrap: Bootstrap = None,
     timeout: Timeout = 30.0,
+    as_json: AsJson = False,
 ) -> None:
     """Change a topic's settings while it is in use. All are checked before any is changed.
 
@@ -167,33 +209,35 @@ def alter(
     """
     if not config and not unset:
         raise ConfigError("nothing to change: give --config NAME=VALUE or --unset NAME")
-    with Admin(servers(bootstrap), timeout_s=timeout, first_contact_s=FIRST_CONTACT_S) as admin:
+    with open_admin(bootstrap, timeout) as admin:
         topic = admin.alter_topic(name, pairs(config or [], what="setting"), unset=unset or ())
-    print(f"{name}: {', '.join(f'{key}={value}' for key, value in sorted(topic.config.items())) or 'all defaults'}")
+    told = ", ".join(f"{key}={value}" for key, value in sorted(topic.config.items())) or "all defaults"
+    done({"topic": name, "config": dict(topic.config)}, f"{name}: {told}", as_json=as_json)
 
 
 @topics.command("delete-records")
 def delete_records(
-    name: Name,
+    name: Topic,
+    *,
     before: Annotated[
         list[str], typer.Option("--before", metavar="PARTITION=OFFSET", help="PARTITION=end for all; repeatable.")
     ],
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Yes = False,
     bootstrap: Bootstrap = None,
     timeout: Timeout = 30.0,
+    as_json: AsJson = False,
 ) -> None:
     """Delete the oldest records, up to an offset that stays. Asks first, unless --yes.
 
     Example: sparklog topics delete-records flights --before 0=1000 --before 1=end --yes
     """
     wanted = {TopicPartition(name, part): offset for part, offset in _places(before).items()}
-    if not yes:
-        if not sys.stdin.isatty():
-            raise ConfigError(f"deleting records of {name} cannot be undone: give --yes")
-        typer.confirm(f"Delete records of {len(wanted)} partitions of {name}?", abort=True)
-    with Admin(servers(bootstrap), timeout_s=timeout, first_contact_s=FIRST_CONTACT_S) as admin:
-        for tp, start in admin.delete_records(wanted).items():
-            print(f"{tp}: begins at {start}")
+    confirm(f"Delete records of {len(wanted)} partitions of {name}?", f"deleting records of {name}", yes=yes)
+    with open_admin(bootstrap, timeout) as admin:
+        starts = admin.delete_records(wanted)
+    for tp, start in starts.items():
+        told = {"topic": tp.topic, "partition": tp.partition, "log_start_offset": start}
+        done(told, f"{tp}: begins at {start}", as_json=as_json)
 
 
 def _places(before: list[str]) -> dict[int, int | None]:
@@ -217,49 +261,3 @@ def _columns(schema: str | None, schema_from: Path | None) -> pa.Schema | None:
     if schema is not None:
         return parse_columns(schema)
     return schema_of_file(schema_from) if schema_from is not None else None
-
-
-def _state(topic: TopicDescription) -> str:
-    leaderless = sum(part.leader is None for part in topic.partitions)
-    behind = sum(part.under_replicated for part in topic.partitions)
-    if leaderless:
-        return f"{leaderless} without leader"
-    return f"{behind} under-replicated" if behind else "in sync"
-
-
-def _print_topic(topic: TopicDescription) -> None:
-    print(f"topic      {topic.name} ({topic.topic_id})")
-    print(f"columns    {', '.join(f'{field.name} {field.type}' for field in topic.schema)}")
-    for title, values in {
-        "key": ", ".join(topic.key),
-        "event time": topic.event_time or "",
-        "settings": ", ".join(f"{name}={value}" for name, value in sorted(topic.config.items())),
-    }.items():
-        if values:
-            print(f"{title:<10} {values}")
-    rows = [
-        (part.partition, part.leader, part.leader_epoch, _ids(part.replicas), _ids(part.isr))
-        for part in topic.partitions
-    ]
-    print_table(("partition", "leader", "epoch", "replicas", "in sync"), rows, numeric=("partition", "leader", "epoch"))
-
-
-def _ids(brokers: tuple[int, ...]) -> str:
-    return ",".join(map(str, brokers)) or "-"
-
-
-def _plain(topic: TopicDescription) -> dict[str, Any]:
-    """A topic as JSON: the schema becomes a list of columns."""
-    fields = [{"name": field.name, "type": str(field.type), "nullable": field.nullable} for field in topic.schema]
-    return {
-        "name": topic.name,
-        "topic_id": topic.topic_id,
-        "replication_factor": topic.replication_factor,
-        "schema_id": topic.schema_id,
-        "columns": fields,
-        "key": topic.key,
-        "event_time": topic.event_time,
-        "config": dict(topic.config),
-        "partitions": [asdict(part) for part in topic.partitions],
-        "warning": topic.warning,
-    }

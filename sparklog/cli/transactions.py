@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import datetime as dt
-import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Annotated, Any
 
 import typer
 
-from sparklog.cli.options import FIRST_CONTACT_S, AsJson, Bootstrap, Timeout, servers
-from sparklog.cli.output import print_json, print_table
+from sparklog.cli.options import AsJson, Bootstrap, Timeout, Yes, confirm, open_admin
+from sparklog.cli.output import done, print_json, print_table
 from sparklog.client.admin import Admin
 from sparklog.client.descriptions import HangingTransaction, TransactionDescription
 from sparklog.errors import ConfigError
@@ -31,7 +30,7 @@ def list_transactions(
 
     Example: sparklog transactions list
     """
-    with Admin(servers(bootstrap), timeout_s=timeout, first_contact_s=FIRST_CONTACT_S) as admin:
+    with open_admin(bootstrap, timeout) as admin:
         found = [one for one in admin.transactions() if every or one.state != "empty"]
     now = dt.datetime.now(dt.timezone.utc)
     found.sort(key=lambda one: (one.began or now, one.key))
@@ -68,7 +67,7 @@ def find_hanging(
 
     Example: sparklog transactions find-hanging --open-for 60
     """
-    with Admin(servers(bootstrap), timeout_s=timeout, first_contact_s=FIRST_CONTACT_S) as admin:
+    with open_admin(bootstrap, timeout) as admin:
         found = admin.hanging_transactions(open_s=open_s)
     if as_json:
         print_json([_plain_hanging(one) for one in found])
@@ -88,9 +87,10 @@ def abort(
     topic: Annotated[str | None, typer.Option("--topic", help="Of a hanging one.")] = None,
     partition: Annotated[int | None, typer.Option("--partition", help="Of a hanging one.")] = None,
     producer_id: Annotated[int | None, typer.Option("--producer-id", help="Of a hanging one.")] = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Yes = False,
     bootstrap: Bootstrap = None,
     timeout: Timeout = 30.0,
+    as_json: AsJson = False,
 ) -> None:
     """Abort an open transaction: what it has written is never seen, and who began it cannot go on. KEY is as 'list'
     shows it; one of 'find-hanging' is named by its topic, partition and producer id, and refused if it does not hang.
@@ -106,13 +106,10 @@ def abort(
         name, work = f"producer {producer_id} in {tp}", partial(_abort_hanging, tp=tp, producer_id=producer_id)
     else:
         raise ConfigError("give either KEY, or --topic, --partition and --producer-id")
-    if not yes:
-        if not sys.stdin.isatty():
-            raise ConfigError(f"aborting {name} cannot be undone: give --yes")
-        typer.confirm(f"Abort what {name} has open?", abort=True)
-    with Admin(servers(bootstrap), timeout_s=timeout, first_contact_s=FIRST_CONTACT_S) as admin:
+    confirm(f"Abort what {name} has open?", f"aborting {name}", yes=yes)
+    with open_admin(bootstrap, timeout) as admin:
         work(admin)
-    print(f"{name}: aborted")
+    done({"transaction": name, "aborted": True}, f"{name}: aborted", as_json=as_json)
 
 
 def _abort(admin: Admin, *, key: str) -> None:

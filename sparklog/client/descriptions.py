@@ -158,6 +158,8 @@ class BrokerDescription:
     log_dir: str = ""
     replicas: tuple[ReplicaDescription, ...] = ()
     counters: Mapping[str, int] = field(default_factory=dict)
+    #: In force, with the topic defaults that were given; empty from a broker that does not tell.
+    settings: Mapping[str, str] = field(default_factory=dict)
     error: str = ""
 
     @property
@@ -211,6 +213,7 @@ def describe_broker(address: BrokerAddress, reply: DescribeBrokerReply) -> Broke
         log_dir=reply.log_dir,
         replicas=tuple(reply.replicas),
         counters=dict(reply.counters),
+        settings=dict(reply.settings),
     )
 
 

@@ -22,6 +22,7 @@ from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkException
 
 from sparklog.cluster.cluster_driver import LOOPBACK, ClusterDriver
+from sparklog.cluster.driver_note import forget_driver, note_driver
 from sparklog.cluster.options import ClusterOptions, is_one_machine
 from sparklog.cluster.process import host_name, identify
 from sparklog.cluster.spark_environment import prepare, remove_spark_home
@@ -68,6 +69,7 @@ def _run(options: ClusterOptions, stop: _StopSignals, tell: Callable[[str], None
             return 0
         if cluster.start_brokers(context, given_up=stop.asked.is_set) is None:
             return 0
+        note_driver(options.data_dir, cluster.bootstrap, cluster.zookeeper)
         tell(_ready(cluster, options))
         while not stop.asked.wait(1.0):
             if cluster.failure:
@@ -84,6 +86,7 @@ def _run(options: ClusterOptions, stop: _StopSignals, tell: Callable[[str], None
         if context is not None:
             end_spark(context)
         remove_spark_home(options.data_dir.resolve())
+        forget_driver(options.data_dir)
         if stop.asked.is_set():
             tell(f"stopped in {time.monotonic() - began:.1f} s")
 

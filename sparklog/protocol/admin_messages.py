@@ -190,3 +190,5 @@ class DescribeBrokerReply(Message, frozen=True, tag="describe_broker_reply"):
     state: str  #: running, stopping
     replicas: tuple[ReplicaDescription, ...]
     counters: dict[str, int]
+    #: In force, with the topic defaults that were set.
+    settings: dict[str, str] = msgspec.field(default_factory=dict)

@@ -18,6 +18,8 @@ from sparklog.errors import ConfigError
 from sparklog.model import check_topic_name
 
 BOOTSTRAP_VARIABLE = "SPARKLOG_BOOTSTRAP_SERVERS"
+#: The command line's; it comes first, here as there.
+_SHORT_VARIABLE = "SPARKLOG_BOOTSTRAP"
 
 #: Canonical names with what they mean; the lower-case form is what arrives from Spark.
 READ_OPTIONS: dict[str, str] = {
@@ -119,11 +121,12 @@ def find_bootstrap(given: Mapping[str, str], defaults: Mapping[str, str]) -> str
         ConfigError: none of them, two that differ, or an address that cannot be read.
     """
     own = either(given, "bootstrap.servers")
-    text = own or defaults.get("bootstrap.servers") or os.environ.get(BOOTSTRAP_VARIABLE)
+    named = os.environ.get(_SHORT_VARIABLE) or os.environ.get(BOOTSTRAP_VARIABLE)
+    text = own or defaults.get("bootstrap.servers") or named
     if not text:
         raise ConfigError(
             f"no brokers to ask: set option bootstrap.servers, call sparklog.configure(spark, bootstrap=...), "
-            f"or set {BOOTSTRAP_VARIABLE} before Spark's JVM starts"
+            f"or set {_SHORT_VARIABLE} or {BOOTSTRAP_VARIABLE} before Spark's JVM starts"
         )
     parse_bootstrap(text)
     return text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pty
@@ -123,6 +124,25 @@ def test_on_a_terminal(environment: dict[str, str]) -> None:
     assert done.returncode == 0
     assert "shown" in shown
     assert "in sync" in shown
+
+
+def test_top_draws_on_a_terminal(environment: dict[str, str]) -> None:
+    assert sparklog(environment, "topics", "create", "watched").returncode == 0
+    ours, theirs = pty.openpty()
+    shown = bytearray()
+    try:
+        terminal = {**environment, "COLUMNS": "120", "LINES": "40", "TERM": "xterm"}
+        with subprocess.Popen([*COMMAND, "top", "-i", "0.2", "-n", "3"], env=terminal, stdout=theirs) as watching:
+            os.close(theirs)
+            with contextlib.suppress(OSError):  # what reading gives once nobody holds the other end
+                while part := os.read(ours, 65536):
+                    shown += part
+            assert watching.wait(30) == 0
+    finally:
+        os.close(ours)
+    assert shown.startswith(b"\x1b[?1049h") and b"\x1b[?1049l" in shown, "a screen of its own, and back"
+    assert b"1 brokers, 0 under-replicated, 0 without leader" in shown
+    assert b"busiest partitions" in shown and b"watched-0" in shown
 
 
 def test_refusals_of_a_broker_are_one_line(environment: dict[str, str], tmp_path: Path) -> None:

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import io
 import json
-import sys
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.csv
@@ -17,56 +13,17 @@ import pyarrow.parquet
 import pytest
 from typer.testing import CliRunner
 
-from sparklog.cli.main import app, run
+from sparklog.cli.main import app
 from sparklog.cli.options import byte_count
 from sparklog.cli.output import print_table
 from sparklog.client.consumer import Consumer
 from sparklog.client.producer import Producer
 from sparklog.protocol.messages import GroupDescription, HangingTransaction, MemberDescription, TopicPartitions
+from tests.cli.in_process import Cli, Result
 from tests.client.fake_cluster import FakeCluster
 
 TYPED = pa.schema([("carrier", pa.string()), ("delay", pa.float64())])
 ROWS = pa.table({"carrier": ["UA", "AA", None], "delay": [1.5, None, -2.0]}, schema=TYPED)
-
-
-class Result(NamedTuple):
-    code: int
-    out: bytes
-    err: str
-
-    @property
-    def text(self) -> str:
-        return self.out.decode()
-
-
-Cli = Callable[..., Result]
-
-
-@pytest.fixture
-def fake() -> Iterator[FakeCluster]:
-    with FakeCluster() as cluster:
-        yield cluster
-
-
-@pytest.fixture
-def cli(fake: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> Cli:
-    monkeypatch.setenv("SPARKLOG_BOOTSTRAP", fake.bootstrap)
-    monkeypatch.setenv("COLUMNS", "200")
-
-    def call(*arguments: object, stdin: bytes = b"") -> Result:
-        out, err = io.BytesIO(), io.StringIO()
-        stdout = io.TextIOWrapper(out, write_through=True)
-        with monkeypatch.context() as patch:
-            patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
-            patch.setattr(sys, "stdout", stdout)
-            patch.setattr(sys, "stderr", err)
-            code = run([str(argument) for argument in arguments])
-            stdout.flush()
-            found = out.getvalue()
-            stdout.detach()
-        return Result(code, found, err.getvalue())
-
-    return call
 
 
 def table_of(fake: FakeCluster, topic: str) -> pa.Table:
@@ -497,7 +454,7 @@ def test_usage_errors_are_one_line(cli: Cli, monkeypatch: pytest.MonkeyPatch) ->
     assert "Did you mean 'list'" in cli("topics", "lst").err
     monkeypatch.delenv("SPARKLOG_BOOTSTRAP")
     assert cli("topics", "list").err == (
-        "sparklog: no brokers named: give --bootstrap host:port or set SPARKLOG_BOOTSTRAP_SERVERS\n"
+        "sparklog: no brokers named: give --bootstrap host:port or set SPARKLOG_BOOTSTRAP\n"
     )
     assert "is no host:port" in cli("topics", "list", "-b", "a:b:c").err
 
@@ -517,7 +474,7 @@ def test_nobody_there_is_exit_3(cli: Cli) -> None:
 
 @pytest.mark.parametrize("command", ["produce", "consume"])
 def test_a_wrong_address_is_told_before_the_time_is_up(command: str, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(f"sparklog.cli.{command}.FIRST_CONTACT_S", 0.2)
+    monkeypatch.setattr("sparklog.cli.options.FIRST_CONTACT_S", 0.2)
     result = cli(command, "t", "-b", "127.0.0.1:1")
     assert (result.code, "tried for 0.2 s" in result.err) == (3, True)
 

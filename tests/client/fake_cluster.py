@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
+from sparklog.config import broker_config, in_force
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import BrokerEndpoint, TopicPartition, TopicSchema
 from sparklog.net.server import Server, ServerConnection, serve
@@ -85,6 +86,9 @@ T = TypeVar("T")
 
 #: What a test may do to a request before the broker sees it: return True to say "handled".
 Fault = Callable[["FakeBroker", ServerConnection, Request], bool]
+
+
+FAKE_CONFIG = broker_config({"min.insync.replicas": "1"})
 
 
 class FakeLog:
@@ -357,7 +361,9 @@ class _Handler:
                 self.connection.reply(ListReassignmentsReply(cid, self._under_way()))
             case DescribeBroker():
                 self.connection.reply(
-                    DescribeBrokerReply(cid, self.broker.broker_id, 1, 4242, "0", "/logs", "running", (), {})
+                    DescribeBrokerReply(
+                        cid, self.broker.broker_id, 1, 4242, "0", "/logs", "running", (), {}, in_force(FAKE_CONFIG)
+                    )
                 )
             case _:
                 self.connection.reply(ErrorReply(cid, ErrorCode.UNKNOWN_API, str(request)))

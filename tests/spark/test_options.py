@@ -229,6 +229,9 @@ def test_where_the_brokers_come_from(monkeypatch: pytest.MonkeyPatch) -> None:
     assert parse_read_options({**subscribe, "kafka.bootstrap.servers": "alias:1"}, BOOTSTRAP).bootstrap == "alias:1"
     assert parse_read_options(subscribe, BOOTSTRAP).bootstrap == "one:9092"
     assert parse_read_options(subscribe, {}).bootstrap == "environment:1"
+    monkeypatch.setenv("SPARKLOG_BOOTSTRAP", "short:1")
+    assert parse_read_options(subscribe, {}).bootstrap == "short:1"
+    monkeypatch.delenv("SPARKLOG_BOOTSTRAP")
     monkeypatch.delenv(BOOTSTRAP_VARIABLE)
     with pytest.raises(ConfigError, match=r"no brokers to ask: .*sparklog\.configure.*SPARKLOG_BOOTSTRAP_SERVERS"):
         parse_read_options(subscribe, {})

@@ -1,0 +1,218 @@
+"""``sparklog cluster``: start one on Spark, look at it as a whole, stop it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from sparklog.cli.options import AsJson, Bootstrap, Timeout, Yes, confirm, open_admin
+from sparklog.cli.output import done, human_bytes, print_json
+from sparklog.client.admin import Admin
+from sparklog.client.errors import ClientTimeout
+from sparklog.cluster.driver_note import DriverNote, noted_driver
+from sparklog.cluster.options import DEFAULT_PORT, ClusterOptions, add_setting, merged, read_settings
+from sparklog.cluster.process import is_alive, send_signal
+from sparklog.errors import ClusterError, ConfigError
+
+cluster = typer.Typer(help="A cluster as a whole: start, status, stop.", no_args_is_help=True)
+
+DataDir = Annotated[Path, typer.Option("--data-dir", "-d", metavar="DIR", help="Where all data goes.")]
+
+_LOG = "cluster.log"
+
+
+@cluster.command("start")
+def start(
+    *,
+    brokers: Annotated[int, typer.Option("--brokers", min=1, help="So many.")] = 3,
+    data_dir: DataDir = Path("data"),
+    port: Annotated[int, typer.Option("--port", help="First port for new log directories.")] = DEFAULT_PORT,
+    master: Annotated[
+        str | None, typer.Option(metavar="URL", help="Spark's master. Default: an executor a broker, here.")
+    ] = None,
+    log_dirs: Annotated[
+        str | None, typer.Option(metavar="A,B", help="Log directories of each host, one broker each.")
+    ] = None,
+    zookeeper: Annotated[
+        str,
+        typer.Option("--zookeeper", "-z", metavar="HOST:PORT/CHROOT", help="One that is there. Default: a new one."),
+    ] = "",
+    advertised_host: Annotated[str, typer.Option(metavar="HOST", help="Address that clients are given.")] = "",
+    broker_conf: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Broker settings and topic defaults. Default: conf/broker.conf.")
+    ] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="One setting over that file's; repeatable.")
+    ] = None,
+    detach: Annotated[bool, typer.Option("--detach", help="Return when it serves, and leave it running.")] = False,
+    timeout: Annotated[float, typer.Option("--timeout", metavar="SECONDS", help="For --detach.")] = 180.0,
+) -> None:
+    """Start a cluster on this machine, or on a Spark cluster by --master; until Ctrl-C, unless --detach. Over the data
+    of an earlier one it has all of it, and adopts brokers that still run.
+
+    Example: sparklog cluster start --brokers 3 --data-dir data --detach
+    """
+    chosen = ClusterOptions(
+        data_dir=data_dir,
+        brokers=brokers,
+        port=port,
+        log_dirs=tuple(Path(path) for path in (log_dirs or "").split(",") if path),
+        zookeeper=zookeeper,
+        advertised_host=advertised_host,
+        settings=merged(_settings("broker.conf", broker_conf), _given(settings or [])),
+        zookeeper_settings=_settings("zoo.cfg", None),
+    ).checked()
+    if running := noted_driver(data_dir):
+        raise ClusterError(f"process {running.process.pid} runs the cluster of {data_dir} already")
+    if detach:
+        _detach(data_dir, timeout)
+        return
+    if master is not None:
+        os.environ["PYSPARK_SUBMIT_ARGS"] = (
+            f"--master {master} {os.environ.get('PYSPARK_SUBMIT_ARGS', 'pyspark-shell')}"
+        )
+    if _conf_dir() is not None:
+        os.environ.setdefault("SPARK_CONF_DIR", str(_conf_dir()))
+    from sparklog.cluster.start import run_cluster  # Spark's imports take a second, and nobody else wants them
+
+    raise typer.Exit(run_cluster(chosen, tell=lambda text: print(text, flush=True)))
+
+
+def _detach(data_dir: Path, timeout_s: float) -> None:
+    """The same command once more, without --detach, in a session of its own; its words go to a file.
+
+    Raises:
+        ClusterError: it has ended, or is not ready in time; with its last words.
+    """
+    data_dir.mkdir(parents=True, exist_ok=True)
+    log = data_dir / _LOG
+    words = [word for word in sys.argv[1:] if word != "--detach"]
+    with log.open("wb") as file:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "sparklog.cli.main", *words],
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
+            start_new_session=True,
+        )
+    deadline = time.monotonic() + timeout_s
+    while (found := noted_driver(data_dir)) is None:
+        if process.poll() is not None:
+            raise ClusterError(f"the cluster did not start: {_last_words(log)} (all of it in {log})")
+        if time.monotonic() > deadline:
+            raise ClusterError(f"the cluster is not ready after {timeout_s:g} s; it goes on, see {log}")
+        time.sleep(0.1)
+    print(f"running as process {found.process.pid}; brokers at {found.bootstrap}")
+
+
+def _last_words(log: Path) -> str:
+    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    return next(
+        (line for line in reversed(lines) if line.startswith(("error:", "sparklog:"))), lines[-1] if lines else ""
+    )
+
+
+def _conf_dir() -> Path | None:
+    named = os.environ.get("SPARKLOG_CONF_DIR")
+    found = Path(named) if named else Path("conf")
+    return found.resolve() if (found / "broker.conf").is_file() else None
+
+
+def _settings(name: str, file: Path | None) -> dict[str, str]:
+    """Of the file named, or of the one in conf/; without one the built-in ones hold."""
+    if file is not None:
+        return read_settings(file)
+    directory = _conf_dir()
+    return read_settings(directory / name) if directory is not None and (directory / name).is_file() else {}
+
+
+def _given(settings: list[str]) -> dict[str, str]:
+    over: dict[str, str] = {}
+    for text in settings:
+        add_setting(over, text, where="--set")
+    return over
+
+
+@cluster.command("status")
+def status(
+    *,
+    data_dir: Annotated[
+        Path | None, typer.Option("--data-dir", "-d", metavar="DIR", help="Of the cluster that runs there.")
+    ] = None,
+    bootstrap: Bootstrap = None,
+    timeout: Timeout = 10.0,
+    as_json: AsJson = False,
+) -> None:
+    """Say in a few lines how a cluster is; ends with 1 while some partition has no leader or not all replicas in sync.
+
+    Example: sparklog cluster status
+    """
+    driver = noted_driver(data_dir) if data_dir is not None else None
+    if data_dir is not None and driver is None:
+        raise ClusterError(f"no driver of a cluster in {data_dir} runs on this host")
+    with open_admin(driver.bootstrap if driver is not None else bootstrap, timeout) as admin:
+        found = _status(admin, driver)
+    if as_json:
+        print_json(found)
+    else:
+        for name, value in found.items():
+            shown = ", ".join(map(str, value)) if isinstance(value, list) else value
+            shown = human_bytes(value) if name == "size_bytes" else shown
+            print(f"{name.removesuffix('_bytes').replace('_', ' '):<18} {'-' if shown in {'', None} else shown}")
+    if found["without_leader"] or found["under_replicated"] or found["not_answering"]:
+        raise typer.Exit(1)
+
+
+def _status(admin: Admin, driver: DriverNote | None) -> dict[str, Any]:
+    described = admin.describe_cluster()
+    brokers = admin.describe_brokers()
+    topics = admin.describe_topics()
+    partitions = [part for topic in topics for part in topic.partitions]
+    return {
+        "cluster_id": described.cluster_id,
+        "driver": driver.process.pid if driver is not None else None,
+        "controller_epoch": described.controller_epoch,
+        "brokers": [broker.address.broker_id for broker in brokers],
+        "not_answering": [broker.address.broker_id for broker in brokers if broker.error],
+        "topics": len(topics),
+        "partitions": len(partitions),
+        "under_replicated": sum(part.under_replicated for part in partitions),
+        "without_leader": sum(part.leader is None for part in partitions),
+        "moving": len(admin.reassignments()),
+        "size_bytes": sum(broker.size_bytes for broker in brokers),
+    }
+
+
+@cluster.command("stop")
+def stop(
+    data_dir: DataDir = Path("data"),
+    yes: Yes = False,
+    timeout: Annotated[float, typer.Option("--timeout", metavar="SECONDS", help="Wait no longer than this.")] = 60.0,
+    as_json: AsJson = False,
+) -> None:
+    """Stop the cluster of a data directory in order: no new writes, followers catch up, everything on disk. Asks first,
+    unless --yes.
+
+    Example: sparklog cluster stop --data-dir data --yes
+    """
+    if not data_dir.is_dir():
+        raise ConfigError(f"--data-dir {data_dir}: no such directory")
+    found = noted_driver(data_dir)
+    if found is None:
+        raise ClusterError(f"no driver of a cluster in {data_dir} runs on this host")
+    confirm(f"Stop the cluster in {data_dir}?", f"stopping the cluster in {data_dir}", yes=yes)
+    began = time.monotonic()
+    send_signal(found.process, signal.SIGTERM)
+    while is_alive(found.process):
+        if time.monotonic() - began > timeout:
+            raise ClientTimeout(f"process {found.process.pid} has not ended within {timeout:g} s")
+        time.sleep(0.05)
+    seconds = time.monotonic() - began
+    done({"process": found.process.pid, "seconds": round(seconds, 3)}, f"stopped in {seconds:.1f} s", as_json=as_json)

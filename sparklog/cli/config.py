@@ -1,0 +1,160 @@
+"""``sparklog config``: which settings there are, which are in force and where from, and changing them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+from typing import Annotated, NamedTuple
+
+import typer
+
+from sparklog.cli.options import AsJson, Bootstrap, Timeout, Topic, open_admin, pairs, topic_names
+from sparklog.cli.output import done, print_json, print_table
+from sparklog.client.admin import Admin
+from sparklog.config import (
+    BROKER_SETTINGS,
+    TOPIC_SETTINGS,
+    Setting,
+    allowed,
+    broker_config,
+    check_topic_settings,
+    default_text,
+)
+from sparklog.errors import BrokerError, ConfigError, ErrorCode
+
+config = typer.Typer(help="Settings of topics and brokers: list, describe, alter.", no_args_is_help=True)
+
+
+class Kind(str, Enum):
+    TOPICS = "topics"
+    BROKERS = "brokers"
+
+
+class InForce(NamedTuple):
+    """One setting; ``origin``: topic, cluster (given when the brokers were started), default."""
+
+    name: str
+    value: str
+    origin: str
+
+
+@config.command("list")
+def list_settings(
+    kind: Annotated[Kind | None, typer.Argument(metavar="[topics|brokers]", show_default=False)] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show every setting there is: its default, what it may be, what it does. Asks no broker.
+
+    Example: sparklog config list topics
+    """
+    tables = {Kind.TOPICS: TOPIC_SETTINGS, Kind.BROKERS: BROKER_SETTINGS}
+    rows = [
+        (one.value.rstrip("s"), name, default_text(setting), allowed(setting), setting.doc)
+        for one in (tables if kind is None else [kind])
+        for name, setting in sorted(tables[one].items())
+    ]
+    columns = ("of", "setting", "default", "allowed", "what it is")
+    if as_json:
+        print_json([dict(zip(("of", "name", "default", "allowed", "doc"), row, strict=True)) for row in rows])
+    else:
+        print_table(columns, rows, numeric=("default",))
+
+
+@config.command("describe")
+def describe(
+    topic: Annotated[
+        str | None, typer.Argument(metavar="[TOPIC]", show_default=False, autocompletion=topic_names)
+    ] = None,
+    *,
+    broker: Annotated[int | None, typer.Option("--broker", metavar="ID", help="Of a broker, not of a topic.")] = None,
+    given: Annotated[bool, typer.Option("--given", help="Only what somebody set, not the defaults.")] = False,
+    bootstrap: Bootstrap = None,
+    timeout: Timeout = 30.0,
+    as_json: AsJson = False,
+) -> None:
+    """Show the settings in force: of a topic, or of a broker, and where each comes from.
+
+    Example: sparklog config describe flights --given
+    """
+    if (topic is None) == (broker is None):
+        raise ConfigError("give either TOPIC or --broker ID")
+    with open_admin(bootstrap, timeout) as admin:
+        if topic is not None:
+            own = admin.describe_topic(topic).config
+            found = _of_topic(own, _of_cluster(admin, None))
+        else:
+            found = _of_broker(_of_cluster(admin, broker))
+    if given:
+        found = [one for one in found if one.origin != "default"]
+    if as_json:
+        print_json([one._asdict() for one in found])
+    else:
+        print_table(("setting", "value", "from"), found)
+
+
+def _of_topic(own: Mapping[str, str], cluster: Mapping[str, str]) -> list[InForce]:
+    return [
+        InForce(name, own[name], "topic") if name in own else _default(name, setting, cluster)
+        for name, setting in sorted(TOPIC_SETTINGS.items())
+    ]
+
+
+def _of_broker(told: Mapping[str, str]) -> list[InForce]:
+    """The broker's own settings, then the defaults that it has for topics."""
+    both = [*sorted(BROKER_SETTINGS.items()), *sorted(TOPIC_SETTINGS.items())]
+    return [_default(name, setting, told) for name, setting in both]
+
+
+def _default(name: str, setting: Setting, told: Mapping[str, str]) -> InForce:
+    default = default_text(setting)
+    value = told.get(name, default)
+    return InForce(name, value, "default" if value == default else "cluster")
+
+
+def _of_cluster(admin: Admin, broker_id: int | None) -> Mapping[str, str]:
+    """What a broker, or whichever answers, says it was started with.
+
+    Raises:
+        BrokerError: BROKER_NOT_AVAILABLE.
+    """
+    for broker in admin.describe_brokers():
+        if broker.settings and broker_id in {None, broker.address.broker_id}:
+            return broker.settings
+    who = "no broker" if broker_id is None else f"broker {broker_id} does not answer: it"
+    raise BrokerError(ErrorCode.BROKER_NOT_AVAILABLE, f"{who} tells its settings")
+
+
+@config.command("alter")
+def alter(
+    topic: Topic,
+    settings: Annotated[
+        list[str] | None, typer.Argument(metavar="[NAME=VALUE...]", show_default=False, help="Set these.")
+    ] = None,
+    *,
+    unset: Annotated[
+        list[str] | None, typer.Option("--unset", "-u", metavar="NAME", help="Back to the default; repeatable.")
+    ] = None,
+    bootstrap: Bootstrap = None,
+    timeout: Timeout = 30.0,
+    as_json: AsJson = False,
+) -> None:
+    """Change a topic's settings while it is in use. All are checked before any is changed.
+
+    Settings of brokers are fixed when the cluster is started: put them into its broker.conf, and start it again.
+
+    Example: sparklog config alter flights retention.ms=3600000 --unset segment.ms
+    """
+    wanted = pairs(settings or [], what="setting")
+    if not wanted and not unset:
+        raise ConfigError("nothing to change: give NAME=VALUE or --unset NAME")
+    for name in [*wanted, *(unset or [])]:
+        if name in BROKER_SETTINGS:
+            broker_config(
+                {name: wanted[name]} if name in wanted else {}
+            )  # a value out of range is the first to be told
+            raise ConfigError(f"{name} is a setting of brokers, fixed when the cluster is started (--set, broker.conf)")
+    check_topic_settings([*wanted, *(unset or [])])
+    with open_admin(bootstrap, timeout) as admin:
+        found = admin.alter_topic(topic, wanted, unset=unset or ())
+    told = ", ".join(f"{name}={value}" for name, value in sorted(found.config.items())) or "all defaults"
+    done({"topic": topic, "config": dict(found.config)}, f"{topic}: {told}", as_json=as_json)

@@ -1,0 +1,164 @@
+"""``sparklog partitions``: moves of replicas as a plan that can be read, changed, applied and followed; elections."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+
+from sparklog.cli.moves import begin_moves, cancel_moves, elect_leaders, plain_targets, plan, show_moves
+from sparklog.cli.options import AsJson, Bootstrap, Throttle, Timeout, Yes, byte_count, open_admin, topic_names
+from sparklog.cli.output import ids, note, print_json, print_table
+from sparklog.errors import ConfigError
+from sparklog.model import TopicPartition
+
+partitions = typer.Typer(help="Where replicas stand and who leads: reassign and elect.", no_args_is_help=True)
+reassign = typer.Typer(help="Move replicas: plan, apply, progress, cancel.", no_args_is_help=True)
+partitions.add_typer(reassign, name="reassign")
+
+Which = Annotated[
+    list[str], typer.Argument(metavar="TOPIC[:PARTITION]...", show_default=False, autocompletion=topic_names)
+]
+
+
+class _Move(msgspec.Struct):
+    topic: str
+    partition: int
+    replicas: tuple[int, ...]
+
+
+class _Plan(msgspec.Struct):
+    """The file of a plan. Kafka's reassignment files are read as well."""
+
+    partitions: list[_Move]
+    version: int = 1
+
+
+@reassign.command("plan")
+def make_plan(
+    which: Which,
+    *,
+    to: Annotated[
+        str | None, typer.Option(metavar="ID,...", help="Brokers wanted, preferred leader first.", show_default=False)
+    ] = None,
+    replication_factor: Annotated[
+        int | None, typer.Option("--replication-factor", "-r", help="So many replicas, placed by the cluster.")
+    ] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write the plan there.")] = None,
+    bootstrap: Bootstrap = None,
+    timeout: Timeout = 30.0,
+    as_json: AsJson = False,
+) -> None:
+    """Say where replicas would go, and change nothing. The plan is JSON, to be read and edited before 'apply'.
+
+    --to with a whole topic gives every partition these brokers, beginning with another one each.
+
+    Example: sparklog partitions reassign plan flights --to 1,2 -o plan.json
+    """
+    if (to is None) == (replication_factor is None):
+        raise ConfigError("give one of --to, --replication-factor")
+    with open_admin(bootstrap, timeout) as admin:
+        targets = {
+            tp: target
+            for one in which
+            for tp, target in plan(admin, one, to=to, replication_factor=replication_factor).items()
+        }
+        now = {
+            TopicPartition(topic.name, part.partition): part.replicas
+            for topic in admin.describe_topics(sorted({tp.topic for tp in targets}))
+            for part in topic.partitions
+        }
+    made = {"version": 1, "partitions": plain_targets(targets)}
+    if output is not None:
+        output.write_bytes(msgspec.json.format(msgspec.json.encode(made), indent=1) + b"\n")
+        note(f"sparklog: {len(targets)} partitions planned in {output}")
+    if as_json or (output is None and not sys.stdout.isatty()):
+        print_json(made)
+    else:
+        rows = [(str(tp), ids(now.get(tp, ())), ids(target)) for tp, target in sorted(targets.items())]
+        print_table(("partition", "from", "to"), rows)
+
+
+@reassign.command("apply")
+def apply(
+    file: Annotated[Path, typer.Argument(metavar="PLAN", help="A plan's file; '-' is standard input.")],
+    *,
+    throttle: Throttle = None,
+    wait: Annotated[bool, typer.Option("--wait", help="Return when the replicas are there and in sync.")] = False,
+    bootstrap: Bootstrap = None,
+    timeout: Annotated[float, typer.Option("--timeout", metavar="SECONDS", help="Wait no longer than this.")] = 3600.0,
+    as_json: AsJson = False,
+) -> None:
+    """Begin the moves of a plan.
+
+    Example: sparklog partitions reassign apply plan.json --throttle 50MB --wait
+    """
+    targets = _read(file)
+    limit = byte_count(throttle, what="--throttle")
+    with open_admin(bootstrap, 30.0) as admin:
+        begin_moves(admin, targets, limit, wait_s=timeout if wait else None, as_json=as_json)
+
+
+@reassign.command("progress")
+def progress(
+    which: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[TOPIC[:PARTITION]...]", show_default=False, autocompletion=topic_names),
+    ] = None,
+    bootstrap: Bootstrap = None,
+    timeout: Timeout = 30.0,
+    as_json: AsJson = False,
+) -> None:
+    """Show moves under way, and how much of each is copied.
+
+    Example: sparklog partitions reassign progress
+    """
+    with open_admin(bootstrap, timeout) as admin:
+        show_moves(admin, which or [], as_json=as_json)
+
+
+@reassign.command("cancel")
+def cancel(which: Which, bootstrap: Bootstrap = None, timeout: Timeout = 30.0, as_json: AsJson = False) -> None:
+    """Take moves under way back: the replicas stay where they were.
+
+    Example: sparklog partitions reassign cancel flights
+    """
+    with open_admin(bootstrap, timeout) as admin:
+        cancel_moves(admin, which, as_json=as_json)
+
+
+@partitions.command("elect")
+def elect(
+    which: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[TOPIC[:PARTITION]...]", show_default=False, autocompletion=topic_names),
+    ] = None,
+    *,
+    unclean: Annotated[
+        bool, typer.Option("--unclean", help="Any live replica where none in sync is alive. Loses records.")
+    ] = False,
+    yes: Yes = False,
+    bootstrap: Bootstrap = None,
+    timeout: Timeout = 30.0,
+    as_json: AsJson = False,
+) -> None:
+    """Give leaderships to the preferred leaders, the first replicas; without names of all partitions. With --unclean it
+    asks first, unless --yes.
+
+    Example: sparklog partitions elect flights
+    """
+    elect_leaders(which, unclean=unclean, yes=yes, bootstrap=bootstrap, timeout=timeout, as_json=as_json)
+
+
+def _read(file: Path) -> dict[TopicPartition, tuple[int, ...]]:
+    text = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
+    try:
+        found = msgspec.json.decode(text, type=_Plan).partitions
+    except msgspec.MsgspecError as error:
+        raise ConfigError(f"{file}: no plan as 'partitions reassign plan' makes it: {error}") from None
+    if not found:
+        raise ConfigError(f"{file}: the plan names no partition")
+    return {TopicPartition(move.topic, move.partition): move.replicas for move in found}

@@ -1,0 +1,60 @@
+"""Bars for whoever watches: how much is done, how fast, and how long it will take. On stderr, on a terminal alone."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    Task,
+    TaskProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.text import Text
+
+
+class Bar:
+    """Progress on a terminal, or nothing."""
+
+    def __init__(self, progress: Progress | None, total: int | None, title: str) -> None:
+        self._progress = progress
+        self._task = progress.add_task(title, total=total) if progress is not None else None
+
+    @property
+    def shown(self) -> bool:
+        return self._progress is not None
+
+    def show(self, count: int) -> None:
+        """``count`` of the total are done."""
+        if self._progress is not None and self._task is not None:
+            self._progress.update(self._task, completed=count)
+
+
+@contextlib.contextmanager
+def bar(title: str, total: int | None, *, unit: str = "records", hidden: bool = False) -> Iterator[Bar]:
+    """``total`` None: unknown, and so is the time that remains. ``unit`` "": parts of a whole, shown in percent."""
+    if hidden or not sys.stderr.isatty():
+        yield Bar(None, total, title)
+        return
+    columns = [SpinnerColumn(), TextColumn("{task.description}"), BarColumn()]
+    columns += [MofNCompleteColumn(), _Rate(unit)] if unit else [TaskProgressColumn()]
+    columns += [TimeRemainingColumn()] if total is not None else [TimeElapsedColumn()]
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        yield Bar(progress, total, title)
+
+
+class _Rate(TextColumn):
+    def __init__(self, unit: str) -> None:
+        super().__init__("")
+        self._unit = unit
+
+    def render(self, task: Task) -> Text:
+        return Text(f"{task.speed:,.0f} {self._unit}/s" if task.speed else f"- {self._unit}/s")

@@ -1,0 +1,117 @@
+"""How topics look, and which of their partitions are shown: those with trouble of some kind, where that is asked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, replace
+from typing import Annotated, Any, NamedTuple
+
+import typer
+
+from sparklog.cli.output import ids, print_table
+from sparklog.client.admin import Admin
+from sparklog.client.descriptions import PartitionDescription, TopicDescription
+from sparklog.config import TOPIC_SETTINGS
+from sparklog.errors import ConfigError
+
+UnderReplicated = Annotated[
+    bool, typer.Option("--under-replicated", help="Only partitions with replicas that are not in sync.")
+]
+Unavailable = Annotated[bool, typer.Option("--unavailable", help="Only partitions without a leader.")]
+UnderMinIsr = Annotated[
+    bool, typer.Option("--under-min-isr", help="Only with fewer in sync than min.insync.replicas: no writes.")
+]
+AtMinIsr = Annotated[
+    bool, typer.Option("--at-min-isr", help="Only with just min.insync.replicas in sync: one more lost stops writes.")
+]
+
+_MIN_ISR = "min.insync.replicas"
+
+
+class Health(NamedTuple):
+    """Which trouble is looked for; at most one of them."""
+
+    under_replicated: bool = False
+    unavailable: bool = False
+    under_min_isr: bool = False
+    at_min_isr: bool = False
+
+    @property
+    def asked(self) -> bool:
+        return any(self)
+
+    def pick(self, admin: Admin, found: Iterable[TopicDescription]) -> list[TopicDescription]:
+        """The topics with such partitions, and of each only those.
+
+        Raises:
+            ConfigError: several are asked for, or no broker tells the default of min.insync.replicas.
+        """
+        if sum(self) > 1:
+            raise ConfigError("give one of --under-replicated, --unavailable, --under-min-isr, --at-min-isr")
+        default = cluster_default(admin, _MIN_ISR) if self.under_min_isr or self.at_min_isr else ""
+        picked = [self.only(topic, default) for topic in found]
+        return [topic for topic in picked if topic.partitions]
+
+    def only(self, topic: TopicDescription, default_min_isr: str) -> TopicDescription:
+        """With such partitions alone. Pure."""
+        wanted = self._wanted(topic, default_min_isr)
+        return replace(topic, partitions=tuple(part for part in topic.partitions if wanted(part)))
+
+    def _wanted(self, topic: TopicDescription, default: str) -> Callable[[PartitionDescription], bool]:
+        if self.unavailable:
+            return lambda part: part.leader is None
+        if self.under_replicated:
+            return lambda part: part.under_replicated
+        minimum = int(topic.config.get(_MIN_ISR, default))
+        if self.under_min_isr:
+            return lambda part: len(part.isr) < min(minimum, len(part.replicas))
+        return lambda part: len(part.isr) == min(minimum, len(part.replicas)) and part.under_replicated
+
+
+def cluster_default(admin: Admin, setting: str) -> str:
+    """What topics have that do not set it themselves, as a broker tells; the built-in default where none answers."""
+    for broker in admin.describe_brokers():
+        if broker.settings:
+            return broker.settings.get(setting, str(TOPIC_SETTINGS[setting].default))
+    raise ConfigError(f"no broker tells the cluster's {setting}")
+
+
+def state(topic: TopicDescription) -> str:
+    leaderless = sum(part.leader is None for part in topic.partitions)
+    behind = sum(part.under_replicated for part in topic.partitions)
+    if leaderless:
+        return f"{leaderless} without leader"
+    return f"{behind} under-replicated" if behind else "in sync"
+
+
+def print_topic(topic: TopicDescription) -> None:
+    print(f"topic      {topic.name} ({topic.topic_id})")
+    print(f"columns    {', '.join(f'{field.name} {field.type}' for field in topic.schema)}")
+    for title, values in {
+        "key": ", ".join(topic.key),
+        "event time": topic.event_time or "",
+        "settings": ", ".join(f"{name}={value}" for name, value in sorted(topic.config.items())),
+    }.items():
+        if values:
+            print(f"{title:<10} {values}")
+    rows = [
+        (part.partition, part.leader, part.leader_epoch, ids(part.replicas), ids(part.isr)) for part in topic.partitions
+    ]
+    print_table(("partition", "leader", "epoch", "replicas", "in sync"), rows, numeric=("partition", "leader", "epoch"))
+
+
+def plain_topic(topic: TopicDescription) -> dict[str, Any]:
+    """A topic as JSON: the schema becomes a list of columns."""
+    fields = [{"name": field.name, "type": str(field.type), "nullable": field.nullable} for field in topic.schema]
+    return {
+        "name": topic.name,
+        "topic_id": topic.topic_id,
+        "replication_factor": topic.replication_factor,
+        "schema_id": topic.schema_id,
+        "columns": fields,
+        "key": topic.key,
+        "event_time": topic.event_time,
+        "config": dict(topic.config),
+        "partitions": [asdict(part) for part in topic.partitions],
+        "warning": topic.warning,
+    }

@@ -1,0 +1,39 @@
+"""One command in this process, with pipes for its standard streams: what a process of its own would print, sooner."""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Callable
+from typing import NamedTuple
+
+import pytest
+
+from sparklog.cli.main import run
+
+
+class Result(NamedTuple):
+    code: int
+    out: bytes
+    err: str
+
+    @property
+    def text(self) -> str:
+        return self.out.decode()
+
+
+Cli = Callable[..., Result]
+
+
+def in_process(*arguments: object, stdin: bytes = b"") -> Result:
+    out, err = io.BytesIO(), io.StringIO()
+    stdout = io.TextIOWrapper(out, write_through=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
+        patch.setattr(sys, "stdout", stdout)
+        patch.setattr(sys, "stderr", err)
+        code = run([str(argument) for argument in arguments])
+        stdout.flush()
+        found = out.getvalue()
+        stdout.detach()
+    return Result(code, found, err.getvalue())

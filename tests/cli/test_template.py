@@ -1,0 +1,60 @@
+"""Output by a template: kcat's words, columns by name, escapes, and what is refused before anything is read."""
+
+from __future__ import annotations
+
+import datetime as dt
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from sparklog.cli.template import Template
+from sparklog.errors import ConfigError
+from sparklog.record.schema import DEFAULT_SCHEMA
+
+AT = dt.datetime(2026, 1, 1, 0, 0, 1, 500_000, tzinfo=dt.timezone.utc)
+PLACE = {"_topic": ["t", "t"], "_partition": [3, 3], "_offset": [7, 9]}
+
+
+def plain(**columns: list[Any]) -> pa.RecordBatch:
+    given = {"key": [b"k", None], "value": [b"v\xff", None], "headers": [[{"key": "h", "value": b"w"}], None],
+             "timestamp": [AT, AT], **columns}  # fmt: skip
+    arrays = [pa.array(given[field.name], field.type) for field in DEFAULT_SCHEMA]
+    places = [pa.array(values) for values in PLACE.values()]
+    return pa.RecordBatch.from_arrays([*arrays, *places], [*DEFAULT_SCHEMA.names, *PLACE])
+
+
+TYPED = pa.RecordBatch.from_pydict({"carrier": ["UA", None], "delay": [1.5, 2.0], **PLACE})
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("%t[%p]@%o;", b"t[3]@7;t[3]@9;"),  # the offset is the record's own: in a compacted topic there are gaps
+        ("%k/%K %s/%S,", b"k/1 v\xff/2,/-1 /-1,"),
+        ("%T\\n", b"1767225601500\n1767225601500\n"),
+        ("%h|", b"h=w||"),
+        ("%{key}-%{_offset} ", b"k-7 -9 "),
+        ("100%%\\t\\x41\\\\ü\\0", "100%\tA\\ü\0".encode() * 2),
+        ("%s%", b"v\xff%%"),
+    ],
+)
+def test_words(text: str, expected: bytes) -> None:
+    assert b"".join(Template(text).render(plain())) == expected
+
+
+def test_of_a_topic_with_columns_of_its_own_the_value_is_the_record() -> None:
+    found = list(Template("%{carrier} %s %S").render(TYPED))
+    assert found[0] == b'UA {"carrier":"UA","delay":1.5} 28'
+    assert found[1].startswith(b' {"carrier":null')
+
+
+@pytest.mark.parametrize(("text", "complaint"), [("%x", "%x found, expected one of %t"), ("\\q", r"\\q found")])
+def test_what_is_not_known_is_refused(text: str, complaint: str) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        Template(text)
+
+
+def test_a_column_that_is_not_there() -> None:
+    with pytest.raises(ConfigError, match="no column 'speed', there are carrier, delay"):
+        list(Template("%{speed}").render(TYPED))
