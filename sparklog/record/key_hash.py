@@ -11,6 +11,7 @@ Source: Lemire and Kaser, "Strongly universal string hashing is fast". Pure; no 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -23,6 +24,8 @@ from sparklog.record.partitioner import key_spans
 _GATHER_BYTES = 1 << 20
 _HASHES = 4
 _HALF = np.uint64(32)
+#: What counts of a key's last word of which so many bytes are its own.
+_KEPT = np.array([0, 0xFF, 0xFFFF, 0xFFFFFF, 0xFFFFFFFF], "<u4")
 
 
 class KeyHashes(NamedTuple):
@@ -51,13 +54,12 @@ class KeyHash:
         content, starts, lengths = key_spans(keys)
         sums = np.empty((len(starts), _HASHES), np.uint64)
         words = (lengths + 3) // 4
+        counts = _distinct(words)
         with np.errstate(over="ignore"):
-            for count in _distinct(words):
-                rows = np.flatnonzero(words == count)
+            for count in counts:
                 self._grow(count)
-                step = max(1, _GATHER_BYTES // (4 * count)) if count else len(rows)
-                for first in range(0, len(rows), step):
-                    some = rows[first : first + step]
+                step = max(1, _GATHER_BYTES // (4 * count)) if count else len(starts)
+                for some in _pieces(words, count, step, alone=len(counts) == 1):
                     sums[some] = self._sums(content, starts[some], lengths[some], count)
             sums += self._constant
             sums += lengths.astype(np.uint64)[:, None] * self._of_length
@@ -80,16 +82,33 @@ class KeyHash:
             return np.zeros((len(starts), _HASHES), np.uint64)
         width = 4 * count
         length = int(lengths[0])
-        gathered = np.zeros((len(starts), width), np.uint8)
         if _is_run(starts, lengths):  # keys of one length side by side, or one alone
+            gathered = np.zeros((len(starts), width), np.uint8)
             first = int(starts[0])
             gathered[:, :length] = content[first : first + length * len(starts)].reshape(-1, length)
         else:
-            places = np.arange(width)
-            inside = places < lengths[:, None]
-            at = np.where(inside, starts[:, None] + places, 0)
-            np.copyto(gathered, content[at], where=inside)
-        return gathered.view("<u4").astype(np.uint64) @ self._of_words[:count]
+            gathered = _windows(content, int(starts.max()) + width, width)[starts]
+        words = gathered.view("<u4")
+        words[:, -1] &= _KEPT[lengths - (width - 4)]  # of a key that begins before another's end
+        return words.astype(np.uint64) @ self._of_words[:count]
+
+
+def _windows(content: npt.NDArray[np.uint8], end: int, width: int) -> npt.NDArray[np.uint8]:
+    """All runs of ``width`` bytes, by where they begin; with zeros where the last ones reach beyond the content."""
+    if end > len(content):
+        content = np.concatenate([content, np.zeros(end - len(content), np.uint8)])
+    return np.lib.stride_tricks.sliding_window_view(content, width)
+
+
+def _pieces(
+    words: npt.NDArray[np.int64], count: int, step: int, *, alone: bool
+) -> Iterator[slice | npt.NDArray[np.intp]]:
+    """Which keys have ``count`` words, ``step`` at a time; ``alone``: all have."""
+    if alone:
+        yield from (slice(first, first + step) for first in range(0, len(words), step))
+    else:
+        rows = np.flatnonzero(words == count)
+        yield from (rows[first : first + step] for first in range(0, len(rows), step))
 
 
 def _is_run(starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]) -> bool:
