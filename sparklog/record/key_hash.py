@@ -23,7 +23,10 @@ from sparklog.record.partitioner import key_spans
 #: Bytes of keys that are gathered at a time: their places take eight times as much.
 _GATHER_BYTES = 1 << 20
 _HASHES = 4
+#: Up to so many words of a key, word by word is faster than a product of matrices.
+_FEW_WORDS = 16
 _HALF = np.uint64(32)
+_UPPER = np.uint64(0xFFFFFFFF00000000)
 #: What counts of a key's last word of which so many bytes are its own.
 _KEPT = np.array([0, 0xFF, 0xFFFF, 0xFFFFFF, 0xFFFFFFFF], "<u4")
 
@@ -52,7 +55,7 @@ class KeyHash:
     def of(self, keys: pa.Array) -> KeyHashes:
         """The hash of each key of a binary column (``keys.encode_keys``)."""
         content, starts, lengths = key_spans(keys)
-        sums = np.empty((len(starts), _HASHES), np.uint64)
+        sums = np.empty((_HASHES, len(starts)), np.uint64)
         words = (lengths + 3) // 4
         counts = _distinct(words)
         with np.errstate(over="ignore"):
@@ -60,11 +63,13 @@ class KeyHash:
                 self._grow(count)
                 step = max(1, _GATHER_BYTES // (4 * count)) if count else len(starts)
                 for some in _pieces(words, count, step, alone=len(counts) == 1):
-                    sums[some] = self._sums(content, starts[some], lengths[some], count)
-            sums += self._constant
-            sums += lengths.astype(np.uint64)[:, None] * self._of_length
-        halves = sums >> _HALF
-        return KeyHashes(halves[:, 0] << _HALF | halves[:, 1], halves[:, 2] << _HALF | halves[:, 3])
+                    sums[:, some] = self._sums(content, starts[some], lengths[some], count)
+            measures = lengths.astype(np.uint64)
+            for one, constant, of_length in zip(sums, self._constant, self._of_length, strict=True):
+                one += measures * of_length + constant
+        high = sums[0] & _UPPER | sums[1] >> _HALF
+        low = sums[2] & _UPPER | sums[3] >> _HALF
+        return KeyHashes(high, low)
 
     def _grow(self, count: int) -> None:
         if count > len(self._of_words):
@@ -79,7 +84,7 @@ class KeyHash:
     ) -> npt.NDArray[np.uint64]:
         """Of keys that all have ``count`` words."""
         if not count:
-            return np.zeros((len(starts), _HASHES), np.uint64)
+            return np.zeros((_HASHES, len(starts)), np.uint64)
         width = 4 * count
         length = int(lengths[0])
         if _is_run(starts, lengths):  # keys of one length side by side, or one alone
@@ -90,7 +95,15 @@ class KeyHash:
             gathered = _windows(content, int(starts.max()) + width, width)[starts]
         words = gathered.view("<u4")
         words[:, -1] &= _KEPT[lengths - (width - 4)]  # of a key that begins before another's end
-        return words.astype(np.uint64) @ self._of_words[:count]
+        if count > _FEW_WORDS:
+            long: npt.NDArray[np.uint64] = words.astype(np.uint64) @ self._of_words[:count]
+            return long.T
+        sums = np.zeros((_HASHES, len(starts)), np.uint64)
+        for word, factors in zip(words.T, self._of_words, strict=False):
+            own = word.astype(np.uint64)
+            for one, factor in zip(sums, factors, strict=True):
+                one += own * factor
+        return sums
 
 
 def _windows(content: npt.NDArray[np.uint8], end: int, width: int) -> npt.NDArray[np.uint8]:
