@@ -1,7 +1,7 @@
 """What one more group at the end of a topic costs the brokers: 1 kB records flow at 100 MB/s, 1 or 3 groups follow.
 
-Writer and readers are processes of their own. The stream never stops: two of the three groups come and go in turns
-(1, 3, 3, 1, ...), each time as new ones, and what counts is the processor time that the brokers take for each byte
+Writer and readers are processes of their own. The stream never stops: two of the three groups come and go in turns,
+each time as new ones, and what counts is the processor time that the brokers take for each byte
 written while all is calm. Hence the difference is taken within one run, seconds apart, and what changes on the machine
 in the course of minutes meets both numbers of groups.
 """
@@ -9,7 +9,6 @@ in the course of minutes meets both numbers of groups.
 from __future__ import annotations
 
 import functools
-import itertools
 import multiprocessing as mp
 import time
 import uuid
@@ -71,8 +70,16 @@ def one_run(bench: Bench, side: Side, *, groups: bool) -> Figures:
         wait_for(lambda: board.ready[0].value == 0, _SILENT_S, "the first reader")
         writer = _start(ends, _flow, (place, board, rate))
         wait_for(lambda: board.read[0].value > 0, _SILENT_S, "the first record")
-        for turn, more in zip(range(1, turns + 1), itertools.cycle((0, _MORE, _MORE, 0)), strict=False):
-            found[more].append(_turn(side, board, turn, more, turn_s))
+        # A turn in which somebody was too busy to follow, for the machine's other programs perhaps, is done again.
+        for turn in range(1, 2 * turns + 1):
+            more = min(found, key=lambda number: len(found[number]))
+            spent = _turn(side, board, turn, more, turn_s)
+            if spent is not None:
+                found[more].append(spent)
+            if sum(map(len, found.values())) == turns:
+                break
+        else:
+            raise Lost(f"{side.name}: readers do not follow {rate} MB/s")
         board.ended.set()
         writer.join(_SILENT_S)
         wait_for(lambda: board.read[0].value >= board.written.value, _SILENT_S, "the first reader to have all")
@@ -90,7 +97,8 @@ def one_run(bench: Bench, side: Side, *, groups: bool) -> Figures:
     }
 
 
-def _turn(side: Side, board: Board, turn: int, more: int, turn_s: float) -> Spent:
+def _turn(side: Side, board: Board, turn: int, more: int, turn_s: float) -> Spent | None:
+    """None: not everybody has read what was written."""
     board.wanted.value = turn if more else -turn
     wait_for(lambda: all(one.value == turn for one in board.ready[1:]), _SILENT_S, "readers to come or go")
     time.sleep(_CALM_S)
@@ -102,9 +110,7 @@ def _turn(side: Side, board: Board, turn: int, more: int, turn_s: float) -> Spen
         counts = [one.value - was for one, was in zip(board.read, read, strict=True)]
     for count in counts[: 1 + more]:
         if abs(count - written) > 0.25 * written + 4 * _STEP:
-            raise Lost(
-                f"{side.name}: a reader saw {count:,} records while {written:,} were written: it does not follow"
-            )
+            return None
     return Spent(cpu.seconds, written)
 
 
@@ -136,7 +142,7 @@ def _flow(place: Place, board: Board, mb_per_s: float) -> None:
             time.sleep(max(0.0, due - time.monotonic()))
 
 
-def _writer(place: Place, ends: ExitStack) -> Callable[[], None]:
+def _writer(place: Place, ends: ExitStack) -> Callable[[], object]:
     if place.side == "kafka":
         from bench.kafka_clients import confluent_producer
 

@@ -96,8 +96,8 @@ class KeyHash:
         words = gathered.view("<u4")
         words[:, -1] &= _KEPT[lengths - (width - 4)]  # of a key that begins before another's end
         if count > _FEW_WORDS:
-            long: npt.NDArray[np.uint64] = words.astype(np.uint64) @ self._of_words[:count]
-            return long.T
+            product: npt.NDArray[np.uint64] = (words.astype(np.uint64) @ self._of_words[:count]).T
+            return product
         sums = np.zeros((_HASHES, len(starts)), np.uint64)
         for word, factors in zip(words.T, self._of_words, strict=False):
             own = word.astype(np.uint64)

@@ -102,9 +102,11 @@ class OffsetMap:
             high, low, offsets = high[rest], low[rest], offsets[rest]
 
     def _first_slots(self, high: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
-        return (high & np.uint64(self._mask)).view(np.int64)
+        slots: npt.NDArray[np.int64] = (high & np.uint64(self._mask)).view(np.int64)
+        return slots
 
     def _is_at(
         self, at: npt.NDArray[np.int64], high: npt.NDArray[np.uint64], low: npt.NDArray[np.uint64]
     ) -> npt.NDArray[np.bool_]:
-        return (self._high[at] == high) & (self._low[at] == low)
+        same: npt.NDArray[np.bool_] = (self._high[at] == high) & (self._low[at] == low)
+        return same
