@@ -1,5 +1,5 @@
-"""Batches of a few records of the default schema, written by hand: making Arrow arrays of one record each, and having
-Arrow write them, costs more than everything else a producer does for it.
+"""Batches of a few records of the default schema, written by hand: making Arrow arrays of them, and having Arrow write
+them, costs more than everything else a producer does for one record, and up to some hundreds more than this.
 
 Only records without headers. Columns and buffers are those that ``encode_batch`` would write, byte for byte; a test
 holds the two against each other. One record alone is put between bytes that all records of its sizes have around them.
