@@ -79,8 +79,8 @@ class Producer:
         Args:
             acks: ``"all"`` in-sync replicas, 1 for the leader alone, 0 for none: then futures tell no offset and
                 losses go unseen. Only with ``"all"`` are retries free of duplicates.
-            linger_ms: the longest time a record waits for company while earlier ones are on their way; with nothing
-                on its way it is sent at once.
+            linger_ms: the longest time a record waits for company while earlier ones are on their way, which is half
+                of a round trip where that is less; with nothing on its way it is sent at once.
             batch_bytes: about the size of a batch, before compression.
             compression: None, ``"lz4"`` or ``"zstd"``, inside Arrow.
             buffer_bytes: what may be handed over and not yet acknowledged; then ``send`` and ``write`` block.
