@@ -23,6 +23,7 @@ from sparklog.client.accumulator import ProducerIdentity
 from sparklog.client.bootstrap import parse_bootstrap
 from sparklog.client.collector import Collector, RecordChunk, header_list, utf8
 from sparklog.client.errors import ClientTimeout, CommitOutcomeUnknown, ProducerClosed
+from sparklog.client.group_session import GroupMetadata
 from sparklog.client.partitioning import (
     ProducerTopic,
     check_partition,
@@ -341,10 +342,13 @@ class Producer:
         """
         self._transactional().abort()
 
-    def send_offsets(self, offsets: Mapping[TopicPartition, int], *, group: str) -> None:
-        """Let ``group`` stand at these offsets (of the next records to read) when the transaction commits.
+    def send_offsets(self, offsets: Mapping[TopicPartition, int], *, group: str | GroupMetadata) -> None:
+        """Let ``group`` stand at these offsets (of the next records to read) when the transaction commits. A group
+        whose members share its partitions is given as ``consumer.group_metadata()``: then nobody else is given an
+        offset of these partitions until the transaction has ended.
 
         Raises:
+            CommitRefused: the member has given a partition up, or was removed: abort.
             TransactionStateError, ProducerFenced, ClientTimeout: as ``begin``.
         """
         self._transactional().send_offsets(offsets, group)
