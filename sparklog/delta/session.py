@@ -1,0 +1,14 @@
+"""What a Spark session needs to know Delta: packages, extensions and settings that suit tables of a log."""
+
+from __future__ import annotations
+
+#: For ``spark.jars.packages``: the jar of the installed Python package.
+PACKAGE = "io.delta:delta-spark_4.2_2.13:4.4.0"
+
+#: To be set before the session is made.
+SETTINGS: dict[str, str] = {
+    "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+    # Delta reads its own log with so many tasks, whatever its size: 50 unless told otherwise, seconds for each commit.
+    "spark.databricks.delta.snapshotPartitions": "2",
+}
