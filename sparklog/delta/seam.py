@@ -58,7 +58,7 @@ class Seam(msgspec.Struct, frozen=True, kw_only=True):
 
     def to_json(self) -> str:
         """The text for ``userMetadata``, with sorted keys."""
-        return msgspec.json.encode({_KEY: self}, order="sorted").decode()
+        return msgspec.json.encode({_KEY: msgspec.to_builtins(self, str_keys=True)}, order="sorted").decode()
 
 
 def app_id(topic_id: str) -> str:
@@ -84,7 +84,7 @@ def parse_seam(text: str | None) -> Seam | None:
     if not isinstance(found, int) or found > FORMAT:
         raise SeamError(f"the table's progress has format {found}; this version of sparklog reads up to {FORMAT}")
     try:
-        return msgspec.convert(outer[_KEY], Seam, strict=False)
+        return msgspec.convert(outer[_KEY], Seam, str_keys=True)
     except msgspec.ValidationError as error:
         raise SeamError(f"the table's progress cannot be read: {error}: {text[:500]}") from None
 
