@@ -35,6 +35,8 @@ from sparklog.protocol.admin_messages import (
     ReplicaDescription,
     ReplicaMove,
     RestartBroker,
+    RestoreRecords,
+    RestoreRecordsReply,
 )
 from sparklog.protocol.control_messages import (
     ControlUpdate,
@@ -215,6 +217,8 @@ __all__ = [
     "Reply",
     "Request",
     "RestartBroker",
+    "RestoreRecords",
+    "RestoreRecordsReply",
     "SettleVersion",
     "SettleVersionReply",
     "TopicChange",
@@ -268,6 +272,7 @@ Request = (
     | AddColumns
     | AlterTopic
     | DeleteRecords
+    | RestoreRecords
     | AlterReassignments
     | ListReassignments
     | ElectLeaders
@@ -300,6 +305,7 @@ Reply = (
     | CreateTopicReply
     | AlterReassignmentsReply
     | DeleteRecordsReply
+    | RestoreRecordsReply
     | ListReassignmentsReply
     | ElectLeadersReply
     | Ack
