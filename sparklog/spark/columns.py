@@ -25,6 +25,8 @@ CREATE_TIME = 0
 LOG_APPEND_TIME = 1
 
 _UTC_US = pa.timestamp("us", tz="UTC")
+#: What made columns say that is the same in all records of a topic, and so not kept with them.
+_TOLD_BY_TOPIC = ("_topic", "timestampType")
 _DEFAULT_NAMES = {"topic": "_topic", "partition": "_partition", "offset": "_offset", "timestamp": "_timestamp"}
 
 
@@ -73,6 +75,32 @@ class ColumnPlan:
             arrays.append(_cast(array, field, partition))
         return pa.RecordBatch.from_arrays(arrays, schema=self.target)
 
+    @property
+    def archived_columns(self) -> tuple[str, ...]:
+        """The columns of the topic's Delta table that the output is made of, each once."""
+        return tuple(dict.fromkeys(name for name in self.sources if name not in _TOLD_BY_TOPIC))
+
+    def assemble_archived(self, batch: pa.RecordBatch, *, topic: str) -> pa.RecordBatch:
+        """The output batch for rows of the topic's Delta table, which has the source's names for what it keeps; nulls
+        for a column that the topic got later.
+
+        Raises:
+            BrokerError: SCHEMA_MISMATCH when a value does not fit the declared column.
+        """
+        arrays = []
+        for field, name, made in zip(self.target, self.sources, self.made, strict=True):
+            if made and name in _TOLD_BY_TOPIC:
+                value = topic if name == "_topic" else self._timestamp_type
+                array = pa.repeat(pa.scalar(value, field.type), batch.num_rows)
+            else:
+                array = _stored(batch, name, batch.num_rows, field=field)
+            arrays.append(_cast(array, field, topic))
+        return pa.RecordBatch.from_arrays(arrays, schema=self.target)
+
+    @property
+    def _timestamp_type(self) -> int:
+        return LOG_APPEND_TIME if self.shape.stamped_by_log else CREATE_TIME
+
     def _make(
         self, name: str, header: BatchHeader, batch: pa.RecordBatch, *, partition: TopicPartition, offsets: pa.Array
     ) -> pa.Array:
@@ -84,8 +112,7 @@ class ColumnPlan:
             case "_offset":
                 return offsets
             case "timestampType":
-                kind = LOG_APPEND_TIME if self.shape.stamped_by_log else CREATE_TIME
-                return pa.repeat(pa.scalar(kind, pa.int32()), len(offsets))
+                return pa.repeat(pa.scalar(self._timestamp_type, pa.int32()), len(offsets))
             case _:
                 return self._timestamps(header, batch, rows=len(offsets))
 
@@ -133,7 +160,7 @@ def _null_if_empty(headers: pa.Array) -> pa.Array:
     return pc.if_else(is_empty, pa.scalar(None, headers.type), headers) if pc.any(is_empty).as_py() else headers
 
 
-def _cast(array: pa.Array, field: pa.Field, partition: TopicPartition) -> pa.Array:
+def _cast(array: pa.Array, field: pa.Field, partition: TopicPartition | str) -> pa.Array:
     if array.type != field.type:
         try:
             array = _truncated(array, field.type)

@@ -43,6 +43,7 @@ READ_OPTIONS: dict[str, str] = {
     "maxTriggerDelay": "streams: but no longer than this (15m)",
     "groupId": "streams: store the end of the last finished batch in this consumer group",
     "localReads": "auto: tasks map the files of a replica on their host; never: they fetch; require: they fail without",
+    "history": "path of the topic's archive, a Delta table: what is in it is read from there, the rest from the log",
     "where": "batch: partitions, offsets and times to read: offset >= 5 and timestamp < '2024-05-01T00:00:00Z'",
 }
 WRITE_OPTIONS: dict[str, str] = {

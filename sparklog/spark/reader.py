@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
@@ -24,8 +25,11 @@ from sparklog.spark.offsets import (
 )
 from sparklog.spark.read_options import ReadOptions
 from sparklog.spark.schema import TopicShape, check_projection, topic_columns
-from sparklog.spark.task import RangeRead, read_range
+from sparklog.spark.task import RangeRead, read_task, tell_losses
 from sparklog.spark.topics import LogEnds, Selected, TopicView
+
+if TYPE_CHECKING:
+    from sparklog.delta.snapshot import Snapshot
 
 _LOG = logging.getLogger(__name__)
 
@@ -70,43 +74,78 @@ class BatchReader(DataSourceReader):
         self._plan = plan
 
     def partitions(self) -> list[InputPartition]:
-        """The ranges to read, as the logs are now: ``latest`` means the readable end of this moment."""
-        options, selected = self._plan.options, self._plan.selected
-        with TopicView(options.bootstrap) as view:
-            known = asked_offsets(options.starting, options.ending)
-            ends = view.ends(selected.partitions, options.isolation, known=known)
-            ranges = self._ranges(view, ends)
-        pieces = cut_ranges(ranges, at_least=options.min_partitions, max_records=options.max_records_per_partition)
-        return [
-            RangeRead(
-                options.bootstrap,
-                tp,
-                selected.topics[tp.topic].topic_id,
-                start=start,
-                end=end,
-                columns=self._plan.columns[tp.topic],
-                isolation=options.isolation,
-                fail_on_data_loss=options.fail_on_data_loss,
-                times=options.where.timestamp if options.where.by_time else None,
-                local=options.local_reads,
-            )
-            for tp, start, end in pieces
-        ]
+        """The ranges to read, as the logs are now: ``latest`` means the readable end of this moment.
+
+        Raises:
+            DataLoss: neither the log nor the archive has part of them.
+        """
+        with TopicView(self._plan.options.bootstrap) as view:
+            if self._plan.options.history is not None:
+                return self._tasks_of_both(view, self._plan.options.history)
+            ranges = self._from_first_time(view, self._ranges(view, self._ends(view)))
+        return [self._log_task(piece) for piece in self._cut(ranges)]
+
+    def _tasks_of_both(self, view: TopicView, path: str) -> list[InputPartition]:
+        """The archive below its seam, the log from there on."""
+        from sparklog.spark.history import History, tasks_of_both
+        from sparklog.spark.history_plan import split_at_seam
+
+        options = self._plan.options
+        ((name, topic),) = self._plan.selected.topics.items()
+        both = History(path, name).ends(topic, lambda known: self._ends(view, known))
+        ranges = self._ranges(view, both.ends, archive=both.snapshot)
+        tell_losses(both.losses(ranges), fail=options.fail_on_data_loss)
+        archived, logged = split_at_seam(ranges, both.snapshot.seam.ends)
+        return tasks_of_both(
+            self._cut([*archived, *self._from_first_time(view, logged)]),
+            both.snapshot,
+            self._plan.columns[name],
+            log_task=self._log_task,
+            times=options.where.timestamp,
+            apart=options.is_cut,
+        )
+
+    def _ends(
+        self, view: TopicView, known: Mapping[TopicPartition, int] | None = None
+    ) -> dict[TopicPartition, LogEnds]:
+        options = self._plan.options
+        asked = asked_offsets(options.starting, options.ending)
+        believed = {tp: max(asked.get(tp, 0), (known or {}).get(tp, 0)) for tp in {*asked, *(known or {})}}
+        return view.ends(self._plan.selected.partitions, options.isolation, known=believed)
+
+    def _cut(self, ranges: list[PartitionRange]) -> list[PartitionRange]:
+        options = self._plan.options
+        return cut_ranges(ranges, at_least=options.min_partitions, max_records=options.max_records_per_partition)
+
+    def _log_task(self, piece: PartitionRange) -> RangeRead:
+        options = self._plan.options
+        return RangeRead(
+            options.bootstrap,
+            piece.partition,
+            self._plan.selected.topics[piece.partition.topic].topic_id,
+            start=piece.start,
+            end=piece.end,
+            columns=self._plan.columns[piece.partition.topic],
+            isolation=options.isolation,
+            fail_on_data_loss=options.fail_on_data_loss,
+            times=options.where.timestamp if options.where.by_time else None,
+            local=options.local_reads,
+        )
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The range as batches of the declared columns; raises as ``read_range``."""
-        if not isinstance(partition, RangeRead):  # Spark's stand-in for an empty list of partitions
-            return iter(())
-        return read_range(partition)
+        return read_task(partition)
 
-    def _ranges(self, view: TopicView, ends: Mapping[TopicPartition, LogEnds]) -> list[PartitionRange]:
-        options = self._plan.options
-        starts = settle_place(view, options.starting, ends, options=options, selected=self._plan.selected)
-        stops = settle_place(view, options.ending, ends, options=options, selected=self._plan.selected)
+    def _ranges(
+        self, view: TopicView, ends: Mapping[TopicPartition, LogEnds], archive: Snapshot | None = None
+    ) -> list[PartitionRange]:
+        options, selected = self._plan.options, self._plan.selected
+        starts = settle_place(view, options.starting, ends, options=options, selected=selected, archive=archive)
+        stops = settle_place(view, options.ending, ends, options=options, selected=selected, archive=archive)
         ranges = [found for found in settle_ranges(starts, stops) if options.where.takes(found.partition.partition)]
         low, high = options.where.offset
         ranges = [PartitionRange(tp, max(start, low), min(end, high)) for tp, start, end in ranges]
-        return self._from_first_time(view, [found for found in ranges if found.start < found.end])
+        return [found for found in ranges if found.start < found.end]
 
     def _from_first_time(self, view: TopicView, ranges: list[PartitionRange]) -> list[PartitionRange]:
         """Ranges without the batches at their beginning that are too old. Their end stays: times are not ordered, so a
@@ -130,10 +169,15 @@ def settle_place(
     *,
     options: ReadOptions,
     selected: Selected,
+    archive: Snapshot | None = None,
 ) -> dict[TopicPartition, int]:
     """The offset of ``place`` in every partition; raises as ``offsets.settle``."""
     times = times_to_ask(place, ends)
     at_times = view.records_at(times, selected, ends=ends, isolation=options.isolation) if times else {}
+    if archive is not None and times:
+        from sparklog.spark.history import records_of_both
+
+        at_times = records_of_both(archive, times, at_times)
     held = {tp: found.range for tp, found in ends.items()}
     try:
         return settle(place, held, at_times)

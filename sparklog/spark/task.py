@@ -9,7 +9,7 @@ The driver, which only makes ranges, does not load what reads them.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -21,10 +21,9 @@ from sparklog.client.link import ClusterLink
 from sparklog.client.nearest import LocalReads
 from sparklog.client.offsets import list_offsets
 from sparklog.errors import BrokerError, ErrorCode, SparklogError
-from sparklog.model import NO_EPOCH, TopicPartition
+from sparklog.model import NO_EPOCH, Span, TopicPartition
 from sparklog.spark.columns import ColumnPlan, offset_run, plan_timestamps
 from sparklog.spark.gather import gathered
-from sparklog.spark.where import Span
 
 if TYPE_CHECKING:
     from sparklog.client.fetched import FetchedBatch
@@ -45,6 +44,14 @@ class DataLoss(SparklogError):
         super().__init__(f"{detail}; with option failOnDataLoss=false they are passed over with a warning")
 
 
+def tell_losses(losses: Sequence[str], *, fail: bool) -> None:
+    """Raises DataLoss for the first, or warns of each."""
+    if losses and fail:
+        raise DataLoss(losses[0] + (f" (and {len(losses) - 1} more)" if len(losses) > 1 else ""))
+    for loss in losses:
+        _LOG.warning("records may be missing: %s", loss)
+
+
 @dataclass(frozen=True)
 class RangeRead(InputPartition):
     """Offsets ``[start, end)`` of one partition of the topic with this id, as ``columns``; pickled to its task.
@@ -63,6 +70,18 @@ class RangeRead(InputPartition):
     last_epoch: int = NO_EPOCH
     times: Span | None = None
     local: LocalReads = "auto"
+
+
+def read_task(partition: InputPartition) -> Iterator[pa.RecordBatch]:
+    """What a task of a planned read is given; nothing for Spark's stand-in for an empty list of them.
+
+    Raises as ``read_range`` or ``read_files``.
+    """
+    from sparklog.spark.history_task import FilesRead, read_files
+
+    if isinstance(partition, RangeRead):
+        return read_range(partition)
+    return read_files(partition) if isinstance(partition, FilesRead) else iter(())
 
 
 def read_range(wanted: RangeRead) -> Iterator[pa.RecordBatch]:

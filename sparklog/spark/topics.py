@@ -34,10 +34,16 @@ _TIMEOUT_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class SelectedTopic:
-    """One topic of a read. ``topic_id`` tells it from a later one of the same name."""
+    """One topic of a read. ``topic_id`` tells it from a later one of its name; ``restored_from`` is its setting."""
 
     topic_id: str
     shape: TopicShape
+    restored_from: str = ""
+
+    @property
+    def history_ids(self) -> tuple[str, ...]:
+        """Ids of the topics whose records it holds at their offsets: its own, and that of what it was restored from."""
+        return (self.topic_id, *self.restored_from.split()[:1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +114,10 @@ class TopicView:
                 raise BrokerError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"option assign: {', '.join(unknown)}")
             existing = [partition for partition in selection.partitions if partition in there]
         return Selected(
-            {topic.name: SelectedTopic(topic.topic_id, topic_shape(topic)) for topic in described},
+            {
+                topic.name: SelectedTopic(topic.topic_id, topic_shape(topic), topic.config.get("restored.from", ""))
+                for topic in described
+            },
             tuple(sorted(existing)),
         )
 

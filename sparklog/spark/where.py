@@ -14,24 +14,15 @@ import datetime as dt
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple, NoReturn
+from typing import NoReturn
 
 from sparklog.errors import ConfigError
+from sparklog.model import Span
 
 _TOKEN = re.compile(r"\s*(?:(?P<name>[A-Za-z_]\w*)|(?P<number>-?\d+)|(?P<text>'[^']*')|(?P<sign>[<>]=?|\S))")
 _COLUMNS = ("partition", "offset", "timestamp")
 _EXPECTED = "conditions on partition, offset and timestamp (=, <, <=, >, >=, between, in), joined by and,"
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.timezone.utc)
-
-
-class Span(NamedTuple):
-    """Values ``[low, high)``; by default all that 64 bits hold."""
-
-    low: int = -(2**63)
-    high: int = 2**63 - 1
-
-    def __and__(self, other: Span) -> Span:
-        return Span(max(self.low, other.low), min(self.high, other.high))
 
 
 _ALL = Span()
