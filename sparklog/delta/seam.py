@@ -98,7 +98,7 @@ class SeamAt(NamedTuple):
 
 class DeltaLog:
     """The commits of a table that are still there, over any file system: names of files in ``_delta_log``, and the text
-    of one."""
+    of one, FileNotFoundError where it is not there."""
 
     def __init__(self, names: Callable[[], Iterable[str]], read: Callable[[str], bytes]) -> None:
         self._names = names
@@ -108,6 +108,19 @@ class DeltaLog:
         """Ascending; empty when there is no table. Old commits may be gone, behind a checkpoint."""
         found = (_COMMIT.fullmatch(name) for name in self._names())
         return sorted(int(match[1]) for match in found if match)
+
+    def newest_since(self, version: int) -> tuple[int, SeamAt | None]:
+        """The newest version, looked for upwards from one that is known to exist (-1: from the beginning), and the
+        newest seam of those behind it. Asks for as many files as there are new commits, and for one more."""
+        newest, found = version, None
+        while True:
+            try:
+                seam = parse_seam(self._user_metadata(newest + 1))
+            except FileNotFoundError:
+                return newest, found
+            newest += 1
+            if seam is not None:
+                found = SeamAt(newest, seam)
 
     def seam(self, version: int | None = None) -> SeamAt | None:
         """The seam at a version (None: the newest). None where no commit that is left says one.
@@ -168,7 +181,10 @@ def open_log_with_spark(spark: SparkSession, table: str) -> DeltaLog:
         return [str(found.getPath().getName()) for found in system.listStatus(directory)]
 
     def read(name: str) -> bytes:
-        stream = system.open(jvm.org.apache.hadoop.fs.Path(directory, name))
+        path = jvm.org.apache.hadoop.fs.Path(directory, name)
+        if not system.exists(path):
+            raise FileNotFoundError(str(path))
+        stream = system.open(path)
         try:
             return bytes(jvm.org.apache.commons.io.IOUtils.toByteArray(stream))
         finally:

@@ -11,4 +11,6 @@ SETTINGS: dict[str, str] = {
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
     # Delta reads its own log with so many tasks, whatever its size: 50 unless told otherwise, seconds for each commit.
     "spark.databricks.delta.snapshotPartitions": "2",
+    # Spark's default is a type without a unit that others read as nanoseconds, which end in the year 2262.
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
 }
