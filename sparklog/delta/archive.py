@@ -9,9 +9,10 @@ Seams of this package, for what is to come:
 - another way to commit rows (a merge by key): ``ArchiveTable.append`` is the only writer of tables, called by
   ``BatchArchiver.commit`` alone. A sibling takes the same two arguments, rows of ``Casting.table``'s columns and the
   Seam, whose ``mode`` tells them apart; it has to commit the seam's JSON as userMetadata and its ``batch`` as
-  txnVersion of ``app_id`` (for statements that have no writer's options, the settings ``spark.databricks.delta.write.txnAppId``,
-  ``...write.txnVersion`` and ``spark.databricks.delta.commitInfo.userMetadata`` of the rows' own session), and end with
-  ``check_own``. A micro-batch holds all committed records of its offsets in order of offset within a partition, so the
+  txnVersion of ``app_id`` (for statements that have no writer's options, the settings
+  ``spark.databricks.delta.write.txnAppId``, ``...write.txnVersion`` and
+  ``spark.databricks.delta.commitInfo.userMetadata`` of the rows' own session), and end with ``check_own``. A
+  micro-batch holds all committed records of its offsets in order of offset within a partition, so the
   newest of a key is that of the greatest offset. Replays may come with other bounds, never with a gap.
 - maintenance (OPTIMIZE, VACUUM): between two batches, in ``BatchArchiver.archive`` behind ``store_progress`` or in
   ``TopicArchive`` while no query runs. Its commits need no seam; one that carries the last one on (the same JSON) keeps
@@ -192,8 +193,8 @@ class TopicArchive:
         if not seam.ends:
             return "earliest"
         ends = {TopicPartition(topic.name, number): end for number, end in seam.ends.items()}
-        first = self._admin.list_offsets(ends, at="earliest")
-        last = self._admin.list_offsets(ends, isolation="read_uncommitted", known=ends)
+        first = self._admin.list_offsets(list(ends), at="earliest")
+        last = self._admin.list_offsets(list(ends), isolation="read_uncommitted", known=ends)
         for tp, end in ends.items():
             if last[tp] < end:
                 raise ArchiveRefused(

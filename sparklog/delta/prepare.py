@@ -49,7 +49,7 @@ def prepare(spark: SparkSession, options: ArchiveOptions, topic: TopicDescriptio
     """``columns``: those that the source shows of the topic.
 
     Raises:
-        ArchiveRefused: the table is another topic's, another program's, or partitioned in another way than was asked for.
+        ArchiveRefused: the table is another topic's, another program's, or not partitioned as asked for.
         ConfigError: columns that do not fit the table, or Delta.
     """
     is_default = bool(topic.schema.equals(DEFAULT_SCHEMA))
@@ -139,6 +139,6 @@ def _without_seam(
 def _check_same(table: ArchiveTable, topic: TopicDescription, seam: Seam) -> None:
     if seam.topic_id != topic.topic_id:
         raise ArchiveRefused(
-            f"topic {topic.name} was deleted and made again: {table.path} holds the one with the id {seam.topic_id}, now "
-            f"it is {topic.topic_id}; archive it to another path"
+            f"topic {topic.name} was deleted and made again: {table.path} holds the one with the id {seam.topic_id}, "
+            f"now it is {topic.topic_id}; archive it to another path"
         )

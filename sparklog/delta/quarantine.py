@@ -1,9 +1,9 @@
 """Bad rows: a Delta table beside that of the topic, keyed by partition and offset.
 
-Bad rows are committed before the table's commit of their batch. An archive that dies between the two leaves rows here at
-or above the table's ends: *pending* ones. They stay, and stay where they are: whoever archives these offsets next writes
-them neither here again nor into the table, even where it could cast them by now. So every record below the table's ends
-is in exactly one of the two, whatever batches it was in.
+Bad rows are committed before the table's commit of their batch. An archive that dies between the two leaves rows here
+at or above the table's ends: *pending* ones. They stay, and stay where they are: whoever archives these offsets next
+writes them neither here again nor into the table, even where it could cast them by now. So every record below the
+table's ends is in exactly one of the two, whatever batches it was in.
 """
 
 from __future__ import annotations
@@ -85,5 +85,4 @@ def _from(ends: Mapping[int, int]) -> Column:
     if not ends:
         return sf.lit(True)
     by_partition = sf.create_map(*(sf.lit(value) for pair in ends.items() for value in pair))
-    behind = sf.coalesce(sf.try_element_at(by_partition, sf.col(PARTITION)), sf.lit(0)) <= sf.col(OFFSET)
-    return behind
+    return sf.coalesce(sf.try_element_at(by_partition, sf.col(PARTITION)), sf.lit(0)) <= sf.col(OFFSET)

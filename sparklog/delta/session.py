@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 #: For ``spark.jars.packages``: the jar of the installed Python package.
 PACKAGE = "io.delta:delta-spark_4.2_2.13:4.4.0"
 
@@ -14,3 +16,13 @@ SETTINGS: dict[str, str] = {
     # Spark's default is a type without a unit that others read as nanoseconds, which end in the year 2262.
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
 }
+
+
+def submit_arguments(packages: str = "") -> list[str]:
+    """What ``spark-submit`` is told; ``packages``: others that are wanted as well, separated by commas."""
+    settings = [word for name, value in SETTINGS.items() for word in ("--conf", f"{name}={value}")]
+    return ["--packages", ",".join(filter(None, (PACKAGE, packages))), *settings]
+
+
+if __name__ == "__main__":
+    sys.stdout.write("\n".join(submit_arguments(*sys.argv[1:])) + "\n")
