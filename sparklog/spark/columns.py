@@ -90,7 +90,7 @@ class ColumnPlan:
         arrays = []
         for field, name, made in zip(self.target, self.sources, self.made, strict=True):
             if made and name in _TOLD_BY_TOPIC:
-                value = topic if name == "_topic" else self._timestamp_type
+                value = topic if name == "_topic" else self.timestamp_type
                 array = pa.repeat(pa.scalar(value, field.type), batch.num_rows)
             else:
                 array = _stored(batch, name, batch.num_rows, field=field)
@@ -98,7 +98,8 @@ class ColumnPlan:
         return pa.RecordBatch.from_arrays(arrays, schema=self.target)
 
     @property
-    def _timestamp_type(self) -> int:
+    def timestamp_type(self) -> int:
+        """What the column timestampType says of every record."""
         return LOG_APPEND_TIME if self.shape.stamped_by_log else CREATE_TIME
 
     def _make(
@@ -112,7 +113,7 @@ class ColumnPlan:
             case "_offset":
                 return offsets
             case "timestampType":
-                return pa.repeat(pa.scalar(self._timestamp_type, pa.int32()), len(offsets))
+                return pa.repeat(pa.scalar(self.timestamp_type, pa.int32()), len(offsets))
             case _:
                 return self._timestamps(header, batch, rows=len(offsets))
 

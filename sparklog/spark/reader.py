@@ -30,6 +30,7 @@ from sparklog.spark.topics import LogEnds, Selected, TopicView
 
 if TYPE_CHECKING:
     from sparklog.delta.snapshot import Snapshot
+    from sparklog.spark.history_plan import BothEnds
 
 _LOG = logging.getLogger(__name__)
 
@@ -79,39 +80,27 @@ class BatchReader(DataSourceReader):
         Raises:
             DataLoss: neither the log nor the archive has part of them.
         """
-        with TopicView(self._plan.options.bootstrap) as view:
-            if self._plan.options.history is not None:
-                return self._tasks_of_both(view, self._plan.options.history)
-            ranges = self._from_first_time(view, self._ranges(view, self._ends(view)))
+        options, selected = self._plan.options, self._plan.selected
+        with TopicView(options.bootstrap) as view:
+            if options.history is not None:
+                return self._tasks_of_both(view, options.history)
+            ranges = asked_ranges(view, options, selected, _ends(view, options, selected))
+            ranges = _from_first_time(view, options, ranges)
         return [self._log_task(piece) for piece in self._cut(ranges)]
 
     def _tasks_of_both(self, view: TopicView, path: str) -> list[InputPartition]:
-        """The archive below its seam, the log from there on."""
-        from sparklog.spark.history import History, tasks_of_both
-        from sparklog.spark.history_plan import split_at_seam
+        from sparklog.spark.history import tasks_of_both
 
-        options = self._plan.options
-        ((name, topic),) = self._plan.selected.topics.items()
-        both = History(path, name).ends(topic, lambda known: self._ends(view, known))
-        ranges = self._ranges(view, both.ends, archive=both.snapshot)
-        tell_losses(both.losses(ranges), fail=options.fail_on_data_loss)
-        archived, logged = split_at_seam(ranges, both.snapshot.seam.ends)
+        (columns,) = self._plan.columns.values()
+        found = ranges_of_both(view, path, self._plan.options, self._plan.selected)
         return tasks_of_both(
-            self._cut([*archived, *self._from_first_time(view, logged)]),
-            both.snapshot,
-            self._plan.columns[name],
+            self._cut([*found.archived, *found.logged]),
+            found.both.snapshot,
+            columns,
             log_task=self._log_task,
-            times=options.where.timestamp,
-            apart=options.is_cut,
+            times=self._plan.options.where.timestamp,
+            apart=self._plan.options.is_cut,
         )
-
-    def _ends(
-        self, view: TopicView, known: Mapping[TopicPartition, int] | None = None
-    ) -> dict[TopicPartition, LogEnds]:
-        options = self._plan.options
-        asked = asked_offsets(options.starting, options.ending)
-        believed = {tp: max(asked.get(tp, 0), (known or {}).get(tp, 0)) for tp in {*asked, *(known or {})}}
-        return view.ends(self._plan.selected.partitions, options.isolation, known=believed)
 
     def _cut(self, ranges: list[PartitionRange]) -> list[PartitionRange]:
         options = self._plan.options
@@ -136,30 +125,72 @@ class BatchReader(DataSourceReader):
         """The range as batches of the declared columns; raises as ``read_range``."""
         return read_task(partition)
 
-    def _ranges(
-        self, view: TopicView, ends: Mapping[TopicPartition, LogEnds], archive: Snapshot | None = None
-    ) -> list[PartitionRange]:
-        options, selected = self._plan.options, self._plan.selected
-        starts = settle_place(view, options.starting, ends, options=options, selected=selected, archive=archive)
-        stops = settle_place(view, options.ending, ends, options=options, selected=selected, archive=archive)
-        ranges = [found for found in settle_ranges(starts, stops) if options.where.takes(found.partition.partition)]
-        low, high = options.where.offset
-        ranges = [PartitionRange(tp, max(start, low), min(end, high)) for tp, start, end in ranges]
-        return [found for found in ranges if found.start < found.end]
 
-    def _from_first_time(self, view: TopicView, ranges: list[PartitionRange]) -> list[PartitionRange]:
-        """Ranges without the batches at their beginning that are too old. Their end stays: times are not ordered, so a
-        record of any time may follow."""
-        first_us = self._plan.options.where.timestamp.low
-        if first_us < 0:
-            return ranges
-        found = view.batches_at({part.partition: first_us for part in ranges}, self._plan.options.isolation)
-        narrowed = []
-        for tp, start, end in ranges:
-            first = found[tp]
-            if first is not None and max(start, first) < end:
-                narrowed.append(PartitionRange(tp, max(start, first), end))
-        return narrowed
+def _ends(
+    view: TopicView, options: ReadOptions, selected: Selected, known: Mapping[TopicPartition, int] | None = None
+) -> dict[TopicPartition, LogEnds]:
+    asked = asked_offsets(options.starting, options.ending)
+    believed = {tp: max(asked.get(tp, 0), (known or {}).get(tp, 0)) for tp in {*asked, *(known or {})}}
+    return view.ends(selected.partitions, options.isolation, known=believed)
+
+
+def asked_ranges(
+    view: TopicView,
+    options: ReadOptions,
+    selected: Selected,
+    ends: Mapping[TopicPartition, LogEnds],
+    *,
+    archive: Snapshot | None = None,
+) -> list[PartitionRange]:
+    """What a batch covers of logs with these ends, or of history, which begins in ``archive``. Raises as ``settle``."""
+    starts = settle_place(view, options.starting, ends, options=options, selected=selected, archive=archive)
+    stops = settle_place(view, options.ending, ends, options=options, selected=selected, archive=archive)
+    ranges = [found for found in settle_ranges(starts, stops) if options.where.takes(found.partition.partition)]
+    low, high = options.where.offset
+    ranges = [PartitionRange(tp, max(start, low), min(end, high)) for tp, start, end in ranges]
+    return [found for found in ranges if found.start < found.end]
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryRanges:
+    """What a batch over history covers: below the seam in the archive, from it on in the log."""
+
+    both: BothEnds
+    archived: list[PartitionRange]
+    logged: list[PartitionRange]
+
+
+def ranges_of_both(view: TopicView, path: str, options: ReadOptions, selected: Selected) -> HistoryRanges:
+    """Look at the archive at ``path`` and at the log of the one topic ``selected``.
+
+    Raises:
+        DataLoss: neither has part of what is asked for.
+        ConfigError, SeamError: ``path`` holds no archive of the topic; BrokerError: as ``settle``.
+    """
+    from sparklog.spark.history import History
+    from sparklog.spark.history_plan import split_at_seam
+
+    ((name, topic),) = selected.topics.items()
+    both = History(path, name).ends(topic, lambda known: _ends(view, options, selected, known))
+    ranges = asked_ranges(view, options, selected, both.ends, archive=both.snapshot)
+    tell_losses(both.losses(ranges), fail=options.fail_on_data_loss)
+    archived, logged = split_at_seam(ranges, both.snapshot.seam.ends)
+    return HistoryRanges(both, archived, _from_first_time(view, options, logged))
+
+
+def _from_first_time(view: TopicView, options: ReadOptions, ranges: list[PartitionRange]) -> list[PartitionRange]:
+    """Ranges of logs without the batches at their beginning that are too old. Their end stays: times are not ordered,
+    so a record of any time may follow."""
+    first_us = options.where.timestamp.low
+    if first_us < 0:
+        return ranges
+    found = view.batches_at({part.partition: first_us for part in ranges}, options.isolation)
+    narrowed = []
+    for tp, start, end in ranges:
+        first = found[tp]
+        if first is not None and max(start, first) < end:
+            narrowed.append(PartitionRange(tp, max(start, first), end))
+    return narrowed
 
 
 def settle_place(

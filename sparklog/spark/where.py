@@ -61,6 +61,11 @@ def parse_where(text: str) -> Bounds:
     return _Parser(text).parse()
 
 
+def read_time(text: str) -> dt.datetime:
+    """A time in ISO 8601. Raises ValueError."""
+    return dt.datetime.fromisoformat(re.sub("[zZ]$", "+00:00", text))
+
+
 class _Parser:
     """Recursive descent over tokens: (kind, text, place)."""
 
@@ -140,7 +145,7 @@ class _Parser:
         if kind != "text":
             self._fail("a time ('2024-05-01T00:00:00Z', or milliseconds since 1970)")
         try:
-            when = dt.datetime.fromisoformat(re.sub("[zZ]$", "+00:00", text[1:-1]))
+            when = read_time(text[1:-1])
         except ValueError:
             self._fail("a time such as '2024-05-01T00:00:00Z'")
         if when.tzinfo is None:
