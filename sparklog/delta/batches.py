@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from pyspark.sql import DataFrame
-from pyspark.storagelevel import StorageLevel
 
 from sparklog.delta.archive_table import ArchiveFenced, ArchiveRefused, ArchiveTable
 from sparklog.delta.casting import Casting
@@ -77,14 +76,10 @@ class BatchArchiver:
 
     def set_aside(self, bad: DataFrame, seam: Seam) -> int:
         """Commit bad rows to the quarantine; how many there were."""
-        bad = bad.persist(StorageLevel.MEMORY_AND_DISK)
-        try:
-            count = bad.count()
-            if count:
-                self._quarantine.add(bad, seam)
-            return count
-        finally:
-            bad.unpersist()
+        count = bad.count()
+        if count:
+            self._quarantine.add(bad, seam)
+        return count
 
     def commit(self, good: DataFrame, seam: Seam) -> int:
         """Commit the other rows to the table, with its new ends; how many there were."""
