@@ -1,4 +1,5 @@
-"""``sparklog topics``: create, list, describe, alter, delete. Replicas and leaders are in ``moves``."""
+"""``sparklog topics``: create, list, describe, alter, delete. Replicas and leaders are in ``moves``, restoring in
+``restore``."""
 
 from __future__ import annotations
 
@@ -23,6 +24,7 @@ from sparklog.cli.options import (
     topic_names,
 )
 from sparklog.cli.output import done, note, on_terminal, print_json, print_table
+from sparklog.cli.restore import restore
 from sparklog.cli.topic_output import (
     AtMinIsr,
     Health,
@@ -250,6 +252,7 @@ def _places(before: list[str]) -> dict[int, int | None]:
     return found
 
 
+topics.command("restore")(restore)
 topics.command("add-partitions")(add_partitions)
 topics.command("reassign")(reassign)
 topics.command("elect-leaders")(elect_leaders)

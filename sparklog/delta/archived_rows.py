@@ -8,7 +8,7 @@ the others with the values they had.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -133,10 +133,11 @@ def open_archive(table: str, version: int | None = None) -> Archive:
     check_kind(table, found)
     said = read_seam(table, found.version())
     described = found.metadata().configuration.get(PROPERTY)
-    if said is None or not described:
-        raise ConfigError(f"{table} was not written by an archive: its topic, or how far it reaches, is not said in it")
+    if not described:
+        raise ConfigError(f"{table} was not written by an archive, or by one that did not say what its topic is")
     topic = from_json(described)
     _check_columns(table, found, topic)
+    files = data_files(table, found)
     quarantine = _quarantine_of(table)
     bad = DeltaTable(quarantine) if DeltaTable.is_deltatable(quarantine) else None
     return Archive(
@@ -144,11 +145,24 @@ def open_archive(table: str, version: int | None = None) -> Archive:
         found.version(),
         str(found.metadata().id),
         topic,
-        said.seam,
-        data_files(table, found),
+        said.seam if said is not None else _seam_of_rows(table, topic, files),
+        files,
         quarantine if bad is not None else "",
         data_files(quarantine, bad) if bad is not None else (),
     )
+
+
+def _seam_of_rows(table: str, topic: ArchivedTopic, files: Iterable[DataFile]) -> Seam:
+    """Where Delta has cleaned away the commits of the archive since it ended: logs ended behind the last rows, or later
+    by offsets that no record had."""
+    ends: dict[int, int] = dict.fromkeys(range(topic.partitions), 0)
+    everything = dict.fromkeys(range(topic.partitions), Span())
+    for file in files:
+        for batch in read_rows(table, file, [PARTITION, OFFSET, TIMESTAMP], ranges=everything):
+            partitions, offsets, _ = place_of(batch)
+            for partition in np.unique(partitions).tolist():
+                ends[partition] = max(ends[partition], int(offsets[partitions == partition].max()) + 1)
+    return Seam(topic=topic.name, topic_id=topic.topic_id, batch=-1, ends=ends, mode="append")
 
 
 def _quarantine_of(table: str) -> str:

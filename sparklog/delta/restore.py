@@ -23,6 +23,7 @@ from sparklog.config import topic_config
 from sparklog.delta.archived_rows import Archive, open_archive
 from sparklog.delta.compare import compare
 from sparklog.delta.placing import Placing
+from sparklog.delta.seam import read_seam
 from sparklog.errors import BrokerError, ConfigError, ErrorCode
 from sparklog.model import TopicPartition
 from sparklog.record.codec import EncodedBatch
@@ -102,6 +103,7 @@ def restore_topic(
         run.begin_where_they_began(done)
         compared = sum(compare(link, topic, archive, found.partition) for found in done) if check else None
         run.check_ends(done)
+        run.check_table()
         return Restored(admin.alter_topic(name, unset=[RESTORING]), archive, done, was_there=False, compared=compared)
 
 
@@ -232,6 +234,15 @@ class _Run:
             if (starts[tp], ends[tp]) != (found.start, found.end):
                 detail = f"{tp}: offsets {starts[tp]} to {ends[tp]} found, {found.start} to {found.end} expected"
                 raise BrokerError(ErrorCode.OFFSET_OUT_OF_RANGE, detail)
+
+    def check_table(self) -> None:
+        """Raises ConfigError when the archive has gone on meanwhile: what it added would get its offsets twice."""
+        said = read_seam(self._archive.table)
+        if said is not None and said.seam.batch > self._archive.seam.batch >= 0:
+            raise ConfigError(
+                f"{self._archive.table} has got records since version {self._archive.version}, which"
+                f" {self._topic.name} was restored from: delete the topic and restore it again"
+            )
 
     def found_there(self) -> tuple[RestoredPartition, ...]:
         """Where partitions begin and end that an earlier run has restored. Nothing is changed.

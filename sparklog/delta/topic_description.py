@@ -65,6 +65,12 @@ def to_json(topic: TopicDescription) -> str:
     return msgspec.json.encode(archived(topic), order="sorted").decode()
 
 
+def continues(topic: TopicDescription, topic_id: str) -> bool:
+    """Whether ``topic`` has the records of the topic with this id at the same offsets: it is that one, or was restored
+    from its table."""
+    return topic_id in {topic.topic_id, topic.config.get("restored.from", "").partition("/")[0]}
+
+
 def from_json(text: str) -> ArchivedTopic:
     """Raises ConfigError for text that is not a topic's description, or one of a newer version (named)."""
     try:

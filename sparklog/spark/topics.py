@@ -43,7 +43,7 @@ class SelectedTopic:
     @property
     def history_ids(self) -> tuple[str, ...]:
         """Ids of the topics whose records it holds at their offsets: its own, and that of what it was restored from."""
-        return (self.topic_id, *self.restored_from.split()[:1])
+        return tuple(filter(None, (self.topic_id, self.restored_from.partition("/")[0])))
 
 
 @dataclass(frozen=True, slots=True)
