@@ -208,7 +208,7 @@ def _sorted(found: list[Rows], bad: list[Rows], where: str) -> Rows | None:
         raise ArchiveDamagedError(f"{where}: offset {int(offsets[np.argmax(twice)])} is there twice")
     order, offsets = order[~is_again], offsets[~is_again]
     records = parts[0].records if len(parts) == 1 else pa.concat_batches([part.records for part in parts])
-    if not (order == np.arange(len(records))).all() or len(order) != len(records):
+    if not np.array_equal(order, np.arange(len(records))):
         records = records.take(pa.array(order))
     times: Numbers = np.concatenate([part.times for part in parts])[order]
     return Rows(records, offsets, times)

@@ -55,7 +55,9 @@ class Archived:
 
     def append(self, rows: pa.Table, ends: Mapping[int, int]) -> None:
         """One commit of the archive."""
-        seam = Seam(topic=self.topic.name, topic_id=self.topic.topic_id, batch=self._batch, ends=dict(ends), mode=self._mode)
+        seam = Seam(
+            topic=self.topic.name, topic_id=self.topic.topic_id, batch=self._batch, ends=dict(ends), mode=self._mode
+        )
         is_new = self._batch == 0
         self._batch += 1
         write_deltalake(
