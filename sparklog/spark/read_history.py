@@ -2,8 +2,8 @@
 moment begins.
 
 The archive is read by Spark's own Delta reader, so that filters of the DataFrame leave out its files and row groups;
-the log by the source. Both are settled when the function is called: a version of the table, its seam, and the ends of the
-log. The archive, OPTIMIZE and producers may go on.
+the log by the source. Both are settled when the function is called: a version of the table, its seam, and the ends of
+the log. The archive, OPTIMIZE and producers may go on.
 """
 
 from __future__ import annotations
