@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 #: Features of tables that change what their files mean, and that are understood here.
 _UNDERSTOOD = frozenset(
     {"timestampNtz", "deletionVectors", "v2Checkpoint", "vacuumProtocolCheck", "columnMapping", "domainMetadata"}
+    # deltalake 1.6 names it beside timestamps without a zone; columns of that type are no topic's
+    | {"variantType"}
 )
 #: Statistics cut the greatest time of a file to milliseconds. Source: Delta's protocol, per-file statistics.
 _TIME_STEP_US = 1000
