@@ -41,11 +41,11 @@ def read_rows(
     file: DataFile,
     columns: Sequence[str],
     *,
-    ranges: Mapping[int, Span],
+    ranges: Mapping[int, Span] | None,
     times: Span = _ALL,
 ) -> Iterator[pa.RecordBatch]:
     """Batches of those of ``columns`` that the file has, and of the table's constants among them, in no set order and
-    without empty batches. ``ranges``: offsets by partition; other partitions have none. ``times``: in us.
+    without empty batches. ``ranges``: offsets by partition, others have none; None: all. ``times``: in us.
 
     Raises:
         ArchiveFileGone: the file is not there any more.
@@ -72,19 +72,21 @@ def read_rows(
                     yield whole.select([name for name in dict.fromkeys(columns) if name in whole.schema.names])
 
 
-def _lies_within(file: DataFile, ranges: Mapping[int, Span], times: Span) -> bool:
+def _lies_within(file: DataFile, ranges: Mapping[int, Span] | None, times: Span) -> bool:
+    if ranges is None:
+        return file.times & times == file.times
     span = ranges.get(file.partitions.low) if file.single_partition is not None else None
     return span is not None and file.offsets & span == file.offsets and file.times & times == file.times
 
 
 def _batches(
-    parquet: pq.ParquetFile, columns: list[str], ranges: Mapping[int, Span]
+    parquet: pq.ParquetFile, columns: list[str], ranges: Mapping[int, Span] | None
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
     """Batches of the row groups that may hold rows of ``ranges``, each with the position of its first row."""
     first = 0
     for number in range(parquet.num_row_groups):
         group = parquet.metadata.row_group(number)
-        if _may_hold(group, ranges):
+        if ranges is None or _may_hold(group, ranges):
             position = first
             for batch in parquet.iter_batches(_BATCH_ROWS, row_groups=[number], columns=columns):
                 yield position, batch
@@ -111,11 +113,11 @@ def _completed(batch: pa.RecordBatch, wanted: Sequence[str], constants: Mapping[
 
 
 def _kept(
-    batch: pa.RecordBatch, position: int, ranges: Mapping[int, Span], *, times: Span, deleted: bytes
+    batch: pa.RecordBatch, position: int, ranges: Mapping[int, Span] | None, *, times: Span, deleted: bytes
 ) -> pa.BooleanArray:
     partitions, offsets = _numbers(batch, PARTITION), _numbers(batch, OFFSET)
-    kept = np.zeros(batch.num_rows, dtype=bool)
-    for partition, span in ranges.items():
+    kept = np.full(batch.num_rows, ranges is None)
+    for partition, span in (ranges or {}).items():
         kept |= (partitions == partition) & (offsets >= span.low) & (offsets < span.high)
     if times != _ALL:
         us = _numbers(batch, TIMESTAMP)

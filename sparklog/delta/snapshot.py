@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from sparklog.delta.seam import Seam, read_seam
 from sparklog.delta.table import OFFSET, PARTITION, TIMESTAMP, table_path
+from sparklog.delta.topic_description import PROPERTY, from_json
 from sparklog.errors import ConfigError
 from sparklog.model import Span
 
@@ -65,11 +66,12 @@ class DataFile:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """``files`` in the order of their least offsets."""
+    """``columns`` are the table's, ``files`` in the order of their least offsets."""
 
     table: str
     version: int
     seam: Seam
+    columns: frozenset[str]
     files: tuple[DataFile, ...]
 
 
@@ -102,10 +104,21 @@ def take_snapshot(table: str, topic: str, topic_ids: Collection[str]) -> Snapsho
     check_kind(table, found)
     version = found.version()
     said = read_seam(table, version)
-    if said is None:
-        raise ConfigError(f"history: {table} was not written by an archive: no commit says how far it reaches")
-    _check_seam(table, said.seam, topic, topic_ids)
-    return Snapshot(table, version, said.seam, data_files(table, found))
+    files = data_files(table, found)
+    seam = said.seam if said is not None else _seam_of_rows(table, found, files)
+    _check_seam(table, seam, topic, topic_ids)
+    return Snapshot(table, version, seam, frozenset(field.name for field in found.schema().fields), files)
+
+
+def _seam_of_rows(table: str, found: DeltaTable, files: tuple[DataFile, ...]) -> Seam:
+    """Of a table that was made just now, or all of whose commits by its archive Delta has cleaned away since."""
+    from sparklog.delta.moments import ends_of_rows
+
+    described = found.metadata().configuration.get(PROPERTY)
+    if not described:
+        raise ConfigError(f"history: {table} was not written by an archive: it does not say of which topic it is")
+    topic = from_json(described)
+    return Seam(topic=topic.name, topic_id=topic.topic_id, batch=-1, ends=ends_of_rows(table, files), mode="append")
 
 
 def check_kind(table: str, found: DeltaTable) -> None:

@@ -13,6 +13,7 @@ from pyspark.sql.datasource import InputPartition
 
 from sparklog.delta.moments import BEGINNING_US, first_offsets
 from sparklog.delta.snapshot import Snapshot, find_table, take_snapshot
+from sparklog.errors import ConfigError
 from sparklog.model import Span, TopicPartition
 from sparklog.spark.columns import ColumnPlan
 from sparklog.spark.history_plan import BothEnds, pack_files, split_at_seam
@@ -50,6 +51,7 @@ class History:
         if self._snapshot is None or fresh or topic.topic_id != self._topic_id:
             self._table = self._table or find_table(self._path, self._topic)
             self._snapshot = take_snapshot(self._table, self._topic, topic.history_ids)
+            _check_columns(self._snapshot, topic)
             self._topic_id = topic.topic_id
         return self._snapshot
 
@@ -85,6 +87,16 @@ class History:
         if missing:
             self._first.update(first_offsets(snapshot, missing))
         return self._first
+
+
+def _check_columns(snapshot: Snapshot, topic: SelectedTopic) -> None:
+    """Raises ConfigError where values were taken apart as they were archived. A column that a typed topic has and the
+    archive lacks came later."""
+    if topic.shape.is_default and not {"key", "value", "headers"} <= snapshot.columns:
+        raise ConfigError(
+            f"history: {snapshot.table} has columns that were taken out of the topic's values, and not the values: "
+            "archive the topic without a schema to another path, or read the table and the topic each for itself"
+        )
 
 
 def tasks_of_both(

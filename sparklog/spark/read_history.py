@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import msgspec
 from pyspark.errors import AnalysisException
 
-from sparklog.errors import BrokerError, ConfigError, ErrorCode
+from sparklog.errors import ConfigError
 from sparklog.model import Span, TopicPartition
 from sparklog.spark.columns import ColumnPlan
 from sparklog.spark.configure import BOOTSTRAP_SETTING
@@ -30,7 +30,7 @@ from sparklog.spark.where import read_time
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
-    from pyspark.sql.types import StructType
+    from pyspark.sql.types import StructField, StructType
 
 #: The session's setting for the path of archives.
 HISTORY_SETTING = "spark.sparklog.history"
@@ -215,7 +215,7 @@ def _archived(
 
 
 def _selected_columns(frame: DataFrame, plan: ColumnPlan, schema: StructType, *, topic: str) -> list[Column]:
-    """The source's columns out of a table's. Raises BrokerError SCHEMA_MISMATCH for a column of another type."""
+    """The source's columns out of a table's."""
     from pyspark.sql import functions as sf
 
     there = {field.name: field.dataType for field in frame.schema.fields}
@@ -225,13 +225,21 @@ def _selected_columns(frame: DataFrame, plan: ColumnPlan, schema: StructType, *,
             column = sf.lit(topic if source == "_topic" else plan.timestamp_type).cast(field.dataType)
         elif source not in there:
             column = sf.lit(None).cast(field.dataType)
-        elif there[source].simpleString() != field.dataType.simpleString():
-            detail = f"{there[source].simpleString()} in the archive, {field.dataType.simpleString()} in the topic"
-            raise BrokerError(ErrorCode.SCHEMA_MISMATCH, f"topic {topic}: column {source} is {detail}")
         else:
             column = frame[f"`{source.replace('`', '``')}`"]
+            if there[source].simpleString() != field.dataType.simpleString():
+                column = _cast_back(column, field)
         columns.append(column.alias(field.name))
     return columns
+
+
+def _cast_back(column: Column, field: StructField) -> Column:
+    """Of a table that was made by hand with another type, to which the archive has cast without loss."""
+    from pyspark.sql import functions as sf
+
+    cast = column.try_cast(field.dataType)
+    words = sf.lit(f"column {field.name} of the archive holds what is no {field.dataType.simpleString()}")
+    return sf.when(column.isNull() | cast.isNotNull(), cast).otherwise(sf.raise_error(words).cast(field.dataType))
 
 
 def _condition(found: HistoryRanges, times: Span) -> Column | None:

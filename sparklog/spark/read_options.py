@@ -126,13 +126,17 @@ class SchemaOptions:
     bootstrap: str
     selection: TopicSelection
     include_headers: bool
+    include_cast_errors: bool = False
 
 
 def parse_schema_options(options: Mapping[str, str], defaults: Mapping[str, str]) -> SchemaOptions:
     """As ``parse_read_options``, before it is known whether the read is a batch or a stream."""
     given = known_options(options)
     return SchemaOptions(
-        find_bootstrap(given, defaults), _selection(given), parse_boolean(given, "includeHeaders", default=False)
+        find_bootstrap(given, defaults),
+        _selection(given),
+        parse_boolean(given, "includeHeaders", default=False),
+        parse_boolean(given, "includeCastErrors", default=False),
     )
 
 

@@ -59,7 +59,7 @@ def project(topic: str, shape: TopicShape, schema: StructType) -> ColumnPlan:
     """Where the columns of ``schema`` come from in one topic. Raises BrokerError SCHEMA_MISMATCH naming what it
     does not have."""
     try:
-        check_projection(schema, topic_columns(shape, include_headers=True))
+        check_projection(schema, topic_columns(shape, include_headers=True, include_cast_errors=True))
     except BrokerError as error:
         raise BrokerError(ErrorCode.SCHEMA_MISMATCH, f"topic {topic}: {error.detail}") from None
     return plan_columns(schema, shape)

@@ -53,10 +53,10 @@ class Selected:
     topics: Mapping[str, SelectedTopic]
     partitions: tuple[TopicPartition, ...]
 
-    def columns(self, *, include_headers: bool) -> StructType:
+    def columns(self, *, include_headers: bool, include_cast_errors: bool = False) -> StructType:
         """The columns of the read. Raises BrokerError SCHEMA_MISMATCH when its topics differ in theirs."""
         shape = one_shape({name: topic.shape for name, topic in self.topics.items()})
-        return topic_columns(shape, include_headers=include_headers)
+        return topic_columns(shape, include_headers=include_headers, include_cast_errors=include_cast_errors)
 
 
 class LogEnds(NamedTuple):
@@ -228,4 +228,4 @@ class TopicView:
 def topic_shape(topic: TopicDescription) -> TopicShape:
     """What decides the columns of a described topic."""
     stamped_by_log = topic.config.get("message.timestamp.type") == "LogAppendTime"
-    return TopicShape(topic.schema, topic.event_time, stamped_by_log)
+    return TopicShape(topic.schema, topic.event_time, stamped_by_log, topic.schema_id)

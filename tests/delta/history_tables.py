@@ -6,13 +6,11 @@ import datetime as dt
 from collections.abc import Mapping
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import CommitProperties, DeltaTable, WriterProperties, write_deltalake
 
 from sparklog.delta.seam import Mode, Seam
-from sparklog.model import TopicPartition
 from sparklog.spark.offsets import ByOffset
 from sparklog.spark.read_options import ReadOptions, Subscribe
 from sparklog.spark.reader import BatchReader, plan_read
@@ -90,13 +88,5 @@ class Archive:
         DeltaTable(self.path).delete(predicate)
 
 
-def partitions_of(topic: str, count: int) -> list[TopicPartition]:
-    return [TopicPartition(topic, number) for number in range(count)]
-
-
 def instant(us: int) -> dt.datetime:
     return dt.datetime.fromtimestamp(0, dt.timezone.utc) + dt.timedelta(microseconds=us)
-
-
-def numbered(first: int, last: int) -> list[int]:
-    return np.arange(first, last).tolist()

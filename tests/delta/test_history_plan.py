@@ -15,7 +15,9 @@ _MB = 1024 * 1024
 
 
 def both(seam: int, log: tuple[int, int], first: int | None = 0) -> BothEnds:
-    snapshot = Snapshot("lake/t", 7, Seam(topic="t", topic_id="x", batch=3, ends={0: seam}, mode="append"), ())
+    snapshot = Snapshot(
+        "lake/t", 7, Seam(topic="t", topic_id="x", batch=3, ends={0: seam}, mode="append"), frozenset(), ()
+    )
     return BothEnds(snapshot, {_A: LogEnds(*log, 5)}, {} if first is None else {0: first})
 
 
