@@ -173,6 +173,7 @@ class TopicArchive:
             "failOnDataLoss": str(self._options.fail_on_data_loss).lower(),
             "maxOffsetsPerTrigger": str(self._options.max_offsets),
             "includeHeaders": "true",
+            "includeCastErrors": "true",
         }
         return self._spark.readStream.format("sparklog").options(**options, **more)
 

@@ -6,6 +6,7 @@ said again every few minutes while other topics go on, and is what the job's res
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -81,7 +82,9 @@ def is_lasting(error: Exception) -> bool:
     """Whether trying again would come to the same."""
     if isinstance(error, BrokerError):
         return error.code in _LASTING
-    return isinstance(error, ArchiveRefused | ConfigError) or not isinstance(error, SparklogError | PySparkException)
+    if isinstance(error, PySparkException):  # from Spark's planning processes, as text
+        return re.search(r"\b(ConfigError|SCHEMA_MISMATCH)\b", str(error)) is not None
+    return isinstance(error, ArchiveRefused | ConfigError) or not isinstance(error, SparklogError)
 
 
 def told(error: Exception) -> str:

@@ -36,7 +36,7 @@ READ_OPTIONS: dict[str, str] = {
     "failOnDataLoss": "true: fail when records are gone or may be; false: skip them with a warning",
     "isolation.level": "read_committed or read_uncommitted",
     "includeHeaders": "add the column headers (default topics)",
-    "includeCastErrors": "add the column _cast_error: values that Spark's types cannot hold are null, and it says which",
+    "includeCastErrors": "add the column _cast_error: what Spark's types cannot hold is null, and it says what",
     "minPartitions": "split the read into at least so many tasks",
     "maxRecordsPerPartition": "split the read so that no task has more offsets",
     "maxOffsetsPerTrigger": "streams: offsets in one batch at most, spread over partitions by what they have",

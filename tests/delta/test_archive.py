@@ -28,7 +28,12 @@ pytestmark = pytest.mark.integration
 
 UTC = dt.timezone.utc
 DAY = dt.datetime(2024, 5, 1, tzinfo=UTC)
-JSON = StructType.fromDDL
+
+
+def ddl(columns: str) -> StructType:
+    found = StructType.fromDDL(columns)
+    assert isinstance(found, StructType)
+    return found
 
 
 def produce(brokers: ProcessCluster, topic: str, *values: str, partition: int = 0, at: dt.datetime = DAY) -> None:
@@ -150,7 +155,7 @@ def test_values_that_are_json_and_those_that_are_not(
         producer.send(topic, None, key=b"k", partition=0, timestamp=DAY)
     with monkeypatch.context() as patched:
         patched.setattr(TopicArchive, "batches", _DiesBeforeCommit)
-        _, error = archive(spark, brokers, topic, lake, json=JSON("a int, b string"))
+        _, error = archive(spark, brokers, topic, lake, json=ddl("a int, b string"))
     assert str(error) == "interrupted"
     bad = bad_rows(lake, topic)
     assert places(bad) == [(0, 1), (0, 2), (0, 3)]
@@ -159,7 +164,7 @@ def test_values_that_are_json_and_those_that_are_not(
     assert seams(lake, topic) == []
 
     produce(brokers, topic, '{"a": 2.0}', '{"a": 2.5}')
-    archived(spark, brokers, topic, lake, json=JSON("a double, b string"))
+    archived(spark, brokers, topic, lake, json=ddl("a double, b string"))
     found = rows(lake, topic)
     # The table's columns are those it was made with.
     assert found["a"].type == pa.int32() and found["a"].to_pylist() == [1, None, None, 2]
@@ -213,7 +218,7 @@ def test_two_archives_of_one_topic(
 def test_two_commits_of_one_number_at_the_same_time(spark: SparkSession, lake: str, topic: str) -> None:
     """Both begin before either commits: Delta itself lets one through."""
     path = table_path(lake, topic)
-    ArchiveTable(spark, path).create(JSON("a int"), partition_by=(), properties={})
+    ArchiveTable(spark, path).create(ddl("a int"), partition_by=(), properties={})
     met = threading.Barrier(2)
     errors: list[Exception] = []
 

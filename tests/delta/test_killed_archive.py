@@ -1,0 +1,133 @@
+"""A driver that is killed in the middle of everything, and the job as users start it, which goes on from there."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO
+
+import pytest
+
+from sparklog.client.admin import Admin
+from sparklog.client.producer import Producer
+from sparklog.delta.seam import read_seam
+from sparklog.delta.session import submit_arguments
+from sparklog.delta.table import table_path
+from sparklog.model import TopicPartition
+from sparklog.testing.process_cluster import ProcessCluster
+from tests.delta.archives import bad_rows, places, rows, seams
+from tests.delta.killed_archive import JSON
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.integration
+
+ROOT = Path(__file__).parent.parent.parent
+#: Step at which each archive is killed, and in which of its batches.
+STEPS = {
+    "setting aside": 1,
+    "set aside": 0,
+    "writing": 1,
+    "committed": 1,
+}
+PARTITIONS = 2
+#: Of each partition: records that a reader sees, of which every third is no JSON.
+RECORDS = 18
+
+
+def fill(brokers: ProcessCluster, topic: str) -> dict[tuple[int, int], bool]:
+    """Committed records among aborted ones and markers; whether each, by partition and offset, is good."""
+    kept: dict[tuple[int, int], bool] = {}
+    with Producer(brokers.bootstrap, transactional_id=topic) as producer:
+        for number in range(2 * PARTITIONS * 3):
+            partition, is_kept = number % PARTITIONS, number // PARTITIONS % 2 == 0
+            producer.begin()
+            sent = []
+            for one in range(RECORDS // 3):
+                value = f'{{"a": {one}}}' if one % 3 else "bad"
+                sent.append((value, producer.send(topic, value.encode(), partition=partition)))
+            producer.flush()
+            producer.commit() if is_kept else producer.abort()
+            if is_kept:
+                kept.update({(partition, future.result().offset): value != "bad" for value, future in sent})
+    return kept
+
+
+@contextmanager
+def started(*words: str, output: int | IO[str]) -> Iterator[subprocess.Popen[str]]:
+    arguments = " ".join([*(f"'{word}'" for word in submit_arguments()), "--master", "local[4]", "pyspark-shell"])
+    environment = {**os.environ, "PYSPARK_SUBMIT_ARGS": arguments, "PYSPARK_PYTHON": sys.executable}
+    process = subprocess.Popen(
+        [sys.executable, *words],
+        cwd=ROOT,
+        env=environment,
+        stdout=output,
+        stderr=subprocess.DEVNULL if output == subprocess.PIPE else output,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        yield process
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait(30)
+        if process.stdout is not None:
+            process.stdout.close()
+
+
+def test_no_gap_and_no_duplicate_whenever_the_driver_is_killed(
+    admin: Admin, brokers: ProcessCluster, topic: str, lake: str, tmp_path: Path
+) -> None:
+    names = {f"{topic}-{number}": step for number, step in enumerate(STEPS)}
+    records = {}
+    for name in names:
+        admin.create_topic(name, partitions=PARTITIONS, replication_factor=1)
+        records[name] = fill(brokers, name)
+    steps = {name: (step, STEPS[step]) for name, step in names.items()}
+    with started(
+        "-m", "tests.delta.killed_archive", brokers.bootstrap, lake, json.dumps(steps), output=subprocess.PIPE
+    ) as killed:
+        assert killed.stdout is not None
+        assert killed.stdout.readline() == "all are there\n"
+    for name, step in names.items():
+        # Each was killed where it was to be, and none had told its group of more than its table holds.
+        assert len(seams(lake, name)) == STEPS[step] + (step == "committed"), name
+        found = read_seam(table_path(lake, name))
+        held = found.seam.ends if found is not None else {}
+        told = admin.group_offsets(f"archive-{name}")
+        assert all(offset <= held[tp.partition] for tp, offset in told.items()), name
+        assert step != "committed" or sum(told.values()) < sum(held.values())
+
+    logs = admin.list_offsets([TopicPartition(name, number) for name in names for number in range(PARTITIONS)])
+
+    def is_level() -> bool:
+        assert job.poll() is None, output.read_text()
+        return all(
+            admin.group_offsets(f"archive-{name}").get(TopicPartition(name, number))
+            == logs[TopicPartition(name, number)]
+            for name in names
+            for number in range(PARTITIONS)
+        )
+
+    output = tmp_path / "job.log"
+    arguments = ["--topics", ",".join([*names, "missing"]), "--to", lake, "--bootstrap", brokers.bootstrap]
+    with (
+        output.open("w") as log,
+        started("jobs/archive.py", *arguments, "--trigger", "500ms", "--schema", JSON, output=log) as job,
+    ):
+        wait_until(is_level, "the archives to be level", timeout_s=180)
+        job.send_signal(signal.SIGTERM)
+        assert job.wait(60) == 1
+    # The topic that is not there has not kept the others from their work.
+    assert "error: missing: UNKNOWN_TOPIC_OR_PARTITION" in output.read_text()
+    for name, kept in records.items():
+        good, bad = places(rows(lake, name)), places(bad_rows(lake, name))
+        assert good == sorted(place for place, is_good in kept.items() if is_good), names[name]
+        assert bad == sorted(place for place, is_good in kept.items() if not is_good), names[name]
+        assert [seam.batch for seam in seams(lake, name)] == list(range(len(seams(lake, name))))
