@@ -32,6 +32,12 @@ def arguments() -> argparse.Namespace:
         "--bootstrap", default=BOOTSTRAP, required=not BOOTSTRAP, metavar="HOST:PORT", help="$SPARKLOG_BOOTSTRAP"
     )
     parser.add_argument(
+        "--mode",
+        choices=("append", "upsert"),
+        default="append",
+        help="append: all records; upsert: of each key the newest, without those deleted (append)",
+    )
+    parser.add_argument(
         "--trigger", default="30s", metavar="T", help="a batch every so often (30s), or available-now: what is there"
     )
     parser.add_argument("--group", metavar="NAME", help="consumer group that shows the lag (archive-<topic>)")
@@ -71,6 +77,7 @@ def options(given: argparse.Namespace) -> list[ArchiveOptions]:
             max_offsets=given.max_offsets_per_batch,
             fail_on_data_loss=given.fail_on_data_loss == "true",
             json=schemas.get(topic),
+            mode=given.mode,
         )
         for topic in given.topics
     ]

@@ -46,6 +46,11 @@ class ArchiveTable:
         """As of the last ``look``."""
         return self._seam.seam if self._seam is not None else None
 
+    @property
+    def seam_version(self) -> int:
+        """Of the commit that says ``seam``; -1: none."""
+        return self._seam.version if self._seam is not None else -1
+
     def look(self) -> Seam | None:
         """The newest seam; None when there is no table, or none that says one."""
         if self._version < 0:

@@ -19,6 +19,7 @@ from sparklog.delta.casting import Casting
 from sparklog.delta.quarantine import Quarantine
 from sparklog.delta.seam import Seam
 from sparklog.delta.stream_ends import BatchEnds
+from sparklog.delta.upsert import upsert
 
 _LOG = logging.getLogger(__name__)
 
@@ -83,6 +84,8 @@ class BatchArchiver:
 
     def commit(self, good: DataFrame, seam: Seam) -> int:
         """Commit the other rows to the table, with its new ends; how many there were."""
+        if self._casting.keys:
+            return upsert(self._table, good, seam, keys=self._casting.table_keys)
         metrics = self._table.append(good, seam)
         return int(metrics.get("numOutputRows", 0))
 

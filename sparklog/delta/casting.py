@@ -7,8 +7,10 @@ whole is a bad row: it has a reason. Pure: makes Spark's column expressions, run
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import reduce
+from operator import and_
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as sf
@@ -34,6 +36,10 @@ from sparklog.errors import ConfigError
 
 #: Of the key and the headers beside columns that were taken out of the value.
 JSON_KEY, JSON_HEADERS = "_key", "_headers"
+#: Whether a row deletes its key; in no table.
+TOMBSTONE = "_sparklog_tombstone"
+#: The source's: values that no type of Spark's can hold.
+_CAST_ERROR = "_cast_error"
 _CORRUPT = "_sparklog_corrupt"
 _PARSED = "_sparklog_parsed"
 _DAY_US = 86_400_000_000
@@ -46,29 +52,43 @@ _SHOWN = 100
 @dataclass(frozen=True, slots=True)
 class Casting:
     """How the records of one topic become rows. ``own``: its columns as they are read; ``json``: those in its values;
-    ``table``: the columns that rows get."""
+    ``table``: the columns that rows get; ``keys``: of the table of a topic's current state, those of ``own`` that are
+    the key, else none."""
 
     own: StructType
     is_default: bool
     json: StructType | None
     table: StructType
+    keys: tuple[str, ...] = ()
 
     def rows(self, read: DataFrame) -> tuple[DataFrame, DataFrame]:
         """The records of ``read``, which has the source's columns, as rows of the table, and the others as rows of the
-        quarantine."""
+        quarantine. Where there are keys, rows have a column ``TOMBSTONE`` as well."""
         placed = self._placed(read)
-        reason = self._reason()
+        reason = self._reason(is_told=_CAST_ERROR in placed.columns)
         place = [sf.col(PARTITION), sf.col(OFFSET), sf.col(TIMESTAMP)]
-        good = placed.where(reason.isNull()).select(*self._values(), *place, _utc_date().alias(DATE))
+        more = [self._is_tombstone().alias(TOMBSTONE)] if self.keys else []
+        good = placed.where(reason.isNull()).select(*self._values(), *place, _utc_date().alias(DATE), *more)
         record = sf.struct(*(_column(name) for name in self.own.names)).alias(RECORD)
         bad = placed.withColumn(REASON, reason).where(sf.col(REASON).isNotNull())
         return good, bad.select(*place, sf.col(REASON), record)
+
+    @property
+    def table_keys(self) -> tuple[str, ...]:
+        """The names of the keys in the table."""
+        return (JSON_KEY,) if self.keys and self.json is not None else self.keys
+
+    def _is_tombstone(self) -> Column:
+        """Whether a record deletes its key. The same as ``record.keys.tombstones`` finds."""
+        others = ["value"] if self.is_default else [name for name in self.own.names if name not in self.keys]
+        return _all_null(others) if others else sf.lit(False)
 
     def _placed(self, read: DataFrame) -> DataFrame:
         """The topic's own columns under their names, and where and when each record is."""
         names = ("partition", "offset", "timestamp") if self.is_default else (PARTITION, OFFSET, TIMESTAMP)
         place = [sf.col(name).alias(alias) for name, alias in zip(names, (PARTITION, OFFSET, TIMESTAMP), strict=True)]
-        placed = read.select(*(_column(name) for name in self.own.names), *place)
+        told = [name for name in (_CAST_ERROR,) if name in read.columns and name not in self.own.names]
+        placed = read.select(*(_column(name) for name in self.own.names), *place, *told)
         if self.json is None:
             return placed
         wanted = StructType([*self.json.fields, StructField(_CORRUPT, StringType())])
@@ -92,22 +112,30 @@ class Casting:
             for kind in [wanted[field.name.lower()].dataType]
         ]
 
-    def _reason(self) -> Column:
-        """Why a record is no row, null for one that is."""
+    def _reason(self, *, is_told: bool) -> Column:
+        """Why a record is no row, null for one that is; ``is_told``: the source may say so itself."""
         wanted = _by_name(self.table)
-        found = [_time_reason(TIMESTAMP, sf.col(TIMESTAMP), TimestampType())]
+        found = [sf.col(_CAST_ERROR)] if is_told else []
+        found += [_time_reason(TIMESTAMP, sf.col(TIMESTAMP), TimestampType())]
         if self.json is not None:
             found.append(_json_reason())
+        if self.keys:
+            found.append(sf.when(_all_null(self.keys), sf.lit("the record has no key")))
         for field, source in self._sources():
             found += _reasons(field, source, wanted[field.name.lower()])
         return sf.nullif(sf.concat_ws("; ", *found), sf.lit(""))
 
 
 def plan_casting(
-    own: StructType, *, is_default: bool, json: StructType | None, table: StructType | None
+    own: StructType,
+    *,
+    is_default: bool,
+    json: StructType | None,
+    table: StructType | None,
+    keys: tuple[str, ...] = (),
 ) -> tuple[Casting, StructType]:
     """How records become rows of a table with the columns ``table`` (None: it is not there yet), and the columns that
-    the table has to get.
+    the table has to get. ``keys``: as in ``Casting``.
 
     Raises:
         ConfigError: naming the columns that Delta has no type for, that are in the table in a type nothing is cast to,
@@ -122,7 +150,7 @@ def plan_casting(
     _check_kinds(needed, there)
     columns = StructType([there.get(field.name.lower(), field) for field in needed.fields])
     added = StructType([field for field in needed.fields if field.name.lower() not in there])
-    return Casting(own, is_default, json, columns), added
+    return Casting(own, is_default, json, columns, keys), added
 
 
 def _check(columns: StructType) -> None:
@@ -187,6 +215,10 @@ def _by_name(columns: StructType) -> dict[str, StructField]:
 def _column(name: str) -> Column:
     quoted = name.replace("`", "``")
     return sf.col(f"`{quoted}`")
+
+
+def _all_null(names: Iterable[str]) -> Column:
+    return reduce(and_, (_column(name).isNull() for name in names))
 
 
 def _utc_date() -> Column:
