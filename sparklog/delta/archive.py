@@ -85,7 +85,7 @@ class TopicArchive:
 
         Raises:
             ArchiveRefused: trying again would not help.
-            SparklogError, PySparkException: trying again may.
+            SparklogError, and what Spark raises: trying again may.
         """
         while not self._stopping.is_set():
             self._failure, self._outdated = None, False
@@ -127,7 +127,7 @@ class TopicArchive:
         def run_batch(batch: DataFrame, number: int) -> None:
             # After an end nothing is read any more; what Spark notes as done it notes in a checkpoint that goes.
             with self._busy:
-                if not self._wake.is_set():
+                if not self._is_over:
                     self._run_batch(archiver, topic, batch, ends_in=checkpoint, number=number)
 
         writer = stream.writeStream.foreachBatch(run_batch).queryName(f"archive-{self._options.topic}-{self._attempt}")
@@ -146,6 +146,8 @@ class TopicArchive:
                 self._outdated = True
                 self._wake.set()
                 return
+            # Spark turns it off for streams; what is done here with a batch are batches.
+            batch.sparkSession.conf.set("spark.sql.adaptive.enabled", "true")
             done = archiver.archive(batch, read_batch_ends(ends_in, number, topic=topic.name))
         except BaseException as error:
             self._failure = error
@@ -156,15 +158,19 @@ class TopicArchive:
             self._tell(_told(done))
 
     def _await(self, query: StreamingQuery) -> None:
-        while query.isActive and not self._wake.wait(_POLL_S):
-            pass
+        while query.isActive and not self._is_over:
+            self._wake.wait(_POLL_S)
         if query.isActive and self._busy.acquire(timeout=_STOP_PATIENCE_S):
             self._busy.release()
         query.stop()
         if self._failure is not None:
             raise self._failure
-        if not self._wake.is_set() and (error := query.exception()) is not None:
+        if not self._is_over and (error := query.exception()) is not None:
             raise _explained(error)
+
+    @property
+    def _is_over(self) -> bool:
+        return self._wake.is_set() or self._stopping.is_set()
 
     def _source(self, topic: TopicDescription, **more: str) -> DataStreamReader:
         options = {

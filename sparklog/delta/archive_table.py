@@ -10,12 +10,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from sparklog.delta.seam import Seam, SeamAt, open_log_with_spark
 from sparklog.errors import SparklogError
+
+#: What Spark raises: the errors that pyspark knows as classes of its own, and all others, among them aborted jobs.
+SPARK_ERRORS = (PySparkException, Py4JJavaError)
 
 
 class ArchiveRefused(SparklogError):
@@ -115,7 +119,7 @@ class ArchiveTable:
         options = {"txnAppId": seam.app_id, "txnVersion": str(seam.batch), "userMetadata": seam.to_json()}
         try:
             writer.options(**options).save(self.path)
-        except PySparkException:
+        except SPARK_ERRORS:
             self.check_own(seam, may_lack=True)
             raise
         return self.check_own(seam)

@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 from pyspark.sql import DataFrame
 
-from sparklog.delta.archive_table import ArchiveFenced, ArchiveRefused, ArchiveTable
-from sparklog.delta.casting import Casting
+from sparklog.delta.archive_table import SPARK_ERRORS, ArchiveFenced, ArchiveRefused, ArchiveTable
+from sparklog.delta.casting import BAD_ROW, Casting
 from sparklog.delta.quarantine import Quarantine
 from sparklog.delta.seam import Seam
 from sparklog.delta.stream_ends import BatchEnds
@@ -35,6 +35,9 @@ class Archived(NamedTuple):
 class BatchArchiver:
     """Owner: the thread in which Spark runs the batches of one query. ``seam``: what the table says before the first of
     them, its ``attempt`` already that of this run. Tests interrupt it by overriding the steps."""
+
+    #: Whether the last batch had any.
+    expects_bad_rows = False
 
     def __init__(
         self,
@@ -65,13 +68,33 @@ class BatchArchiver:
         """
         self._check_unchanged()
         seam = self._next(batch)
+        if self._expected is not None and seam.ends == self.seam.ends:
+            return Archived(self.seam, 0, 0)  # the first batch of a run has to be, whether there is anything or not
+        done = self._in_one_pass(read, seam) or self._in_two_passes(read, seam)
+        self.expects_bad_rows = done.bad_rows > 0
+        self.seam = self._expected = seam
+        self.store_progress(seam)
+        return done
+
+    def _in_one_pass(self, read: DataFrame, seam: Seam) -> Archived | None:
+        """None where there is a bad row: then nothing has been committed. A batch is read for each look at it, and bad
+        rows, which have to be known before the commit, are rare."""
+        if self.expects_bad_rows:
+            return None
+        good = self._quarantine.without_pending(self._casting.rows_or_failure(read), self.seam.ends)
+        try:
+            return Archived(seam, self.commit(good, seam), 0)
+        except SPARK_ERRORS as error:
+            if BAD_ROW not in str(error):
+                raise
+            _LOG.warning("%s: batch %d has bad rows, it is done again without them", seam.topic, seam.batch)
+            return None
+
+    def _in_two_passes(self, read: DataFrame, seam: Seam) -> Archived:
         good, bad = self._casting.rows(read)
         bad_rows = self.set_aside(self._quarantine.without_pending(bad, self.seam.ends), seam)
         self._check_unchanged()
-        rows = self.commit(self._quarantine.without_pending(good, self.seam.ends), seam)
-        self.seam = self._expected = seam
-        self.store_progress(seam)
-        return Archived(seam, rows, bad_rows)
+        return Archived(seam, self.commit(self._quarantine.without_pending(good, self.seam.ends), seam), bad_rows)
 
     # --- the steps ---
 

@@ -40,6 +40,9 @@ JSON_KEY, JSON_HEADERS = "_key", "_headers"
 TOMBSTONE = "_sparklog_tombstone"
 #: The source's: values that no type of Spark's can hold.
 _CAST_ERROR = "_cast_error"
+#: In the message of a failure: a record is none.
+BAD_ROW = "SPARKLOG_BAD_ROW"
+_PLACE = (PARTITION, OFFSET, TIMESTAMP)
 _CORRUPT = "_sparklog_corrupt"
 _PARSED = "_sparklog_parsed"
 _DAY_US = 86_400_000_000
@@ -65,13 +68,22 @@ class Casting:
         """The records of ``read``, which has the source's columns, as rows of the table, and the others as rows of the
         quarantine. Where there are keys, rows have a column ``TOMBSTONE`` as well."""
         placed = self._placed(read)
-        reason = self._reason(is_told=_CAST_ERROR in placed.columns)
-        place = [sf.col(PARTITION), sf.col(OFFSET), sf.col(TIMESTAMP)]
-        more = [self._is_tombstone().alias(TOMBSTONE)] if self.keys else []
-        good = placed.where(reason.isNull()).select(*self._values(), *place, _utc_date().alias(DATE), *more)
+        reason = self._reason(placed)
         record = sf.struct(*(_column(name) for name in self.own.names)).alias(RECORD)
         bad = placed.withColumn(REASON, reason).where(sf.col(REASON).isNotNull())
-        return good, bad.select(*place, sf.col(REASON), record)
+        return self._good(placed.where(reason.isNull())), bad.select(*_PLACE, REASON, record)
+
+    def rows_or_failure(self, read: DataFrame) -> DataFrame:
+        """All records as rows of the table; what is made of them fails, with ``BAD_ROW`` in its message, where there
+        is another."""
+        placed = self._placed(read)
+        reason = self._reason(placed)
+        failure = sf.raise_error(sf.concat(sf.lit(f"{BAD_ROW}: "), reason)).cast("boolean")
+        return self._good(placed.where(sf.when(reason.isNull(), True).otherwise(failure)))
+
+    def _good(self, placed: DataFrame) -> DataFrame:
+        more = [self._is_tombstone().alias(TOMBSTONE)] if self.keys else []
+        return placed.select(*self._values(), *_PLACE, _utc_date().alias(DATE), *more)
 
     @property
     def table_keys(self) -> tuple[str, ...]:
@@ -112,10 +124,10 @@ class Casting:
             for kind in [wanted[field.name.lower()].dataType]
         ]
 
-    def _reason(self, *, is_told: bool) -> Column:
-        """Why a record is no row, null for one that is; ``is_told``: the source may say so itself."""
+    def _reason(self, placed: DataFrame) -> Column:
+        """Why a record is no row, null for one that is."""
         wanted = _by_name(self.table)
-        found = [sf.col(_CAST_ERROR)] if is_told else []
+        found = [sf.col(_CAST_ERROR)] if _CAST_ERROR in placed.columns and _CAST_ERROR not in self.own.names else []
         found += [_time_reason(TIMESTAMP, sf.col(TIMESTAMP), TimestampType())]
         if self.json is not None:
             found.append(_json_reason())

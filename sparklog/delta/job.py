@@ -11,11 +11,10 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from sparklog.delta.archive import TopicArchive
-from sparklog.delta.archive_table import ArchiveRefused
+from sparklog.delta.archive_table import SPARK_ERRORS, ArchiveRefused
 from sparklog.delta.options import ArchiveOptions
 from sparklog.errors import BrokerError, ConfigError, ErrorCode, SparklogError
 
@@ -82,8 +81,8 @@ def is_lasting(error: Exception) -> bool:
     """Whether trying again would come to the same."""
     if isinstance(error, BrokerError):
         return error.code in _LASTING
-    if isinstance(error, PySparkException):  # from Spark's planning processes, as text
-        return re.search(r"\b(ConfigError|SCHEMA_MISMATCH)\b", str(error)) is not None
+    if isinstance(error, SPARK_ERRORS):  # from Spark's planning processes, as text
+        return re.search(r"\bConfigError\b|Spark has no type for column", str(error)) is not None
     return isinstance(error, ArchiveRefused | ConfigError) or not isinstance(error, SparklogError)
 
 

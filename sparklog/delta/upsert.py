@@ -11,11 +11,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as sf
 
-from sparklog.delta.archive_table import ArchiveTable
+from sparklog.delta.archive_table import SPARK_ERRORS, ArchiveTable
 from sparklog.delta.casting import TOMBSTONE
 from sparklog.delta.seam import Seam
 from sparklog.delta.table import OFFSET, PARTITION, TIMESTAMP
@@ -72,7 +71,7 @@ def _merge(
 ) -> dict[str, str]:
     try:
         _merge_once(table, rows, seam, keys=keys)
-    except PySparkException as error:
+    except SPARK_ERRORS as error:
         table.check_own(seam, may_lack=True)
         if tries > 1 and type(error).__name__ in _PASSING:
             return _merge(table, rows, seam, keys=keys, tries=tries - 1)

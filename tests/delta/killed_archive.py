@@ -26,7 +26,6 @@ from sparklog.delta.batches import BatchArchiver
 from sparklog.delta.job import run_archives
 from sparklog.delta.options import ArchiveOptions
 from sparklog.delta.seam import Seam
-from sparklog.delta.session import PACKAGE, SETTINGS
 from sparklog.delta.table import PARTITION
 from sparklog.spark.configure import configure
 
@@ -77,17 +76,7 @@ def main(bootstrap: str, lake: str, steps: str) -> None:
     Stays.steps = {topic: (step, batch) for topic, (step, batch) in json.loads(steps).items()}
     Stays.reached = set()
     TopicArchive.batches = Stays
-    builder = (
-        SparkSession.builder.master("local[4]")
-        .config("spark.jars.packages", PACKAGE)
-        .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
-        .config("spark.scheduler.mode", "FAIR")
-        .config("spark.ui.enabled", "false")
-        .config("spark.sql.shuffle.partitions", "2")
-    )
-    for name, value in SETTINGS.items():
-        builder = builder.config(name, value)
-    spark = builder.getOrCreate()
+    spark = SparkSession.builder.getOrCreate()
     configure(spark, bootstrap=bootstrap)
     options: dict[str, Any] = {"interval": "1 second", "max_offsets": MAX_OFFSETS, "json": StructType.fromDDL(JSON)}
     archives = [

@@ -27,10 +27,17 @@ from tests.waiting import wait_until
 
 pytestmark = pytest.mark.integration
 
+#: Of processes that live for seconds.
+SPARK = {
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    "spark.ui.enabled": "false",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.python.authenticate.socketTimeout": "60s",
+}
 ROOT = Path(__file__).parent.parent.parent
 #: Step at which each archive is killed, and in which of its batches.
 STEPS = {
-    "setting aside": 1,
+    "setting aside": 0,
     "set aside": 0,
     "writing": 1,
     "committed": 1,
@@ -60,7 +67,10 @@ def fill(brokers: ProcessCluster, topic: str) -> dict[tuple[int, int], bool]:
 
 @contextmanager
 def started(*words: str, output: int | IO[str]) -> Iterator[subprocess.Popen[str]]:
-    arguments = " ".join([*(f"'{word}'" for word in submit_arguments()), "--master", "local[4]", "pyspark-shell"])
+    given = [word for name, value in SPARK.items() for word in ("--conf", f"{name}={value}")]
+    arguments = " ".join(
+        [*(f"'{word}'" for word in submit_arguments() + given), "--master", "local[4]", "pyspark-shell"]
+    )
     environment = {**os.environ, "PYSPARK_SUBMIT_ARGS": arguments, "PYSPARK_PYTHON": sys.executable}
     process = subprocess.Popen(
         [sys.executable, *words],
