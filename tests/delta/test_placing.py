@@ -96,6 +96,18 @@ def test_batches_are_as_small_as_the_topic_asks(compression: str | None) -> None
     assert found == (list(range(120)), list(range(120)), texts)
 
 
+def test_a_part_of_a_column_of_lists_is_written_alone() -> None:
+    tags = pa.field("tags", pa.list_(pa.struct([pa.field("name", pa.string())])))
+    schema = SCHEMA.append(tags)
+    lists = [[{"name": "n"}]] * 20_000 + [None] * 5
+    columns = [pa.array(["x"] * 20_005), pa.array([*[1] * 20_000, *[None] * 5], AT), pa.array(lists, tags.type)]
+    offsets = np.arange(20_005, dtype=np.int64)
+    rows = Rows(pa.record_batch(columns, schema), offsets, np.where(offsets < 20_000, 1, 0))
+    batches = list(Placing(schema, 0, "at", 20_000).batches(rows, 0))
+    assert max(batch.header.length for batch in batches) < 20_000
+    assert [decode_batch(*batch, schema).column("tags").to_pylist() for batch in batches][-1] == [None] * 5
+
+
 def test_gaps_that_no_batch_can_span_are_batches_of_their_own() -> None:
     offsets = [0, 1, 5 * MAX_SPAN, 5 * MAX_SPAN + 1, 6 * MAX_SPAN]
     rows = rows_of([([1, 2, 3, 4, 5], 0)], offsets)
