@@ -12,8 +12,16 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
 from sparklog.cluster.start import end_spark
-from sparklog.delta.job import run_archives, told
-from sparklog.delta.options import ArchiveOptions, parse_schemas, parse_trigger
+from sparklog.delta.job import maintain, run_archives, told
+from sparklog.delta.options import (
+    ArchiveOptions,
+    MaintenanceOptions,
+    parse_every,
+    parse_retention,
+    parse_schemas,
+    parse_size,
+    parse_trigger,
+)
 from sparklog.errors import SparklogError
 from sparklog.spark.configure import configure
 
@@ -28,9 +36,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="spark-submit.sh archive", description=__doc__)
     parser.add_argument("--topics", type=names, required=True, metavar="A,B", help="topics, one table each")
     parser.add_argument("--to", required=True, metavar="PATH", help="where the tables lie: PATH/<topic>")
-    parser.add_argument(
-        "--bootstrap", default=BOOTSTRAP, required=not BOOTSTRAP, metavar="HOST:PORT", help="$SPARKLOG_BOOTSTRAP"
-    )
+    parser.add_argument("--bootstrap", default=BOOTSTRAP, metavar="HOST:PORT", help="$SPARKLOG_BOOTSTRAP")
     parser.add_argument(
         "--mode",
         choices=("append", "upsert"),
@@ -60,15 +66,37 @@ def arguments() -> argparse.Namespace:
         default="true",
         help="records gone from the log before they were archived end the archive of their topic (true)",
     )
-    return parser.parse_args()
+    parser.add_argument("--target-file-size", default="128m", metavar="SIZE", help="of compacted files (128m)")
+    parser.add_argument(
+        "--optimize-every", default="1h", metavar="T", help="compact directories of many small files, or never (1h)"
+    )
+    parser.add_argument(
+        "--vacuum-every", default="1d", metavar="T", help="remove files that tables have no more, or never (1d)"
+    )
+    parser.add_argument(
+        "--retain", metavar="T", help="how long such files stay for readers: 7d or longer (what the table says, or 7d)"
+    )
+    parser.add_argument(
+        "--maintain-only", action="store_true", help="compact and vacuum what is due now, archive nothing, and end"
+    )
+    given = parser.parse_args()
+    if not (given.bootstrap or given.maintain_only):
+        parser.error("the following arguments are required: --bootstrap")
+    return given
 
 
 def options(given: argparse.Namespace) -> list[ArchiveOptions]:
     schemas = parse_schemas(given.schema, given.topics, parse=StructType.fromDDL)
     partition_by = () if given.partition_by == ("none",) else given.partition_by
+    maintenance = MaintenanceOptions(
+        target_file_size=parse_size("--target-file-size", given.target_file_size),
+        optimize_every_s=parse_every("--optimize-every", given.optimize_every),
+        vacuum_every_s=parse_every("--vacuum-every", given.vacuum_every),
+        retain_h=parse_retention(given.retain) if given.retain else None,
+    )
     return [
         ArchiveOptions(
-            bootstrap=given.bootstrap,
+            bootstrap=given.bootstrap or "",
             topic=topic,
             to=given.to,
             group=given.group or f"archive-{topic}",
@@ -78,9 +106,14 @@ def options(given: argparse.Namespace) -> list[ArchiveOptions]:
             fail_on_data_loss=given.fail_on_data_loss == "true",
             json=schemas.get(topic),
             mode=given.mode,
+            maintenance=maintenance,
         )
         for topic in given.topics
     ]
+
+
+def tell(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 def main() -> int:
@@ -91,10 +124,12 @@ def main() -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopping.set())
     try:
-        configure(spark, bootstrap=given.bootstrap)
-        failed = run_archives(
-            spark, options(given), stopping=stopping, tell=lambda text: print(text, file=sys.stderr, flush=True)
-        )
+        wanted = options(given)
+        if given.maintain_only:
+            failed = maintain(spark, wanted, tell=tell)
+        else:
+            configure(spark, bootstrap=given.bootstrap)
+            failed = run_archives(spark, wanted, stopping=stopping, tell=tell)
     except SparklogError as error:
         print(f"error: {told(error)}", file=sys.stderr)
         return 2

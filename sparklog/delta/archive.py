@@ -41,6 +41,8 @@ from sparklog.client.admin import Admin
 from sparklog.client.descriptions import TopicDescription
 from sparklog.delta.archive_table import ArchiveFenced, ArchiveRefused
 from sparklog.delta.batches import Archived, BatchArchiver, data_loss
+from sparklog.delta.file_sizes import FileSizes
+from sparklog.delta.maintenance import maintenance_of
 from sparklog.delta.options import ArchiveOptions
 from sparklog.delta.prepare import prepare
 from sparklog.delta.seam import Seam
@@ -77,6 +79,8 @@ class TopicArchive:
         self._outdated = False
         #: The table's progress as this run last saw or made it.
         self._last: Seam | None = None
+        self._sizes = FileSizes(options.maintenance.target_file_size)
+        self._maintenance = maintenance_of(spark, options, batches=self._busy, tell=tell)
         #: Commits so far, by which a failure that repeats is told from one after progress.
         self.commits = 0
 
@@ -87,16 +91,19 @@ class TopicArchive:
             ArchiveRefused: trying again would not help.
             SparklogError, and what Spark raises: trying again may.
         """
-        while not self._stopping.is_set():
-            self._failure, self._outdated = None, False
-            self._wake.clear()
-            checkpoint = Path(tempfile.mkdtemp(prefix="sparklog-archive-"))
-            try:
-                self._run_query(checkpoint)
-            finally:
-                shutil.rmtree(checkpoint, ignore_errors=True)
-            if not self._outdated:
-                return
+        with self._maintenance.running():
+            while not self._stopping.is_set():
+                self._failure, self._outdated = None, False
+                self._wake.clear()
+                checkpoint = Path(tempfile.mkdtemp(prefix="sparklog-archive-"))
+                try:
+                    self._run_query(checkpoint)
+                finally:
+                    shutil.rmtree(checkpoint, ignore_errors=True)
+                if not self._outdated:
+                    break
+        if self._options.interval is None and not self._stopping.is_set():
+            self._maintenance.run()
 
     def stop(self) -> None:
         """End it when the batch under way is committed. Returns at once."""
@@ -120,6 +127,7 @@ class TopicArchive:
             seam=seam,
             fail_on_data_loss=self._options.fail_on_data_loss,
             store=self._store,
+            sizes=self._sizes,
         )
         self._store(seam)
         stream = self._source(topic, startingOffsets=starting).load()

@@ -101,6 +101,13 @@ class ArchiveTable:
         found = log.unsafeVolatileSnapshot().transactions().get(app)
         return int(found.get()) if found.isDefined() else -1
 
+    def files(self) -> DataFrame:
+        """Those of the newest version, in Delta's words: ``path``, ``partitionValues``, ``size`` and more."""
+        self.columns()  # brings Delta's snapshot up to date
+        jvm: Any = self._spark._jvm
+        log = jvm.org.apache.spark.sql.delta.DeltaLog.forTable(self._spark._jsparkSession, self.path)
+        return DataFrame(log.unsafeVolatileSnapshot().allFiles().toDF(), self._spark)
+
     def set_properties(self, properties: Mapping[str, str]) -> None:
         pairs = ", ".join(f"{_quoted(name)} = {_quoted(value)}" for name, value in properties.items())
         path = self.path.replace("`", "``")
@@ -141,6 +148,15 @@ class ArchiveTable:
             )
         assert self._seam is not None
         return self._metrics(self._seam.version)
+
+    def told_at(self) -> float | None:
+        """When the newest seam was committed, in s since 1970, by the clock of its archive; None: there is none."""
+        if self._seam is None:
+            return None
+        for action in self._log.actions(self._seam.version):
+            if "commitInfo" in action:
+                return float(action["commitInfo"]["timestamp"]) / 1000
+        return None
 
     def _metrics(self, version: int) -> dict[str, str]:
         for action in self._log.actions(version):

@@ -16,6 +16,7 @@ from pyspark.sql import DataFrame
 
 from sparklog.delta.archive_table import SPARK_ERRORS, ArchiveFenced, ArchiveRefused, ArchiveTable
 from sparklog.delta.casting import BAD_ROW, Casting
+from sparklog.delta.file_sizes import FileSizes
 from sparklog.delta.quarantine import Quarantine
 from sparklog.delta.seam import Seam
 from sparklog.delta.stream_ends import BatchEnds
@@ -48,12 +49,14 @@ class BatchArchiver:
         seam: Seam,
         fail_on_data_loss: bool,
         store: Callable[[Seam], None],
+        sizes: FileSizes,
     ) -> None:
         self._table = table
         self._quarantine = quarantine
         self._casting = casting
         self._fail_on_data_loss = fail_on_data_loss
         self._store = store
+        self._sizes = sizes
         #: The last commit of this run, or what it found.
         self.seam = seam
         #: The newest seam of the table as this run has seen or made it.
@@ -109,7 +112,9 @@ class BatchArchiver:
         """Commit the other rows to the table, with its new ends; how many there were."""
         if self._casting.keys:
             return upsert(self._table, good, seam, keys=self._casting.table_keys)
-        metrics = self._table.append(good, seam)
+        offsets = sum(seam.ends.values()) - sum(self.seam.ends.values())
+        metrics = self._table.append(good.coalesce(self._sizes.tasks(offsets)), seam)
+        self._sizes.wrote(offsets, int(metrics.get("numOutputBytes", 0)))
         return int(metrics.get("numOutputRows", 0))
 
     def store_progress(self, seam: Seam) -> None:

@@ -15,6 +15,7 @@ from pyspark.sql import SparkSession
 
 from sparklog.delta.archive import TopicArchive
 from sparklog.delta.archive_table import SPARK_ERRORS, ArchiveRefused
+from sparklog.delta.maintenance import maintenance_of
 from sparklog.delta.options import ArchiveOptions
 from sparklog.errors import BrokerError, ConfigError, ErrorCode, SparklogError
 
@@ -90,6 +91,14 @@ def told(error: Exception) -> str:
     """One line."""
     text = " ".join(str(error).split()) or type(error).__name__
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]} ..."
+
+
+def maintain(
+    spark: SparkSession, archives: Sequence[ArchiveOptions], *, tell: Callable[[str], None]
+) -> dict[str, Exception]:
+    """Look after the tables of these topics once; no broker is asked. Returns where something was in the way."""
+    errors = {options.topic: maintenance_of(spark, options, tell=tell).run() for options in archives}
+    return {topic: error for topic, error in errors.items() if error is not None}
 
 
 def run_archives(

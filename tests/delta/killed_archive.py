@@ -4,13 +4,15 @@
 
 Steps, in their order: ``setting aside`` (data files of the quarantine are there, its commit is not), ``set aside`` (it
 is), ``writing`` (data files of the table are there, its commit is not), and ``committed`` (it is, the group does not
-know it). Prints a line when every topic is where it was to be.
+know it); of topics in mode upsert ``merging`` and ``merged``, the last two of these. Prints a
+line when every topic is where it was to be.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import threading
 import time
@@ -31,6 +33,7 @@ from sparklog.spark.configure import configure
 
 JSON = "a int"
 MAX_OFFSETS = 16
+UPSERT_STEPS = ("merging", "merged")
 
 
 class Stays(BatchArchiver):
@@ -48,9 +51,30 @@ class Stays(BatchArchiver):
         return count
 
     def commit(self, good: DataFrame, seam: Seam) -> int:
+        if self._is_here("merging", seam.batch):
+            self._freeze_while_merging(good.sparkSession)
         count = super().commit(self._stuck(good) if self._is_here("writing", seam.batch) else good, seam)
         self._stay("committed", seam.batch)
+        self._stay("merged", seam.batch)
         return count
+
+    def _freeze_while_merging(self, spark: SparkSession) -> None:
+        """Stop all of Spark when the merge has files and no commit, which nothing else can hold up; so the other topics
+        come first."""
+        table, jvm = Path(self._table.path), spark._jvm.java.lang.ProcessHandle.current().pid()  # type: ignore[union-attr]
+
+        def freeze() -> None:
+            while not _has_uncommitted(table):
+                time.sleep(0.002)
+            os.kill(jvm, signal.SIGSTOP)
+            if _has_uncommitted(table):
+                self.reached.add(self.seam.topic)
+            else:
+                print("too late", flush=True)
+
+        while self.reached != set(self.steps) - {self.seam.topic}:
+            time.sleep(0.1)
+        threading.Thread(target=freeze, daemon=True).start()
 
     def _is_here(self, step: str, batch: int) -> bool:
         return self.steps[self.seam.topic] == (step, batch)
@@ -81,8 +105,15 @@ def main(bootstrap: str, lake: str, steps: str) -> None:
     configure(spark, bootstrap=bootstrap)
     options: dict[str, Any] = {"interval": "1 second", "max_offsets": MAX_OFFSETS, "json": StructType.fromDDL(JSON)}
     archives = [
-        ArchiveOptions(bootstrap=bootstrap, topic=topic, to=lake, group=f"archive-{topic}", **options)
-        for topic in Stays.steps
+        ArchiveOptions(
+            bootstrap=bootstrap,
+            topic=topic,
+            to=lake,
+            group=f"archive-{topic}",
+            mode="upsert" if step in UPSERT_STEPS else "append",
+            **options,
+        )
+        for topic, (step, _) in Stays.steps.items()
     ]
     threading.Thread(target=_say_when_all_are_there, args=(lake,), daemon=True).start()
     run_archives(

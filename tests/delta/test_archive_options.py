@@ -10,8 +10,9 @@ from pyspark.errors import ParseException
 from pyspark.sql.types import DataType, IntegerType, LongType, StructField, StructType
 
 from sparklog.delta.archive_table import ArchiveFenced
+from sparklog.delta.file_sizes import FileSizes
 from sparklog.delta.job import is_lasting
-from sparklog.delta.options import parse_schemas, parse_trigger
+from sparklog.delta.options import parse_every, parse_retention, parse_schemas, parse_size, parse_trigger
 from sparklog.delta.session import PACKAGE, submit_arguments
 from sparklog.delta.stream_ends import BatchEnds, read_batch_ends
 from sparklog.delta.table import own_columns, quarantine_path, table_path
@@ -99,3 +100,32 @@ def test_which_errors_are_tried_again() -> None:
     assert not is_lasting(BrokerError(ErrorCode.NOT_LEADER_OR_FOLLOWER, "x"))
     assert is_lasting(ParseException("[...] ConfigError: option"))
     assert not is_lasting(ParseException("[...] ClientTimeout: nobody"))
+
+
+def test_intervals_sizes_and_retentions() -> None:
+    assert [parse_every("--x", text) for text in ("never", "0s", "30m", "1h", "2d")] == [None, 0, 1800, 3600, 172_800]
+    assert [parse_size("--x", text) for text in ("1m", "128MB", "1 g", "2097152")] == [
+        1 << 20,
+        1 << 27,
+        1 << 30,
+        2 << 20,
+    ]
+    assert [parse_retention(text) for text in ("7d", "168h", "14d")] == [168, 168, 336]
+    for call in (
+        lambda: parse_every("--x", "1 fortnight"),
+        lambda: parse_size("--x", "100k"),
+        lambda: parse_size("--x", "large"),
+        lambda: parse_retention("167h"),
+        lambda: parse_retention("never"),
+    ):
+        with pytest.raises(ConfigError, match="expected"):
+            call()
+
+
+def test_small_batches_are_written_by_one_task_and_large_ones_by_many() -> None:
+    sizes = FileSizes(100_000_000)
+    assert sizes.tasks(0) == sizes.tasks(1000) == 1
+    assert sizes.tasks(10_000_000) == 40
+    sizes.wrote(1_000_000, 10_000_000)
+    sizes.wrote(0, 0)
+    assert [sizes.tasks(offsets) for offsets in (2_500_000, 2_600_000, 10_000_000)] == [1, 2, 4]

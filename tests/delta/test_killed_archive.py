@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import IO
 
 import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql.types import StructType
 
 from sparklog.client.admin import Admin
 from sparklog.client.producer import Producer
@@ -21,8 +23,8 @@ from sparklog.delta.session import submit_arguments
 from sparklog.delta.table import table_path
 from sparklog.model import TopicPartition
 from sparklog.testing.process_cluster import ProcessCluster
-from tests.delta.archives import bad_rows, places, rows, seams
-from tests.delta.killed_archive import JSON
+from tests.delta.archives import archived, bad_rows, places, rows, seams
+from tests.delta.killed_archive import JSON, MAX_OFFSETS, UPSERT_STEPS
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.integration
@@ -41,6 +43,8 @@ STEPS = {
     "set aside": 0,
     "writing": 1,
     "committed": 1,
+    "merging": 1,
+    "merged": 1,
 }
 PARTITIONS = 2
 #: Of each partition: records that a reader sees, of which every third is no JSON.
@@ -63,6 +67,21 @@ def fill(brokers: ProcessCluster, topic: str) -> dict[tuple[int, int], bool]:
             if is_kept:
                 kept.update({(partition, future.result().offset): value != "bad" for value, future in sent})
     return kept
+
+
+def fill_keys(brokers: ProcessCluster, topic: str) -> dict[bytes, int]:
+    """Records of a few keys, now and then a tombstone; what they come to."""
+    state: dict[bytes, int] = {}
+    with Producer(brokers.bootstrap) as producer:
+        for number in range(PARTITIONS * RECORDS * 2):
+            key = b"%d" % (number * 7 % 20)
+            value = number if number % 7 else None
+            text = f'{{"a": {value}}}'.encode() if value is not None else None
+            producer.send(topic, text, key=key, partition=int(key) % PARTITIONS)
+            state.pop(key, None)
+            if value is not None:
+                state[key] = value
+    return state
 
 
 @contextmanager
@@ -92,13 +111,16 @@ def started(*words: str, output: int | IO[str]) -> Iterator[subprocess.Popen[str
 
 
 def test_no_gap_and_no_duplicate_whenever_the_driver_is_killed(
-    admin: Admin, brokers: ProcessCluster, topic: str, lake: str, tmp_path: Path
+    spark: SparkSession, admin: Admin, brokers: ProcessCluster, topic: str, lake: str
 ) -> None:
     names = {f"{topic}-{number}": step for number, step in enumerate(STEPS)}
-    records = {}
-    for name in names:
+    records, states = {}, {}
+    for name, step in names.items():
         admin.create_topic(name, partitions=PARTITIONS, replication_factor=1)
-        records[name] = fill(brokers, name)
+        if step in UPSERT_STEPS:
+            states[name] = fill_keys(brokers, name)
+        else:
+            records[name] = fill(brokers, name)
     steps = {name: (step, STEPS[step]) for name, step in names.items()}
     with started(
         "-m", "tests.delta.killed_archive", brokers.bootstrap, lake, json.dumps(steps), output=subprocess.PIPE
@@ -107,26 +129,26 @@ def test_no_gap_and_no_duplicate_whenever_the_driver_is_killed(
         assert killed.stdout.readline() == "all are there\n"
     for name, step in names.items():
         # Each was killed where it was to be, and none had told its group of more than its table holds.
-        assert len(seams(lake, name)) == STEPS[step] + (step == "committed"), name
+        assert len(seams(lake, name)) == STEPS[step] + (step in ("committed", "merged")), name
         found = read_seam(table_path(lake, name))
         held = found.seam.ends if found is not None else {}
         told = admin.group_offsets(f"archive-{name}")
         assert all(offset <= held[tp.partition] for tp, offset in told.items()), name
-        assert step != "committed" or sum(told.values()) < sum(held.values())
+        assert step not in ("committed", "merged") or sum(told.values()) < sum(held.values())
 
-    logs = admin.list_offsets([TopicPartition(name, number) for name in names for number in range(PARTITIONS)])
+    logs = admin.list_offsets([TopicPartition(name, number) for name in records for number in range(PARTITIONS)])
 
     def is_level() -> bool:
         assert job.poll() is None, output.read_text()
         return all(
             admin.group_offsets(f"archive-{name}").get(TopicPartition(name, number))
             == logs[TopicPartition(name, number)]
-            for name in names
+            for name in records
             for number in range(PARTITIONS)
         )
 
-    output = tmp_path / "job.log"
-    arguments = ["--topics", ",".join([*names, "missing"]), "--to", lake, "--bootstrap", brokers.bootstrap]
+    output = Path(lake).with_name("job.log")
+    arguments = ["--topics", ",".join([*records, "missing"]), "--to", lake, "--bootstrap", brokers.bootstrap]
     with (
         output.open("w") as log,
         started("jobs/archive.py", *arguments, "--trigger", "500ms", "--schema", JSON, output=log) as job,
@@ -140,4 +162,9 @@ def test_no_gap_and_no_duplicate_whenever_the_driver_is_killed(
         good, bad = places(rows(lake, name)), places(bad_rows(lake, name))
         assert good == sorted(place for place, is_good in kept.items() if is_good), names[name]
         assert bad == sorted(place for place, is_good in kept.items() if not is_good), names[name]
+        assert [seam.batch for seam in seams(lake, name)] == list(range(len(seams(lake, name))))
+    for name, state in states.items():
+        archived(spark, brokers, name, lake, mode="upsert", json=StructType.fromDDL(JSON), max_offsets=MAX_OFFSETS)
+        found = rows(lake, name).select(["_key", "a"]).to_pylist()
+        assert {row["_key"]: row["a"] for row in found} == state and len(found) == len(state), names[name]
         assert [seam.batch for seam in seams(lake, name)] == list(range(len(seams(lake, name))))
