@@ -8,6 +8,7 @@ nothing archived in between is lost.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from pyspark.sql.datasource import InputPartition
 
@@ -19,7 +20,7 @@ from sparklog.spark.columns import ColumnPlan
 from sparklog.spark.history_plan import BothEnds, pack_files, split_at_seam
 from sparklog.spark.history_task import FilesRead
 from sparklog.spark.offsets import PartitionRange
-from sparklog.spark.task import RangeRead
+from sparklog.spark.task import ArchivePlace, RangeRead
 from sparklog.spark.topics import LogEnds, SelectedTopic
 
 _ALL = Span()
@@ -102,8 +103,9 @@ def _check_columns(snapshot: Snapshot, topic: SelectedTopic) -> None:
 def tasks_of_both(
     pieces: Sequence[PartitionRange],
     snapshot: Snapshot,
-    columns: ColumnPlan,
+    topic: SelectedTopic,
     *,
+    columns: ColumnPlan,
     log_task: Callable[[PartitionRange], RangeRead],
     times: Span = _ALL,
     apart: bool = False,
@@ -117,7 +119,8 @@ def tasks_of_both(
         for group in groups
         for files in pack_files(snapshot.files, group, times)
     ]
-    return [*of_archive, *(log_task(piece) for piece in logged)]
+    place = ArchivePlace(snapshot.table, topic.history_ids)
+    return [*of_archive, *(replace(log_task(piece), archive=place) for piece in logged)]
 
 
 def _spans(pieces: Sequence[PartitionRange]) -> dict[int, Span]:

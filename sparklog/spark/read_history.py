@@ -85,7 +85,9 @@ def read_history(
     if found.archived:
         sides.append(_archived(spark, found, plan, schema, asked))
     if found.logged:
-        sides.append(_logged(spark, found.logged, schema, where, options))
+        sides.append(
+            _logged(spark, found.logged, schema, table=found.both.snapshot.table, where=where, options=options)
+        )
     if not sides:
         return spark.createDataFrame([], schema)
     return sides[0] if len(sides) == 1 else sides[0].unionAll(sides[1])
@@ -275,12 +277,15 @@ def _logged(
     spark: SparkSession,
     ranges: Sequence[PartitionRange],
     schema: StructType,
+    *,
+    table: str,
     where: str | None,
     options: Mapping[str, str | int | bool],
 ) -> DataFrame:
-    """Exactly these ranges, though partitions may be added before they are read."""
+    """Exactly these ranges, though partitions may be added before they are read; what the archive has taken over by
+    then is read from there."""
     (topic,) = {part.partition.topic for part in ranges}
-    given = option_texts(options)
+    given = {**option_texts(options), "history": table}
     given["assign"] = _json({topic: [part.partition.partition for part in ranges]})
     given["startingOffsets"] = _json({topic: {str(part.partition.partition): part.start for part in ranges}})
     given["endingOffsets"] = _json({topic: {str(part.partition.partition): part.end for part in ranges}})

@@ -91,12 +91,13 @@ class BatchReader(DataSourceReader):
     def _tasks_of_both(self, view: TopicView, path: str) -> list[InputPartition]:
         from sparklog.spark.history import tasks_of_both
 
-        (columns,) = self._plan.columns.values()
+        ((name, topic),) = self._plan.selected.topics.items()
         found = ranges_of_both(view, path, self._plan.options, self._plan.selected)
         return tasks_of_both(
             self._cut([*found.archived, *found.logged]),
             found.both.snapshot,
-            columns,
+            topic,
+            columns=self._plan.columns[name],
             log_task=self._log_task,
             times=self._plan.options.where.timestamp,
             apart=self._plan.options.is_cut,

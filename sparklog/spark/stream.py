@@ -248,7 +248,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         snapshot = self._opened(path, name).snapshot(topic)
         archived, logged = split_at_seam(wanted, snapshot.seam.ends)
         pieces = self._cut([*archived, *logged])
-        return tasks_of_both(pieces, snapshot, columns, log_task=log_task, apart=self._options.is_cut)
+        return tasks_of_both(pieces, snapshot, topic, columns=columns, log_task=log_task, apart=self._options.is_cut)
 
     def _cut(self, ranges: list[PartitionRange]) -> list[PartitionRange]:
         options = self._options
