@@ -20,6 +20,7 @@ from sparklog.delta.quarantine import Quarantine
 from sparklog.delta.seam import Mode, Seam, app_id
 from sparklog.delta.table import (
     DEFAULT_PARTITION_BY,
+    MODE_PROPERTY,
     OFFSET,
     PARTITION,
     own_columns,
@@ -32,8 +33,6 @@ from sparklog.record.schema import DEFAULT_SCHEMA
 
 #: Characters that Delta takes in no column name, unless it maps names to others.
 _ODD = re.compile(r"[ ,;{}()\n\t=]")
-#: Of a table: whether it holds records or the state that they come to.
-MODE_PROPERTY = "sparklog.mode"
 _LOCAL_TIMES = {"delta.feature.timestampNtz": "supported"}
 
 

@@ -14,8 +14,8 @@ from urllib.parse import unquote
 import numpy as np
 import pyarrow as pa
 
-from sparklog.delta.seam import Seam, read_seam
-from sparklog.delta.table import OFFSET, PARTITION, TIMESTAMP, table_path
+from sparklog.delta.seam import Mode, Seam, read_seam
+from sparklog.delta.table import MODE_PROPERTY, OFFSET, PARTITION, TIMESTAMP, table_path
 from sparklog.delta.topic_description import PROPERTY, from_json
 from sparklog.errors import ConfigError
 from sparklog.model import Span
@@ -118,7 +118,8 @@ def _seam_of_rows(table: str, found: DeltaTable, files: tuple[DataFile, ...]) ->
     if not described:
         raise ConfigError(f"history: {table} was not written by an archive: it does not say of which topic it is")
     topic = from_json(described)
-    return Seam(topic=topic.name, topic_id=topic.topic_id, batch=-1, ends=ends_of_rows(table, files), mode="append")
+    mode: Mode = "upsert" if found.metadata().configuration.get(MODE_PROPERTY) == "upsert" else "append"
+    return Seam(topic=topic.name, topic_id=topic.topic_id, batch=-1, ends=ends_of_rows(table, files), mode=mode)
 
 
 def check_kind(table: str, found: DeltaTable) -> None:

@@ -34,6 +34,8 @@ META_COLUMNS = StructType(
     ]
 )
 REASON, RECORD = "reason", "record"
+#: Of a table: whether it holds records or the state that they come to.
+MODE_PROPERTY = "sparklog.mode"
 #: How tables are partitioned unless the archive is told otherwise.
 DEFAULT_PARTITION_BY = (DATE,)
 _QUARANTINE = "_quarantine"
