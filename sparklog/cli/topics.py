@@ -1,5 +1,5 @@
-"""``sparklog topics``: create, list, describe, alter, delete. Replicas and leaders are in ``moves``, restoring in
-``restore``."""
+"""``sparklog topics``: create, list, describe, alter, delete. Replicas and leaders are in ``moves``, archives in
+``locate`` and ``restore``."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pyarrow as pa
 import typer
 
 from sparklog.cli.files import schema_of_file
+from sparklog.cli.locate import locate
 from sparklog.cli.moves import add_partitions, elect_leaders, reassign
 from sparklog.cli.options import (
     AsJson,
@@ -252,6 +253,7 @@ def _places(before: list[str]) -> dict[int, int | None]:
     return found
 
 
+topics.command("locate")(locate)
 topics.command("restore")(restore)
 topics.command("add-partitions")(add_partitions)
 topics.command("reassign")(reassign)

@@ -87,7 +87,7 @@ def find_table(path: str, topic: str) -> str:
     for table in (path.rstrip("/"), within):
         if DeltaTable.is_deltatable(table):
             return table
-    raise ConfigError(f"history: there is no Delta table at {path}, nor at {within}")
+    raise ConfigError(f"there is no Delta table at {path}, nor at {within}")
 
 
 def take_snapshot(table: str, topic: str, topic_ids: Collection[str]) -> Snapshot:

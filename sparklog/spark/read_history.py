@@ -20,10 +20,10 @@ from sparklog.errors import ConfigError
 from sparklog.model import Span, TopicPartition
 from sparklog.spark.columns import ColumnPlan
 from sparklog.spark.configure import BOOTSTRAP_SETTING
-from sparklog.spark.history import History
+from sparklog.spark.history import History, records_of_both
 from sparklog.spark.offsets import EARLIEST, LATEST, ByOffset, ByTime, PartitionRange, Place
 from sparklog.spark.read import chosen_columns, option_texts
-from sparklog.spark.read_options import ReadOptions, parse_read_options
+from sparklog.spark.read_options import ReadOptions, Subscribe, parse_read_options
 from sparklog.spark.reader import HistoryRanges, project, ranges_of_both
 from sparklog.spark.topics import Selected, TopicView
 from sparklog.spark.where import read_time
@@ -38,6 +38,8 @@ HISTORY_SETTING = "spark.sparklog.history"
 #: A moment: a datetime with its zone, or ISO 8601 with its zone; or offsets by partition.
 Border = dt.datetime | str | Mapping[int, int]
 _ALL = Span()
+#: As in the protocol.
+_COMMITTED = 1
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.timezone.utc)
 _BORDER_OPTIONS = ("starting", "ending")
 
@@ -111,22 +113,21 @@ def locate_moment(
     **options: str | int | bool,
 ) -> dict[int, Located]:
     """Where ``moment`` begins in each partition of ``topic``; arguments and errors as for ``read_history``."""
-    return find_moment(_asked(spark, topic, history, None, options), topic, moment)
-
-
-def find_moment(asked: ReadOptions, topic: str, moment: dt.datetime | str) -> dict[int, Located]:
-    """As ``locate_moment``, without Spark."""
-    from sparklog.spark.history import records_of_both
-
+    asked = _asked(spark, topic, history, None, options)
     assert asked.history is not None
+    return find_moment(asked.bootstrap, topic, moment, history=asked.history)
+
+
+def find_moment(bootstrap: str, topic: str, moment: dt.datetime | str, *, history: str) -> dict[int, Located]:
+    """As ``locate_moment``, without a session."""
     time_us = _time_us("moment", moment)
-    with TopicView(asked.bootstrap) as view:
-        selected = view.select(asked.selection)
-        both = History(asked.history, topic).ends(
-            selected.topics[topic], lambda known: view.ends(selected.partitions, asked.isolation, known=known)
+    with TopicView(bootstrap) as view:
+        selected = view.select(Subscribe((topic,)))
+        both = History(history, topic).ends(
+            selected.topics[topic], lambda known: view.ends(selected.partitions, _COMMITTED, known=known)
         )
         times = dict.fromkeys(selected.partitions, time_us)
-        in_log = view.records_at(times, selected, ends=both.log, isolation=asked.isolation)
+        in_log = view.records_at(times, selected, ends=both.log, isolation=_COMMITTED)
         found = records_of_both(both.snapshot, times, in_log)
     located = {}
     for tp, offset in sorted(found.items()):

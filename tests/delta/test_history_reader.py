@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import json
 import logging
 import pickle
 from collections.abc import Callable
@@ -12,11 +13,12 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from deltalake import write_deltalake
+from deltalake import DeltaTable, write_deltalake
 
 from sparklog.client.admin import Admin
 from sparklog.client.producer import Producer
 from sparklog.delta.rows import ArchiveFileGone
+from sparklog.delta.topic_description import to_json
 from sparklog.errors import BrokerError, ConfigError
 from sparklog.model import TopicPartition
 from sparklog.spark.history_task import FilesRead
@@ -26,6 +28,7 @@ from sparklog.spark.reader import BatchReader, plan_read
 from sparklog.spark.task import DataLoss, RangeRead
 from sparklog.spark.topics import TopicView
 from sparklog.testing.process_cluster import ProcessCluster
+from tests.cli.in_process import in_process
 from tests.delta.history_tables import Archive, instant
 
 pytestmark = pytest.mark.integration
@@ -174,10 +177,10 @@ def test_a_moment_is_found_in_the_archive_the_log_or_ahead(
 ) -> None:
     admin.delete_records({TopicPartition(topic, 0): 20, TopicPartition(topic, 1): 4})
     typed.compact()
-    asked = parse_read_options(options_of(brokers, typed), {})
 
     def moment(us: int) -> dict[int, tuple[str, int]]:
-        return {number: found[:2] for number, found in find_moment(asked, topic, instant(us)).items()}
+        located = find_moment(brokers.bootstrap, topic, instant(us), history=typed.path)
+        return {number: found[:2] for number, found in located.items()}
 
     assert moment(0) == {0: ("archive", 0), 1: ("archive", 0)}
     assert moment(_NOON - 24 * _HOUR + 1) == {0: ("archive", 0), 1: ("archive", 1)}
@@ -185,7 +188,13 @@ def test_a_moment_is_found_in_the_archive_the_log_or_ahead(
     assert moment(_NOON + 11 * 60_000_000 + 1) == {0: ("archive", 12), 1: ("ahead", 10)}
     assert moment(_NOON + _HOUR + 8 * 60_000_000) == {0: ("log", 20), 1: ("ahead", 10)}
     assert moment(_NOON + 2 * _HOUR) == {0: ("ahead", 30), 1: ("ahead", 10)}
-    assert {found.version for found in find_moment(asked, topic, "2023-11-15T12:00:00Z").values()} == {2}
+    command = ("topics", "locate", topic, "2023-11-14T12:04:00Z", "--history", typed.path, "-b", brokers.bootstrap)
+    told = in_process(*command, "--json")
+    assert json.loads(told.text) == [
+        {"partition": 0, "store": "archive", "offset": 0, "version": 2},
+        {"partition": 1, "store": "log", "offset": 4, "version": 2},
+    ]
+    assert in_process(*command).text.splitlines()[1].split() == ["0", "archive", "0", "2"]
 
 
 def test_rows_deleted_from_the_archive_stay_away_and_vacuumed_files_are_told(
@@ -202,6 +211,23 @@ def test_rows_deleted_from_the_archive_stay_away_and_vacuumed_files_are_told(
         for task in planned:
             list(reader.read(task))
     assert len(read(given)) == 38
+
+
+def test_a_table_without_commits_of_its_archive_says_how_far_it_is_by_its_rows(
+    typed: Archive, brokers: ProcessCluster, admin: Admin, topic: str, tmp_path: Path
+) -> None:
+    """As where Delta has cleaned its log."""
+    rows = DeltaTable(typed.path).to_pyarrow_table()
+    kept = {"sparklog.topic": to_json(admin.describe_topic(topic))}
+    state = {**kept, "sparklog.mode": "upsert"}
+    for name, properties in (("kept", kept), ("state", state)):
+        write_deltalake(str(tmp_path / name), rows, configuration=properties, partition_by=["_date"])
+    given = options_of(brokers, typed)
+    everything = read(given)
+    admin.delete_records({TopicPartition(topic, 0): 20, TopicPartition(topic, 1): 4})
+    assert read({**given, "history": str(tmp_path / "kept")}) == everything
+    with pytest.raises(ConfigError, match="is kept in mode upsert"):
+        read({**given, "history": str(tmp_path / "state")})
 
 
 def test_every_type_and_column_comes_back_from_the_archive(

@@ -82,6 +82,11 @@ class Query:
         self.offset = end
         return rows
 
+    def without_history(self) -> None:
+        """As ``restart``, with the log alone."""
+        del self._given["history"]
+        self.restart()
+
     def rest(self, limit: int) -> Iterator[list[Place]]:
         """Batches until there is nothing more."""
         while (before := self.offset) != (end := self.plan(limit)):
@@ -147,9 +152,12 @@ def test_it_begins_in_the_archive_and_goes_on_in_the_log(
     produce(brokers, topic, 3)
     assert query.batch() == [(0, 30), (0, 31), (0, 32)]
     assert query.ranges == ["0:30-33"]
+    produce(brokers, topic, 2)
+    query.without_history()
+    assert query.batch() == [(0, 33), (0, 34)], "the checkpoint is that of any query"
     whole = query_of()
-    assert whole.batch() == everything(33)
-    assert (whole.files, whole.ranges) == (1, ["0:20-33", "1:8-10"])
+    assert whole.batch() == everything(35)
+    assert (whole.files, whole.ranges) == (1, ["0:20-35", "1:8-10"])
 
 
 def test_a_batch_is_the_same_whenever_it_is_run_again(
