@@ -26,6 +26,7 @@ from sparklog.delta.table import (
     own_columns,
     quarantine_columns,
     quarantine_path,
+    statistics,
     table_path,
 )
 from sparklog.errors import ConfigError
@@ -84,7 +85,7 @@ def _make(table: ArchiveTable, topic: TopicDescription, casting: Casting, *, opt
     unknown = sorted(set(options.partition_by or ()) - set(casting.table.names))
     if unknown:
         raise ConfigError(f"the table cannot be partitioned by {', '.join(unknown)}: it has no such column")
-    properties = _properties(topic, options)
+    properties = _properties(topic, options) | statistics(casting.table)
     if any(_ODD.search(name) for name in casting.table.names):
         properties["delta.columnMapping.mode"] = "name"
     # Rows of a state change, and with them their dates: a merge would move them between directories.

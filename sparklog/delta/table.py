@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from pyspark.sql.types import (
+    DataType,
     DateType,
     IntegerType,
     LongType,
@@ -33,6 +34,8 @@ META_COLUMNS = StructType(
         StructField(DATE, DateType()),
     ]
 )
+#: Columns that Delta keeps statistics of. Source: its table property dataSkippingNumIndexedCols.
+_INDEXED = 32
 REASON, RECORD = "reason", "record"
 #: Of a table: whether it holds records or the state that they come to.
 MODE_PROPERTY = "sparklog.mode"
@@ -81,6 +84,17 @@ def _check_names(columns: StructType) -> None:
 def table_columns(own: StructType) -> StructType:
     """The columns of a topic's table, all nullable: a table holds rows that are older than some of its columns."""
     return StructType([*(StructField(field.name, field.dataType) for field in own.fields), *META_COLUMNS.fields])
+
+
+def statistics(columns: StructType) -> dict[str, str]:
+    """Properties of a new table with these columns. Delta keeps statistics of the first 32 unless told otherwise, and
+    those of place and time, by which files are found, stand behind all others."""
+    count = _leaves(columns)
+    return {"delta.dataSkippingNumIndexedCols": str(count)} if count > _INDEXED else {}
+
+
+def _leaves(kind: DataType) -> int:
+    return sum(_leaves(field.dataType) for field in kind.fields) if isinstance(kind, StructType) else 1
 
 
 def quarantine_columns(own: StructType) -> StructType:

@@ -39,8 +39,10 @@ class History:
         self._topic = topic
         self._table: str | None = None
         self._snapshot: Snapshot | None = None
-        #: First archived offsets, as they were found: an archive grows at its end.
+        #: First archived offsets, as they were found: an archive grows at its end. Of partitions without any row in it
+        #: the seam, up to which that holds.
         self._first: dict[int, int] = {}
+        self._rowless: dict[int, int] = {}
         self._topic_id = ""
 
     def snapshot(self, topic: SelectedTopic, *, fresh: bool = False) -> Snapshot:
@@ -84,9 +86,15 @@ class History:
         return found
 
     def _firsts(self, snapshot: Snapshot, log: Mapping[TopicPartition, LogEnds]) -> Mapping[int, int]:
-        missing = {tp.partition: BEGINNING_US for tp in log if tp.partition not in self._first}
+        seam = snapshot.seam.ends
+        missing = {
+            tp.partition: BEGINNING_US
+            for tp in log
+            if tp.partition not in self._first and self._rowless.get(tp.partition, 0) < seam.get(tp.partition, 0)
+        }
         if missing:
             self._first.update(first_offsets(snapshot, missing))
+            self._rowless.update({number: seam[number] for number in missing if number not in self._first})
         return self._first
 
 

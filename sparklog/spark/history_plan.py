@@ -85,12 +85,14 @@ def pack_files(
     """The files that may hold records of ``ranges`` and ``times``, a tuple for each task."""
     packs: list[tuple[DataFile, ...]] = []
     open_pack: list[DataFile] = []
+    open_bytes = 0
     for file in files:
         holds = any(file.may_hold(tp.partition, Span(start, end)) for tp, start, end in ranges)
         if not holds or file.times.high <= times.low or file.times.low >= times.high:
             continue
-        if open_pack and sum(found.size for found in open_pack) + file.size > _TASK_BYTES:
+        if open_pack and open_bytes + file.size > _TASK_BYTES:
             packs.append(tuple(open_pack))
-            open_pack = []
+            open_pack, open_bytes = [], 0
         open_pack.append(file)
+        open_bytes += file.size
     return [*packs, tuple(open_pack)] if open_pack else packs

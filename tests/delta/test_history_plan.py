@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pyspark.sql.types import LongType, StructField, StructType
+
 from sparklog.delta.seam import Seam
 from sparklog.delta.snapshot import DataFile, Snapshot
+from sparklog.delta.table import statistics, table_columns
 from sparklog.model import Span, TopicPartition
 from sparklog.spark.history_plan import BothEnds, pack_files, split_at_seam
 from sparklog.spark.offsets import PartitionRange
@@ -58,6 +61,13 @@ def test_the_archive_is_needed_below_the_seam_and_below_the_log() -> None:
     assert both(10, (15, 20)).is_archive_needed({_A: 12}), "the archive may have gone on since"
     assert both(10, (5, 20)).is_archive_needed({})
     assert not both(0, (0, 20)).is_archive_needed({})
+
+
+def test_statistics_by_which_files_are_found_are_kept_however_many_columns_there_are() -> None:
+    narrow = StructType([StructField(f"c{number}", LongType()) for number in range(28)])
+    assert statistics(table_columns(narrow)) == {}
+    wide = StructType([*narrow.fields, StructField("inner", StructType([StructField("x", LongType())] * 2))])
+    assert statistics(table_columns(wide)) == {"delta.dataSkippingNumIndexedCols": "34"}
 
 
 def test_files_are_shared_among_tasks_by_size_and_left_out_by_statistics() -> None:
