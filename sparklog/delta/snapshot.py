@@ -79,9 +79,14 @@ def find_table(path: str, topic: str) -> str:
     """The table of ``topic``: ``path`` itself, or in it, if it is what an archive writes its tables to.
 
     Raises:
-        ConfigError: neither is a Delta table.
+        ConfigError: neither is a Delta table, or there is nothing here to read one with.
     """
-    from deltalake import DeltaTable
+    try:
+        from deltalake import DeltaTable
+    except ImportError:
+        raise ConfigError(
+            "Delta tables need deltalake, which is not installed here: pip install 'sparklog[delta]'"
+        ) from None
 
     within = table_path(path, topic)
     for table in (path.rstrip("/"), within):

@@ -221,7 +221,8 @@ def test_a_table_without_commits_of_its_archive_says_how_far_it_is_by_its_rows(
     kept = {"sparklog.topic": to_json(admin.describe_topic(topic))}
     state = {**kept, "sparklog.mode": "upsert"}
     for name, properties in (("kept", kept), ("state", state)):
-        write_deltalake(str(tmp_path / name), rows, configuration=properties, partition_by=["_date"])
+        write_deltalake(str(tmp_path / name), rows, partition_by=["_date"])
+        DeltaTable(str(tmp_path / name)).alter.set_table_properties(properties, raise_if_not_exists=False)
     given = options_of(brokers, typed)
     everything = read(given)
     admin.delete_records({TopicPartition(topic, 0): 20, TopicPartition(topic, 1): 4})
