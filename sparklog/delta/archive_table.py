@@ -96,17 +96,22 @@ class ArchiveTable:
 
     def transaction(self, app: str) -> int:
         """The last number of Delta's transactions under an application id; -1: none."""
-        jvm: Any = self._spark._jvm
-        log = jvm.org.apache.spark.sql.delta.DeltaLog.forTable(self._spark._jsparkSession, self.path)
-        found = log.unsafeVolatileSnapshot().transactions().get(app)
+        found = self._snapshot().transactions().get(app)
         return int(found.get()) if found.isDefined() else -1
+
+    def file_count(self) -> int:
+        return int(self._snapshot().numOfFiles())
 
     def files(self) -> DataFrame:
         """Those of the newest version, in Delta's words: ``path``, ``partitionValues``, ``size`` and more."""
-        self.columns()  # brings Delta's snapshot up to date
+        return DataFrame(self._snapshot().allFiles().toDF(), self._spark)
+
+    def _snapshot(self) -> Any:
+        """Delta's, brought up to date."""
+        self.columns()
         jvm: Any = self._spark._jvm
         log = jvm.org.apache.spark.sql.delta.DeltaLog.forTable(self._spark._jsparkSession, self.path)
-        return DataFrame(log.unsafeVolatileSnapshot().allFiles().toDF(), self._spark)
+        return log.unsafeVolatileSnapshot()
 
     def set_properties(self, properties: Mapping[str, str]) -> None:
         pairs = ", ".join(f"{_quoted(name)} = {_quoted(value)}" for name, value in properties.items())

@@ -130,6 +130,8 @@ class Maintenance:
 
     def _crowded(self, table: ArchiveTable) -> list[dict[str, str | None]]:
         """Values of the partition columns, by column."""
+        if table.file_count() < _MANY:
+            return []
         small = table.files().where(sf.col("size") < self._small)
         entries = sf.map_entries("partitionValues").alias("directory")
         counts = small.groupBy(entries).count().where(sf.col("count") >= _MANY)

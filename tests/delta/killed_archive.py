@@ -26,7 +26,7 @@ from pyspark.sql.types import StructType
 from sparklog.delta.archive import TopicArchive
 from sparklog.delta.batches import BatchArchiver
 from sparklog.delta.job import run_archives
-from sparklog.delta.options import ArchiveOptions
+from sparklog.delta.options import ArchiveOptions, MaintenanceOptions
 from sparklog.delta.seam import Seam
 from sparklog.delta.table import PARTITION
 from sparklog.spark.configure import configure
@@ -111,6 +111,7 @@ def main(bootstrap: str, lake: str, steps: str) -> None:
             to=lake,
             group=f"archive-{topic}",
             mode="upsert" if step in UPSERT_STEPS else "append",
+            maintenance=MaintenanceOptions(target_file_size=2),  # a task for each partition
             **options,
         )
         for topic, (step, _) in Stays.steps.items()
