@@ -45,8 +45,8 @@ _PATIENCE_S = 60.0
 
 class Maintenance:
     """Of one topic's tables. Owner: one thread, its own while an archive is ``running``. ``batches``: held by each
-    batch of that archive. One would have to begin anew if a table's properties changed meanwhile or, where it is ``merging``, if
-    it came upon an OPTIMIZE. Appends and OPTIMIZE are not in each other's way."""
+    batch of that archive. One would have to begin anew if a table's properties changed meanwhile or, where it is
+    ``merging``, if it came upon an OPTIMIZE. Appends and OPTIMIZE are not in each other's way."""
 
     def __init__(
         self,
