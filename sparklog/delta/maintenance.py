@@ -13,7 +13,7 @@ import math
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -29,9 +29,9 @@ _LOG = logging.getLogger(__name__)
 #: Property: when the table was vacuumed, ISO 8601.
 VACUUMED = "sparklog.vacuumed"
 RETENTION = "delta.deletedFileRetentionDuration"
-_LOG_RETENTION = "delta.logRetentionDuration"
-#: Delta's own, in hours; commits have to be known for as long as files.
-_LOG_RETENTION_H = 30 * 24
+LOG_RETENTION = "delta.logRetentionDuration"
+#: Delta's own.
+_RETENTION, _LOG_RETENTION = "interval 7 days", "interval 30 days"
 #: A directory with so many small files is compacted. Those below half the target are small: what is larger would be
 #: written again and again.
 _MANY = 8
@@ -44,18 +44,23 @@ _PATIENCE_S = 60.0
 
 
 class Maintenance:
-    """Of one topic's tables. Owner: one thread, its own while an archive is ``running``. ``tables``: paths, and what is
-    held while one is compacted."""
+    """Of one topic's tables. Owner: one thread, its own while an archive is ``running``. ``batches``: held by each
+    batch of that archive. One would have to begin anew if a table's properties changed meanwhile or, where it is
+    ``merging``, if it came upon an OPTIMIZE. Appends and OPTIMIZE are not in each other's way."""
 
     def __init__(
         self,
         spark: SparkSession,
-        tables: Mapping[str, AbstractContextManager[Any]],
+        tables: Sequence[str],
         options: MaintenanceOptions,
         *,
         tell: Callable[[str], None],
+        batches: AbstractContextManager[Any],
+        merging: bool = False,
     ) -> None:
         self._tables = tables
+        self._batches = batches
+        self._merging = merging
         self._options = options
         self._tell = tell
         self._spark = spark.newSession()
@@ -89,7 +94,7 @@ class Maintenance:
 
     def run(self) -> Exception | None:
         """Compact what is in many files, and vacuum if that is due. Returns what was in the way, if so."""
-        errors = [self._look_after(path, held) for path, held in self._tables.items()]
+        errors = [self._look_after(path) for path in self._tables]
         self._next = time.monotonic() + (self._every_s or 0.0)
         return next((error for error in errors if error is not None), None)
 
@@ -98,14 +103,14 @@ class Maintenance:
         """Files below are small, in bytes."""
         return self._options.target_file_size // 2
 
-    def _look_after(self, path: str, held: AbstractContextManager[Any]) -> Exception | None:
+    def _look_after(self, path: str) -> Exception | None:
         try:
             table = ArchiveTable(self._spark, path)
             table.look()
             if not table.exists:
                 return None
             if self._options.optimize_every_s is not None:
-                self._optimize(table, held)
+                self._optimize(table)
             if self._options.vacuum_every_s is not None:
                 self._vacuum(table, self._options.vacuum_every_s)
         except Exception as error:
@@ -115,7 +120,7 @@ class Maintenance:
 
     # --- OPTIMIZE ---
 
-    def _optimize(self, table: ArchiveTable, held: AbstractContextManager[Any]) -> None:
+    def _optimize(self, table: ArchiveTable) -> None:
         from delta.tables import DeltaTable
 
         crowded = self._crowded(table)
@@ -123,7 +128,7 @@ class Maintenance:
             return
         builder = DeltaTable.forPath(self._spark, table.path).optimize()
         where = _predicate(table, crowded)
-        with held:
+        with self._batches if self._merging else nullcontext():
             result = (builder.where(where) if where else builder).executeCompaction().select("metrics.*").first()
         assert result is not None
         self._tell(f"{table.path}: {result['numFilesRemoved']:,} files became {result['numFilesAdded']:,}")
@@ -145,15 +150,17 @@ class Maintenance:
         detail = table.detail()
         now, told = dt.datetime.now(dt.timezone.utc), detail["properties"].get(VACUUMED)
         last = dt.datetime.fromisoformat(told) if told else detail["createdAt"].astimezone(dt.timezone.utc)
-        retention = _hours(detail["properties"].get(RETENTION))
+        retention = _hours(detail["properties"].get(RETENTION, _RETENTION))
         if (now - last).total_seconds() < every_s or self._has_rested(table, last, retention):
             return
         wanted = {VACUUMED: now.isoformat(timespec="seconds")}
         if self._options.retain_h is not None and self._options.retain_h != retention:
             wanted[RETENTION] = f"interval {self._options.retain_h} hours"
             # A version can be read as long as there are its files and the commit that names them.
-            wanted[_LOG_RETENTION] = f"interval {max(self._options.retain_h, _LOG_RETENTION_H)} hours"
-        table.set_properties(wanted)
+            if self._options.retain_h > _hours(detail["properties"].get(LOG_RETENTION, _LOG_RETENTION)):
+                wanted[LOG_RETENTION] = wanted[RETENTION]
+        with self._batches:
+            table.set_properties(wanted)
         self._spark.sql(f"VACUUM delta.`{table.path.replace('`', '``')}`")
         self._tell(f"{table.path}: vacuumed")
 
@@ -177,9 +184,9 @@ def _is(name: str, value: str | None, kind: str) -> str:
     return f"{column} = CAST('{text}' AS {kind})"
 
 
-def _hours(interval: str | None) -> float:
+def _hours(interval: str) -> float:
     """Of a table's property; what is not plain counts as long."""
-    match = re.fullmatch(r"interval (\d+) (hour|day|week)s?", interval or "interval 7 days")
+    match = re.fullmatch(r"interval (\d+) (hour|day|week)s?", interval)
     return float(int(match[1]) * {"hour": 1, "day": 24, "week": 168}[match[2]]) if match else math.inf
 
 
@@ -202,11 +209,13 @@ def maintenance_of(
     tell: Callable[[str], None],
     batches: AbstractContextManager[Any] | None = None,
 ) -> Maintenance:
-    """Of a topic's table and quarantine. ``batches``: held by each batch of its archive. A merge and an OPTIMIZE would
-    be in each other's way, appends and OPTIMIZE are not."""
-    held = batches if batches is not None and options.mode == "upsert" else nullcontext()
-    tables = {
-        table_path(options.to, options.topic): held,
-        quarantine_path(options.to, options.topic): nullcontext(),
-    }
-    return Maintenance(spark, tables, options.maintenance, tell=tell)
+    """Of a topic's table and quarantine. ``batches``: as in ``Maintenance``; None: there is no archive here."""
+    tables = (table_path(options.to, options.topic), quarantine_path(options.to, options.topic))
+    return Maintenance(
+        spark,
+        tables,
+        options.maintenance,
+        tell=tell,
+        batches=nullcontext() if batches is None else batches,
+        merging=options.mode == "upsert",
+    )

@@ -91,7 +91,7 @@ class Placing(NamedTuple):
 
     def _placed(self, rows: Rows, begin: int) -> EncodedBatch:
         return place_batch(
-            _compact(rows.records),
+            rows.records,
             rows.offsets,
             begin=begin,
             end=int(rows.offsets[-1]) + 1,
@@ -124,14 +124,6 @@ def time_cuts(rows: Rows, event_time: str | None) -> list[int]:
         if not fits:
             cuts.append(start)
     return cuts
-
-
-def _compact(records: pa.RecordBatch) -> pa.RecordBatch:
-    """The same, copied where it would not be written alone: of a slice whose lists are all empty or null, pyarrow 26
-    writes the values of the column that it was cut from."""
-    if pa.ipc.get_record_batch_size(records) <= 2 * records.nbytes + _ROOM_BYTES:
-        return records
-    return records.take(pa.array(np.arange(records.num_rows)))
 
 
 def _times(rows: Rows, event_time: str | None) -> tuple[int, int]:

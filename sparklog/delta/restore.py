@@ -26,7 +26,7 @@ from sparklog.delta.placing import Placing
 from sparklog.delta.seam import read_seam
 from sparklog.errors import BrokerError, ConfigError, ErrorCode
 from sparklog.model import TopicPartition
-from sparklog.record.codec import EncodedBatch
+from sparklog.record.codec import COMPRESSIONS, EncodedBatch
 
 #: Settings that a restore gives a topic, and nobody else.
 RESTORING, RESTORED_FROM = "restoring", "restored.from"
@@ -93,6 +93,8 @@ def restore_topic(
         RestoreDiffersError: what was read back is not what the table holds; producers are still refused.
         ClientTimeout: no progress; running it again goes on from there.
     """
+    if compression not in {None, "none", *COMPRESSIONS}:
+        raise ConfigError(f"compression {compression}: expected none, {', '.join(COMPRESSIONS)}")
     with Admin(bootstrap, timeout_s=timeout_s) as admin, ClusterLink(bootstrap, timeout_s=timeout_s) as link:
         plan = _Plan(archive, partitions, replication_factor, dict(config or {}))
         topic, archive = _made(admin, name, plan)

@@ -14,7 +14,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import msgspec
-from pyspark.errors import AnalysisException
 
 from sparklog.errors import ConfigError
 from sparklog.model import Span, TopicPartition
@@ -204,8 +203,8 @@ def _archived(
     snapshot = found.both.snapshot
     try:
         frame = spark.read.format("delta").option("versionAsOf", snapshot.version).load(snapshot.table)
-    except AnalysisException as error:
-        if error.getCondition() != "DATA_SOURCE_NOT_FOUND":
+    except Exception as error:  # pyspark 4.2.0 passes this one on as it came from the JVM
+        if "DATA_SOURCE_NOT_FOUND" not in str(error):
             raise
         raise ConfigError(
             "this session does not know Delta: start it with the package io.delta:delta-spark and Delta's extensions, "

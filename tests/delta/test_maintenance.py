@@ -37,7 +37,7 @@ OWN = pa.schema([("n", pa.int64())])
 
 def maintenance(spark: SparkSession, path: str, said: list[str], **options: float | None) -> Maintenance:
     wanted = MaintenanceOptions(target_file_size=1 << 20, **options)  # type: ignore[arg-type]
-    return Maintenance(spark, {path: nullcontext()}, wanted, tell=said.append)
+    return Maintenance(spark, [path], wanted, tell=said.append, batches=nullcontext())
 
 
 def files_by_date(path: str) -> Counter[str]:

@@ -281,6 +281,8 @@ def test_what_stands_in_the_way_is_told(cluster: ProcessCluster, admin: Admin, t
     archived = default_archive(tmp_path, "mine", count=1000)
     with pytest.raises(ConfigError, match="2 partitions asked for, 4 are in"):
         restored(cluster, archived, partitions=2)
+    with pytest.raises(ConfigError, match="compression gzip: expected none, lz4, zstd"):
+        restored(cluster, archived, compression="gzip")
     with pytest.raises(ConfigError, match=r"restored.from is set by the restore itself"):
         restored(cluster, archived, config={"restored.from": "x"})
     assert "mine" not in admin.list_topics()
