@@ -83,7 +83,7 @@ def test_many_records_each_once_and_in_order_of_their_partition(fake: FakeCluste
     [({}, 4), ({"buffer_bytes": 32 << 20}, 2), ({"buffer_bytes": 1 << 20}, 1), ({"batch_bytes": 3 << 20}, 3)],
 )
 def test_batches_of_a_table_are_as_large_as_the_settings_say(
-    fake: FakeCluster, settings: dict[str, int], expected_mib: int
+    fake: FakeCluster, settings: dict[str, Any], expected_mib: int
 ) -> None:
     fake.create("t", partitions=1)
     table = pa.table({"value": pa.array([b"x" * 1000] * 12_583, pa.binary())})  # 12 MiB of values
