@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Set
 
 import msgspec
 
@@ -116,17 +116,20 @@ def handle_fetch_offsets(
     groups = host.groups
     known = groups.offsets(request.group)
     wanted = sorted(known) if request.partitions is None else list(dict.fromkeys(request.partitions))
+    held: Set[tuple[str, int]] = frozenset()
     if request.member_id:
         detail = groups.refuses_fetch(request.group, request.member_id, request.member_epoch, wanted)
         if detail:
             raise BrokerError(ErrorCode.STALE_MEMBER_EPOCH, detail)
-        held = groups.holds(request.group, request.member_id, wanted)
-        if held:
-            host.look_at_holds(request.group, held)
-            detail = f"group {request.group!r}: transaction {held[0][0]!r}, which offsets were sent with, has not ended"
+        holds = groups.holds(request.group, request.member_id, wanted)
+        host.look_at_holds(request.group, holds)
+        held = groups.held(request.group, request.member_id, wanted) if holds else frozenset()
+        if held and len(held) == len(wanted):
+            name = holds[0][0]
+            detail = f"group {request.group!r}: transaction {name!r}, which offsets were sent with, has not ended"
             raise BrokerError(ErrorCode.UNSTABLE_OFFSET_COMMIT, detail)
-    found = tuple(known[place] for place in wanted if place in known)
-    connection.reply(FetchOffsetsReply(request.cid, found))
+    found = tuple(known[place] for place in wanted if place in known and place not in held)
+    connection.reply(FetchOffsetsReply(request.cid, found, tuple(sorted(held))))
 
 
 def handle_hold_offsets(

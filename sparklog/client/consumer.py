@@ -367,7 +367,9 @@ class Consumer:
         if set(wanted) <= self._fetcher.feeds.keys():
             try:
                 own = reading.committed(wanted).result()
-                return {TopicPartition(place[0], place[2]): offset for place, offset in own.items()}
+                if len(own) < len(wanted):
+                    raise BrokerError(ErrorCode.UNSTABLE_OFFSET_COMMIT, f"group {self._group!r}: ask again")
+                return {TopicPartition(one[0], one[2]): offset for one, offset in own.items() if offset is not None}
             except BrokerError as error:
                 if error.code != ErrorCode.STALE_MEMBER_EPOCH:
                     raise

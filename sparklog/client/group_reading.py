@@ -69,7 +69,7 @@ class GroupReading:
         #: Positions that are committed, or were begun from.
         self._committed: dict[TopicPartition, int] = {}
         self._commit_at = time.monotonic() + (auto_commit_s or 0.0)
-        self._asking: tuple[frozenset[Place], Future[dict[Place, int]]] | None = None
+        self._asking: tuple[frozenset[Place], Future[dict[Place, int | None]]] | None = None
         self._ask_at = 0.0
         self._waiting = False
 
@@ -124,8 +124,8 @@ class GroupReading:
         """Raises CommitRefused: the consumer was removed since it last polled."""
         return self._session.metadata(self._life, {place[0]: place[1] for place in self._places.values()})
 
-    def committed(self, partitions: Iterable[TopicPartition]) -> Future[dict[Place, int]]:
-        """Of assigned partitions."""
+    def committed(self, partitions: Iterable[TopicPartition]) -> Future[dict[Place, int | None]]:
+        """Of assigned partitions, as ``GroupSession.offsets``."""
         return self._session.offsets([self._places[tp] for tp in partitions])
 
     def _moved(self) -> dict[TopicPartition, int]:
@@ -180,11 +180,15 @@ class GroupReading:
             return
         asked, answer = self._asking
         if not answer.done():
+            if not new <= asked:  # what is waited for may be the end of a transaction, and these came since
+                self._asking = (new, self._session.offsets(new))
             return
         self._asking = None
         try:
             offsets = answer.result()
-            begun = {place: offsets.get(place) for place in sorted(asked & new)}
+            begun = {place: offsets[place] for place in sorted(asked & new) if place in offsets}
+            if len(offsets) < len(asked):  # the others wait for the end of a transaction, and these not for them
+                self._ask_at = time.monotonic() + _AGAIN_S
             self._reader.read_from(begun)
         except SparklogError as error:
             self._not_yet(error)

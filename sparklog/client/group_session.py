@@ -199,9 +199,10 @@ class GroupSession:
         done.set_exception(_closed())
         return done
 
-    def offsets(self, places: Collection[Place]) -> Future[dict[Place, int]]:
-        """What the group has committed for these partitions, which are this member's own; those without are left out.
-        The future raises BrokerError (STALE_MEMBER_EPOCH when they are not) or ClientTimeout."""
+    def offsets(self, places: Collection[Place]) -> Future[dict[Place, int | None]]:
+        """What the group has committed for these partitions, which are this member's own; None for nothing. Those that
+        another's open transaction may set are left out, and waited for where that is all of them. The future raises
+        BrokerError (STALE_MEMBER_EPOCH when they are not its own) or ClientTimeout."""
         return self._start(self._fetch_offsets(frozenset(places)))
 
     def close(self) -> None:
@@ -473,17 +474,18 @@ class GroupSession:
             if result.code and result.code != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
                 raise BrokerError(result.code, result.detail)
 
-    async def _fetch_offsets(self, places: frozenset[Place]) -> dict[Place, int]:
+    async def _fetch_offsets(self, places: frozenset[Place]) -> dict[Place, int | None]:
         wanted = tuple((topic, number) for topic, _, number in sorted(places))
         attempts = Attempts(self._coordination, timeout_s=self._timeout_s)
         request = FetchOffsets(0, self._settings.group, wanted, self._member_id, self._epoch)
         reply = await attempts.ask(request, FetchOffsetsReply)
         found = {(one.topic, one.partition): one for one in reply.offsets}
-        return {
-            place: one.offset
-            for place in places
-            if (one := found.get((place[0], place[2]))) is not None and one.topic_id in {"", place[1]}
-        }
+        offsets: dict[Place, int | None] = {}
+        for place in places:
+            one = found.get((place[0], place[2]))
+            if (place[0], place[2]) not in reply.held:
+                offsets[place] = one.offset if one is not None and one.topic_id in {"", place[1]} else None
+        return offsets
 
     def _tell(self) -> None:
         with contextlib.suppress(BlockingIOError, OSError):

@@ -19,7 +19,7 @@ the key has expired: the memory of one is kept for a shorter time than that.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -262,20 +262,26 @@ class Groups(CoordinatorCore[_Group, _Draft]):
     def holds(self, group: str, member_id: str, partitions: Iterable[tuple[str, int]]) -> list[tuple[str, Hold]]:
         """What keeps ``member_id`` from being told offsets of these partitions: by the transaction's key. Its own
         transaction does where it has lost a partition since and is given it again, or it would do that work twice."""
+        return [(key, hold) for key, hold, _ in self._holds(group, member_id, partitions)]
+
+    def held(self, group: str, member_id: str, partitions: Iterable[tuple[str, int]]) -> Set[tuple[str, int]]:
+        """Those of the partitions that ``holds`` is about."""
+        return frozenset[tuple[str, int]]().union(*(found for *_, found in self._holds(group, member_id, partitions)))
+
+    def _holds(
+        self, group: str, member_id: str, partitions: Iterable[tuple[str, int]]
+    ) -> Iterator[tuple[str, Hold, Set[tuple[str, int]]]]:
         known = self._entries.get(group)
         state = known.state if known is not None else {}
         wanted = set(partitions)
         given = _given(state.get(MemberKey(FORMAT_VERSION, group, member_id)))
-        return [
-            (key.key, value)
-            for key, value in state.items()
-            if isinstance(key, HoldKey)
-            and isinstance(value, Hold)
-            and any(
-                value.member_id != member_id or given.get(place, value.member_epoch) > value.member_epoch
-                for place in wanted.intersection(value.partitions)
-            )
-        ]
+        for key, value in state.items():
+            if isinstance(key, HoldKey) and isinstance(value, Hold):
+                others = value.member_id != member_id
+                found = wanted.intersection(value.partitions)
+                found = {at for at in found if others or given.get(at, value.member_epoch) > value.member_epoch}
+                if found:
+                    yield key.key, value, found
 
     def offsets(self, group: str) -> Mapping[tuple[str, int], GroupOffset]:
         """By topic and partition."""

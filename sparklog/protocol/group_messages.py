@@ -57,8 +57,9 @@ class HoldOffsets(Message, frozen=True, tag="hold_offsets"):
 
 class FetchOffsets(Message, frozen=True, tag="fetch_offsets"):
     """``partitions`` None: all the group has. A member (``member_id``, ``member_epoch``) is told of its own partitions,
-    and need not have the answer confirmed: whoever knows that they are its own knows what was committed before. It gets
-    UNSTABLE_OFFSET_COMMIT while a transaction is open that somebody else has sent offsets of them with."""
+    and need not have the answer confirmed: whoever knows that they are its own knows what was committed before. While
+    transactions are open that others have sent offsets of some with, these are ``held``; of all, it is refused with
+    UNSTABLE_OFFSET_COMMIT."""
 
     group: Name
     partitions: Entries[tuple[str, int]] | None = None
@@ -67,9 +68,10 @@ class FetchOffsets(Message, frozen=True, tag="fetch_offsets"):
 
 
 class FetchOffsetsReply(Message, frozen=True, tag="fetch_offsets_reply"):
-    """Partitions without an offset are left out."""
+    """Partitions without an offset are left out. ``held``: of these a member is told later."""
 
     offsets: tuple[GroupOffset, ...]
+    held: tuple[tuple[str, int], ...] = ()
 
 
 class TopicPartitions(msgspec.Struct, frozen=True, array_like=True):

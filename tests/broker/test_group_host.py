@@ -4,14 +4,39 @@ from __future__ import annotations
 
 import asyncio
 import time
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from sparklog.broker.group_host import GroupHost
-from sparklog.coordinator.group_records import FORMAT_VERSION, CommittedOffset, Hold, HoldKey, OffsetKey, group_record
-from sparklog.errors import ClusterError
-from sparklog.protocol.messages import GroupOffset, ListParticipants, ListParticipantsReply, Reply, Request
+from sparklog.broker.group_requests import handle_fetch_offsets
+from sparklog.coordinator.group_records import (
+    FORMAT_VERSION,
+    About,
+    CommittedOffset,
+    EpochKey,
+    GroupEpoch,
+    GroupKey,
+    GroupValue,
+    Hold,
+    HoldKey,
+    MemberKey,
+    MemberState,
+    OffsetKey,
+    OwnedTopic,
+    group_record,
+)
+from sparklog.errors import BrokerError, ClusterError, ErrorCode
+from sparklog.protocol.messages import (
+    FetchOffsets,
+    FetchOffsetsReply,
+    GroupOffset,
+    ListParticipants,
+    ListParticipantsReply,
+    Reply,
+    Request,
+)
 from tests.broker.staged import TOPIC_ID, Hosted, Stage, until
 
 
@@ -90,6 +115,44 @@ def test_who_waits_for_a_transaction_finds_out_that_it_is_over(known: dict[int, 
         host.look_at_holds("g", holds)
         await until(lambda: asked and not host._asking)
         assert (asked, host.groups.holds("g", "m2", [("t", 0)])) == (1, [] if ends else holds)
+        host.end()
+
+    asyncio.run(story())
+
+
+def test_a_member_is_told_of_what_no_transaction_holds() -> None:
+    async def story() -> None:
+        async def ask(broker_id: int, message: Request) -> Reply:
+            return ListParticipantsReply(0, ((0, 5),), ((7, "tx"),))
+
+        stage = Stage(ask)
+        host = GroupHost(stage.broker, cast(Any, Hosted()))
+        now_ms = time.time_ns() // 1_000_000
+        owned = (OwnedTopic("t", TOPIC_ID, (0, 1, 2), (4, 4, 4)),)
+        state: dict[GroupKey, GroupValue] = {
+            EpochKey(FORMAT_VERSION, "g"): GroupEpoch(FORMAT_VERSION, 4, now_ms),
+            MemberKey(FORMAT_VERSION, "g", "m2"): MemberState(FORMAT_VERSION, About(("t",)), 4, owned),
+            HoldKey(FORMAT_VERSION, "g", "tx"): Hold(FORMAT_VERSION, "m1", 3, 7, 5, (("t", 0),), now_ms),
+        }
+        offsets = [GroupOffset("t", number, 50 + number, TOPIC_ID) for number in (0, 1)]
+        for one in offsets:
+            state[OffsetKey(FORMAT_VERSION, "g", "t", one.partition)] = CommittedOffset(FORMAT_VERSION, one, now_ms)
+        host.groups.load([group_record(*found) for found in state.items()])
+        host.unready = ""
+        replies: list[Reply] = []
+        broker = SimpleNamespace(coordinators=SimpleNamespace(groups=SimpleNamespace(of=lambda _: host)))
+        connection = SimpleNamespace(reply=replies.append)
+
+        def fetch(*numbers: int) -> None:
+            request = FetchOffsets(0, "g", tuple(("t", number) for number in numbers), "m2", 4)
+            handle_fetch_offsets(cast(Any, broker), cast(Any, connection), request, memoryview(b""))
+
+        fetch(0, 1, 2)
+        assert replies == [FetchOffsetsReply(0, (offsets[1],), (("t", 0),))]
+        with pytest.raises(BrokerError) as refused:
+            fetch(0)
+        assert refused.value.code == ErrorCode.UNSTABLE_OFFSET_COMMIT
+        await until(lambda: not host._asking)
         host.end()
 
     asyncio.run(story())

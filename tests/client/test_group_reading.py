@@ -11,6 +11,7 @@ import pytest
 from sparklog.client.group_reading import GroupReading
 from sparklog.client.group_session import Place, Word
 from sparklog.model import TopicPartition
+from tests.waiting import wait_until
 
 PLACE: Place = ("t", "id", 0)
 TP = TopicPartition("t", 0)
@@ -22,7 +23,7 @@ class Session:
     def __init__(self) -> None:
         self.assigned: frozenset[Place] = frozenset()
         self.holding: frozenset[Place] = frozenset()
-        self.asked: list[Future[dict[Place, int]]] = []
+        self.asked: list[Future[dict[Place, int | None]]] = []
         self.commits: list[Mapping[Place, int]] = []
         self.hangs = False
 
@@ -40,7 +41,7 @@ class Session:
             done.set_result(None)
         return done
 
-    def offsets(self, places: Collection[Place]) -> Future[dict[Place, int]]:
+    def offsets(self, places: Collection[Place]) -> Future[dict[Place, int | None]]:
         self.asked.append(Future())
         return self.asked[-1]
 
@@ -77,7 +78,7 @@ def test_where_to_begin_is_asked_again_for_what_was_given_up_meanwhile() -> None
     group = reading(session, log)
     session.assigned = frozenset({PLACE})
     group.advance()
-    session.asked[0].set_result({})
+    session.asked[0].set_result({PLACE: None})
     session.assigned = frozenset()
     group.advance()
     assert not session.holding
@@ -91,13 +92,36 @@ def test_where_to_begin_is_asked_again_for_what_was_given_up_meanwhile() -> None
     assert log.at == {TP: 120}
 
 
+def test_partitions_that_nobody_holds_are_begun_without_those_that_a_transaction_holds() -> None:
+    session, log = Session(), Log(500)
+    group = reading(session, log)
+    others: list[Place] = [("t", "id", 1), ("t", "id", 2)]
+    session.assigned = frozenset({PLACE, others[0]})
+    group.advance()
+    session.asked[0].set_result({others[0]: 7})
+    group.advance()
+    assert log.at == {("t", 1): 7}, "the other one is held: to begin at the end would pass over what is in between"
+
+    def asked_again() -> bool:
+        group.advance()
+        return len(session.asked) == 2
+
+    wait_until(asked_again, "the question to be asked again")
+    session.assigned |= {others[1]}
+    group.advance()
+    assert len(session.asked) == 3, "the one that came since does not wait for the held one"
+    session.asked[2].set_result({others[1]: None})
+    group.advance()
+    assert log.at == {("t", 1): 7, ("t", 2): 500}
+
+
 def test_a_beginning_that_moves_is_committed_as_positions_are() -> None:
     for moves, expected in ((True, [{PLACE: 500}]), (False, [])):
         session, log = Session(), Log(500)
         group = reading(session, log, start_moves=moves)
         session.assigned = frozenset({PLACE})
         group.advance()
-        session.asked[0].set_result({})
+        session.asked[0].set_result({PLACE: None})
         group.advance()
         session.assigned = frozenset()
         group.advance()
