@@ -203,13 +203,12 @@ def test_a_killed_query_goes_on_where_it_was(
     }
     checkpoint = str(tmp_path / "checkpoint")
     command = [sys.executable, "-m", "tests.spark.killed_query", brokers.bootstrap, json.dumps([[checkpoint, options]])]
-    driver = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
-    try:
-        assert driver.stdout is not None
-        assert driver.stdout.readline() == "in their first batches\n"
-    finally:
-        os.killpg(driver.pid, signal.SIGKILL)
-        driver.wait()
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as driver:
+        try:
+            assert driver.stdout is not None
+            assert driver.stdout.readline() == "in their first batches\n"
+        finally:
+            os.killpg(driver.pid, signal.SIGKILL)
     archive.archive()
     archive.compact()
     archive.vacuum()
