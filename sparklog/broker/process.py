@@ -400,16 +400,25 @@ class BrokerProcess:
         if broker.state == "running":
             broker.state = "stopping"
         _log.info("broker %d stops (%s)", broker.broker_id, self._ending.value if self._ending else "?")
+        began_ms = broker.now_ms()
         self._watchdog.stop()
         if self._registry is not None and self._ending is Ending.CONTROLLED:
             await self._hand_over()
+        relieved_ms = broker.now_ms()
         await self._leave()
+        left_ms = broker.now_ms()
         if self._directory is not None:
             await asyncio.get_running_loop().run_in_executor(None, self._close_directory)
         if self._control is not None:
             await self._control.close()
         guard.cancel()
-        _log.info("broker %d has stopped", broker.broker_id)
+        _log.info(
+            "broker %d has stopped: handed over in %d ms, left in %d ms, logs closed in %d ms",
+            broker.broker_id,
+            relieved_ms - began_ms,
+            left_ms - relieved_ms,
+            broker.now_ms() - left_ms,
+        )
 
     async def _hand_over(self) -> None:
         """Wait until no partition needs this broker, as far as others can take over, or time is up, or it is to end in
@@ -419,7 +428,12 @@ class BrokerProcess:
 
         async def relieved() -> None:
             await broker.registry.announce_stopping()
+            _log.info("XX announced")
+            said = False
             while (broker.partitions.movable or broker.partitions.counted_on) and self._ending is Ending.CONTROLLED:
+                if not said and not broker.partitions.led:
+                    said = True
+                    _log.info("XX leads nothing")
                 news = {broker.next_role_change(), broker.next_metadata()}
                 await asyncio.wait(news, return_when=asyncio.FIRST_COMPLETED)
                 await asyncio.sleep(_NEWS_S)

@@ -43,6 +43,7 @@ from sparklog.controller.events import (
     Reconnected,
     StatesRead,
     StatesRefused,
+    StatesTold,
     StatesUnknown,
     StatesWritten,
     StoppingRead,
@@ -149,6 +150,8 @@ class Controller:
                 self._written(event)
             case StatesRead():
                 self._found(event.states.items())
+            case StatesTold():
+                self._told(event)
             case StatesRefused():
                 self._refused(event)
             case StatesUnknown():
@@ -435,6 +438,26 @@ class Controller:
                 changed.append(partition)
             self._suspicions.review(partition)
             self._mark((partition,))
+        self._outbox.partitions_changed(changed)
+
+    def _told(self, event: StatesTold) -> None:
+        """Take over what is newer than what is known. It says nothing about later writes: a read under way stays
+        awaited."""
+        changed = []
+        unsure = []
+        for told in event.topics:
+            topic = self.state.topics.get(told.topic)
+            if topic is None or topic.record.topic_id != told.topic_id:
+                continue
+            for number, stored in told.states.items():
+                partition = topic.partitions[number] if 0 <= number < len(topic.partitions) else None
+                if partition is None or (partition.stored is not None and stored.version <= partition.stored.version):
+                    continue
+                if self._epoch_unsure(partition, stored):
+                    unsure.append(partition)
+                elif self._adopt(partition, stored):
+                    changed.append(partition)
+        self._reread(unsure)
         self._outbox.partitions_changed(changed)
 
     @staticmethod
