@@ -36,6 +36,7 @@ from sparklog.broker.partition import Partition
 from sparklog.broker.partitions import Partitions
 from sparklog.broker.process_config import EXIT_RESTART, ProcessConfig
 from sparklog.broker.registry import Registry
+from sparklog.broker.remaining import Remaining
 from sparklog.broker.state import BrokerState
 from sparklog.broker.upkeep import Upkeep
 from sparklog.broker.verifications import Verifications
@@ -426,14 +427,17 @@ class BrokerProcess:
         writes."""
         broker = self._broker
 
+        movable = Remaining(broker.partitions, broker.partitions.movable)
+        led = Remaining(broker.partitions, lambda partition: partition.replica.is_leader)
+        counted_on = Remaining(broker.partitions, broker.partitions.counted_on)
+
+        def needed() -> bool:
+            # Until it leads nothing the controller does not tell leaders that it goes.
+            return movable.any() or (not led.any() and counted_on.any())
+
         async def relieved() -> None:
             await broker.registry.announce_stopping()
-            _log.info("XX announced")
-            said = False
-            while (broker.partitions.movable or broker.partitions.counted_on) and self._ending is Ending.CONTROLLED:
-                if not said and not broker.partitions.led:
-                    said = True
-                    _log.info("XX leads nothing")
+            while needed() and self._ending is Ending.CONTROLLED:
                 news = {broker.next_role_change(), broker.next_metadata()}
                 await asyncio.wait(news, return_when=asyncio.FIRST_COMPLETED)
                 await asyncio.sleep(_NEWS_S)
@@ -443,8 +447,8 @@ class BrokerProcess:
             await asyncio.wait_for(relieved(), timeout_s)
         except (asyncio.TimeoutError, SparklogError) as error:
             detail = str(error) or f"still after {timeout_s:g} s"
-            led, counted_on = broker.partitions.led, broker.partitions.counted_on
-            _log.warning("stopping while leading %d partitions, in sync in %d: %s", led, counted_on, detail)
+            left = f"leading {led.count()} partitions, counted on in {counted_on.count()}"
+            _log.warning("stopping while %s: %s", left, detail)
 
     async def _leave(self) -> None:
         """Answer what waits, close connections, end the ZooKeeper session."""

@@ -103,6 +103,7 @@ def test_what_a_leader_tells_does_not_end_the_wait_for_a_read() -> None:
     world.feed(StatesUnknown((TP,)))
     node = world.nodes[TP]
     grown = VersionedState(node.state, node.version + 1, node.leader_incarnation)
+    world.nodes[TP] = grown
     effects = world.feed(StatesTold((TopicStates(TP.topic, THREE.topic_id, {TP.partition: grown}),)))
     assert not [effect for effect in effects if isinstance(effect, WriteStates)]
     world.feed(StatesRead({TP: grown}))
