@@ -38,6 +38,8 @@ class Partitions:
         self._hosted: dict[TopicPartition, Partition] = {}
         #: Those of topics that are fsynced by time: looked at again and again, as the others are not.
         self._flushing: dict[TopicPartition, Partition] = {}
+        #: Those led here, as their replicas said last.
+        self._led: set[Partition] = set()
         self._timers: list[tuple[int, int, Partition]] = []
         self._timer_order = itertools.count()
         self._timer: asyncio.TimerHandle | None = None
@@ -168,19 +170,28 @@ class Partitions:
 
     def follower_lost(self, replica_id: int) -> None:
         """The follower's connection closed; every partition led here that it follows is told."""
-        for partition in self:
-            if partition.replica.is_leader:
-                partition.step(FollowerConnectionLost(replica_id))
+        for partition in self.leading():
+            partition.step(FollowerConnectionLost(replica_id))
+
+    def role_changed(self, partition: Partition) -> None:
+        if partition.replica.is_leader:
+            self._led.add(partition)
+        else:
+            self._led.discard(partition)
 
     @property
     def led(self) -> int:
         """Partitions this broker leads."""
-        return sum(partition.replica.is_leader for partition in self._hosted.values())
+        return len(self._led)
+
+    def leading(self) -> list[Partition]:
+        """Partitions this broker leads."""
+        return list(self._led)
 
     def movable(self, partition: Partition) -> bool:
         """It is led here, and another live in-sync replica could lead it."""
         replica = partition.replica
-        if not replica.is_leader:
+        if partition not in self._led:
             return False
         live, own = self._broker.cache.incarnations, self._broker.broker_id
         return any(member != own and member in live for member in replica.isr)

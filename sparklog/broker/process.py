@@ -403,11 +403,16 @@ class BrokerProcess:
         _log.info("broker %d stops (%s)", broker.broker_id, self._ending.value if self._ending else "?")
         began_ms = broker.now_ms()
         self._watchdog.stop()
+        ahead: asyncio.Future[None] | None = None
         if self._registry is not None and self._ending is Ending.CONTROLLED:
+            if self._directory is not None:
+                ahead = asyncio.get_running_loop().run_in_executor(None, self._directory.sync_ahead)
             await self._hand_over()
         relieved_ms = broker.now_ms()
         await self._leave()
         left_ms = broker.now_ms()
+        if ahead is not None:
+            await ahead
         if self._directory is not None:
             await asyncio.get_running_loop().run_in_executor(None, self._close_directory)
         if self._control is not None:
@@ -427,13 +432,13 @@ class BrokerProcess:
         writes."""
         broker = self._broker
 
-        movable = Remaining(broker.partitions, broker.partitions.movable)
-        led = Remaining(broker.partitions, lambda partition: partition.replica.is_leader)
-        counted_on = Remaining(broker.partitions, broker.partitions.counted_on)
+        partitions = broker.partitions
+        movable = Remaining(partitions.leading, partitions.movable)
+        counted_on = Remaining(lambda: partitions, partitions.counted_on)
 
         def needed() -> bool:
             # Until it leads nothing the controller does not tell leaders that it goes.
-            return movable.any() or (not led.any() and counted_on.any())
+            return movable.any() if partitions.led else counted_on.any()
 
         async def relieved() -> None:
             await broker.registry.announce_stopping()
@@ -447,7 +452,7 @@ class BrokerProcess:
             await asyncio.wait_for(relieved(), timeout_s)
         except (asyncio.TimeoutError, SparklogError) as error:
             detail = str(error) or f"still after {timeout_s:g} s"
-            left = f"leading {led.count()} partitions, counted on in {counted_on.count()}"
+            left = f"leading {partitions.led} partitions, counted on in {counted_on.count()}"
             _log.warning("stopping while %s: %s", left, detail)
 
     async def _leave(self) -> None:
@@ -463,7 +468,7 @@ class BrokerProcess:
         if self._fetchers is not None:
             await self._fetchers.close()
             for partition in broker.partitions:
-                partition.stop()
+                partition.leave()
             broker.partitions.stop_timer()
         if self._server is not None:
             await self._server.close()

@@ -14,8 +14,8 @@ from sparklog.broker.partition import Partition
 class Remaining:
     """Owner: the broker's event loop."""
 
-    def __init__(self, partitions: Iterable[Partition], needs: Callable[[Partition], bool]) -> None:
-        """``partitions`` are gone over anew each time; ``needs`` says whether one is such that still needs it."""
+    def __init__(self, partitions: Callable[[], Iterable[Partition]], needs: Callable[[Partition], bool]) -> None:
+        """``partitions`` gives those that may; ``needs`` says of one whether it still does."""
         self._partitions = partitions
         self._needs = needs
         self._left: list[Partition] = []
@@ -26,8 +26,8 @@ class Remaining:
             if self._needs(self._left[-1]):
                 return True
             self._left.pop()
-        self._left = [partition for partition in self._partitions if self._needs(partition)]
+        self._left = [partition for partition in self._partitions() if self._needs(partition)]
         return bool(self._left)
 
     def count(self) -> int:
-        return sum(map(self._needs, self._partitions))
+        return sum(map(self._needs, self._partitions()))

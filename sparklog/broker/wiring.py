@@ -46,6 +46,7 @@ class Wiring:
 
     def role_changed(self, partition: Partition) -> None:
         self._broker.counters[f"roles.{partition.replica.role}"] += 1
+        self._broker.partitions.role_changed(partition)
         self._broker.fetches.changed(partition)
         self._broker.markers.role_changed(partition)
         self._broker.coordinators.role_changed(partition)

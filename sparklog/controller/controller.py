@@ -147,7 +147,7 @@ class Controller:
     def _take(self, event: Event, now_ms: int) -> None:
         match event:
             case StatesWritten():
-                self._written(event)
+                self._written(event, now_ms)
             case StatesRead():
                 self._found(event.states.items())
             case StatesTold():
@@ -388,9 +388,10 @@ class Controller:
 
     # --- partition states ------------------------------------------------------------------------------------------
 
-    def _written(self, event: StatesWritten) -> None:
+    def _written(self, event: StatesWritten, now_ms: int) -> None:
         reasons: Counter[str] = Counter()
         changed = []
+        moved = []
         for tp, version in event.versions.items():
             partition = self.state.partition(tp)
             if partition is None or partition.pending is None:
@@ -401,9 +402,14 @@ class Controller:
             if write.reason in {election.UNCLEAN, election.RECOVERED}:
                 self._suspicions.drop(partition)
                 self._leaderships.elected_uncleanly(partition)
+            before = partition.stored
             self._adopt(partition, VersionedState(write.state, version, write.leader_incarnation))
-            changed.append(partition)
+            if write.reason == election.MOVED and before is not None:
+                moved.append((partition, before.state.leader))
+            else:
+                changed.append(partition)
         self._outbox.partitions_changed(changed)
+        self._outbox.leaders_moved(moved, now_ms)
         for reason, count in reasons.items():
             detail = f"{count} of {len(event.versions)} partitions, {next(iter(event.versions))} among them"
             grave = reason in {election.UNCLEAN, election.RECOVERED, election.LEADERLESS}
