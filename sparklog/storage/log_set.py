@@ -336,8 +336,7 @@ class LogDirectory:
 
     def _take_checkpoint(self) -> tuple[PartitionCheckpoint, ...]:
         """Of all logs that hold something; the very tuple of the last time where nothing has moved."""
-        moved = list(self._services.moved)
-        self._services.moved.clear()
+        moved, self._services.moved = self._services.moved, set()
         for log in moved:
             # A log that holds nothing yet has no directory: the next start would take it for one that was lost.
             if log.on_disk and self._logs.get(log.tp) is log:
