@@ -1,7 +1,7 @@
 """A real Apache Kafka to compare with: one controller and three brokers of version 4.1 on loopback, without ZooKeeper.
 
-Brokers have their defaults but for ``min.insync.replicas`` 2: no fsync on the way of a write, as ours. Each process has
-a group of its own and is ended by its id.
+Brokers have their defaults but for ``min.insync.replicas`` 2 and how soon the cleaner looks again: no fsync on the way
+of a write, as ours. Each process has a group of its own and is ended by its id.
 """
 
 from __future__ import annotations
@@ -27,6 +27,16 @@ _BROKER_HEAP = "1g"
 _CONTROLLER_HEAP = "512m"
 _UP_TIMEOUT_S = 60.0
 _DOWN_TIMEOUT_S = 40.0
+_LOGGING = """\
+appender.out.type=Console
+appender.out.name=out
+appender.out.layout.type=PatternLayout
+appender.out.layout.pattern=[%d] %p %m (%c)%n
+rootLogger.level=ERROR
+rootLogger.appenderRef.out.ref=out
+logger.cleaner.name=org.apache.kafka.storage.internals.log.LogCleaner$CleanerThread
+logger.cleaner.level=INFO
+"""
 
 
 class KafkaCluster:
@@ -46,6 +56,7 @@ class KafkaCluster:
     def start(self) -> None:
         """Returns when all brokers take connections. Raises ClusterError with a node's last words."""
         self._directory.mkdir(parents=True, exist_ok=True)
+        (self._directory / "log4j2.properties").write_text(_LOGGING)
         for node in self._ports:
             self._configure(node)
         for node in self._ports:
@@ -71,6 +82,10 @@ class KafkaCluster:
 
     def data(self, node: int) -> Path:
         return self._directory / f"data-{node}"
+
+    def words(self) -> str:
+        """What all brokers have written into their logs: errors, and what their cleaners have done."""
+        return "".join(self._log(node).read_text(errors="replace") for node in BROKERS)
 
     def kill(self, node: int) -> None:
         self._signal(node, signal.SIGKILL)
@@ -107,6 +122,7 @@ class KafkaCluster:
             "log.dirs": self.data(node),
             "min.insync.replicas": 2,
             "group.initial.rebalance.delay.ms": 0,
+            "log.cleaner.backoff.ms": 1000,
         }
         self._config(node).write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
         self.format(node)
@@ -125,7 +141,8 @@ class KafkaCluster:
             )
 
     def _java(self, heap: str, *options: str) -> list[str]:
-        return [find_java(), f"-Xmx{heap}", *options, "-cp", self._class_path]
+        logging = f"-Dlog4j2.configurationFile={self._directory / 'log4j2.properties'}"
+        return [find_java(), f"-Xmx{heap}", *options, logging, "-cp", self._class_path]
 
     def _config(self, node: int) -> Path:
         return self._directory / f"node-{node}.properties"

@@ -11,7 +11,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _TOPIC_TIMEOUT_S = 60.0
-_SETTINGS = {"min.insync.replicas": "2"}
+#: A log that is to be compacted waits for the cleaner's next look, which is not what is measured.
+_SETTINGS = {"min.insync.replicas": "2", "log.cleaner.backoff.ms": "1000"}
 
 
 class Side(Protocol):
@@ -68,10 +69,22 @@ class Sparklog:
         self.cluster.stop()
 
     def create(
-        self, topic: str, *, partitions: int, replication_factor: int = 3, schema: Any = None, key: str | None = None
+        self,
+        topic: str,
+        *,
+        partitions: int,
+        replication_factor: int = 3,
+        schema: Any = None,
+        key: str | None = None,
+        config: Mapping[str, str] | None = None,
     ) -> None:
         self.admin.create_topic(
-            topic, partitions=partitions, replication_factor=replication_factor, schema=schema, key=key
+            topic,
+            partitions=partitions,
+            replication_factor=replication_factor,
+            schema=schema,
+            key=key,
+            config=config,
         )
         self.admin.wait_until_in_sync([topic], timeout_s=_TOPIC_TIMEOUT_S)
 
@@ -104,12 +117,23 @@ class Kafka:
     def stop(self) -> None:
         self.cluster.stop()
 
-    def create(self, topic: str, *, partitions: int, replication_factor: int = 3) -> None:
+    def create(
+        self, topic: str, *, partitions: int, replication_factor: int = 3, config: Mapping[str, str] | None = None
+    ) -> None:
         from confluent_kafka.admin import NewTopic
 
-        for made in self.admin.create_topics([NewTopic(topic, partitions, replication_factor)]).values():
+        wanted = NewTopic(topic, partitions, replication_factor, config=dict(config or {}))
+        for made in self.admin.create_topics([wanted]).values():
             made.result()
         wait_for(lambda: self.in_sync(topic, replication_factor), _TOPIC_TIMEOUT_S, f"the leaders of {topic}")
+
+    def alter(self, topic: str, config: Mapping[str, str]) -> None:
+        from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
+
+        entries = [ConfigEntry(*one, incremental_operation=AlterConfigOpType.SET) for one in config.items()]
+        wanted = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=entries)
+        for changed in self.admin.incremental_alter_configs([wanted]).values():
+            changed.result()
 
     def in_sync(self, topic: str, replicas: int) -> bool:
         """Whether every partition has a leader and so many replicas in sync."""

@@ -63,6 +63,7 @@ class ErrorCode(IntEnum):
     PREFERRED_LEADER_NOT_AVAILABLE = 80
     GROUP_MAX_SIZE_REACHED = 81
     FENCED_INSTANCE_ID = 82
+    UNSTABLE_OFFSET_COMMIT = 88
     ELIGIBLE_LEADERS_NOT_AVAILABLE = 83
     ELECTION_NOT_NEEDED = 84
     NO_REASSIGNMENT_IN_PROGRESS = 85
@@ -144,6 +145,7 @@ TRAITS: dict[ErrorCode, ErrorTrait] = {
     ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE: _T(True, True, "the preferred leader is not in sync or not alive"),
     ErrorCode.GROUP_MAX_SIZE_REACHED: _T(False, False, "the group has as many members as it may have"),
     ErrorCode.FENCED_INSTANCE_ID: _T(False, False, "another member has taken over this group instance id"),
+    ErrorCode.UNSTABLE_OFFSET_COMMIT: _T(True, False, "an open transaction may commit these offsets"),
     ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE: _T(True, True, "no replica that may be elected is alive"),
     ErrorCode.ELECTION_NOT_NEEDED: _T(True, True, "the partition has the leader that was asked for"),
     ErrorCode.NO_REASSIGNMENT_IN_PROGRESS: _T(False, False, "the partition's replicas are not being moved"),

@@ -71,6 +71,7 @@ KAFKA = {
     "GROUP_ID_NOT_FOUND": (69, False),
     "GROUP_MAX_SIZE_REACHED": (81, False),
     "FENCED_INSTANCE_ID": (82, False),
+    "UNSTABLE_OFFSET_COMMIT": (88, True),
     "FENCED_MEMBER_EPOCH": (110, False),
     "STALE_MEMBER_EPOCH": (113, False),
     "INVALID_REGULAR_EXPRESSION": (128, False),

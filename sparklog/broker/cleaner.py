@@ -167,6 +167,8 @@ class Cleaner:
         tally, counters = job.tally, self._broker.counters
         counters["cleaner.runs"] += state is not None
         counters["cleaner.given.up"] += state is None
+        counters["cleaner.ms"] += round(took_s * 1000)
+        counters["cleaner.records"] += tally.records
         counters["cleaner.bytes.read"] += tally.bytes_read
         counters["cleaner.bytes.before"] += tally.bytes_before
         counters["cleaner.bytes.after"] += tally.bytes_after

@@ -110,6 +110,8 @@ class _OpenFetch:
         """Look again on the next turn of the loop: there may be enough now."""
         if self._next_look is None and not self.done:
             self._next_look = asyncio.get_running_loop().call_soon(self._look_again)
+            if not self.of_follower:
+                self._broker.fetches.consumers_due += 1
 
     def answer_shortly(self) -> None:
         """Answer with what there is once the linger is over."""
@@ -168,9 +170,15 @@ class _OpenFetch:
         self._broker.fetches.forget(self)
         if self._next_look is not None:
             self._next_look.cancel()
+            self._looked()
+
+    def _looked(self) -> None:
+        self._next_look = None
+        if not self.of_follower:
+            self._broker.fetches.consumers_due -= 1
 
     def _look_again(self) -> None:
-        self._next_look = None
+        self._looked()
         self._guarded(self._reconsider)
 
     def _reconsider(self) -> None:
@@ -247,6 +255,8 @@ class Fetches:
         self._timer_s = math.inf
         #: What was last seen for a follower, as long as nothing has moved: others wait at the same place.
         self._seen: tuple[FetchPartition, int, Look] | None = None
+        #: Consumers' fetches that are looked at on the next turn of the loop.
+        self.consumers_due = 0
 
     # --- time ---
 
@@ -272,6 +282,14 @@ class Fetches:
                 fetch.complete()
         if self._due and self._due[0][0] < self._timer_s:
             self._arm(self._due[0][0])
+
+    def after_consumers(self, work: Callable[[], None]) -> None:
+        """Do it now, or behind the answers to consumers that are on their way: whom it wakes may take this process's
+        core, and they would wait for that."""
+        if self.consumers_due:
+            asyncio.get_running_loop().call_soon(work)
+        else:
+            work()
 
     # --- requests ---
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Iterable
 from typing import Any
 
 from sparklog.broker.coordinator_host import CoordinatorHost
@@ -12,7 +13,8 @@ from sparklog.broker.partition import Partition
 from sparklog.broker.state import BrokerState
 from sparklog.config import BrokerConfig
 from sparklog.coordinator.assignor import TopicView
-from sparklog.coordinator.group_offsets import Groups, GroupSettings, TopicsGone, TopicsSeen
+from sparklog.coordinator.group_offsets import Groups, GroupSettings, HoldEnded, TopicsGone, TopicsSeen
+from sparklog.coordinator.group_records import Hold
 from sparklog.errors import BrokerError, ClusterError
 from sparklog.model import is_internal
 
@@ -33,6 +35,8 @@ class GroupHost(CoordinatorHost):
         self._forgotten = ""
         self._looking: asyncio.TimerHandle | None = None
         self._look_after_s = _TOGETHER_S
+        #: Holds that are being looked at: group, and key of the transaction.
+        self._asking: set[tuple[str, str]] = set()
         super().__init__(broker, partition, self.groups)
 
     def perform(self, effect: Any) -> None:
@@ -52,6 +56,24 @@ class GroupHost(CoordinatorHost):
             self._looking = None
         if self._metadata_changed in self.broker.metadata_listeners:
             self.broker.metadata_listeners.remove(self._metadata_changed)
+
+    def look_at_holds(self, group: str, holds: Iterable[tuple[str, Hold]]) -> None:
+        """Somebody waits for their end: is it there, and nobody has said so? Aborted transactions tell no group."""
+        for key, hold in holds:
+            if (group, key) not in self._asking:
+                self._asking.add((group, key))
+                self.broker.spawn(self._look_at_hold(group, key, hold), f"transaction {key}, waited for by {group}")
+
+    async def _look_at_hold(self, group: str, key: str, hold: Hold) -> None:
+        try:
+            takes_part, epoch = await self.broker.hanging.takes_part(key, hold.producer_id)
+            # One before the coordinator that knew it may not have heard of it; later ones have read what that wrote.
+            if not takes_part and epoch >= hold.coordinator_epoch and not self.unready:
+                self.step(HoldEnded(group, key, hold.producer_id))
+        except BrokerError as error:  # whoever waits asks again
+            _log.info("%s: whether transaction %s is over is not known: %s", self.partition.tp, key, error)
+        finally:
+            self._asking.discard((group, key))
 
     def _metadata_changed(self) -> None:
         newest = next(reversed(self.broker.cache.forgotten), "")
@@ -119,5 +141,6 @@ def _settings(config: BrokerConfig) -> GroupSettings:
     return GroupSettings(
         retention_ms=config.offsets_retention_ms,
         max_size=config.group_max_size,
+        hold_ms=2 * config.transaction_max_timeout_ms,
         handover_ms=min(86_400_000, config.transactional_id_expiration_ms // 2, config.sink_id_expiration_ms // 2),
     )

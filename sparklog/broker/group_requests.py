@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 
 import msgspec
 
 from sparklog.broker.state import BrokerState
+from sparklog.broker.waiting import answer_later
 from sparklog.config import BrokerConfig
 from sparklog.coordinator.effects import Assigned, Done, Outcome, Refused
-from sparklog.coordinator.group_offsets import CommitRequested, DeleteRequested
+from sparklog.coordinator.group_offsets import CommitRequested, DeleteRequested, HoldRequested
 from sparklog.coordinator.group_records import About
 from sparklog.coordinator.membership import HeartbeatRequested
 from sparklog.errors import BrokerError, ErrorCode
@@ -29,9 +31,11 @@ from sparklog.protocol.messages import (
     GroupOffset,
     Heartbeat,
     HeartbeatReply,
+    HoldOffsets,
     ListGroups,
     ListGroupsReply,
     PartitionResult,
+    Reply,
 )
 
 #: Topics that a member may name.
@@ -108,15 +112,51 @@ def _with_topic_id(broker: BrokerState, offset: GroupOffset) -> GroupOffset:
 def handle_fetch_offsets(
     broker: BrokerState, connection: ServerConnection, request: FetchOffsets, body: memoryview
 ) -> None:
-    groups = broker.coordinators.groups.of(request.group).groups
+    host = broker.coordinators.groups.of(request.group)
+    groups = host.groups
     known = groups.offsets(request.group)
     wanted = sorted(known) if request.partitions is None else list(dict.fromkeys(request.partitions))
     if request.member_id:
         detail = groups.refuses_fetch(request.group, request.member_id, request.member_epoch, wanted)
         if detail:
             raise BrokerError(ErrorCode.STALE_MEMBER_EPOCH, detail)
+        held = groups.holds(request.group, request.member_id, wanted)
+        if held:
+            host.look_at_holds(request.group, held)
+            detail = f"group {request.group!r}: transaction {held[0][0]!r}, which offsets were sent with, has not ended"
+            raise BrokerError(ErrorCode.UNSTABLE_OFFSET_COMMIT, detail)
     found = tuple(known[place] for place in wanted if place in known)
     connection.reply(FetchOffsetsReply(request.cid, found))
+
+
+def handle_hold_offsets(
+    broker: BrokerState, connection: ServerConnection, request: HoldOffsets, body: memoryview
+) -> None:
+    """Not without the word of the transaction's coordinator that there is such a transaction."""
+    if not request.member_id:
+        raise BrokerError(ErrorCode.INVALID_REQUEST, f"group {request.group!r}: a member id found that is empty")
+    broker.coordinators.groups.of(request.group)
+    answer_later(broker, connection, request, _hold(broker, request))
+
+
+async def _hold(broker: BrokerState, request: HoldOffsets) -> Reply:
+    takes_part, epoch = await broker.hanging.takes_part(request.key, request.producer_id)
+    if not takes_part:
+        detail = f"producer {request.producer_id} takes no part in what {request.key!r} has open"
+        raise BrokerError(ErrorCode.INVALID_TXN_STATE, detail)
+    done: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+
+    def answered(result: Outcome) -> None:
+        if not done.done():
+            done.set_result(result)
+
+    hold = (request.group, request.key, request.producer_id, epoch)
+    member = (request.offsets, request.member_id, request.member_epoch)
+    broker.coordinators.groups.of(request.group).ask(lambda ticket: HoldRequested(ticket, *hold, *member), answered)
+    result = await done
+    if isinstance(result, Refused):
+        raise BrokerError(result.code, result.detail)
+    return Ack(request.cid)
 
 
 def handle_heartbeat(broker: BrokerState, connection: ServerConnection, request: Heartbeat, body: memoryview) -> None:

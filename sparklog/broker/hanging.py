@@ -16,13 +16,14 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
 
-from sparklog.broker.internal_topics import TRANSACTIONS
+from sparklog.broker.coordinator_epochs import believe
+from sparklog.broker.internal_topics import TRANSACTIONS, coordinator_of, partition_of
 from sparklog.broker.partition import Partition
 from sparklog.broker.peers import Peers
 from sparklog.broker.state import BrokerState
 from sparklog.broker.waiting import answer_later
 from sparklog.errors import BrokerError, ErrorCode, StorageError
-from sparklog.model import TopicPartition
+from sparklog.model import NO_EPOCH, TopicPartition
 from sparklog.net.server import ServerConnection
 from sparklog.protocol.messages import (
     MAX_ENTRIES,
@@ -144,6 +145,21 @@ class Hanging:
                 detail = f"{TRANSACTIONS}-{number}: nobody has answered for leader epoch {newest}"
                 raise BrokerError(ErrorCode.COORDINATOR_NOT_AVAILABLE, detail)
         return {producer_id: key for reply in replies for producer_id, key in reply.participants}
+
+    async def takes_part(self, key: str, producer_id: int) -> tuple[bool, int]:
+        """Whether ``producer_id`` takes part in what ``key`` has open, or what is being ended; and the leader epoch of
+        the coordinator that says so.
+
+        Raises:
+            BrokerError: it has not answered, or is known to be none any more.
+        """
+        leader, tp = coordinator_of(self._broker, TRANSACTIONS, key), partition_of(self._broker, TRANSACTIONS, key)
+        if leader is None or tp is None:
+            raise BrokerError(ErrorCode.COORDINATOR_NOT_AVAILABLE, f"{key}: no coordinator is there")
+        reply = await self._ask(leader, ListParticipants(0, (producer_id,)))
+        epoch = dict(reply.coordinators).get(tp.partition, NO_EPOCH)
+        believe(self._broker, key, epoch)
+        return (producer_id, key) in reply.participants, epoch
 
     async def _ask(self, leader: int, request: ListParticipants) -> ListParticipantsReply:
         if leader == self._broker.broker_id:

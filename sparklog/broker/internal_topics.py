@@ -33,8 +33,10 @@ TOPIC_OF_KIND = {"transaction": TRANSACTIONS, "group": OFFSETS}
 
 #: For the topic to be made and a leader to be there; the client asks again.
 _WAIT_MS = 5000
+#: What is written about a group says all about its key, and so does each tombstone. Not so what is written about
+#: transactions: the end of a key ends its participants as well, whose records would outlive it.
+_POLICY = {OFFSETS: "compact", TRANSACTIONS: "delete"}
 _CONFIG = {
-    "cleanup.policy": "delete",
     "retention.ms": "-1",
     "retention.bytes": "-1",
     "segment.bytes": str(16 * MIB),
@@ -145,5 +147,5 @@ def _record(broker: BrokerState, name: str) -> TopicRecord:
         schemas=(TopicSchema(0, schema_message(DEFAULT_SCHEMA)),),
         key_columns=DEFAULT_KEY_COLUMNS,
         event_time=DEFAULT_EVENT_TIME,
-        config=dict(_CONFIG),
+        config={"cleanup.policy": _POLICY[name], **_CONFIG},
     )

@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator
 
+from sparklog.broker.fetch import Fetches
 from sparklog.broker.internal_topics import refuse_internal
 from sparklog.broker.partition import Answer, Batches, Partition, PendingProduce
 from sparklog.broker.state import BrokerState
@@ -30,10 +31,11 @@ _TELLING = int(Flag.CONTROL | Flag.OFFSET_ARRAY | Flag.FIRST_OF_SEGMENT | Flag.T
 class _OpenProduce:
     """One request whose partitions have not all answered. Owner: the callbacks it gave to the partitions."""
 
-    __slots__ = ("_acks", "_cid", "_connection", "_missing", "_results")
+    __slots__ = ("_acks", "_cid", "_connection", "_fetches", "_missing", "_results")
 
-    def __init__(self, connection: ServerConnection, request: Produce) -> None:
+    def __init__(self, connection: ServerConnection, request: Produce, fetches: Fetches) -> None:
         self._connection = connection
+        self._fetches = fetches
         self._cid = request.cid
         self._acks = request.acks
         self._results: list[ProduceResult | None] = [None] * len(request.partitions)
@@ -58,7 +60,8 @@ class _OpenProduce:
     def finish(self) -> None:
         results = tuple(result for result in self._results if result)
         if self._acks != 0:
-            self._connection.reply(ProduceReply(self._cid, results))
+            reply = ProduceReply(self._cid, results)
+            self._fetches.after_consumers(lambda: self._connection.reply(reply))
             return
         self._connection.done(self._cid)
         # Nothing else can tell a producer without answers that it writes to the wrong broker. Source: Kafka's acks=0.
@@ -78,7 +81,7 @@ def handle_produce(broker: BrokerState, connection: ServerConnection, request: P
         return
     broker.counters["produce.requests"] += 1
     broker.counters["produce.bytes"] += len(body)
-    open_produce = _OpenProduce(connection, request)
+    open_produce = _OpenProduce(connection, request, broker.fetches)
     if not request.partitions:
         open_produce.finish()
         return

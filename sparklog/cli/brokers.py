@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from sparklog.cli.moves import await_moves, print_moves
-from sparklog.cli.options import AsJson, Bootstrap, Throttle, Timeout, byte_count, open_admin
+from sparklog.cli.options import AsJson, Bootstrap, Throttle, Timeout, Yes, byte_count, confirm, open_admin
 from sparklog.cli.output import done, human_bytes, note, print_json, print_table
 from sparklog.client.admin import Admin
 from sparklog.client.descriptions import BrokerDescription, ClusterDescription, Reassigned
@@ -128,6 +128,7 @@ def drain(
     *,
     throttle: Throttle = None,
     wait: Annotated[bool, typer.Option("--wait", help="Return when it holds nothing any more.")] = False,
+    yes: Yes = False,
     bootstrap: Bootstrap = None,
     timeout: Annotated[float, typer.Option("--timeout", metavar="SECONDS", help="Wait no longer than this.")] = 3600.0,
     as_json: AsJson = False,
@@ -135,11 +136,13 @@ def drain(
     """Move everything a broker holds to the others. It need not be alive.
 
     Nothing keeps new topics and partitions off the broker: with --wait it is looked at again when the moves are done,
-    until it is found empty.
+    until it is found empty. Asks first, unless --yes.
 
-    Example: sparklog brokers drain 2 --throttle 50MB --wait
+    Example: sparklog brokers drain 2 --throttle 50MB --wait --yes
     """
     limit = byte_count(throttle, what="--throttle")
+    question = f"Move all that broker {broker_id} holds to the others? Its copies are deleted once those are in sync."
+    confirm(question, f"emptying broker {broker_id}", yes=yes)
     deadline = time.monotonic() + timeout
     tell = note if as_json else _tell
     moved: list[TopicPartition] = []

@@ -65,6 +65,7 @@ def reassign(
     wait: Annotated[bool, typer.Option("--wait", help="Return when the replicas are there and in sync.")] = False,
     cancel: Annotated[bool, typer.Option("--cancel", help="Take moves under way back.")] = False,
     status: Annotated[bool, typer.Option("--status", help="Show moves under way.")] = False,
+    yes: Yes = False,
     bootstrap: Bootstrap = None,
     timeout: Annotated[float, typer.Option("--timeout", metavar="SECONDS", help="Wait no longer than this.")] = 3600.0,
     as_json: AsJson = False,
@@ -72,9 +73,9 @@ def reassign(
     """Move replicas to other brokers, change their number, or the order of leaders; watch it, take it back.
 
     --to with a whole topic gives every partition these brokers, beginning with another one each, so that each leads
-    its share.
+    its share. What moves or takes back asks first, unless --yes.
 
-    Example: sparklog topics reassign flights:0 --to 3,1,2 --throttle 50MB --wait
+    Example: sparklog topics reassign flights:0 --to 3,1,2 --throttle 50MB --wait --yes
     """
     wanted = [to is not None, replication_factor is not None, cancel, status]
     if sum(wanted) != 1:
@@ -86,9 +87,11 @@ def reassign(
         if status:
             show_moves(admin, [] if which is None else [which], as_json=as_json)
         elif cancel:
+            confirm_cancel(which or "", yes=yes)
             cancel_moves(admin, [which or ""], as_json=as_json)
         else:
             targets = plan(admin, which or "", to=to, replication_factor=replication_factor)
+            confirm_moves(which or "", yes=yes)
             begin_moves(admin, targets, limit, wait_s=timeout if wait else None, as_json=as_json)
 
 
@@ -142,6 +145,18 @@ def print_moves(moves: Sequence[MoveDescription]) -> None:
     print_table(
         ("partition", "from", "to", "in sync", "copied", "of", "limit"), rows, numeric=("copied", "of", "limit")
     )
+
+
+def confirm_moves(what: str, *, yes: bool) -> None:
+    """Ask before replicas are moved: those that are left out are deleted in the end. Raises as ``confirm``."""
+    question = f"Move replicas of {what}? Those left out are deleted once the others are in sync."
+    confirm(question, f"moving replicas of {what}", yes=yes)
+
+
+def confirm_cancel(what: str, *, yes: bool) -> None:
+    """Raises as ``confirm``."""
+    question = f"Take the moves of {what} back? What they have copied is deleted."
+    confirm(question, f"taking the moves of {what} back", yes=yes)
 
 
 def begin_moves(

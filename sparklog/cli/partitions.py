@@ -9,7 +9,16 @@ from typing import Annotated
 import msgspec
 import typer
 
-from sparklog.cli.moves import begin_moves, cancel_moves, elect_leaders, plain_targets, plan, show_moves
+from sparklog.cli.moves import (
+    begin_moves,
+    cancel_moves,
+    confirm_cancel,
+    confirm_moves,
+    elect_leaders,
+    plain_targets,
+    plan,
+    show_moves,
+)
 from sparklog.cli.options import AsJson, Bootstrap, Throttle, Timeout, Yes, byte_count, open_admin, topic_names
 from sparklog.cli.output import ids, note, print_json, print_table
 from sparklog.errors import ConfigError
@@ -88,16 +97,19 @@ def apply(
     *,
     throttle: Throttle = None,
     wait: Annotated[bool, typer.Option("--wait", help="Return when the replicas are there and in sync.")] = False,
+    yes: Yes = False,
     bootstrap: Bootstrap = None,
     timeout: Annotated[float, typer.Option("--timeout", metavar="SECONDS", help="Wait no longer than this.")] = 3600.0,
     as_json: AsJson = False,
 ) -> None:
-    """Begin the moves of a plan.
+    """Begin the moves of a plan: replicas that it does not name go when the others are in sync. Asks first, unless
+    --yes.
 
-    Example: sparklog partitions reassign apply plan.json --throttle 50MB --wait
+    Example: sparklog partitions reassign apply plan.json --throttle 50MB --wait --yes
     """
     targets = _read(file)
     limit = byte_count(throttle, what="--throttle")
+    confirm_moves(f"the {len(targets)} partitions of {file}", yes=yes)
     with open_admin(bootstrap, 30.0) as admin:
         begin_moves(admin, targets, limit, wait_s=timeout if wait else None, as_json=as_json)
 
@@ -121,11 +133,14 @@ def progress(
 
 
 @reassign.command("cancel")
-def cancel(which: Which, bootstrap: Bootstrap = None, timeout: Timeout = 30.0, as_json: AsJson = False) -> None:
-    """Take moves under way back: the replicas stay where they were.
+def cancel(
+    which: Which, yes: Yes = False, bootstrap: Bootstrap = None, timeout: Timeout = 30.0, as_json: AsJson = False
+) -> None:
+    """Take moves under way back: the replicas stay where they were, and what was copied goes. Asks first, unless --yes.
 
-    Example: sparklog partitions reassign cancel flights
+    Example: sparklog partitions reassign cancel flights --yes
     """
+    confirm_cancel(", ".join(which), yes=yes)
     with open_admin(bootstrap, timeout) as admin:
         cancel_moves(admin, which, as_json=as_json)
 

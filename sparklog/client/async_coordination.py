@@ -37,6 +37,10 @@ class AsyncCoordination:
         self._backoff = Backoff()
         self._found: BrokerEndpoint | None = None
 
+    def of(self, kind: str, key: str) -> AsyncCoordination:
+        """The same for another key."""
+        return AsyncCoordination(self._link, kind, key, request_timeout_s=self._request_timeout_s)
+
     async def ask_once(self, request: Request, expected: type[R], *, patience_s: float) -> R:
         """Find the coordinator unless it is known, and ask it. Raises BrokerError."""
         if self._found is None:

@@ -3,8 +3,9 @@
 ``send`` appends to plain lists under one lock; Arrow arrays are built once per chunk, by the I/O thread. A chunk is not
 bound to a partition unless its records are: keys are hashed for the whole chunk at once when it is encoded.
 
-A record waits for company only while earlier records of its topic are on their way, and at most ``linger_ms``: a
-producer with nothing to do sends at once, and one under load makes larger batches by itself.
+A record waits for company only while earlier records of its topic are on their way, for half of a round trip as it is
+now and at most ``linger_ms``: a producer with nothing to do sends at once, and one under load makes larger batches by
+itself.
 """
 
 from __future__ import annotations
@@ -279,24 +280,27 @@ class Collector:
             self._used -= size
             self._room.notify_all()
 
-    def take_due(self, now_ms: float, busy: Callable[[str], bool]) -> list[RecordChunk]:
-        """Chunks that are full, have waited long enough, or whose topic has nothing on its way."""
+    def take_due(self, now_ms: float, busy: Callable[[str], bool], patience_ms: float) -> list[RecordChunk]:
+        """Chunks that are full, whose topic has nothing on its way, or that have waited for ``patience_ms``, at most
+        for the linger."""
         if not self._open and not self._full:
             return []
+        wait_ms = min(self._linger_ms, patience_ms)
         with self._room:
             due = list(self._full)
             self._full.clear()
             for slot, chunk in list(self._open.items()):
-                if chunk.created_ms + self._linger_ms <= now_ms or not busy(slot[0]):
+                if chunk.created_ms + wait_ms <= now_ms or not busy(slot[0]):
                     due.append(self._open.pop(slot))
         return due
 
-    def next_due_ms(self) -> float | None:
+    def next_due_ms(self, patience_ms: float) -> float | None:
         """When the oldest open chunk has waited long enough."""
         if not self._open:
             return None
         with self._room:
-            return min((chunk.created_ms for chunk in self._open.values()), default=0.0) + self._linger_ms
+            oldest_ms = min((chunk.created_ms for chunk in self._open.values()), default=0.0)
+        return oldest_ms + min(self._linger_ms, patience_ms)
 
     def seal(self) -> None:
         """Nothing that is here waits for company any longer."""

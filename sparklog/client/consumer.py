@@ -25,7 +25,7 @@ from sparklog.client.errors import ClientTimeout, LogTruncated
 from sparklog.client.feed_cuts import LOG_COLUMNS, head, tail, with_log_columns
 from sparklog.client.fetching import Feed, FeedBatch, Fetcher
 from sparklog.client.group_reading import GroupReading, OnPartitions
-from sparklog.client.group_session import GroupSession, MemberSettings, Place
+from sparklog.client.group_session import GroupMetadata, GroupSession, MemberSettings, Place
 from sparklog.client.groups import group_offsets
 from sparklog.client.isolation import Isolation, wire_isolation
 from sparklog.client.link import ClusterLink, no_leader
@@ -344,6 +344,15 @@ class Consumer:
         called when the future is done runs on the group's own thread, and must not wait for this consumer."""
         named = None if offsets is None else {TopicPartition(*tp): offset for tp, offset in offsets.items()}
         return self._of_group().commit(named)
+
+    def group_metadata(self) -> GroupMetadata:
+        """For ``Producer.send_offsets``: who reads these partitions, so that the transaction commits no more of them
+        than this consumer may.
+
+        Raises:
+            CommitRefused: it was removed from the group since it last polled.
+        """
+        return self._of_group().metadata()
 
     def committed(
         self, partitions: Iterable[TopicPartition | tuple[str, int]] | None = None

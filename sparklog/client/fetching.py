@@ -1,15 +1,15 @@
-"""The consumer's fetches: one long poll per leader, always under way while its last answer is being used.
+"""The consumer's fetches: one long poll per leader, also under way while its last answer is being used.
 
 Single-threaded. ``advance`` sends what is missing, waits for the first answers and turns them into batches; the next
-fetch of a broker is sent before its answer is decoded. An answer counts only for partitions whose position is still the
-one that was asked for, so a seek simply makes it worthless.
+fetch of a broker is sent before its answer is decoded, unless that was the last there is for now. An answer counts only
+for partitions whose position is still the one that was asked for, so a seek simply makes it worthless.
 """
 
 from __future__ import annotations
 
 import select
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from sparklog.client.errors import ClientTimeout, LogTruncated
@@ -28,6 +28,8 @@ _MAX_WAIT_MS = 500
 _SUSPECT_AFTER_S = 1.5
 #: "Unknown topic" may mean "not told yet" for so long.
 _UNKNOWN_TOPIC_GRACE_S = 2.0
+#: An answer of so many bytes takes a while to use, in which there will be more.
+_LARGE_BYTES = 256 * 1024
 
 
 #: The columns wanted of a topic, or None for all that it has.
@@ -270,7 +272,8 @@ class Fetcher:
             feed.move(part.next_offset, part.headers[-1].leader_epoch)
         if answers:
             self._moved = True
-            self._send_ahead(broker_id)
+            if _more_follows([part for _, _, part in answers]):
+                self._send_ahead(broker_id)
         found: list[FeedBatch] = []
         decoded = 0
         try:
@@ -399,6 +402,14 @@ class Fetcher:
         if self._stale:
             times.append(self._refresh_at)
         return min(max(0.001, min(times) - now), 1.0) if times else 1.0
+
+
+def _more_follows(parts: Sequence[PartitionBytes]) -> bool:
+    """Whether it is worth asking on before what came is used. At the log's end it is not: the broker would only wait,
+    and whom a request wakes may take this process's core from somebody who waits for the few records that came."""
+    if any(part.next_offset < part.answer.high_watermark for part in parts):
+        return True
+    return sum(len(part.bodies) for part in parts) >= _LARGE_BYTES
 
 
 def _readable(connection: BlockingConnection) -> bool:

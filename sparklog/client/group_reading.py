@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from typing import Protocol
 
 from sparklog.client.errors import CommitRefused
-from sparklog.client.group_session import GroupSession, Place, Word
+from sparklog.client.group_session import GroupMetadata, GroupSession, Place, Word
 from sparklog.errors import BrokerError, ErrorCode, SparklogError
 from sparklog.model import TopicPartition
 
@@ -119,6 +119,10 @@ class GroupReading:
         future = self._session.commit(self._life, named)
         future.add_done_callback(lambda ended: self._note(positions, ended))
         return future
+
+    def metadata(self) -> GroupMetadata:
+        """Raises CommitRefused: the consumer was removed since it last polled."""
+        return self._session.metadata(self._life, {place[0]: place[1] for place in self._places.values()})
 
     def committed(self, partitions: Iterable[TopicPartition]) -> Future[dict[Place, int]]:
         """Of assigned partitions."""

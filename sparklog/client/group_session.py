@@ -53,9 +53,10 @@ Place = tuple[str, str, int]
 #: After these the member is none any more, and begins anew.
 _REMOVED = frozenset({ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.FENCED_MEMBER_EPOCH})
 #: After these a commit is refused for good.
-_FENCED = frozenset({*_REMOVED, ErrorCode.STALE_MEMBER_EPOCH, ErrorCode.FENCED_INSTANCE_ID})
+FENCED = frozenset({*_REMOVED, ErrorCode.STALE_MEMBER_EPOCH, ErrorCode.FENCED_INSTANCE_ID})
 _LEAST_PAUSE_S = 0.05
 _LEAVE_S = 3.0
+_REMOVED_SINCE = "this consumer was removed from the group, and others may have read its partitions since"
 
 
 class MemberSettings(NamedTuple):
@@ -69,6 +70,15 @@ class MemberSettings(NamedTuple):
     session_timeout_ms: int
     heartbeat_interval_ms: int
     max_poll_interval_ms: int
+
+
+class GroupMetadata(NamedTuple):
+    """Who sends a group's offsets with a transaction: a member, as of now. ``topic_ids``: of what it reads."""
+
+    group: str
+    member_id: str
+    epoch: int
+    topic_ids: Mapping[str, str]
 
 
 class Word(NamedTuple):
@@ -164,6 +174,13 @@ class GroupSession:
                     raise self._error
                 self._holding |= self._assigned
             return Word(self._life, self._epoch, self._assigned, self._holding - self._assigned)
+
+    def metadata(self, life: int, topic_ids: Mapping[str, str]) -> GroupMetadata:
+        """Raises CommitRefused: that life is over."""
+        with self._lock:
+            if self._life != life:
+                raise CommitRefused(ErrorCode.UNKNOWN_MEMBER_ID, _REMOVED_SINCE)
+            return GroupMetadata(self._settings.group, self._member_id, self._epoch, topic_ids)
 
     def given_up(self, places: Collection[Place]) -> None:
         """The consumer does not read these any more, and their last commits are sent."""
@@ -442,8 +459,7 @@ class GroupSession:
         for commit in commits:
             epoch = commit.epoch
             if commit.life != self._life:
-                detail = "this consumer was removed from the group, and others may have read its partitions since"
-                raise CommitRefused(ErrorCode.UNKNOWN_MEMBER_ID, detail)
+                raise CommitRefused(ErrorCode.UNKNOWN_MEMBER_ID, _REMOVED_SINCE)
             offsets.update(commit.offsets)
         named = tuple(GroupOffset(place[0], place[2], offset, place[1]) for place, offset in offsets.items())
         attempts = Attempts(self._coordination, timeout_s=self._timeout_s)
@@ -452,7 +468,7 @@ class GroupSession:
         try:
             reply = await attempts.ask(request, CommitOffsetsReply)
         except BrokerError as error:
-            raise CommitRefused(error.code, error.detail) if error.code in _FENCED else error from None
+            raise CommitRefused(error.code, error.detail) if error.code in FENCED else error from None
         for result in reply.results:
             if result.code and result.code != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
                 raise BrokerError(result.code, result.detail)

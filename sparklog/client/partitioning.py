@@ -32,8 +32,10 @@ from sparklog.record.schema import DEFAULT_EVENT_TIME, DEFAULT_KEY_COLUMNS, DEFA
 PARTITION_COLUMN = "_partition"
 #: What a piece of a table may take before it is cut into partitions.
 _MAX_PIECE_BYTES = 32 * 1024 * 1024
-#: Up to so many records are encoded sooner one by one than as Arrow arrays.
-_FEW = 16
+#: Up to so many records are encoded sooner without Arrow, above all where little else was done just before.
+_FEW = 256
+#: Up to so many keys are hashed sooner one by one.
+_FEW_KEYS = 16
 
 Rows: TypeAlias = "npt.NDArray[np.int64]"
 #: One partition for all rows, one for each row, or None: by key, else in turn.
@@ -208,10 +210,16 @@ def encode_few(
     """What ``encode_parts`` gives without compression for records of a default topic, when they are so few that they
     cost less one by one; else None. ``size``: bytes of keys and values, at least."""
     few = len(records) <= _FEW and topic.is_default and topic.event_time in {None, DEFAULT_EVENT_TIME}
-    if not few or size > min(batch_bytes, topic.max_message_bytes * 3 // 4) or any(record[2] for record in records):
+    if not few or size > min(batch_bytes, topic.max_message_bytes * 3 // 4):
+        return None
+    keys, _, headers, _ = zip(*records, strict=True)
+    if any(headers):
+        return None
+    assigned = _assign_few(topic, keys, destination)
+    if assigned is None:
         return None
     parts = []
-    for partition, rows in sorted(_assign_few(topic, records, destination).items()):
+    for partition, rows in sorted(assigned.items()):
         chosen = records if len(rows) == len(records) else [records[row] for row in rows]
         encoded = encode_few_records(chosen, schema_id=topic.schema_id, timed=topic.event_time is not None)
         if encoded.header.length > topic.max_message_bytes:
@@ -221,17 +229,20 @@ def encode_few(
 
 
 def _assign_few(
-    topic: ProducerTopic, records: Sequence[FewRecord], destination: int | None
-) -> Mapping[int, Sequence[int]]:
-    """As ``_assign``: the numbers of the records that go to each partition."""
-    every = range(len(records))
+    topic: ProducerTopic, keys: Sequence[bytes | str | None], destination: int | None
+) -> Mapping[int, Sequence[int]] | None:
+    """As ``_assign``: the numbers of the records that go to each partition; None where these are too many keys to hash
+    one by one."""
+    every = range(len(keys))
     if destination is not None:
         return {destination: every}
-    if topic.partition_count == 1 or all(record[0] is None for record in records):
+    if topic.partition_count == 1 or keys.count(None) == len(keys):
         return {topic.next_partition(): every}
+    if len(keys) > _FEW_KEYS:
+        return None
     turn: int | None = None
     rows: dict[int, list[int]] = {}
-    for row, (key, *_) in enumerate(records):
+    for row, key in enumerate(keys):
         if key is None:
             turn = topic.next_partition() if turn is None else turn
             partition = turn

@@ -26,12 +26,14 @@ _BROKERS_SHARE = 0.9
 #: A request open for so long makes the thread ask who leads now: a leader that hangs does not say so itself.
 _SUSPECT_AFTER_S = 1.0
 _LOOK_AGAIN_S = 0.2
+#: How much the last round trip counts for.
+_SMOOTHING = 1 / 8
 
 
 class _Sent:
     """A produce request under way."""
 
-    __slots__ = ("batches", "connection", "deadline_ms", "look_at_ms", "suspected")
+    __slots__ = ("batches", "connection", "deadline_ms", "look_at_ms", "sent_ms", "suspected")
 
     def __init__(
         self, connection: AsyncConnection, batches: list[ProducerBatch], *, now_ms: float, deadline_ms: float
@@ -39,6 +41,7 @@ class _Sent:
         self.connection = connection
         self.batches = batches
         self.deadline_ms = deadline_ms
+        self.sent_ms = now_ms
         #: When to look whether it waits for somebody who hangs.
         self.look_at_ms = min(now_ms + _SUSPECT_AFTER_S * 1000, deadline_ms)
         #: Open for so long that its leader may hang: news of another leader ends it.
@@ -76,6 +79,17 @@ class ProduceRequests:
         self._draining: set[AsyncConnection] = set()
         self._suspected: dict[_Sent, None] = {}
         self._suspected_version = -1
+        #: From request to answer, smoothed; 0 while none has come.
+        self._round_trip_ms = 0.0
+
+    def patience_ms(self, now_ms: float) -> float:
+        """How long records should wait for company behind others that are under way: half as long as a round trip
+        takes now, so that two requests follow each other half-way. Of more and smaller ones both brokers and clients
+        have more work than is won by them. Without a bound while nobody can tell."""
+        if not self._sent or not self._round_trip_ms:
+            return math.inf
+        oldest = next(iter(self._sent))
+        return max(self._round_trip_ms, now_ms - oldest.sent_ms) / 2
 
     def can_take(self, broker_id: int) -> bool:
         """A connection is there and has room for one request more; if not, ``changed`` is called when it has."""
@@ -191,6 +205,8 @@ class ProduceRequests:
         if isinstance(answer, BrokerError):
             self._tell_all(sent.batches, answer.code, answer.detail)
         else:
+            taken_ms = _now_ms() - sent.sent_ms
+            self._round_trip_ms += (taken_ms - self._round_trip_ms) * (_SMOOTHING if self._round_trip_ms else 1)
             self._take_results(sent.batches, answer[0])
         self._changed()
 

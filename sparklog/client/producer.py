@@ -23,6 +23,7 @@ from sparklog.client.accumulator import ProducerIdentity
 from sparklog.client.bootstrap import parse_bootstrap
 from sparklog.client.collector import Collector, RecordChunk, header_list, utf8
 from sparklog.client.errors import ClientTimeout, CommitOutcomeUnknown, ProducerClosed
+from sparklog.client.group_session import GroupMetadata
 from sparklog.client.partitioning import (
     ProducerTopic,
     check_partition,
@@ -78,8 +79,8 @@ class Producer:
         Args:
             acks: ``"all"`` in-sync replicas, 1 for the leader alone, 0 for none: then futures tell no offset and
                 losses go unseen. Only with ``"all"`` are retries free of duplicates.
-            linger_ms: the longest time a record waits for company while earlier ones are on their way; with nothing
-                on its way it is sent at once.
+            linger_ms: the longest time a record waits for company while earlier ones are on their way, which is half
+                of a round trip where that is less; with nothing on its way it is sent at once.
             batch_bytes: about the size of a batch, before compression.
             compression: None, ``"lz4"`` or ``"zstd"``, inside Arrow.
             buffer_bytes: what may be handed over and not yet acknowledged; then ``send`` and ``write`` block.
@@ -341,10 +342,13 @@ class Producer:
         """
         self._transactional().abort()
 
-    def send_offsets(self, offsets: Mapping[TopicPartition, int], *, group: str) -> None:
-        """Let ``group`` stand at these offsets (of the next records to read) when the transaction commits.
+    def send_offsets(self, offsets: Mapping[TopicPartition, int], *, group: str | GroupMetadata) -> None:
+        """Let ``group`` stand at these offsets (of the next records to read) when the transaction commits. A group
+        whose members share its partitions is given as ``consumer.group_metadata()``: then nobody else is given an
+        offset of these partitions until the transaction has ended.
 
         Raises:
+            CommitRefused: the member has given a partition up, or was removed: abort.
             TransactionStateError, ProducerFenced, ClientTimeout: as ``begin``.
         """
         self._transactional().send_offsets(offsets, group)

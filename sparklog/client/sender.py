@@ -52,6 +52,8 @@ _STOP_TIMEOUT_S = 15.0
 _WAITS_IN_TURN = 4
 #: An answer that takes longer is waited for by the I/O thread: it has other things to look after as well.
 _ANSWER_S = 0.005
+#: As fine as uvloop's timers are: for less than half of it they would not wait at all.
+_TICK_MS = 1.0
 
 
 class SenderSettings(NamedTuple):
@@ -377,7 +379,8 @@ class Sender:
                 batch = self._incoming.popleft()
                 self._accumulator.add(batch)
                 self._follow(batch)
-            for chunk in self.collector.take_due(now, self._accumulator.topic_busy):
+            patience_ms = self._requests.patience_ms(now)
+            for chunk in self.collector.take_due(now + _TICK_MS / 2, self._accumulator.topic_busy, patience_ms):
                 self._encode_chunk(chunk)
             for name, error in self._board.gone(now):
                 self._give_up_topic(name, error)
@@ -487,7 +490,7 @@ class Sender:
 
     def _discard(self, error: BaseException) -> None:
         """All that is not acknowledged fails; what is in flight may still get into the log."""
-        for chunk in self.collector.take_due(math.inf, lambda _: False):
+        for chunk in self.collector.take_due(math.inf, lambda _: False, 0.0):
             self.collector.release(chunk.size)
             chunk.fail(error)
         while self._incoming:
@@ -635,14 +638,14 @@ class Sender:
 
     def _set_timer(self, now: float) -> None:
         times = self._board.next_times_ms(now)
-        for at in (self._accumulator.next_time_ms(now), self.collector.next_due_ms()):
+        for at in (self._accumulator.next_time_ms(now), self.collector.next_due_ms(self._requests.patience_ms(now))):
             if at is not None:
                 times.append(at)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         if times:
-            self._timer = self._loop.call_later(max(0.0, min(times) - now) / 1000, self._pump)
+            self._timer = self._loop.call_later(max(_TICK_MS, min(times) - now) / 1000, self._pump)
 
 
 def _not_encoded(topic: ProducerTopic, error: BaseException) -> BrokerError:

@@ -13,6 +13,7 @@ from sparklog.client.async_coordination import AsyncCoordination
 from sparklog.client.async_link import AsyncLink
 from sparklog.client.coordination import TRANSACTION
 from sparklog.client.errors import CommitOutcomeUnknown, TransactionStateError
+from sparklog.client.group_session import GroupMetadata
 from sparklog.client.transaction import OpenTransaction, begin, end
 from sparklog.client.transaction_run import TransactionRun
 from sparklog.model import TopicPartition
@@ -80,7 +81,9 @@ class SenderTransactions:
         self._accumulator.begin(identity)
         self._open = OpenTransaction(self._link, self._coordination, run, identity, changed=self._changed)
 
-    async def add_offsets(self, group: str, offsets: Sequence[GroupOffset], *, timeout_s: float) -> None:
+    async def add_offsets(
+        self, group: str | GroupMetadata, offsets: Sequence[GroupOffset], *, timeout_s: float
+    ) -> None:
         """Raises as ``OpenTransaction.add_offsets``."""
         assert self._open is not None
         await self._open.add_offsets(group, offsets, timeout_s=timeout_s)

@@ -16,7 +16,9 @@ from collections.abc import Callable, Iterable, Sequence
 from sparklog.client.accumulator import ProducerIdentity
 from sparklog.client.async_coordination import AsyncCoordination, Attempts
 from sparklog.client.async_link import AsyncLink
-from sparklog.client.errors import ClientTimeout, transaction_error
+from sparklog.client.coordination import GROUP
+from sparklog.client.errors import ClientTimeout, CommitRefused, transaction_error
+from sparklog.client.group_session import FENCED, GroupMetadata
 from sparklog.client.transaction_run import MARKERS_WAIT_S, SERVER_SHARE, TransactionRun, end_error
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import TopicPartition
@@ -29,6 +31,7 @@ from sparklog.protocol.messages import (
     EndTransaction,
     EndTransactionReply,
     GroupOffset,
+    HoldOffsets,
     TouchTransaction,
 )
 
@@ -118,20 +121,33 @@ class OpenTransaction:
             self._registering = True
             self._link.start(self._register(wanted))
 
-    async def add_offsets(self, group: str, offsets: Sequence[GroupOffset], *, timeout_s: float) -> None:
+    async def add_offsets(
+        self, group: str | GroupMetadata, offsets: Sequence[GroupOffset], *, timeout_s: float
+    ) -> None:
         """Let the group have these offsets when the transaction commits. Durable when this returns.
 
         Raises:
+            CommitRefused: they are not the member's to commit; the transaction must be aborted.
             ProducerFenced, TransactionStateError, ClientTimeout.
         """
         self.used = True
+        name = group.group if isinstance(group, GroupMetadata) else group
+        attempts = Attempts(self._coordination, timeout_s=timeout_s)
         try:
-            await Attempts(self._coordination, timeout_s=timeout_s).ask(
-                self._addition(group=group, offsets=offsets), Ack
-            )
+            await attempts.ask(self._addition(group=name, offsets=offsets), Ack)
+            if isinstance(group, GroupMetadata):  # its coordinator looks whether the transaction knows this producer
+                await self._hold(group, offsets, timeout_s=attempts.left_s)
         except BrokerError as error:
             raise transaction_error(error, str(self.run)) from error
         self._alive_at = time.monotonic()
+
+    async def _hold(self, group: GroupMetadata, offsets: Sequence[GroupOffset], *, timeout_s: float) -> None:
+        member = (group.member_id, group.epoch)
+        request = HoldOffsets(0, group.group, self.run.key, self.identity.producer_id, tuple(offsets), *member)
+        try:
+            await Attempts(self._coordination.of(GROUP, group.group), timeout_s=timeout_s).ask(request, Ack)
+        except BrokerError as error:
+            raise CommitRefused(error.code, error.detail) if error.code in FENCED else error from None
 
     def _missing(self, wanted: Callable[[], Iterable[TopicPartition]]) -> tuple[TopicPartition, ...]:
         return tuple(tp for tp in wanted() if tp not in self.registered)[:MAX_ENTRIES]

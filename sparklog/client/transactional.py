@@ -13,6 +13,7 @@ from enum import Enum, auto
 
 from sparklog.client.accumulator import ProducerIdentity
 from sparklog.client.errors import CommitOutcomeUnknown, ProducerFenced, TransactionStateError
+from sparklog.client.group_session import GroupMetadata
 from sparklog.client.sender import Sender
 from sparklog.client.transaction_run import MAX_ID_BYTES, TransactionRun
 from sparklog.errors import ConfigError, SparklogError
@@ -123,11 +124,12 @@ class ProducerTransactions:
             self._sender.refuse_own_thread("abort")
             self._abort(self._timeout_s)
 
-    def send_offsets(self, offsets: Mapping[TopicPartition, int], group: str) -> None:
+    def send_offsets(self, offsets: Mapping[TopicPartition, int], group: str | GroupMetadata) -> None:
         with self._lock:
             if self.state is not State.OPEN:
                 raise self._wrong("send_offsets")
-            named = [GroupOffset(tp[0], tp[1], offset) for tp, offset in offsets.items()]
+            ids = group.topic_ids if isinstance(group, GroupMetadata) else {}
+            named = [GroupOffset(tp[0], tp[1], offset, ids.get(tp[0], "")) for tp, offset in offsets.items()]
             try:
                 self._sender.call(lambda: self._transactions.add_offsets(group, named, timeout_s=self._timeout_s))
             except BaseException as error:

@@ -7,6 +7,11 @@ An offset is shown and acknowledged once it is committed in the coordinator's lo
 group, and what comes meanwhile goes together into the next, so that offsets take effect in the order in which they
 came.
 
+A member that sends offsets with a transaction has these partitions *held* first: it is refused where its commits would
+be, and until the transaction has ended nobody else is told an offset of them, or two members would do the same work
+(KIP-447). A hold ends with what the transaction hands over, or when somebody who waits for it has found that the
+transaction is over.
+
 What a transaction's coordinator hands over carries (key, decision): it tries again until it is answered, so the last
 decision of each key is remembered and a repetition changes nothing. Decisions of a key count up, but begin anew when
 the key has expired: the memory of one is kept for a shorter time than that.
@@ -30,6 +35,8 @@ from sparklog.coordinator.group_records import (
     GroupValue,
     Handover,
     HandoverKey,
+    Hold,
+    HoldKey,
     MemberKey,
     MemberState,
     OffsetKey,
@@ -59,6 +66,8 @@ class GroupSettings:
     handover_ms: int = 86_400_000
     #: Members of one group.
     max_size: int = 10_000
+    #: No transaction is open for so long.
+    hold_ms: int = 2 * 86_400_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +80,29 @@ class CommitRequested:
     transaction: tuple[str, int] | None = None
     member_id: str = ""
     member_epoch: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class HoldRequested:
+    """As ``messages.HoldOffsets``; ``coordinator_epoch``: of the transaction's, who knows the producer."""
+
+    ticket: int
+    group: str
+    key: str
+    producer_id: int
+    coordinator_epoch: int
+    offsets: tuple[GroupOffset, ...]
+    member_id: str
+    member_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class HoldEnded:
+    """The transaction of ``key`` that ``producer_id`` took part in is over."""
+
+    group: str
+    key: str
+    producer_id: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +127,8 @@ class TopicsGone:
     topics: tuple[tuple[str, str], ...]
 
 
-GroupRequest = CommitRequested | HeartbeatRequested | DeleteRequested
-GroupEvent = GroupRequest | TopicsSeen | TopicsGone
+GroupRequest = CommitRequested | HoldRequested | HeartbeatRequested | DeleteRequested
+GroupEvent = GroupRequest | HoldEnded | TopicsSeen | TopicsGone
 
 
 @dataclass(slots=True)
@@ -118,7 +150,7 @@ class _Group:
     #: What is committed in the log.
     state: dict[GroupKey, GroupValue] = field(default_factory=dict)
     draft: _Draft | None = None
-    queue: list[GroupRequest | TopicsGone] = field(default_factory=list)
+    queue: list[GroupRequest | HoldEnded | TopicsGone] = field(default_factory=list)
 
     @property
     def last_commit_ms(self) -> int:
@@ -178,8 +210,13 @@ class Groups(CoordinatorCore[_Group, _Draft]):
 
     def _take(self, event: GroupEvent, now_ms: int) -> None:
         match event:
-            case CommitRequested() | HeartbeatRequested() | DeleteRequested():
+            case CommitRequested() | HoldRequested() | HeartbeatRequested() | DeleteRequested():
                 self._enqueue(event, now_ms)
+            case HoldEnded():
+                known = self._entries.get(event.group)
+                if known is not None:
+                    known.queue.append(event)
+                    self._serve(known, now_ms)
             case TopicsSeen():
                 first = not self._topics.told
                 changed = self._topics.seen(event.topics)
@@ -226,6 +263,19 @@ class Groups(CoordinatorCore[_Group, _Draft]):
         }
         missing = [place for place in partitions if tuple(place) not in own]
         return f"{missing[0][0]}-{missing[0][1]} is not member {member_id}'s in epoch {epoch}" if missing else ""
+
+    def holds(self, group: str, member_id: str, partitions: Iterable[tuple[str, int]]) -> list[tuple[str, Hold]]:
+        """What keeps ``member_id`` from being told offsets of these partitions: by the transaction's key."""
+        known = self._entries.get(group)
+        wanted = set(partitions)
+        return [
+            (key.key, value)
+            for key, value in (known.state.items() if known else ())
+            if isinstance(key, HoldKey)
+            and isinstance(value, Hold)
+            and value.member_id != member_id
+            and not wanted.isdisjoint(value.partitions)
+        ]
 
     def offsets(self, group: str) -> Mapping[tuple[str, int], GroupOffset]:
         """By topic and partition."""
@@ -281,6 +331,10 @@ class Groups(CoordinatorCore[_Group, _Draft]):
                     self._delete(group, event, draft, now_ms)
                 case CommitRequested():
                     self._commit(group, event, draft, now_ms)
+                case HoldRequested():
+                    self._hold(group, event, draft, now_ms)
+                case HoldEnded():
+                    self._end_hold(group, event, draft)
         for detail in group.membership.settle(self._topics, now_ms):
             self._effects.append(Report("groups.members.removed", detail))
         draft.changes.update(group.membership.take_changes(now_ms))
@@ -319,6 +373,9 @@ class Groups(CoordinatorCore[_Group, _Draft]):
                 draft.answers.append(Answer(request.ticket, Done()))
                 return
             draft.changes[handover] = Handover(FORMAT_VERSION, decision, now_ms)
+            hold = HoldKey(FORMAT_VERSION, group.key, key)
+            if hold in group.state or hold in draft.changes:
+                draft.changes[hold] = None
         else:
             refusal = group.membership.refuses_commit(request.member_id, request.member_epoch, request.offsets)
             if refusal is not None:
@@ -328,6 +385,32 @@ class Groups(CoordinatorCore[_Group, _Draft]):
             place = OffsetKey(FORMAT_VERSION, group.key, offset.topic, offset.partition)
             draft.changes[place] = CommittedOffset(FORMAT_VERSION, offset, now_ms)
         draft.answers.append(Answer(request.ticket, Done()))
+
+    def _hold(self, group: _Group, request: HoldRequested, draft: _Draft, now_ms: int) -> None:
+        refusal = group.membership.refuses_commit(request.member_id, request.member_epoch, request.offsets)
+        if refusal is not None:
+            draft.answers.append(Answer(request.ticket, refusal))
+            return
+        key = HoldKey(FORMAT_VERSION, group.key, request.key)
+        known = draft.changes.get(key, group.state.get(key))
+        partitions = {(offset.topic, offset.partition) for offset in request.offsets}
+        if isinstance(known, Hold) and known.producer_id == request.producer_id:
+            partitions.update(known.partitions)
+        draft.changes[key] = Hold(
+            FORMAT_VERSION,
+            request.member_id,
+            request.producer_id,
+            request.coordinator_epoch,
+            tuple(sorted(partitions)),
+            now_ms,
+        )
+        draft.answers.append(Answer(request.ticket, Done()))
+
+    def _end_hold(self, group: _Group, event: HoldEnded, draft: _Draft) -> None:
+        key = HoldKey(FORMAT_VERSION, group.key, event.key)
+        known = draft.changes.get(key, group.state.get(key))
+        if isinstance(known, Hold) and known.producer_id == event.producer_id:
+            draft.changes[key] = None
 
     def _drop_topics(self, group: _Group, event: TopicsGone, draft: _Draft) -> None:
         gone = set(event.topics)
@@ -394,13 +477,14 @@ class Groups(CoordinatorCore[_Group, _Draft]):
             self._active.pop(group.key, None)
 
     def _expire(self, entry: _Group, now_ms: int) -> None:
-        """A group that commits no more and has no members goes whole; of others only the memory of what transactions
-        handed over."""
+        """A group that commits no more and has no members goes whole; of others only the memory of transactions."""
         over = not entry.membership.members and now_ms >= entry.last_commit_ms + self._settings.retention_ms
         gone = [
             key
             for key, value in entry.state.items()
-            if over or (isinstance(value, Handover) and now_ms >= value.commit_ms + self._settings.handover_ms)
+            if over
+            or (isinstance(value, Handover) and now_ms >= value.commit_ms + self._settings.handover_ms)
+            or (isinstance(value, Hold) and now_ms >= value.commit_ms + self._settings.hold_ms)
         ]
         if gone and not entry.queue:
             self._change(entry, _Draft(dict.fromkeys(gone), began_ms=now_ms))

@@ -1,7 +1,8 @@
 """What a group coordinator writes into its partition of the internal topic, and reads back.
 
-An offset has a record of its own, and so have each member, the group's epoch, and what was last handed over by a
-transaction. Each record says all about its key: the newest of each is enough.
+An offset has a record of its own, and so have each member, the group's epoch, what was last handed over by a
+transaction, and the partitions whose offsets an open one was sent. Each record says all about its key: the newest of
+each is enough.
 """
 
 from __future__ import annotations
@@ -42,6 +43,26 @@ class Handover(msgspec.Struct, frozen=True, array_like=True):
 
     version: int
     decision: int
+    commit_ms: int
+
+
+class HoldKey(msgspec.Struct, frozen=True, array_like=True, tag="hold"):
+    """``key``: of the transaction that offsets of the group were sent with."""
+
+    version: int
+    group: str
+    key: str
+
+
+class Hold(msgspec.Struct, frozen=True, array_like=True):
+    """A member's, of these partitions (topic, number), until the transaction that ``producer_id`` takes part in has
+    ended. ``coordinator_epoch``: of the coordinator that knew it: an earlier one cannot say that it has."""
+
+    version: int
+    member_id: str
+    producer_id: int
+    coordinator_epoch: int
+    partitions: tuple[tuple[str, int], ...]
     commit_ms: int
 
 
@@ -104,12 +125,12 @@ class MemberState(msgspec.Struct, frozen=True, array_like=True):
     joined: int = 0
 
 
-GroupKey = OffsetKey | HandoverKey | EpochKey | MemberKey
-GroupValue = CommittedOffset | Handover | GroupEpoch | MemberState
+GroupKey = OffsetKey | HandoverKey | HoldKey | EpochKey | MemberKey
+GroupValue = CommittedOffset | Handover | Hold | GroupEpoch | MemberState
 
 _codec: RecordCodec[GroupKey, GroupValue] = RecordCodec(
     "groups",
-    {OffsetKey: CommittedOffset, HandoverKey: Handover, EpochKey: GroupEpoch, MemberKey: MemberState},
+    {OffsetKey: CommittedOffset, HandoverKey: Handover, HoldKey: Hold, EpochKey: GroupEpoch, MemberKey: MemberState},
     newest=FORMAT_VERSION,
 )
 

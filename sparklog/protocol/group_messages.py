@@ -41,9 +41,24 @@ class CommitOffsetsReply(Message, frozen=True, tag="commit_offsets_reply"):
     results: tuple[PartitionResult, ...]
 
 
+class HoldOffsets(Message, frozen=True, tag="hold_offsets"):
+    """A member has sent these offsets with the transaction of ``key``, in which ``producer_id`` takes part by now.
+    Refused as its commits are, and then the transaction must not commit. Otherwise whoever is given one of these
+    partitions is told no offset of it until the transaction has ended. Answered with Ack when that is durable. Source:
+    KIP-447."""
+
+    group: Name
+    key: Name
+    producer_id: int
+    offsets: Entries[GroupOffset]
+    member_id: Name
+    member_epoch: int
+
+
 class FetchOffsets(Message, frozen=True, tag="fetch_offsets"):
     """``partitions`` None: all the group has. A member (``member_id``, ``member_epoch``) is told of its own partitions,
-    and need not have the answer confirmed: whoever knows that they are its own knows what was committed before."""
+    and need not have the answer confirmed: whoever knows that they are its own knows what was committed before. It gets
+    UNSTABLE_OFFSET_COMMIT while a transaction is open that somebody else has sent offsets of them with."""
 
     group: Name
     partitions: Entries[tuple[str, int]] | None = None

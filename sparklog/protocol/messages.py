@@ -90,6 +90,7 @@ from sparklog.protocol.group_messages import (
     GroupOffset,
     Heartbeat,
     HeartbeatReply,
+    HoldOffsets,
     ListGroups,
     ListGroupsReply,
     MemberDescription,
@@ -175,6 +176,7 @@ __all__ = [
     "HangingTransaction",
     "Heartbeat",
     "HeartbeatReply",
+    "HoldOffsets",
     "Hello",
     "HelloReply",
     "InitProducerId",
@@ -258,6 +260,7 @@ Request = (
     | WriteMarkers
     | CommitOffsets
     | FetchOffsets
+    | HoldOffsets
     | ListGroups
     | Heartbeat
     | DescribeGroup

@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import struct
 from functools import lru_cache
-from itertools import pairwise
 from typing import NamedTuple
 
 from sparklog.record.few_records import few_buffer_sizes, few_metadata, few_metadata_bytes, few_places
 from sparklog.record.message import PREFIX_BYTES
 
 #: More records than this are Arrow's sooner than ours.
-MOST_RECORDS = 32
+MOST_RECORDS = 256
 METADATA_BYTES = few_metadata_bytes()
 #: The nodes and buffers of the default schema, and where ``batch_metadata`` puts them.
 _NODES, _BUFFERS = 7, 17
@@ -70,7 +69,7 @@ def times_of_few(message: bytes, record_count: int) -> tuple[int, int] | None:
 def _sound(message: bytes, column: _Binary, rows: int) -> bool:
     """Offsets that begin at 0, do not fall, and end with the values; as many nulls as are declared."""
     offsets = _OFFSETS[rows].unpack_from(message, column.offsets_at)
-    if offsets[0] != 0 or offsets[-1] != column.length or any(start > end for start, end in pairwise(offsets)):
+    if offsets[0] != 0 or offsets[-1] != column.length or list(offsets) != sorted(offsets):
         return False
     if not column.nulls:
         return True

@@ -1,5 +1,5 @@
-"""Batches of a few records of the default schema, written by hand: making Arrow arrays of one record each, and having
-Arrow write them, costs more than everything else a producer does for it.
+"""Batches of a few records of the default schema, written by hand: making Arrow arrays of them, and having Arrow write
+them, costs more than everything else a producer does for one record, and up to some hundreds more than this.
 
 Only records without headers. Columns and buffers are those that ``encode_batch`` would write, byte for byte; a test
 holds the two against each other. One record alone is put between bytes that all records of its sizes have around them.
@@ -73,6 +73,10 @@ def encode_few_records(records: Sequence[FewRecord], *, schema_id: int, timed: b
 def _together(records: Sequence[FewRecord]) -> bytes:
     keys, values, _, times = zip(*records, strict=True)
     count = len(records)
+    try:
+        packed_times = struct.pack(f"<{count}q", *times)
+    except struct.error as error:
+        raise OverflowError(f"a timestamp of more than 64 bits: {error}") from None
     key_nulls, key_buffers = _binary(keys)
     value_nulls, value_buffers = _binary(values)
     buffers = (
@@ -82,7 +86,7 @@ def _together(records: Sequence[FewRecord]) -> bytes:
         bytes(4 * (count + 1)),
         *_INSIDE_NO_HEADERS,
         b"",
-        b"".join([time.to_bytes(_TIME.size, "little", signed=True) for time in times]),
+        packed_times,
     )
     metadata = few_metadata(count, (key_nulls, value_nulls), tuple(map(len, buffers)))
     return b"".join((metadata, *_in_places(buffers)))
@@ -105,15 +109,21 @@ def _content(found: bytes | str | None) -> bytes | None:
 
 def _binary(values: Sequence[bytes | str | None]) -> tuple[int, tuple[bytes, bytes, bytes]]:
     """How many values of a column of type binary are null; its validity, offsets and bytes."""
-    found = [_content(value) for value in values]
-    nulls = found.count(None)
-    content = [value or b"" for value in found] if nulls else cast("list[bytes]", found)
-    ends = accumulate(map(len, content), initial=0)
-    offsets = struct.pack(f"<{len(found) + 1}i", *ends)
-    return nulls, (_validity(found) if nulls else b"", offsets, b"".join(content))
+    nulls = values.count(None)
+    if nulls == len(values):
+        return nulls, (bytes(-(-nulls // 8)), bytes(4 * (nulls + 1)), b"")
+    given = [b"" if value is None else value for value in values] if nulls else values
+    content = cast("Sequence[bytes]", given)
+    try:
+        joined = b"".join(content)
+    except TypeError:  # there is text among them
+        content = [_content(value) or b"" for value in given]
+        joined = b"".join(content)
+    offsets = struct.pack(f"<{len(values) + 1}i", *accumulate(map(len, content), initial=0))
+    return nulls, (_validity(values) if nulls else b"", offsets, joined)
 
 
-def _validity(values: Sequence[bytes | None]) -> bytes:
+def _validity(values: Sequence[object]) -> bytes:
     """One bit for each value, from the lowest bit of the first byte on: 0 where it is null."""
     bits = sum(1 << place for place, value in enumerate(values) if value is not None)
     return bits.to_bytes(-(-len(values) // 8), "little")

@@ -11,6 +11,7 @@ Source: Lemire and Kaser, "Strongly universal string hashing is fast". Pure; no 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -22,7 +23,12 @@ from sparklog.record.partitioner import key_spans
 #: Bytes of keys that are gathered at a time: their places take eight times as much.
 _GATHER_BYTES = 1 << 20
 _HASHES = 4
+#: Up to so many words of a key, word by word is faster than a product of matrices.
+_FEW_WORDS = 16
 _HALF = np.uint64(32)
+_UPPER = np.uint64(0xFFFFFFFF00000000)
+#: What counts of a key's last word of which so many bytes are its own.
+_KEPT = np.array([0, 0xFF, 0xFFFF, 0xFFFFFF, 0xFFFFFFFF], "<u4")
 
 
 class KeyHashes(NamedTuple):
@@ -49,20 +55,21 @@ class KeyHash:
     def of(self, keys: pa.Array) -> KeyHashes:
         """The hash of each key of a binary column (``keys.encode_keys``)."""
         content, starts, lengths = key_spans(keys)
-        sums = np.empty((len(starts), _HASHES), np.uint64)
+        sums = np.empty((_HASHES, len(starts)), np.uint64)
         words = (lengths + 3) // 4
+        counts = _distinct(words)
         with np.errstate(over="ignore"):
-            for count in _distinct(words):
-                rows = np.flatnonzero(words == count)
+            for count in counts:
                 self._grow(count)
-                step = max(1, _GATHER_BYTES // (4 * count)) if count else len(rows)
-                for first in range(0, len(rows), step):
-                    some = rows[first : first + step]
-                    sums[some] = self._sums(content, starts[some], lengths[some], count)
-            sums += self._constant
-            sums += lengths.astype(np.uint64)[:, None] * self._of_length
-        halves = sums >> _HALF
-        return KeyHashes(halves[:, 0] << _HALF | halves[:, 1], halves[:, 2] << _HALF | halves[:, 3])
+                step = max(1, _GATHER_BYTES // (4 * count)) if count else len(starts)
+                for some in _pieces(words, count, step, alone=len(counts) == 1):
+                    sums[:, some] = self._sums(content, starts[some], lengths[some], count)
+            measures = lengths.astype(np.uint64)
+            for one, constant, of_length in zip(sums, self._constant, self._of_length, strict=True):
+                one += measures * of_length + constant
+        high = sums[0] & _UPPER | sums[1] >> _HALF
+        low = sums[2] & _UPPER | sums[3] >> _HALF
+        return KeyHashes(high, low)
 
     def _grow(self, count: int) -> None:
         if count > len(self._of_words):
@@ -77,19 +84,44 @@ class KeyHash:
     ) -> npt.NDArray[np.uint64]:
         """Of keys that all have ``count`` words."""
         if not count:
-            return np.zeros((len(starts), _HASHES), np.uint64)
+            return np.zeros((_HASHES, len(starts)), np.uint64)
         width = 4 * count
         length = int(lengths[0])
-        gathered = np.zeros((len(starts), width), np.uint8)
         if _is_run(starts, lengths):  # keys of one length side by side, or one alone
+            gathered = np.zeros((len(starts), width), np.uint8)
             first = int(starts[0])
             gathered[:, :length] = content[first : first + length * len(starts)].reshape(-1, length)
         else:
-            places = np.arange(width)
-            inside = places < lengths[:, None]
-            at = np.where(inside, starts[:, None] + places, 0)
-            np.copyto(gathered, content[at], where=inside)
-        return gathered.view("<u4").astype(np.uint64) @ self._of_words[:count]
+            gathered = _windows(content, int(starts.max()) + width, width)[starts]
+        words = gathered.view("<u4")
+        words[:, -1] &= _KEPT[lengths - (width - 4)]  # of a key that begins before another's end
+        if count > _FEW_WORDS:
+            product: npt.NDArray[np.uint64] = (words.astype(np.uint64) @ self._of_words[:count]).T
+            return product
+        sums = np.zeros((_HASHES, len(starts)), np.uint64)
+        for word, factors in zip(words.T, self._of_words, strict=False):
+            own = word.astype(np.uint64)
+            for one, factor in zip(sums, factors, strict=True):
+                one += own * factor
+        return sums
+
+
+def _windows(content: npt.NDArray[np.uint8], end: int, width: int) -> npt.NDArray[np.uint8]:
+    """All runs of ``width`` bytes, by where they begin; with zeros where the last ones reach beyond the content."""
+    if end > len(content):
+        content = np.concatenate([content, np.zeros(end - len(content), np.uint8)])
+    return np.lib.stride_tricks.sliding_window_view(content, width)
+
+
+def _pieces(
+    words: npt.NDArray[np.int64], count: int, step: int, *, alone: bool
+) -> Iterator[slice | npt.NDArray[np.intp]]:
+    """Which keys have ``count`` words, ``step`` at a time; ``alone``: all have."""
+    if alone:
+        yield from (slice(first, first + step) for first in range(0, len(words), step))
+    else:
+        rows = np.flatnonzero(words == count)
+        yield from (rows[first : first + step] for first in range(0, len(rows), step))
 
 
 def _is_run(starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]) -> bool:

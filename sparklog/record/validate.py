@@ -36,7 +36,7 @@ _PRODUCER_FLAGS = int(Flag.LZ4 | Flag.ZSTD | Flag.TRANSACTIONAL)
 _COMPRESSION_FLAGS = int(Flag.LZ4 | Flag.ZSTD)
 _CODEC_FLAGS = {NOT_COMPRESSED: 0, LZ4_FRAME: int(Flag.LZ4), ZSTD: int(Flag.ZSTD)}
 #: Up to here a copy costs less than what can be had from it.
-_SMALL_BYTES = 4096
+_SMALL_BYTES = 64 * 1024
 #: Event times of a topic of the default schema.
 _TIMES_OF_DEFAULT = frozenset({None, DEFAULT_EVENT_TIME})
 _CODEC_NAMES = {NOT_COMPRESSED: "no compression", LZ4_FRAME: "lz4", ZSTD: "zstd"}

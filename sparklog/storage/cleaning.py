@@ -158,7 +158,6 @@ class CleanJob:
         for segment in self.segments:
             if segment.end_offset > self._state.end and not self._read_keys_of(segment):
                 break
-        self._map.seal()
         self.tally.keys = len(self._map)
 
     def _read_keys_of(self, segment: SegmentFacts) -> bool:

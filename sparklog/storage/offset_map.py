@@ -1,108 +1,112 @@
 """The newest offset of each key, in a stated number of bytes a key: what a cleaning asks of every record.
 
-Pure numpy: hashes of keys (``record.key_hash``) and offsets in three arrays. Keys are put in order of their offsets; of
-keys that came twice the later one stays. When it is full the cleaning goes as far as it has come, and another one goes
-on from there. Source: Kafka's ``SkimpyOffsetMap``.
+Pure numpy: hashes of keys (``record.key_hash``) and offsets in a table that whole batches are put into and asked of at
+a time. A key stands in the first free slot from the one that its hash names; no slot is ever freed. When the table is
+full the cleaning goes as far as it has come, and another one goes on from there. Source: Kafka's ``SkimpyOffsetMap``.
 """
 
 from __future__ import annotations
-
-from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from sparklog.record.key_hash import KeyHashes
 
-#: What a key takes at most: 24 bytes in the arrays; while they are sorted, their order and their copies come on top.
+#: What a key takes at most: 24 bytes a slot, at most 8/3 slots a key, and half as much again while the table grows.
 BYTES_PER_KEY = 96
+#: Slots that may be taken, of four.
+_TAKEN_OF_FOUR = 3
+_SMALLEST_SLOTS = 1024
 _ABSENT = -1
-_Number = TypeVar("_Number", bound=np.generic)
 
 
 class OffsetMap:
-    """Filled with ``put``, then ``seal``, then asked with ``newest``. Used by one thread."""
+    """Filled with ``put``, asked with ``newest``. Used by one thread."""
 
     def __init__(self, max_bytes: int) -> None:
         #: distinct keys it takes
         self.capacity = max(1, max_bytes // BYTES_PER_KEY)
-        self._high = np.empty(0, np.uint64)
-        self._low = np.empty(0, np.uint64)
-        self._offsets = np.empty(0, np.int64)
         self._used = 0
-        self._sealed = False
+        self._make(_SMALLEST_SLOTS)
 
     def __len__(self) -> int:
-        """Entries; distinct keys once sealed."""
+        """Distinct keys."""
         return self._used
 
     def put(self, keys: KeyHashes, offsets: npt.NDArray[np.int64]) -> int:
         """Take the keys of records at rising ``offsets``, all above those put before; return how many, from the
         first on, there was room for."""
-        assert not self._sealed
-        taken = 0
-        while taken < len(offsets):
-            room = self.capacity - self._used
-            if not room:
-                self._sort()
-                room = self.capacity - self._used
-                # sorting for a few more keys at a time would take for ever
-                if room <= self.capacity // 16:
-                    break
-            count = min(room, len(offsets) - taken)
-            self._append(keys, offsets, taken, count)
-            taken += count
-        return taken
-
-    def _append(self, keys: KeyHashes, offsets: npt.NDArray[np.int64], first: int, count: int) -> None:
-        end = self._used + count
-        if end > len(self._offsets):
-            size = min(self.capacity, max(end, 2 * len(self._offsets), 1024))
-            self._high, self._low = _grown(self._high, size), _grown(self._low, size)
-            self._offsets = _grown(self._offsets, size)
-        self._high[self._used : end] = keys.high[first : first + count]
-        self._low[self._used : end] = keys.low[first : first + count]
-        self._offsets[self._used : end] = offsets[first : first + count]
-        self._used = end
-
-    def _sort(self) -> None:
-        """By hash, and of each the newest: the sort is stable, and newer entries stand behind older ones."""
-        used = self._used
-        order = np.lexsort((self._low[:used], self._high[:used]))
-        high, low = self._high[order], self._low[order]
-        last = np.ones(used, np.bool_)
-        last[:-1] = (high[1:] != high[:-1]) | (low[1:] != low[:-1])
-        self._used = int(last.sum())
-        self._high[: self._used] = high[last]
-        self._low[: self._used] = low[last]
-        self._offsets[: self._used] = self._offsets[order][last]
-
-    def seal(self) -> None:
-        """Nothing is put any more."""
-        self._sort()
-        self._high, self._low = self._high[: self._used], self._low[: self._used]
-        self._offsets = self._offsets[: self._used]
-        self._sealed = True
+        count = len(offsets)
+        room = self.capacity - self._used
+        if count > room:  # more of them than there is room for may be there already
+            absent = np.flatnonzero(self.newest(keys) == _ABSENT)
+            if len(absent) > room:
+                count = int(absent[room])
+                keys, offsets = KeyHashes(keys.high[:count], keys.low[:count]), offsets[:count]
+                absent = absent[:room]
+            room = len(absent)
+        self._make_room(min(count, room))
+        self._insert(keys.high, keys.low, offsets)
+        return count
 
     def newest(self, keys: KeyHashes) -> npt.NDArray[np.int64]:
         """The newest offset of each key, -1 for one that was not put."""
-        assert self._sealed
-        found = np.full(len(keys.high), _ABSENT, np.int64)
-        at = np.searchsorted(self._high, keys.high)
-        asking = np.arange(len(keys.high))
+        at = self._first_slots(keys.high)
+        found = self._offsets[at]
+        asking = np.flatnonzero((found != _ABSENT) & ~self._is_at(at, keys.high, keys.low))
+        at = at[asking]
         while len(asking):
-            # two keys with the same upper half are as good as never there
-            inside = at < self._used
-            asking, at = asking[inside], at[inside]
-            same = self._high[at] == keys.high[asking]
-            asking, at = asking[same], at[same]
-            hit = self._low[at] == keys.low[asking]
-            found[asking[hit]] = self._offsets[at[hit]]
-            asking, at = asking[~hit], at[~hit] + 1
+            at = (at + 1) & self._mask
+            high, low = keys.high[asking], keys.low[asking]
+            found[asking] = self._offsets[at]
+            on = (self._offsets[at] != _ABSENT) & ~self._is_at(at, high, low)
+            asking, at = asking[on], at[on]
         return found
 
+    # --- the table -------------------------------------------------------------------------------------------------
 
-def _grown(array: npt.NDArray[_Number], size: int) -> npt.NDArray[_Number]:
-    larger = np.empty(size, array.dtype)
-    larger[: len(array)] = array
-    return larger
+    def _make(self, slots: int) -> None:
+        self._mask = slots - 1
+        self._high, self._low = np.zeros(slots, np.uint64), np.zeros(slots, np.uint64)
+        self._offsets = np.full(slots, _ABSENT, np.int64)
+
+    def _make_room(self, more: int) -> None:
+        """For so many keys more: the table is doubled until they fit."""
+        slots = self._mask + 1
+        while 4 * (self._used + more) > _TAKEN_OF_FOUR * slots:
+            slots *= 2
+        if slots > self._mask + 1:
+            taken = np.flatnonzero(self._offsets != _ABSENT)
+            high, low, offsets = self._high, self._low, self._offsets
+            self._make(slots)
+            self._used = 0
+            self._insert(high[taken], low[taken], offsets[taken])
+
+    def _insert(
+        self, high: npt.NDArray[np.uint64], low: npt.NDArray[np.uint64], offsets: npt.NDArray[np.int64]
+    ) -> None:
+        """There is room for all of them. Of a key that comes twice the later one counts: where a place is assigned to
+        more than once, numpy keeps the last."""
+        at = self._first_slots(high)
+        while len(at):
+            free = np.flatnonzero(self._offsets[at] == _ABSENT)
+            if len(free):  # of those that want the same slot the last one gets it, whole
+                slots = at[free]
+                self._high[slots], self._low[slots] = high[free], low[free]
+                self._offsets[slots] = offsets[free]
+                self._used += int(np.count_nonzero(self._offsets[slots] == offsets[free]))
+            here = self._is_at(at, high, low)
+            self._offsets[at[here]] = offsets[here]
+            rest = np.flatnonzero(~here)
+            at = (at[rest] + 1) & self._mask
+            high, low, offsets = high[rest], low[rest], offsets[rest]
+
+    def _first_slots(self, high: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
+        slots: npt.NDArray[np.int64] = (high & np.uint64(self._mask)).view(np.int64)
+        return slots
+
+    def _is_at(
+        self, at: npt.NDArray[np.int64], high: npt.NDArray[np.uint64], low: npt.NDArray[np.uint64]
+    ) -> npt.NDArray[np.bool_]:
+        same: npt.NDArray[np.bool_] = (self._high[at] == high) & (self._low[at] == low)
+        return same

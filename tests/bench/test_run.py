@@ -18,7 +18,7 @@ from tests.conftest import ROOT
 pytestmark = pytest.mark.integration
 
 #: One of each module, and none that takes long: no Spark, no broker that goes and comes.
-CHOSEN = ("tables-100", "send", "latency-all", "consume-1000", "end-to-end", "tailing", "limits")
+CHOSEN = ("tables-100", "send", "latency-all", "consume-1000", "end-to-end", "tailing", "compaction", "limits")
 
 
 def test_chosen_rows_of_the_command_work_and_say_that_kafka_is_missing() -> None:

@@ -1,4 +1,4 @@
-"""Which topics' offsets a group coordinator drops, without a process."""
+"""Which topics' offsets a group coordinator drops, and which transactions it waits for, without a process."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import asyncio
 import time
 from typing import Any, cast
 
+import pytest
+
 from sparklog.broker.group_host import GroupHost
-from sparklog.coordinator.group_records import FORMAT_VERSION, CommittedOffset, OffsetKey, group_record
+from sparklog.coordinator.group_records import FORMAT_VERSION, CommittedOffset, Hold, HoldKey, OffsetKey, group_record
 from sparklog.errors import ClusterError
-from sparklog.protocol.messages import GroupOffset
+from sparklog.protocol.messages import GroupOffset, ListParticipants, ListParticipantsReply, Reply, Request
 from tests.broker.staged import TOPIC_ID, Hosted, Stage, until
 
 
@@ -54,6 +56,40 @@ def test_offsets_are_dropped_when_the_topic_is_gone_not_when_it_is_unknown_here(
         host._drop_deleted()
         await until(lambda: len(host.groups.offsets("g")) == 3)
         assert {topic for topic, _ in host.groups.offsets("g")} == {"t", "new", "no-id"}
+        host.end()
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize(
+    ("known", "knew", "ends"),
+    [({}, 5, True), ({7: "tx"}, 5, False), ({7: "another"}, 5, True), ({}, 4, True), ({}, 6, False)],
+    ids=["over", "open", "another key's", "over, says a later one", "an earlier coordinator may not know it"],
+)
+def test_who_waits_for_a_transaction_finds_out_that_it_is_over(known: dict[int, str], knew: int, ends: bool) -> None:
+    """Its coordinator tells a group of what it commits, never of what it aborts."""
+
+    async def story() -> None:
+        asked = 0
+
+        async def ask(broker_id: int, message: Request) -> Reply:
+            nonlocal asked
+            asked += 1
+            assert isinstance(message, ListParticipants) and message.producer_ids == (7,)
+            return ListParticipantsReply(0, ((0, 5),), tuple(known.items()))
+
+        stage = Stage(ask)
+        host = GroupHost(stage.broker, cast(Any, Hosted()))
+        now_ms = time.time_ns() // 1_000_000
+        value = Hold(FORMAT_VERSION, "m1", 7, knew, (("t", 0),), now_ms)
+        host.groups.load([group_record(HoldKey(FORMAT_VERSION, "g", "tx"), value)])
+        host.unready = ""
+        holds = host.groups.holds("g", "m2", [("t", 0)])
+        assert holds == [("tx", value)] and not host.groups.holds("g", "m1", [("t", 0)])
+        host.look_at_holds("g", holds)
+        host.look_at_holds("g", holds)
+        await until(lambda: asked and not host._asking)
+        assert (asked, host.groups.holds("g", "m2", [("t", 0)])) == (1, [] if ends else holds)
         host.end()
 
     asyncio.run(story())

@@ -1,4 +1,4 @@
-"""When the log's own topics are made: not before there are as many brokers as they are to have replicas."""
+"""The log's own topics: not made before there are as many brokers as they are to have replicas; which are compacted."""
 
 from __future__ import annotations
 
@@ -8,11 +8,21 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from sparklog.broker.internal_topics import OFFSETS, make_topic
+from sparklog.broker.coordinator_host import _decoded, _encoded
+from sparklog.broker.internal_topics import OFFSETS, TRANSACTIONS, _record, make_topic
 from sparklog.cluster.options import ClusterOptions
+from sparklog.config import topic_config
+from sparklog.coordinator.group_offsets import Groups
+from sparklog.coordinator.group_records import GroupKey, GroupValue
+from sparklog.coordinator.log_records import Record
 from sparklog.errors import BrokerError, ErrorCode
-from sparklog.model import TopicRecord
+from sparklog.model import TopicPartition, TopicRecord
+from sparklog.storage.cleaning import CleaningRules
+from sparklog.testing.sim_disk import SimDisk
 from tests.broker.staged import Stage
+from tests.coordinator.group_host import Chaos
+from tests.storage.batches import open_directory
+from tests.storage.compacting import clean, commit_and_seal
 
 
 class Registry:
@@ -55,3 +65,52 @@ def test_a_cluster_of_few_brokers_asks_for_as_many(brokers: int, factor: str, tm
     assert options.checked().settings["internal.topic.replication.factor"] == factor
     wanted = msgspec.structs.replace(options, settings={"internal.topic.replication.factor": "2"})
     assert wanted.checked().settings["internal.topic.replication.factor"] == "2"
+
+
+def test_offsets_are_compacted_and_transactions_are_not() -> None:
+    assert topic_config(made_record(OFFSETS).config).compacted
+    assert not topic_config(made_record(TRANSACTIONS).config).compacted
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_compacted_log_tells_the_same_of_groups(seed: int) -> None:
+    """Members that come, go and die, commits and deleted groups; tombstones gone as well."""
+    history = Chaos(seed)
+    for turn in range(12):
+        history.run(60)
+        history.host.settle()
+        for member in history.members:
+            history.host.commit(member, dict.fromkeys(member.owned, turn))
+    record = made_record(OFFSETS)
+    overrides = {"segment.bytes": "8192", "delete.retention.ms": "0"}
+    log = open_directory(disk=SimDisk()).create(
+        TopicPartition(OFFSETS, 0), "id", schemas=record.schemas, config=topic_config({**record.config, **overrides})
+    )
+    written = history.host.log
+    for at in range(0, len(written), 5):
+        log.append_as_leader(_encoded(written[at : at + 5], 0), leader_epoch=1, now_us=5_000_000)
+    commit_and_seal(log)
+    for now_us in (10_000_000, 20_000_000):
+        rules = CleaningRules(record.key_columns, record.event_time, log.config, 1 << 20, 2**40, seed)
+        assert clean(log, now_us, rules=rules) is not None
+    left: list[Record] = []
+    at = 0
+    while at < log.high_watermark:
+        piece = log.read(at, max_bytes=1 << 20, end_offset=log.high_watermark)
+        left += [one for records in _decoded(piece) for one in records]
+        at = piece.next_offset
+    assert len(left) < len(written) / 2
+    assert loaded(left) == loaded(written) != {}
+
+
+def made_record(topic: str) -> TopicRecord:
+    async def story() -> TopicRecord:
+        return _record(Stage(settings={"internal.topic.replication.factor": "1"}).broker, topic)
+
+    return asyncio.run(story())
+
+
+def loaded(records: list[Record]) -> dict[str, dict[GroupKey, GroupValue]]:
+    core = Groups()
+    core.load(records)
+    return {name: dict(core._entries[name].state) for name in core.names()}

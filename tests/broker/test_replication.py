@@ -15,7 +15,16 @@ from sparklog.client.admin import Admin
 from sparklog.client.producer import Producer
 from sparklog.errors import ErrorCode
 from sparklog.model import TopicPartition, VersionedState
-from sparklog.protocol.messages import EARLIEST, LATEST
+from sparklog.protocol.messages import (
+    ACKS_ALL,
+    CONSUMER,
+    EARLIEST,
+    LATEST,
+    Fetch,
+    FetchPartition,
+    FetchReply,
+    ProduceReply,
+)
 from sparklog.testing.process_cluster import ProcessCluster, wait_until
 from sparklog.zk.cluster_store import ClusterStore
 from tests.broker.support import encoded, fetch, list_offset, produce, produce_request, read_all
@@ -101,6 +110,23 @@ def test_a_waiting_consumer_is_woken_by_a_commit(cluster: ProcessCluster) -> Non
         assert produce(connection, "wake", encoded(1)).code == 0
     waiter.join(PATIENCE_S)
     assert took and 0 <= took[0] < 5
+
+
+@pytest.mark.parametrize("acks", [ACKS_ALL, 1])
+def test_a_waiting_consumer_gets_its_records_before_their_producer_hears(cluster: ProcessCluster, acks: int) -> None:
+    """Both on one connection, where answers come in the order in which they were sent."""
+    topic = f"first-{acks}"
+    create_topic(cluster, topic, replicas=3 if acks == ACKS_ALL else 1)
+    with cluster.connect(leader(cluster, topic)) as connection:
+        produce(connection, topic, encoded(1, "a"), acks=acks)
+        for offset in range(1, 4):
+            wanted = FetchPartition(topic, 0, "", -1, offset, 1 << 20)
+            connection.send(Fetch(0, CONSUMER, -1, 30_000, 1, 1 << 20, 0, 0, -1, (wanted,)))
+            connection.send(*produce_request(topic, [encoded(1, "b")], acks=acks))
+            replies = [connection.receive()[0] for _ in range(2)]
+            assert [type(reply) for reply in replies] == [FetchReply, ProduceReply]
+            assert isinstance(replies[0], FetchReply)
+            assert replies[0].partitions[0].batch_count == 1
 
 
 def test_offsets_are_found_by_time(cluster: ProcessCluster) -> None:

@@ -48,7 +48,7 @@ def test_what_is_made_while_a_broker_is_drained_is_moved_and_told(
 ) -> None:
     fake.create("first", partitions=4)
     monkeypatch.setattr(Admin, "wait_until_moved", Moves(fake, ["second", "third"], dies=dies).end)
-    assert run(["brokers", "drain", "0", "--wait"]) == 0
+    assert run(["brokers", "drain", "0", "--yes", "--wait"]) == 0
     assert capsys.readouterr().out.splitlines() == [
         "broker 0: 2 partitions move",
         "broker 0: 1 more that were made meanwhile move: second-0",
@@ -60,7 +60,7 @@ def test_what_is_made_while_a_broker_is_drained_is_moved_and_told(
 
 def test_without_waiting_it_is_said_that_more_may_come(fake: FakeCluster, capsys: pytest.CaptureFixture[str]) -> None:
     fake.create("first")
-    assert run(["brokers", "drain", "0"]) == 0
+    assert run(["brokers", "drain", "0", "--yes"]) == 0
     said = capsys.readouterr()
     assert said.out.startswith("broker 0: 1 partitions move\n")
     assert "first:0" in said.out
@@ -68,5 +68,12 @@ def test_without_waiting_it_is_said_that_more_may_come(fake: FakeCluster, capsys
 
 
 def test_an_empty_broker_is_said_to_be_empty(fake: FakeCluster, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["brokers", "drain", "0", "--wait"]) == 0
+    assert run(["brokers", "drain", "0", "--yes", "--wait"]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == "broker 0: holds no replica any more"
+
+
+def test_it_asks_first(fake: FakeCluster, capsys: pytest.CaptureFixture[str]) -> None:
+    fake.create("first")
+    assert run(["brokers", "drain", "0"]) == 2
+    assert "emptying broker 0: nobody is there to be asked: give --yes" in capsys.readouterr().err
+    assert (fake.moves, holds(fake)) == ({}, ["first"])

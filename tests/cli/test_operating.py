@@ -94,7 +94,10 @@ def test_a_plan_is_made_read_and_applied(cli: Cli, fake: FakeCluster, tmp_path: 
         {"topic": "t", "partition": 0, "replicas": [1, 0]},
         {"topic": "t", "partition": 1, "replicas": [0, 1]},
     ]
-    begun = cli("partitions", "reassign", "apply", plan, "--json")
+    for verb in (("apply", str(plan)), ("cancel", "t")):
+        asked = cli("partitions", "reassign", *verb)
+        assert (asked.code, "give --yes" in asked.err, fake.moves) == (2, True, {}), verb
+    begun = cli("partitions", "reassign", "apply", plan, "--json", "--yes")
     assert (begun.code, len(json.loads(begun.out)["partitions"])) == (0, 2), begun
     for text, complaint in (("{}", "no plan"), ('{"partitions": []}', "names no partition"), ("x", "no plan")):
         refused = cli("partitions", "reassign", "apply", "-", stdin=text.encode())

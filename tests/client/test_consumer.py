@@ -259,3 +259,21 @@ def test_commits_need_a_group(fake: FakeCluster) -> None:
         with pytest.raises(ConfigError, match="no group"):
             consumer.commit()
         assert (consumer.member_id, consumer.member_epoch) == ("", 0)
+
+
+def test_more_is_asked_for_before_what_came_is_used_unless_that_was_all(fake: FakeCluster) -> None:
+    fake.create("t")
+    with Producer(fake.bootstrap) as producer:
+        for index in range(3):
+            producer.send("t", b"%d" % index * 1000).result(30)
+    with Consumer(fake.bootstrap, "t", max_bytes=1) as consumer:
+        under_way = []
+        for _ in range(3):
+            assert [batch.num_rows for batch in consumer.poll(30)] == [1]
+            under_way.append(len(consumer._fetcher._under_way))
+    assert under_way == [1, 1, 0]
+    large = pa.table({"value": [b"x" * 300_000]})
+    with Producer(fake.bootstrap) as producer, Consumer(fake.bootstrap, "t", start="latest") as consumer:
+        producer.write("t", large).result(30)
+        assert len(consumer.poll(30)) == 1
+        assert len(consumer._fetcher._under_way) == 1, "using as much takes a while"

@@ -12,7 +12,7 @@ import pytest
 
 from sparklog.client.admin import Admin
 from sparklog.client.consumer import Consumer
-from sparklog.client.errors import CommitRefused
+from sparklog.client.errors import CommitRefused, TransactionStateError
 from sparklog.client.producer import Producer
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import TopicPartition
@@ -247,3 +247,44 @@ def test_what_comes_while_a_group_from_the_end_changes_hands_is_read(cluster: Pr
         raise ZeroDivisionError
     fourth = join("hands", "handed", **options)
     assert len(poll_until([fourth], lambda: sum(fourth.positions().values()) == 22, "the last again")) == 2
+
+
+def test_offsets_of_a_transaction_are_a_members_own_and_whoever_comes_next_waits_for_its_end(
+    cluster: ProcessCluster, join: Join
+) -> None:
+    """Source: KIP-447. Without the wait the next one would begin where the open transaction began."""
+    create_topic(cluster, "fenced", partitions=2)
+    create_topic(cluster, "made", partitions=1)
+    fill(cluster, "fenced", 2, 10)
+    first = join("fencing", "fenced")
+    poll_until([first], lambda: sum(first.positions().values()) == 20, "twenty records")
+    with Producer(cluster.bootstrap, transactional_id="of-first") as producer:
+        producer.begin()
+        producer.send("made", b"of twenty")
+        before = first.group_metadata()
+        producer.send_offsets(first.positions(), group=before)
+        second = join("fencing", "fenced")
+        poll_until([first, second], lambda: sizes(first) == [1], "the first to give one up")
+        for _ in range(10):
+            assert not second.poll(0.1)
+        assert sizes(second) == [0], "nobody can tell it where to begin"
+        producer.commit()
+        poll_until([first, second], lambda: sizes(second) == [1], "the second to begin")
+        (given,) = second.assignment
+        assert second.positions() == {given: 10}
+        producer.begin()
+        producer.send("made", b"of what is another's")
+        with pytest.raises(CommitRefused) as refused:
+            producer.send_offsets({given: 3}, group=before)
+        assert refused.value.code == ErrorCode.STALE_MEMBER_EPOCH
+        with pytest.raises(TransactionStateError, match="only be aborted"):
+            producer.commit()
+        producer.abort()
+        producer.begin()
+        (kept,) = first.assignment
+        producer.send_offsets({kept: 4}, group=first.group_metadata())
+        assert first.committed() == {kept: 10}, "its own transaction keeps nothing from it"
+        producer.abort()
+    first.close()
+    poll_until([second], lambda: sizes(second) == [2], "the aborted transaction to be found out")
+    assert second.positions() == {given: 10, kept: 10}

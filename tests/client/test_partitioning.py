@@ -286,7 +286,11 @@ def test_few_records_go_where_many_would(
 def test_what_is_not_few_small_and_without_headers_is_left_to_arrow() -> None:
     known, record = topic(), (None, b"v", None, 1)
     assert encode_few(known, [record], 0, size=1, batch_bytes=100) is not None
-    assert encode_few(known, [record] * 17, 0, size=17, batch_bytes=100) is None
+    assert encode_few(known, [record] * 256, 0, size=100, batch_bytes=100) is not None
+    assert encode_few(known, [record] * 257, 0, size=100, batch_bytes=100) is None
+    keyed = (b"k", b"v", None, 1)
+    assert encode_few(known, [keyed] * 16, None, size=100, batch_bytes=100) is not None
+    assert encode_few(known, [keyed] * 17, None, size=100, batch_bytes=100) is None
     assert encode_few(known, [record], 0, size=101, batch_bytes=100) is None
     assert encode_few(topic(TYPED), [record], 0, size=1, batch_bytes=100) is None
     assert encode_few(known, [(None, b"v", [{"key": "k", "value": b"v"}], 1)], 0, size=1, batch_bytes=100) is None

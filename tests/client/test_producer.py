@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import datetime as dt
+import itertools
 import threading
+import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -25,12 +27,13 @@ from sparklog.protocol.messages import (
     InitProducerId,
     Metadata,
     Produce,
+    Reply,
     Request,
     TopicMetadata,
 )
 from sparklog.record.schema import DEFAULT_SCHEMA, schema_message
 from tests.client.fake_cluster import FakeBroker, FakeCluster
-from tests.client.producing import LoseAnswers, times, values
+from tests.client.producing import LoseAnswers, produce_requests, times, values
 
 TYPED = pa.schema([("carrier", pa.string()), ("delay", pa.float64())])
 
@@ -120,6 +123,66 @@ def test_an_idle_producer_does_not_linger(fake: FakeCluster) -> None:
     with Producer(fake.bootstrap, linger_ms=60_000) as producer:
         for index in range(5):
             assert producer.send("t", b"x").result(30).offset == index
+
+
+class Late:
+    """Answers of produce requests come later by ``delay_s``, which may change; a request is under way until then."""
+
+    def __init__(self, delay_s: float) -> None:
+        self.delay_s = delay_s
+        self.under_way = self.most = 0
+
+    def __call__(self, broker: FakeBroker, connection: ServerConnection, request: Request) -> bool:
+        if isinstance(request, Produce):
+            reply = connection.reply
+            self.under_way += 1
+            self.most = max(self.most, self.under_way)
+
+            def answer(message: Reply, body: Sequence[Any] = ()) -> None:
+                connection.reply = reply  # type: ignore[method-assign]
+                asyncio.get_running_loop().call_later(self.delay_s, late, message)
+
+            def late(message: Reply) -> None:
+                self.under_way -= 1
+                reply(message)
+
+            connection.reply = answer  # type: ignore[method-assign]
+        return False
+
+
+def send_for(producer: Producer, seconds: float) -> int:
+    """A record every few milliseconds; how many."""
+    until = time.monotonic() + seconds
+    for count in itertools.count():
+        if time.monotonic() >= until:
+            return count
+        producer.send("t", b"%d" % count)
+        time.sleep(0.002)
+    raise AssertionError
+
+
+def test_a_second_request_follows_half_a_round_trip_behind_the_first(fake: FakeCluster) -> None:
+    fake.create("t")
+    late = Late(0.1)
+    fake.fault(0, late)
+    with Producer(fake.bootstrap, linger_ms=60_000) as producer:
+        producer.send("t", b"first").result(30)
+        count = send_for(producer, 1.0)
+        assert late.most >= 2
+    assert values(fake, "t") == [b"first", *(b"%d" % number for number in range(count))]
+    assert len(produce_requests(fake)) <= 25, "not each record on its own"
+
+
+def test_records_wait_for_company_while_the_broker_is_silent(fake: FakeCluster) -> None:
+    fake.create("t")
+    late = Late(0.0)
+    fake.fault(0, late)
+    with Producer(fake.bootstrap, linger_ms=60_000) as producer:
+        producer.send("t", b"first").result(30)
+        late.delay_s = 1.5
+        count = send_for(producer, 1.0)
+    assert values(fake, "t") == [b"first", *(b"%d" % number for number in range(count))]
+    assert len(fake.topics["t"].logs[0].batches) <= 20, "each waits for half as long as the first has taken until then"
 
 
 def test_acks_0_and_1(fake: FakeCluster) -> None:

@@ -115,7 +115,7 @@ def test_a_drained_broker_holds_nothing(cluster: SupervisedCluster, capsys: pyte
             admin.delete_topic(name)
         admin.create_topic("two", partitions=6, replication_factor=2, config={"min.insync.replicas": 2})
         sent = [producer.send("two", b"x", partition=number % 6) for number in range(60)]
-        assert run(["brokers", "-b", cluster.bootstrap, "drain", "0", "--wait", "--timeout", "30"]) == 0
+        assert run(["brokers", "-b", cluster.bootstrap, "drain", "0", "--yes", "--wait", "--timeout", "30"]) == 0
         assert capsys.readouterr().out == "broker 0: 4 partitions move\nbroker 0: holds no replica any more\n"
         assert all(set(part.replicas) == {1, 2} for part in admin.describe_topic("two").partitions)
         sent += [producer.send("two", b"x", partition=number % 6) for number in range(60)]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import struct
+from itertools import accumulate
+
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -76,6 +79,32 @@ def test_a_batch_with_bytes_overwritten_passes_only_where_arrow_lets_it_pass(
         earliest, latest = header_times(*times)
         header = good.header._replace(min_timestamp=earliest, max_timestamp=latest)
         assert by_arrow(EncodedBatch(header, pa.py_buffer(bytes(body)))) is None
+
+
+def many_records(count: int) -> list[FewRecord]:
+    """Of keys, values and nulls of many lengths."""
+    lengths = [(7 * number) % 23 for number in range(count)]
+    keys = [None if number % 5 == 3 else bytes(length) for number, length in enumerate(lengths)]
+    return [(key, b"v" * length, None, number) for number, (key, length) in enumerate(zip(keys, lengths, strict=True))]
+
+
+@pytest.mark.parametrize("moved", [-1000, -1, 1, 1000])
+def test_in_a_batch_of_many_no_offset_is_passed_over(moved: int) -> None:
+    records = many_records(MOST_RECORDS)
+    good = encode_few_records(records, schema_id=0, timed=True)
+    body = good.body.to_pybytes()
+    taken = 0
+    offsets = struct.pack(f"<{len(records) + 1}i", *accumulate((len(r[1] or b"") for r in records), initial=0))
+    first = body.index(offsets)
+    for place in range(first, first + len(offsets), 4):
+        turned = bytearray(body)
+        turned[place : place + 4] = struct.pack("<i", struct.unpack_from("<i", body, place)[0] + moved)
+        if times_of_few(bytes(turned), len(records)) is not None:
+            taken += 1
+            assert by_arrow(EncodedBatch(good.header, pa.py_buffer(bytes(turned)))) is None, place
+    # one more or less leaves them in their order where neighbours differ by as much; by far more hardly ever
+    assert (taken > MOST_RECORDS // 2) == (abs(moved) == 1)
+    assert times_of_few(body, len(records)) == (0, MOST_RECORDS - 1)
 
 
 def test_times_that_are_not_the_headers_are_refused() -> None:

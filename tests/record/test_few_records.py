@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -27,6 +29,26 @@ def by_arrow(records: list[FewRecord]) -> pa.RecordBatch:
 @settings(max_examples=200, deadline=None)
 @given(records=RECORDS, timed=st.booleans())
 def test_the_body_is_the_one_that_arrow_writes(records: list[FewRecord], timed: bool) -> None:
+    assert_as_arrow(records, timed)
+
+
+@pytest.mark.parametrize("kind", ["bytes", "text", "both", "nulls", "all null"])
+@pytest.mark.parametrize("count", [2, 33, 255, 256])
+def test_many_of_a_kind_are_as_arrow_writes_them(count: int, kind: str) -> None:
+    values: dict[str, Callable[[int], bytes | str | None]] = {
+        "bytes": lambda number: b"%d" % number,
+        "text": lambda number: f"\u00e9{number}",
+        "both": lambda number: b"%d" % number if number % 2 else str(number),
+        "nulls": lambda number: None if number % 3 == 1 else b"%d" % number,
+        "all null": lambda _: None,
+    }
+    found = [values[kind](number) for number in range(count)]
+    assert_as_arrow(
+        [(key, value, None, number) for number, (key, value) in enumerate(zip(found, found[::-1], strict=True))], True
+    )
+
+
+def assert_as_arrow(records: list[FewRecord], timed: bool) -> None:
     header, encoded = encode_few_records(records, schema_id=3, timed=timed)
     body = encoded.to_pybytes()
     event_time = "timestamp" if timed else None

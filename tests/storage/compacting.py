@@ -60,7 +60,7 @@ def keyed(
     return header._replace(min_timestamp=timestamp, max_timestamp=timestamp), memoryview(body)
 
 
-def rules(log: Log, *, buffer_bytes: int = 1 << 20, seed: int = 7) -> CleaningRules:
+def keyed_rules(log: Log, *, buffer_bytes: int = 1 << 20, seed: int = 7) -> CleaningRules:
     return CleaningRules(("key",), None, log.config, buffer_bytes, 2**40, seed)
 
 
@@ -71,9 +71,11 @@ def commit_and_seal(log: Log) -> None:
         log.seal_finished(job)
 
 
-def clean(log: Log, now_us: int = 10_000_000, *, buffer_bytes: int = 1 << 20) -> CleanJob | None:
+def clean(
+    log: Log, now_us: int = 10_000_000, *, buffer_bytes: int = 1 << 20, rules: CleaningRules | None = None
+) -> CleanJob | None:
     """One cleaning, as the broker's cleaner carries it out; None when none is due."""
-    job = log.begin_cleaning(rules(log, buffer_bytes=buffer_bytes), now_us, at_once=True)
+    job = log.begin_cleaning(rules or keyed_rules(log, buffer_bytes=buffer_bytes), now_us, at_once=True)
     if job is None:
         return None
     state = None

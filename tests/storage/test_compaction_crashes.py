@@ -9,7 +9,7 @@ import pytest
 from sparklog.storage.log import Log
 from sparklog.testing.sim_disk import ProcessDied, SimDisk
 from tests.storage.batches import append, open_directory
-from tests.storage.compacting import Seen, clean, commit_and_seal, keyed, keyed_log, rules, seen
+from tests.storage.compacting import Seen, clean, commit_and_seal, keyed, keyed_log, keyed_rules, seen
 
 NOW_US = 10_000_000
 RECORDS = 22
@@ -114,7 +114,7 @@ def test_a_full_disk_leaves_the_log_as_it_was_and_a_broken_one_is_told(code: int
 def test_a_cut_in_the_middle_of_a_cleaning_stops_it() -> None:
     for steps in range(3):
         disk, log, before = prepared(0)
-        job = log.begin_cleaning(rules(log), NOW_US, at_once=True)
+        job = log.begin_cleaning(keyed_rules(log), NOW_US, at_once=True)
         assert job is not None
         job.read_keys()
         fresh = job.rewrite(job.groups()[0])
@@ -139,7 +139,7 @@ def test_a_cut_in_the_middle_of_a_cleaning_stops_it() -> None:
 def test_a_decision_without_its_segment_deletes_nothing() -> None:
     """No crash leaves it so; a hand that tidies up might."""
     disk, log, before = prepared(0)
-    job = log.begin_cleaning(rules(log), NOW_US, at_once=True)
+    job = log.begin_cleaning(keyed_rules(log), NOW_US, at_once=True)
     assert job is not None
     job.read_keys()
     assert job.rewrite(job.groups()[0]) is not None
@@ -157,7 +157,7 @@ def test_a_decision_without_its_segment_deletes_nothing() -> None:
 def test_a_decision_that_was_half_made_is_taken_back(code: int, skipped: int) -> None:
     """Its name was there when the directory could not be synced; the log goes on and is cut, then it starts again."""
     disk, log, _ = prepared(0)
-    job = log.begin_cleaning(rules(log), NOW_US, at_once=True)
+    job = log.begin_cleaning(keyed_rules(log), NOW_US, at_once=True)
     assert job is not None
     job.read_keys()
     sync, calls = disk.sync_directory, 0
@@ -190,7 +190,7 @@ def test_a_swap_that_is_over_stays_over_when_the_next_one_of_the_segment_is_cut_
     """The process dies with files renamed, the next start ends the swap, and the machine dies while it cleans again: a
     decision that came back would put an unfinished file in the segment's place."""
     disk, log, before = prepared(seed)
-    job = log.begin_cleaning(rules(log), NOW_US, at_once=True)
+    job = log.begin_cleaning(keyed_rules(log), NOW_US, at_once=True)
     assert job is not None
     job.read_keys()
     fresh = job.rewrite(job.groups()[0])

@@ -30,7 +30,6 @@ def test_the_newest_offset_of_each_key(
         if taken < len(batch):
             break
     assert truth
-    found.seal()
     assert len(found) == len(truth) <= capacity
     everything = [*asked, *truth]
     expected = [truth.get(key, -1) for key in everything]
@@ -42,7 +41,6 @@ def test_equal_upper_halves_are_told_apart() -> None:
     high = np.array([7, 7, 7, 9], np.uint64)
     low = np.array([1, 2, 3, 1], np.uint64)
     found.put(KeyHashes(high, low), np.array([10, 20, 30, 40]))
-    found.seal()
     asked = KeyHashes(np.array([7, 7, 7, 7, 9, 9, 8], np.uint64), np.array([3, 1, 2, 4, 1, 2, 1], np.uint64))
     assert found.newest(asked).tolist() == [30, 10, 20, -1, 40, -1, -1]
 
