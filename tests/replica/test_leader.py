@@ -418,3 +418,16 @@ def test_the_end_of_a_connection_that_no_member_had_wakes_nobody() -> None:
     stage.wait(2000)
     stage.send(ev.FollowerConnectionLost(3))
     assert stage.replica.deadline_ms is None
+
+
+def test_a_shorter_lag_time_counts_from_the_next_tick_on() -> None:
+    stage = Stage(settings=ReplicaSettings(lag_time_max_ms=60_000))
+    stage.lead()
+    for follower in (2, 3):
+        stage.fetch(follower, 0)
+    stage.produce()
+    stage.fetch(2, 1)
+    assert stage.wait(2000) == []
+    stage.replica.settings = ReplicaSettings(lag_time_max_ms=1000)
+    assert stage.send(decided(1, 1, 1)) == [], "told again, for the topic's settings"
+    assert one(stage.wait(10), fx.WriteIsr).isr == (1, 2)
