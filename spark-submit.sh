@@ -10,11 +10,14 @@ Usage: ./spark-submit.sh [Spark's options] [job] [the job's arguments]
 Submits jobs/<job>.py with conf/. Without a job it is "cluster", which starts brokers and keeps them running.
 Options that Spark knows (--master, --conf, --deploy-mode, --packages, ...) go to Spark wherever they stand;
 after -- everything goes to the job. --pack sends this Python environment to the executors of a real cluster.
+--delta gives a job of your own Delta Lake, as the job archive has it: its package, which Spark fetches from Maven
+Central when it is first wanted, and its settings.
 
   ./spark-submit.sh                                   three brokers on this machine, data under ./data
   ./spark-submit.sh cluster --help                    what the job takes
   ./spark-submit.sh demo                              real data in, kills, the same data out
   ./spark-submit.sh pipeline                          several steps over topics, each exactly once
+  ./spark-submit.sh archive --topics a,b --to /lake   topics into Delta tables, as they grow
   ./spark-submit.sh --master spark://host:7077 --pack cluster --zookeeper zk1:2181/log --log-dirs /disk1/log
 
 PYTHON names the Python (3.10 to 3.13) that .venv is made from, JAVA_HOME a Java of 17 or newer.
@@ -143,7 +146,7 @@ find_java() {
 
 # --- the job ---------------------------------------------------------------------------------------------------------
 
-spark_args=() job_args=() job='' job_known=false deploy_mode=client pack=false
+spark_args=() job_args=() job='' job_known=false deploy_mode=client pack=false delta=false packages=''
 
 while [ $# -gt 0 ]; do
     case $1 in
@@ -151,16 +154,19 @@ while [ $# -gt 0 ]; do
         --setup) $job_known && fail "--setup stands alone: ./spark-submit.sh --setup [extra]"
             set_up "$base_extras${2:+,$2}"; exit 0 ;;
         --pack) pack=true ;;
+        --delta) delta=true ;;
+        --packages) packages=${2:?--packages needs a value}; shift ;;
+        --packages=*) packages=${1#*=} ;;
         --) shift; job_known=true; job_args+=("$@"); break ;;
         --deploy-mode) deploy_mode=${2:?--deploy-mode needs a value}; spark_args+=("$1" "$2"); shift ;;
         --deploy-mode=*) deploy_mode=${1#*=}; spark_args+=("$1") ;;
-        --master | --conf | -c | --name | --jars | --packages | --exclude-packages | --repositories | --py-files | --files | \
+        --master | --conf | -c | --name | --jars | --exclude-packages | --repositories | --py-files | --files | \
             --archives | --properties-file | --driver-memory | --driver-java-options | --driver-library-path | \
             --driver-class-path | --executor-memory | --proxy-user | --driver-cores | --total-executor-cores | \
             --executor-cores | --queue | --num-executors | --principal | --keytab)
             [ $# -ge 2 ] || fail "$1 needs a value"
             spark_args+=("$1" "$2"); shift ;;
-        --master=* | --conf=* | --name=* | --jars=* | --packages=* | --exclude-packages=* | --repositories=* | --py-files=* | \
+        --master=* | --conf=* | --name=* | --jars=* | --exclude-packages=* | --repositories=* | --py-files=* | \
             --files=* | --archives=* | --properties-file=* | --driver-memory=* | --driver-java-options=* | \
             --driver-library-path=* | --driver-class-path=* | --executor-memory=* | --proxy-user=* | --driver-cores=* | \
             --total-executor-cores=* | --executor-cores=* | --queue=* | --num-executors=* | --principal=* | --keytab=*)
@@ -179,13 +185,22 @@ if [ "${script%.py}" = "$script" ] || [ ! -f "$script" ]; then
     fail "no job '$job': there are $(cd "$root/jobs" && ls ./*.py | sed 's|^\./||; s|\.py$||' | tr '\n' ' ')and paths of .py files"
 fi
 
-set_up "$base_extras"
+[ "$job" != archive ] || delta=true
+if $delta; then set_up "$base_extras,delta"; else set_up "$base_extras"; fi
 find_java
 
 # Another Spark's jars with this environment's pyspark fail in ways that do not name the cause.
 if [ -n "${SPARK_HOME:-}" ] && ! ls "$SPARK_HOME"/jars/spark-core_*-4.2.0.jar >/dev/null 2>&1; then
     say "SPARK_HOME=$SPARK_HOME is not Spark 4.2.0: the one in .venv is used"
     unset SPARK_HOME
+fi
+if $delta; then
+    # In front: what the command line says of the same settings comes later and wins.
+    delta_args=()
+    while IFS= read -r word; do delta_args+=("$word"); done < <("$python" -m sparklog.delta.session "$packages")
+    spark_args=("${delta_args[@]}" ${spark_args[@]+"${spark_args[@]}"})
+elif [ -n "$packages" ]; then
+    spark_args+=(--packages "$packages")
 fi
 export SPARK_CONF_DIR=${SPARK_CONF_DIR:-$root/conf}
 export SPARKLOG_CONF_DIR=$root/conf

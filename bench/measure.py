@@ -61,6 +61,8 @@ class Row(NamedTuple):
     warm_up: bool = True
     #: Runs of each, at most; what takes long is not run as often as the rest.
     at_most: int = 100
+    #: The session has to know Delta, whose jars Spark fetches.
+    needs_delta: bool = False
 
 
 class Line(NamedTuple):

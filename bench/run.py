@@ -31,11 +31,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.show:
         print(report.text(report.load(results)))
         return 0
-    chosen = [row for row in ROWS if row.name in options.rows] if options.rows else ROWS
+    # A session with Delta starts with a look at Maven Central: nothing for seconds.
+    everything = [row for row in ROWS if not (options.quick and row.needs_delta)]
+    chosen = [row for row in ROWS if row.name in options.rows] if options.rows else everything
     with_kafka = {"yes": True, "no": False, "cached": None}[options.kafka or ("no" if options.quick else "yes")]
     lines: list[Line] = []
     failed: list[str] = []
-    with Bench(quick=options.quick, scale=options.scale, with_kafka=with_kafka) as bench:
+    with_delta = any(row.needs_delta for row in chosen)
+    with Bench(quick=options.quick, scale=options.scale, with_kafka=with_kafka, with_delta=with_delta) as bench:
         for row in chosen:
             found = _measured(row, bench, options.runs)
             if found is None:
@@ -79,7 +82,8 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--rows", type=_names, default=[], help=f"some of {','.join(_NAMES)}")
     parser.add_argument("--runs", type=int, default=_RUNS, help="of each contestant, in turns; medians count")
     parser.add_argument("--scale", type=float, default=1.0, help="multiplies the numbers of records")
-    parser.add_argument("--quick", action="store_true", help="tiny sizes, one run, no Kafka: only whether it works")
+    quick = "tiny sizes, one run, no Kafka, and Delta only if named: only whether it works"
+    parser.add_argument("--quick", action="store_true", help=quick)
     parser.add_argument("--kafka", choices=["yes", "no", "cached"], help="cached: if its jars are here (default: yes)")
     parser.add_argument("--out", type=Path, default=Path("build/bench"), help="folder of results.json and the picture")
     parser.add_argument("--show", action="store_true", help="measure nothing, print what the folder has")

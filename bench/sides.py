@@ -158,13 +158,18 @@ class Bench:
     """What rows share. Everything is started when first asked for and ended by ``close``. Owner: the main thread.
 
     ``scale`` multiplies the numbers of records; ``quick`` makes them so small that only the programs are tried.
-    ``with_kafka`` None: if its jars are here already.
+    ``with_kafka`` None: if its jars are here already. ``with_delta``: whether the session knows Delta.
     """
 
-    def __init__(self, *, quick: bool = False, scale: float = 1.0, with_kafka: bool | None = True) -> None:
+    def __init__(
+        self, *, quick: bool = False, scale: float = 1.0, with_kafka: bool | None = True, with_delta: bool = False
+    ) -> None:
         self.quick = quick
         self._scale = scale
         self._with_kafka = with_kafka
+        self._with_delta = with_delta
+        #: Whether the session can read and write Kafka; known when there is one.
+        self._has_connector = False
         #: Why there is no Kafka; empty while there is, or nobody has asked.
         self.missing = ""
         self._directory = Path(tempfile.mkdtemp(prefix="sparklog-bench-"))
@@ -229,14 +234,15 @@ class Bench:
                 jars = connector_jars(fetch=self._with_kafka is True)
             except (ClusterError, OSError) as error:
                 self.missing = str(error)
-        spark = open_session(jars, self._directory / "spark")
+        spark = open_session(jars, self._directory / "spark", with_delta=self._with_delta)
+        self._has_connector = bool(jars)
         self._ends.callback(spark.stop)
         return spark
 
     @property
     def connector(self) -> bool:
         """Whether the session can read and write Kafka."""
-        return bool(self.spark.conf.get("spark.jars", ""))
+        return bool(self.spark) and self._has_connector
 
     @contextmanager
     def topic(self, side: Any, *, partitions: int, **options: Any) -> Iterator[str]:

@@ -8,10 +8,12 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
+from sparklog.delta.session import PACKAGE, SETTINGS
+
 _CONF = Path(__file__).resolve().parent.parent / "conf"
 
 
-def open_session(jars: Sequence[Path], scratch: Path) -> SparkSession:
+def open_session(jars: Sequence[Path], scratch: Path, *, with_delta: bool = False) -> SparkSession:
     os.environ.setdefault("SPARK_CONF_DIR", str(_CONF))
     builder = (
         SparkSession.builder.master("local[2]")
@@ -28,6 +30,10 @@ def open_session(jars: Sequence[Path], scratch: Path) -> SparkSession:
     )
     if jars:
         builder = builder.config("spark.jars", ",".join(map(str, jars)))
+    if with_delta:
+        builder = builder.config("spark.jars.packages", PACKAGE)
+        for name, value in SETTINGS.items():
+            builder = builder.config(name, value)
     spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
     return spark

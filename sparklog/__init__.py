@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from sparklog.model import TopicPartition as TopicPartition
     from sparklog.spark.configure import configure as configure
     from sparklog.spark.read import read as read
+    from sparklog.spark.read_history import locate_moment as locate_moment
+    from sparklog.spark.read_history import read_history as read_history
 
 __version__ = "0.1.0"
 
@@ -65,8 +67,10 @@ _HOME = {
     "TransactionStateError": "sparklog.client.errors",
     "WriteResult": "sparklog.client.results",
     "configure": "sparklog.spark.configure",
+    "locate_moment": "sparklog.spark.read_history",
     "origin": "sparklog.client.origin",
     "read": "sparklog.spark.read",
+    "read_history": "sparklog.spark.read_history",
 }
 
 __all__ = [*_HOME, "__version__"]  # noqa: PLE0604 - the table above is the one list of names

@@ -78,6 +78,8 @@ TOPIC_SETTINGS: dict[str, Setting] = {
     ),
     "flush.messages": Setting("flush_messages", 0, "records after which the log is fsynced; 0: left to the OS"),
     "flush.ms": Setting("flush_ms", 0, "milliseconds after which the log is fsynced; 0: left to the OS"),
+    "restoring": Setting("restoring", False, "a restore fills the topic: producers wait, nothing is deleted"),
+    "restored.from": Setting("restored_from", "", "topic id and table, at a version, that the topic was restored from"),
 }
 
 BROKER_SETTINGS: dict[str, Setting] = {
@@ -196,6 +198,8 @@ class TopicConfig(msgspec.Struct, frozen=True):
     timestamp_type: str
     flush_messages: int
     flush_ms: int
+    restoring: bool
+    restored_from: str
 
     @property
     def compacted(self) -> bool:

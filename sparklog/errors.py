@@ -80,6 +80,7 @@ class ErrorCode(IntEnum):
     MALFORMED_FRAME = 1003
     UNKNOWN_API = 1004
     BROKER_STOPPING = 1005
+    TOPIC_RESTORING = 1006
 
 
 class ErrorTrait(NamedTuple):
@@ -162,6 +163,7 @@ TRAITS: dict[ErrorCode, ErrorTrait] = {
     ErrorCode.MALFORMED_FRAME: _T(False, False, "the bytes are not a frame of this protocol"),
     ErrorCode.UNKNOWN_API: _T(False, False, "the request's type is not known"),
     ErrorCode.BROKER_STOPPING: _T(True, True, "the broker is stopping and takes no new writes"),
+    ErrorCode.TOPIC_RESTORING: _T(True, False, "the topic is being restored and takes no writes until that is done"),
 }
 
 

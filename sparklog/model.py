@@ -40,6 +40,16 @@ class OffsetRange(NamedTuple):
     end: int
 
 
+class Span(NamedTuple):
+    """Values ``[low, high)``; of any kind; by default all that 64 bits hold."""
+
+    low: int = -(2**63)
+    high: int = 2**63 - 1
+
+    def __and__(self, other: Span) -> Span:
+        return Span(max(self.low, other.low), min(self.high, other.high))
+
+
 class EpochEnd(NamedTuple):
     """Where a leader epoch ends in a log: the largest epoch <= the asked one and its exclusive end offset."""
 

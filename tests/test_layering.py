@@ -22,6 +22,8 @@ LAYERS = (
     # Above spark: LocalCluster gives its session a source that knows the cluster's brokers.
     ("cluster",),
     ("console", "spark"),
+    # Below spark, whose source plans reads of history with it.
+    ("delta",),
     ("broker", "client"),
     ("storage", "replica", "controller", "coordinator", "zk", "net"),
     ("record", "protocol"),

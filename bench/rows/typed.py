@@ -56,7 +56,8 @@ def one_question(bench: Bench, side: Side, topic: str, fields: Any, expected: di
     return {"seconds": took}
 
 
-def _flights_in_spark(bench: Bench, copies: int) -> DataFrame:
+def flights_in_spark(bench: Bench, copies: int) -> DataFrame:
+    """All of them, so many times."""
     path = bench.scratch() / "flights.parquet"
     table = load_flights()
     pq.write_table(table, path, row_group_size=table.num_rows // 8)
@@ -67,7 +68,7 @@ def _flights_in_spark(bench: Bench, copies: int) -> DataFrame:
 def open_flights(bench: Bench) -> Iterator[list[Contestant]]:
     copies = 1 if bench.quick else bench.count(_COPIES, 1)
     table = load_flights()
-    flights = _flights_in_spark(bench, copies)
+    flights = flights_in_spark(bench, copies)
     expected = ask(flights)
     with ExitStack() as ends:
         ours = ends.enter_context(bench.topic(bench.ours, partitions=PARTITIONS, schema=table.schema))

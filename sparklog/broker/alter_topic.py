@@ -32,6 +32,9 @@ async def _alter_topic(broker: BrokerState, request: AlterTopic) -> Reply:
         kept = {key: value for key, value in record.config.items() if key not in request.unset}
         config = {**kept, **request.config}
         check_config(broker, record.name, config, record.key_columns)
+        if _is_restoring(config) and not _is_restoring(record.config):
+            detail = f"topic {record.name!r}: restoring=true is for topics that are made by a restore"
+            raise BrokerError(ErrorCode.INVALID_CONFIG, detail)
         return msgspec.structs.replace(record, config=config)
 
     _check_unset(request.unset)
@@ -49,6 +52,10 @@ async def _alter_topic(broker: BrokerState, request: AlterTopic) -> Reply:
             ErrorCode.REQUEST_TIMED_OUT, f"topic {record.name!r} has the settings, but brokers do not know of them yet"
         )
     return Ack(request.cid)
+
+
+def _is_restoring(config: Mapping[str, str]) -> bool:
+    return topic_config(config).restoring
 
 
 def check_config(broker: BrokerState, name: str, config: Mapping[str, str], key_columns: Sequence[str]) -> None:

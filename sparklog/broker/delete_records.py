@@ -1,7 +1,8 @@
 """DeleteRecords: the log begins at an offset that somebody names. Source: Kafka, DeleteRecords.
 
 Carried out by the leader; its followers do the same once a fetch has told them. What the log starts at is durable
-before the answer. A topic that is only compacted refuses: its oldest record may be the only one of its key.
+before the answer. A topic that is only compacted refuses: its oldest record may be the only one of its key. While
+it is being restored there is none below where it began.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ def _log_start(broker: BrokerState, wanted: DeleteRecordsPartition) -> int:
     partition = broker.partitions.require(tp)
     partition.require_leader(wanted.leader_epoch)
     log, end = partition.log, partition.replica.high_watermark
-    if "delete" not in log.config.cleanup_policy:
+    if "delete" not in log.config.cleanup_policy and not log.config.restoring:
         detail = f"{tp}: cleanup.policy={log.config.cleanup_policy} found, delete expected among it"
         raise BrokerError(ErrorCode.INVALID_REQUEST, detail)
     offset = end if wanted.offset == _HIGH_WATERMARK else wanted.offset

@@ -28,6 +28,7 @@ from sparklog.broker import (
     produce,
     reassignments,
     restart,
+    restore_records,
     transaction_requests,
 )
 from sparklog.broker.state import BrokerState
@@ -69,6 +70,7 @@ from sparklog.protocol.messages import (
     Produce,
     Request,
     RestartBroker,
+    RestoreRecords,
     SettleVersion,
     TouchTransaction,
     VerifyTransaction,
@@ -124,6 +126,7 @@ HANDLERS: dict[type, HandleRequest] = {
     AddColumns: add_columns.handle_add_columns,
     AlterTopic: alter_topic.handle_alter_topic,
     DeleteRecords: delete_records.handle_delete_records,
+    RestoreRecords: restore_records.handle_restore_records,
     AlterReassignments: reassignments.handle_alter_reassignments,
     ListReassignments: reassignments.handle_list_reassignments,
     ElectLeaders: elections.handle_elect_leaders,

@@ -20,7 +20,7 @@ from sparklog.broker.logs import Lines
 from sparklog.errors import BrokerError, ErrorCode, StorageError
 from sparklog.model import TopicPartition
 from sparklog.record.header import BatchHeader
-from sparklog.record.validate import validate_batch
+from sparklog.record.validate import validate_batch, validate_placed_batch
 from sparklog.replica.effects import (
     AnswerDiverging,
     AnswerProduce,
@@ -72,6 +72,8 @@ class AppendRules(NamedTuple):
     key_columns: tuple[str, ...] = ()
     #: each record must have a key
     compacted: bool = False
+    #: readers see the time of the append, whatever the event-time column says
+    stamped_by_log: bool = False
 
 
 class Answer(NamedTuple):
@@ -84,11 +86,13 @@ class Answer(NamedTuple):
 
 
 class PendingProduce(NamedTuple):
-    """Batches waiting under a ticket, and whom to tell. ``own``: made by this broker (a marker), not by a producer."""
+    """Batches waiting under a ticket, and whom to tell. ``own``: made by this broker (a marker), not by a producer.
+    ``placed``: of a restore, with the offsets that they had."""
 
     batches: Batches
     answered: Callable[[Answer], None]
     own: bool = False
+    placed: bool = False
 
 
 class Surroundings(Protocol):
@@ -266,9 +270,12 @@ class Partition:
         try:
             # A retry of what is in the log already is answered as such, even when the schema has moved on since.
             if not pending.own:
+                self._check_restoring(placed=pending.placed)
                 for header, body in pending.batches[self.log.duplicate_count(pending.batches) :]:
-                    self._validate(header, body)
-            written = self.log.append_as_leader(pending.batches, leader_epoch=effect.leader_epoch, now_us=now_us)
+                    self._validate(header, body, placed=pending.placed)
+            written = self.log.append_as_leader(
+                pending.batches, leader_epoch=effect.leader_epoch, now_us=now_us, placed=pending.placed
+            )
         except BrokerError as error:
             self._answer(effect.ticket, error.code, detail=f"{self.tp}: {error.detail}")
             self._events.append(LeaderAppendFailed(effect.ticket))
@@ -280,18 +287,26 @@ class Partition:
             self._append_time_us[effect.ticket] = now_us
             self._events.append(LeaderAppended(effect.ticket, written.start, written.end))
 
-    def _validate(self, header: BatchHeader, body: memoryview) -> None:
+    def _check_restoring(self, *, placed: bool) -> None:
+        """Raises BrokerError: a topic that is being restored takes what has its offsets already, others never do."""
+        if self.log.config.restoring and not placed:
+            raise BrokerError(ErrorCode.TOPIC_RESTORING, "it takes no writes until its restore has ended")
+        if placed and not self.log.config.restoring:
+            raise BrokerError(ErrorCode.INVALID_REQUEST, "it is not being restored: only its leader gives offsets")
+
+    def _validate(self, header: BatchHeader, body: memoryview, *, placed: bool) -> None:
         """Raises BrokerError for whatever is wrong with a batch, foreseen or not: hostile bytes must not fail more
         than their own request."""
         try:
             rules = self.rules
-            validate_batch(
+            check = validate_placed_batch if placed else validate_batch
+            check(
                 header,
                 body,
                 schema=rules.schema,
                 schema_id=rules.schema_id,
                 max_message_bytes=rules.max_message_bytes,
-                event_time=rules.event_time,
+                event_time=None if placed and rules.stamped_by_log else rules.event_time,
                 required_key=rules.key_columns if rules.compacted else (),
             )
         except BrokerError:

@@ -297,6 +297,7 @@ def _append_rules(topic: CachedTopic) -> AppendRules:
         topic.change.event_time,
         topic.change.key_columns,
         topic.config.compacted,
+        topic.config.timestamp_type == "LogAppendTime",
     )
 
 

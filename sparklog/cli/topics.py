@@ -1,4 +1,5 @@
-"""``sparklog topics``: create, list, describe, alter, delete. Replicas and leaders are in ``moves``."""
+"""``sparklog topics``: create, list, describe, alter, delete. Replicas and leaders are in ``moves``, archives in
+``locate`` and ``restore``."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ import pyarrow as pa
 import typer
 
 from sparklog.cli.files import schema_of_file
+from sparklog.cli.locate import locate
 from sparklog.cli.moves import add_partitions, elect_leaders, reassign
 from sparklog.cli.options import (
     AsJson,
@@ -23,6 +25,7 @@ from sparklog.cli.options import (
     topic_names,
 )
 from sparklog.cli.output import done, note, on_terminal, print_json, print_table
+from sparklog.cli.restore import restore
 from sparklog.cli.topic_output import (
     AtMinIsr,
     Health,
@@ -250,6 +253,8 @@ def _places(before: list[str]) -> dict[int, int | None]:
     return found
 
 
+topics.command("locate")(locate)
+topics.command("restore")(restore)
 topics.command("add-partitions")(add_partitions)
 topics.command("reassign")(reassign)
 topics.command("elect-leaders")(elect_leaders)

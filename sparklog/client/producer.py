@@ -43,6 +43,11 @@ from sparklog.protocol.messages import ACKS_ALL
 from sparklog.record.codec import COMPRESSIONS
 
 MIB = 1024 * 1024
+#: Of records handed over one by one, whose batches the I/O thread encodes; and of a table: what a batch costs three
+#: brokers besides its bytes is a millisecond.
+_BATCH_BYTES, _TABLE_BATCH_BYTES = MIB, 4 * MIB
+#: Of the buffer, a default batch of a table takes no more than that: several are to be on their way.
+_BATCHES_IN_BUFFER = 16
 #: Of a producer that nobody flushes; ``flush`` raises the first.
 _MAX_FAILURES_KEPT = 100
 _EXIT_FLUSH_S = 5.0
@@ -62,7 +67,7 @@ class Producer:
         *,
         acks: str | int = "all",
         linger_ms: float = 5.0,
-        batch_bytes: int = MIB,
+        batch_bytes: int | None = None,
         compression: str | None = None,
         buffer_bytes: int = 64 * MIB,
         max_block_s: float = 60.0,
@@ -81,7 +86,8 @@ class Producer:
                 losses go unseen. Only with ``"all"`` are retries free of duplicates.
             linger_ms: the longest time a record waits for company while earlier ones are on their way, which is half
                 of a round trip where that is less; with nothing on its way it is sent at once.
-            batch_bytes: about the size of a batch, before compression.
+            batch_bytes: about the size of a batch, before compression; by default 1 MiB of records handed over one by
+                one, 4 MiB of a table.
             compression: None, ``"lz4"`` or ``"zstd"``, inside Arrow.
             buffer_bytes: what may be handed over and not yet acknowledged; then ``send`` and ``write`` block.
             max_block_s: how long they block before BufferFull, or ClientTimeout for a topic's metadata.
@@ -101,8 +107,11 @@ class Producer:
             raise ConfigError(f"acks={acks!r}: expected 'all', 1 or 0")
         if compression not in {None, "none", *COMPRESSIONS}:
             raise ConfigError(f"compression={compression!r}: expected None, {', '.join(map(repr, COMPRESSIONS))}")
+        chunk_bytes = table_bytes = batch_bytes or _BATCH_BYTES
+        if batch_bytes is None:
+            table_bytes = min(_TABLE_BATCH_BYTES, max(_BATCH_BYTES, buffer_bytes // _BATCHES_IN_BUFFER))
         for name, value in {
-            "batch_bytes": batch_bytes,
+            "batch_bytes": 1 if batch_bytes is None else batch_bytes,
             "buffer_bytes": buffer_bytes,
             "max_block_s": max_block_s,
             "request_timeout_s": request_timeout_s,
@@ -120,7 +129,7 @@ class Producer:
         if run is not None and (acks_code != ACKS_ALL or not idempotent):
             raise ConfigError(f"acks={acks!r}, idempotent={idempotent!r}: transactions need acks='all' and True")
         self._compression = None if compression == "none" else compression
-        self._batch_bytes = batch_bytes
+        self._table_batch_bytes = table_bytes
         self._max_block_s = max_block_s
         self._lock = threading.Lock()
         self._open: set[Completion] = set()
@@ -131,11 +140,11 @@ class Producer:
             client_id=client_id,
             acks=acks_code,
             idempotent=idempotent and acks_code == ACKS_ALL,
-            batch_bytes=batch_bytes,
+            batch_bytes=chunk_bytes,
             compression=self._compression,
             request_timeout_s=request_timeout_s,
             delivery_timeout_s=delivery_timeout_s,
-            max_request_bytes=max(8 * MIB, batch_bytes),
+            max_request_bytes=max(8 * MIB, table_bytes),
             metadata_max_age_s=300.0,
             transaction=run.key if run is not None else "",
         )
@@ -143,7 +152,7 @@ class Producer:
         self._sender = Sender(
             settings,
             lambda attendant: Collector(
-                batch_bytes=batch_bytes,
+                batch_bytes=chunk_bytes,
                 linger_ms=linger_ms,
                 buffer_bytes=buffer_bytes,
                 max_block_s=max_block_s,
@@ -238,9 +247,9 @@ class Producer:
         writing = TableWrite(topic)
         self._opened(writing)
         try:
-            for piece, where in pieces(known, table, destination, batch_bytes=self._batch_bytes):
+            for piece, where in pieces(known, table, destination, batch_bytes=self._table_batch_bytes):
                 for part in encode_parts(
-                    known, piece, where, compression=self._compression, batch_bytes=self._batch_bytes
+                    known, piece, where, compression=self._compression, batch_bytes=self._table_batch_bytes
                 ):
                     size = int(part.encoded.header.length)
                     self._collector.reserve(size)

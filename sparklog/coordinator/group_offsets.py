@@ -255,26 +255,26 @@ class Groups(CoordinatorCore[_Group, _Draft]):
         now = state.get(EpochKey(FORMAT_VERSION, group))
         if not isinstance(member, MemberState) or not isinstance(now, GroupEpoch) or epoch > now.epoch:
             return f"group {group!r} has no member {member_id} in epoch {epoch}, as far as is known here"
-        own = {
-            (found.topic, number)
-            for found in member.owned
-            for number, given in zip(found.partitions, found.epochs, strict=True)
-            if given <= epoch
-        }
+        own = {place for place, given in _given(member).items() if given <= epoch}
         missing = [place for place in partitions if tuple(place) not in own]
         return f"{missing[0][0]}-{missing[0][1]} is not member {member_id}'s in epoch {epoch}" if missing else ""
 
     def holds(self, group: str, member_id: str, partitions: Iterable[tuple[str, int]]) -> list[tuple[str, Hold]]:
-        """What keeps ``member_id`` from being told offsets of these partitions: by the transaction's key."""
+        """What keeps ``member_id`` from being told offsets of these partitions: by the transaction's key. Its own
+        transaction does where it has lost a partition since and is given it again, or it would do that work twice."""
         known = self._entries.get(group)
+        state = known.state if known is not None else {}
         wanted = set(partitions)
+        given = _given(state.get(MemberKey(FORMAT_VERSION, group, member_id)))
         return [
             (key.key, value)
-            for key, value in (known.state.items() if known else ())
+            for key, value in state.items()
             if isinstance(key, HoldKey)
             and isinstance(value, Hold)
-            and value.member_id != member_id
-            and not wanted.isdisjoint(value.partitions)
+            and any(
+                value.member_id != member_id or given.get(place, value.member_epoch) > value.member_epoch
+                for place in wanted.intersection(value.partitions)
+            )
         ]
 
     def offsets(self, group: str) -> Mapping[tuple[str, int], GroupOffset]:
@@ -394,11 +394,14 @@ class Groups(CoordinatorCore[_Group, _Draft]):
         key = HoldKey(FORMAT_VERSION, group.key, request.key)
         known = draft.changes.get(key, group.state.get(key))
         partitions = {(offset.topic, offset.partition) for offset in request.offsets}
+        epoch = request.member_epoch
         if isinstance(known, Hold) and known.producer_id == request.producer_id:
             partitions.update(known.partitions)
+            epoch = min(epoch, known.member_epoch)
         draft.changes[key] = Hold(
             FORMAT_VERSION,
             request.member_id,
+            epoch,
             request.producer_id,
             request.coordinator_epoch,
             tuple(sorted(partitions)),
@@ -488,3 +491,12 @@ class Groups(CoordinatorCore[_Group, _Draft]):
         ]
         if gone and not entry.queue:
             self._change(entry, _Draft(dict.fromkeys(gone), began_ms=now_ms))
+
+
+def _given(member: GroupValue | None) -> dict[tuple[str, int], int]:
+    """The partitions that a member owns, and the epochs they were given in."""
+    return {
+        (found.topic, number): given
+        for found in (member.owned if isinstance(member, MemberState) else ())
+        for number, given in zip(found.partitions, found.epochs, strict=True)
+    }

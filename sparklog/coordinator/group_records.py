@@ -56,10 +56,12 @@ class HoldKey(msgspec.Struct, frozen=True, array_like=True, tag="hold"):
 
 class Hold(msgspec.Struct, frozen=True, array_like=True):
     """A member's, of these partitions (topic, number), until the transaction that ``producer_id`` takes part in has
-    ended. ``coordinator_epoch``: of the coordinator that knew it: an earlier one cannot say that it has."""
+    ended. ``member_epoch``: what the member is given later it waits for as others do. ``coordinator_epoch``: of the
+    coordinator that knew the transaction: an earlier one cannot say that it has ended."""
 
     version: int
     member_id: str
+    member_epoch: int
     producer_id: int
     coordinator_epoch: int
     partitions: tuple[tuple[str, int], ...]

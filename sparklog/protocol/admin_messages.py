@@ -93,6 +93,27 @@ class DeleteRecordsReply(Message, frozen=True, tag="delete_records_reply"):
     results: tuple[DeletedRecords, ...]
 
 
+class RestoreRecords(Message, frozen=True, tag="restore_records"):
+    """Batches of one partition with the offsets they had before its topic was lost, to its leader; the body is as of
+    Produce. The first begins at the log's end, each of the others where the one before it ends; they may have gaps
+    inside. Answered when all are committed."""
+
+    topic: str
+    partition: int
+    topic_id: str
+    batch_count: int
+    body_bytes: int
+    timeout_ms: int
+
+
+class RestoreRecordsReply(Message, frozen=True, tag="restore_records_reply"):
+    """``log_end_offset``: with OFFSET_OUT_OF_RANGE, where the next batch has to begin."""
+
+    code: int
+    log_end_offset: int
+    detail: str = ""
+
+
 class ReplicaMove(msgspec.Struct, frozen=True, array_like=True):
     """``target``: the replicas wanted, preferred leader first; None takes a move under way back."""
 

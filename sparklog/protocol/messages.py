@@ -35,6 +35,8 @@ from sparklog.protocol.admin_messages import (
     ReplicaDescription,
     ReplicaMove,
     RestartBroker,
+    RestoreRecords,
+    RestoreRecordsReply,
 )
 from sparklog.protocol.control_messages import (
     ControlUpdate,
@@ -217,6 +219,8 @@ __all__ = [
     "Reply",
     "Request",
     "RestartBroker",
+    "RestoreRecords",
+    "RestoreRecordsReply",
     "SettleVersion",
     "SettleVersionReply",
     "TopicChange",
@@ -271,6 +275,7 @@ Request = (
     | AddColumns
     | AlterTopic
     | DeleteRecords
+    | RestoreRecords
     | AlterReassignments
     | ListReassignments
     | ElectLeaders
@@ -303,6 +308,7 @@ Reply = (
     | CreateTopicReply
     | AlterReassignmentsReply
     | DeleteRecordsReply
+    | RestoreRecordsReply
     | ListReassignmentsReply
     | ElectLeadersReply
     | Ack

@@ -26,7 +26,7 @@ from sparklog.record.codec import NO_TIMESTAMP, decode_batch, encode_batch
 from sparklog.record.header import BatchHeader, Flag
 
 #: Offsets that one batch covers at most; the header has 32 bits for it.
-_MAX_SPAN = 2**31
+MAX_SPAN = 2**31
 _CODECS = int(Flag.LZ4 | Flag.ZSTD)
 
 
@@ -114,7 +114,7 @@ class BatchMerger:
         if self._first is not None and (
             alone
             or header.leader_epoch != self._first.leader_epoch
-            or header.next_offset - self._begin > _MAX_SPAN
+            or header.next_offset - self._begin > MAX_SPAN
             or (self._parts and len(source.offsets) and self._bytes + size > self._target_bytes)
         ):
             made += self.flush()
@@ -144,7 +144,7 @@ class BatchMerger:
         self._first, self._parts, self._bytes, self.begin_at = None, [], 0, -1
         body, shape = self._body(parts, first)
         offsets = np.concatenate([part.offsets for part in parts]) if parts else np.empty(0, np.int64)
-        array = _offset_array(offsets, begin)
+        array = offset_array(offsets, begin)
         whole = b"".join([body, array]) if array else body
         sources = [part.header for part in parts] or [first]
         flags = shape.flags & _CODECS | Flag.CLEANED | (Flag.OFFSET_ARRAY if array else 0)
@@ -189,7 +189,7 @@ class BatchMerger:
         return memoryview(made), shape
 
 
-def _offset_array(offsets: npt.NDArray[np.int64], base_offset: int) -> bytes:
+def offset_array(offsets: npt.NDArray[np.int64], base_offset: int) -> bytes:
     """Empty where the records follow each other from the batch's first offset on."""
     if not len(offsets) or offsets[-1] - base_offset == len(offsets) - 1:
         return b""

@@ -27,6 +27,8 @@ NO_TIMESTAMP = -1
 COMPRESSIONS: dict[str, Flag] = {"lz4": Flag.LZ4, "zstd": Flag.ZSTD}
 _WRITE_OPTIONS = {name: pa.ipc.IpcWriteOptions(compression=name, use_threads=False) for name in COMPRESSIONS}
 _END_OF_STREAM_BYTES = 8
+#: A message may well need so much beside the bytes of its records: metadata, padding of buffers.
+_LARGE_BYTES = 4096
 _MAX_COUNT = 2**31 - 1
 _I64_MIN, _I64_MAX = -(2**63), 2**63 - 1
 _UNIT_TO_US = {"s": (1_000_000, 1), "ms": (1_000, 1), "us": (1, 1), "ns": (1, 1_000)}
@@ -64,7 +66,11 @@ def encode_batch(
         raise BrokerError(ErrorCode.INVALID_RECORD, f"a batch of {batch.num_rows} records, 1 to {_MAX_COUNT} expected")
     if compression in {None, "none"}:
         body, flags = batch.serialize(), Flag(0)
+        if body.size > _LARGE_BYTES and _holds_more(body.size, batch):
+            body = _copied(batch).serialize()
     elif compression in COMPRESSIONS:
+        if _holds_more(pa.ipc.get_record_batch_size(batch), batch):
+            batch = _copied(batch)
         body, flags = _serialize_compressed(batch, compression), COMPRESSIONS[compression]
     else:
         raise BrokerError(
@@ -183,6 +189,23 @@ def header_times(earliest: int, latest: int) -> tuple[int, int]:
     """Smallest and greatest event time as they stand in a header. NO_TIMESTAMP twice is a time as well, the last
     microsecond of 1969: a batch of nothing else says that it begins one earlier, and is found as before."""
     return (NO_TIMESTAMP - 1 if earliest == latest == NO_TIMESTAMP else earliest), latest
+
+
+def _holds_more(size: int, batch: pa.RecordBatch) -> bool:
+    """Whether ``size`` bytes are more than the records need. Of a slice whose lists are all empty or null, pyarrow 26
+    writes the offsets of all values of the columns that it was cut from."""
+    if not any(types.is_nested(column.type) and not _has_no_values(column) for column in batch.columns):
+        return False  # which is most batches, and known sooner than how large they are
+    return size > 2 * int(batch.nbytes) + _LARGE_BYTES
+
+
+def _has_no_values(column: pa.Array) -> bool:
+    """A column of lists, as that of headers, in which no list has ever held anything."""
+    return types.is_list(column.type) and not len(column.values)
+
+
+def _copied(batch: pa.RecordBatch) -> pa.RecordBatch:
+    return batch.take(pa.array(np.arange(batch.num_rows)))
 
 
 def _serialize_compressed(batch: pa.RecordBatch, compression: str) -> pa.Buffer:

@@ -13,7 +13,9 @@ from collections.abc import Sequence
 import pyarrow as pa
 
 from sparklog.errors import BrokerError, ErrorCode
+from sparklog.model import NO_PRODUCER
 from sparklog.record.checksum import Buffer
+from sparklog.record.cleaned import MAX_SPAN, offsets_of
 from sparklog.record.codec import NO_TIMESTAMP, event_time_range, header_times, read_record_batch, verify_body_crc
 from sparklog.record.few_checks import times_of_few
 from sparklog.record.flatbuffer import malformed
@@ -33,6 +35,8 @@ from sparklog.record.schema import DEFAULT_EVENT_TIME, DEFAULT_SCHEMA
 
 #: What a producer may set; the rest is the leader's and the cleaner's.
 _PRODUCER_FLAGS = int(Flag.LZ4 | Flag.ZSTD | Flag.TRANSACTIONAL)
+#: What a restore may set.
+_PLACED_FLAGS = int(Flag.LZ4 | Flag.ZSTD | Flag.OFFSET_ARRAY)
 _COMPRESSION_FLAGS = int(Flag.LZ4 | Flag.ZSTD)
 _CODEC_FLAGS = {NOT_COMPRESSED: 0, LZ4_FRAME: int(Flag.LZ4), ZSTD: int(Flag.ZSTD)}
 #: Up to here a copy costs less than what can be had from it.
@@ -77,6 +81,41 @@ def validate_batch(
         _check_keys(records, required_key)
 
 
+def validate_placed_batch(
+    header: BatchHeader,
+    body: Buffer,
+    *,
+    schema: pa.Schema,
+    schema_id: int,
+    max_message_bytes: int,
+    event_time: str | None,
+    required_key: Sequence[str] = (),
+) -> None:
+    """As ``validate_batch``, for a batch whose records have offsets and times already: ``body`` is what is stored, with
+    the offset array, if there is one, behind the message. There may be no records at all, only offsets of none.
+
+    The header's times enclose those of ``event_time``: for records without one, the greatest is the time they had.
+
+    Raises:
+        BrokerError: as ``validate_batch``; CORRUPT_MESSAGE as well for an offset array that does not fit,
+            INVALID_RECORD for times that a batch like this cannot have.
+    """
+    _check_placed_header(header, len(body), max_message_bytes)
+    whole = memoryview(body)
+    verify_body_crc(header, whole[: header.length + header.offset_array_length])
+    offsets_of(header, whole)
+    _check_schema_id(header, schema_id)
+    records = _sound_records(header, pa.py_buffer(whole[: header.length]), schema, max_message_bytes)
+    found = event_time_range(records, event_time)
+    times = (header.min_timestamp, header.max_timestamp)
+    has_times = times != (NO_TIMESTAMP, NO_TIMESTAMP)
+    if has_times != bool(header.record_count) or times[0] > times[1]:
+        raise BrokerError(ErrorCode.INVALID_RECORD, f"times {times} us for {header.record_count} records")
+    if found != (NO_TIMESTAMP, NO_TIMESTAMP) and not times[0] <= found[0] <= found[1] <= times[1]:
+        _check_times(found, header, event_time)
+    _check_keys(records, required_key)
+
+
 def _sound_without_arrow(header: BatchHeader, body: bytes, event_time: str | None) -> bool:
     """Whether there is nothing left to check. Raises BrokerError INVALID_RECORD for timestamps that are not the
     header's."""
@@ -92,7 +131,14 @@ def _sound_without_arrow(header: BatchHeader, body: bytes, event_time: str | Non
 def _validate_by_arrow(
     header: BatchHeader, buffer: pa.Buffer, schema: pa.Schema, *, max_message_bytes: int, event_time: str | None
 ) -> pa.RecordBatch:
-    """The rest of it, for whatever batch."""
+    """The rest of it, but for keys, for whatever batch."""
+    records = _sound_records(header, buffer, schema, max_message_bytes)
+    _check_times(event_time_range(records, event_time), header, event_time)
+    return records
+
+
+def _sound_records(header: BatchHeader, buffer: pa.Buffer, schema: pa.Schema, max_message_bytes: int) -> pa.RecordBatch:
+    """The records, whose bytes, columns and nulls are as they should be."""
     source = memoryview(buffer)
     message = read_batch_message(source)
     _check_columns(message, schema, header.record_count)
@@ -102,7 +148,7 @@ def _validate_by_arrow(
         records.validate(full=True)
     except (pa.ArrowException, ValueError) as error:
         raise _corrupt(str(error).partition("\n")[0][:200]) from None
-    _check_records(records, schema, header, event_time)
+    _check_nulls(records, schema)
     return records
 
 
@@ -129,6 +175,27 @@ def _check_header(header: BatchHeader, found_bytes: int, max_message_bytes: int)
         raise BrokerError(
             ErrorCode.INVALID_RECORD,
             f"{header.record_count} records over {header.offset_span} offsets, expected as many and at least one",
+        )
+
+
+def _check_placed_header(header: BatchHeader, found_bytes: int, max_message_bytes: int) -> None:
+    expected_array = -(-4 * header.record_count // 8) * 8 if header.flags & Flag.OFFSET_ARRAY else 0
+    if header.stored_bytes != found_bytes or header.offset_array_length != expected_array:
+        raise _corrupt(
+            f"{found_bytes} bytes found, {header.length} and an offset array of {header.offset_array_length} declared,"
+            f" of {expected_array} expected"
+        )
+    if header.length > max_message_bytes:
+        raise _too_large(header.length, max_message_bytes)
+    if header.flags & ~_PLACED_FLAGS:
+        raise BrokerError(
+            ErrorCode.INVALID_RECORD, f"flags {header.flags:#06x}, expected none but {_PLACED_FLAGS:#06x}"
+        )
+    if header.producer_id != NO_PRODUCER or not max(header.record_count, 1) <= header.offset_span <= MAX_SPAN:
+        raise BrokerError(
+            ErrorCode.INVALID_RECORD,
+            f"{header.record_count} records of producer {header.producer_id} over {header.offset_span} offsets, "
+            f"expected of no producer and over as many or more, up to {MAX_SPAN}",
         )
 
 
@@ -166,11 +233,10 @@ def _check_sizes(message: BatchMessage, source: memoryview, header: BatchHeader,
         raise _too_large(counted, max_message_bytes)
 
 
-def _check_records(records: pa.RecordBatch, schema: pa.Schema, header: BatchHeader, event_time: str | None) -> None:
+def _check_nulls(records: pa.RecordBatch, schema: pa.Schema) -> None:
     for index in layout_of(schema).required:
         if path := misplaced_null(records.column(index), schema.field(index)):
             raise BrokerError(ErrorCode.INVALID_RECORD, f"column {path!r} holds nulls and is not nullable")
-    _check_times(event_time_range(records, event_time), header, event_time)
 
 
 def _check_times(found: tuple[int, int], header: BatchHeader, event_time: str | None) -> None:

@@ -18,13 +18,16 @@ from pyspark.sql.types import StructType
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import TopicPartition
 from sparklog.record.header import BatchHeader
-from sparklog.spark.schema import DEFAULT_COLUMNS, LOG_COLUMNS, TopicShape
+from sparklog.spark.schema import CAST_ERROR_COLUMN, DEFAULT_COLUMNS, LOG_COLUMNS, TopicShape
 
 #: Values of timestampType. Source: Kafka, org.apache.kafka.common.record.TimestampType.
 CREATE_TIME = 0
 LOG_APPEND_TIME = 1
 
 _UTC_US = pa.timestamp("us", tz="UTC")
+#: What made columns say that is the same in all records of a topic, and so not kept with them.
+_TOLD_BY_TOPIC = ("_topic", "timestampType")
+_MADE = {*LOG_COLUMNS.fieldNames(), CAST_ERROR_COLUMN.name}
 _DEFAULT_NAMES = {"topic": "_topic", "partition": "_partition", "offset": "_offset", "timestamp": "_timestamp"}
 
 
@@ -33,7 +36,8 @@ class ColumnPlan:
     """Which output column comes from where. Made on the driver, crosses to tasks by pickle.
 
     ``sources`` and ``made`` run parallel to ``target``. Where ``made`` is true the source is one of ``_topic``,
-    ``_partition``, ``_offset``, ``_timestamp`` and ``timestampType``, else it is the name of a stored column.
+    ``_partition``, ``_offset``, ``_timestamp``, ``timestampType`` and ``_cast_error``, else it is the name of a stored
+    column.
     """
 
     shape: TopicShape
@@ -60,18 +64,60 @@ class ColumnPlan:
         """The output batch for rows of ``batch``, whose offsets are ``offsets`` (int64, without nulls).
 
         Raises:
-            BrokerError: SCHEMA_MISMATCH when a value does not fit the declared column.
+            BrokerError: SCHEMA_MISMATCH when a value does not fit the declared column, unless ``_cast_error`` is among
+                the columns; then SCHEMA_OUTDATED when the batch may have columns that this plan does not know.
         """
         arrays = []
+        errors = self._cast_errors(header, rows=len(offsets), partition=partition)
         for field, name, made in zip(self.target, self.sources, self.made, strict=True):
+            if made and name == CAST_ERROR_COLUMN.name:
+                assert errors is not None
+                arrays.append(errors.column())
+                continue
             if made:
                 array = self._make(name, header, batch, partition=partition, offsets=offsets)
             else:
                 array = _stored(batch, name, len(offsets), field=field)
                 if name == "headers" and self.shape.is_default:
                     array = _null_if_empty(array)
-            arrays.append(_cast(array, field, partition))
+            arrays.append(_cast(array, field, partition) if errors is None else errors.cast(array, field))
         return pa.RecordBatch.from_arrays(arrays, schema=self.target)
+
+    @property
+    def archived_columns(self) -> tuple[str, ...]:
+        """The columns of the topic's Delta table that the output is made of, each once."""
+        return tuple(dict.fromkeys(name for name in self.sources if name not in _TOLD_BY_TOPIC))
+
+    def assemble_archived(self, batch: pa.RecordBatch, *, topic: str) -> pa.RecordBatch:
+        """The output batch for rows of the topic's Delta table, which has the source's names for what it keeps; nulls
+        for a column that the topic got later.
+
+        Raises:
+            BrokerError: SCHEMA_MISMATCH when a value does not fit the declared column.
+        """
+        arrays = []
+        for field, name, made in zip(self.target, self.sources, self.made, strict=True):
+            if made and name in _TOLD_BY_TOPIC:
+                value = topic if name == "_topic" else self.timestamp_type
+                array = pa.repeat(pa.scalar(value, field.type), batch.num_rows)
+            else:
+                array = _stored(batch, name, batch.num_rows, field=field)
+            arrays.append(_cast(array, field, topic))
+        return pa.RecordBatch.from_arrays(arrays, schema=self.target)
+
+    @property
+    def timestamp_type(self) -> int:
+        """What the column timestampType says of every record."""
+        return LOG_APPEND_TIME if self.shape.stamped_by_log else CREATE_TIME
+
+    def _cast_errors(self, header: BatchHeader, *, rows: int, partition: TopicPartition) -> _CastErrors | None:
+        """None where they are to fail the read."""
+        if CAST_ERROR_COLUMN.name not in self.sources or self.target.names[-1] != CAST_ERROR_COLUMN.name:
+            return None
+        if header.schema_id > self.shape.schema_id >= 0:
+            detail = f"{partition}: a batch has schema {header.schema_id}, known is {self.shape.schema_id}"
+            raise BrokerError(ErrorCode.SCHEMA_OUTDATED, detail)
+        return _CastErrors(rows)
 
     def _make(
         self, name: str, header: BatchHeader, batch: pa.RecordBatch, *, partition: TopicPartition, offsets: pa.Array
@@ -84,8 +130,7 @@ class ColumnPlan:
             case "_offset":
                 return offsets
             case "timestampType":
-                kind = LOG_APPEND_TIME if self.shape.stamped_by_log else CREATE_TIME
-                return pa.repeat(pa.scalar(kind, pa.int32()), len(offsets))
+                return pa.repeat(pa.scalar(self.timestamp_type, pa.int32()), len(offsets))
             case _:
                 return self._timestamps(header, batch, rows=len(offsets))
 
@@ -114,7 +159,7 @@ def plan_columns(declared: StructType, shape: TopicShape) -> ColumnPlan:
             made.append(name not in {"key", "value"})
         else:
             sources.append(name)
-            made.append(name not in own and name in LOG_COLUMNS.fieldNames())
+            made.append(name not in own and name in _MADE)
     target = to_arrow_schema(declared, timezone="UTC")
     return ColumnPlan(shape, target, tuple(sources), tuple(made))
 
@@ -133,7 +178,7 @@ def _null_if_empty(headers: pa.Array) -> pa.Array:
     return pc.if_else(is_empty, pa.scalar(None, headers.type), headers) if pc.any(is_empty).as_py() else headers
 
 
-def _cast(array: pa.Array, field: pa.Field, partition: TopicPartition) -> pa.Array:
+def _cast(array: pa.Array, field: pa.Field, partition: TopicPartition | str) -> pa.Array:
     if array.type != field.type:
         try:
             array = _truncated(array, field.type)
@@ -144,6 +189,31 @@ def _cast(array: pa.Array, field: pa.Field, partition: TopicPartition) -> pa.Arr
             ErrorCode.SCHEMA_MISMATCH, f"{partition}: column {field.name} is NOT NULL, {array.null_count} nulls found"
         )
     return array
+
+
+class _CastErrors:
+    """Of one batch: values that cannot be cast become null, and are told by row."""
+
+    def __init__(self, rows: int) -> None:
+        self._told: list[list[str]] = [[] for _ in range(rows)]
+
+    def cast(self, array: pa.Array, field: pa.Field) -> pa.Array:
+        if array.type == field.type:
+            return array
+        try:
+            return _truncated(array, field.type)
+        except pa.ArrowException:
+            return pa.concat_arrays([self._one(array.slice(row, 1), field, row) for row in range(len(array))])
+
+    def _one(self, value: pa.Array, field: pa.Field, row: int) -> pa.Array:
+        try:
+            return _truncated(value, field.type)
+        except pa.ArrowException as error:
+            self._told[row].append(f"{field.name}: {str(error).splitlines()[0]}")
+            return pa.nulls(1, field.type)
+
+    def column(self) -> pa.Array:
+        return pa.array(["; ".join(told) or None for told in self._told], pa.string())
 
 
 def _to_utc(times: pa.Array) -> pa.Array:

@@ -16,6 +16,9 @@ from sparklog.spark.source import SparklogSource
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+#: Where ``configure`` leaves the addresses.
+BOOTSTRAP_SETTING = "spark.sparklog.bootstrap.servers"
+
 
 def configure(spark: SparkSession, *, bootstrap: str | Iterable[str]) -> None:
     """Make ``format("sparklog")`` of this session ask ``bootstrap`` unless an option says otherwise.
@@ -31,3 +34,5 @@ def configure(spark: SparkSession, *, bootstrap: str | Iterable[str]) -> None:
         defaults: ClassVar[Mapping[str, str]] = {"bootstrap.servers": addresses}
 
     spark.dataSource.register(ConfiguredSource)
+    # For functions that plan a read themselves, in the session's own process.
+    spark.conf.set(BOOTSTRAP_SETTING, addresses)

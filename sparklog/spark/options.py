@@ -36,6 +36,7 @@ READ_OPTIONS: dict[str, str] = {
     "failOnDataLoss": "true: fail when records are gone or may be; false: skip them with a warning",
     "isolation.level": "read_committed or read_uncommitted",
     "includeHeaders": "add the column headers (default topics)",
+    "includeCastErrors": "add the column _cast_error: what Spark's types cannot hold is null, and it says what",
     "minPartitions": "split the read into at least so many tasks",
     "maxRecordsPerPartition": "split the read so that no task has more offsets",
     "maxOffsetsPerTrigger": "streams: offsets in one batch at most, spread over partitions by what they have",
@@ -43,6 +44,7 @@ READ_OPTIONS: dict[str, str] = {
     "maxTriggerDelay": "streams: but no longer than this (15m)",
     "groupId": "streams: store the end of the last finished batch in this consumer group",
     "localReads": "auto: tasks map the files of a replica on their host; never: they fetch; require: they fail without",
+    "history": "path of the topic's archive, a Delta table: what is in it is read from there, the rest from the log",
     "where": "batch: partitions, offsets and times to read: offset >= 5 and timestamp < '2024-05-01T00:00:00Z'",
 }
 WRITE_OPTIONS: dict[str, str] = {

@@ -7,7 +7,7 @@ leaves out is said here: columns, and ranges of partitions, offsets and times.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from pyspark.sql.types import StructType
@@ -39,7 +39,7 @@ def read(
     Raises:
         ConfigError: ``where`` is not understood, a column is not there.
     """
-    given = {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in options.items()}
+    given = option_texts(options)
     given["subscribe"] = topic if isinstance(topic, str) else ",".join(topic)
     if where is not None:
         parse_where(where)  # refused here, and not in a process of Spark's
@@ -48,10 +48,16 @@ def read(
     if columns is None:
         return reader.options(**given).load()
     offered = reader.options(**{**given, "includeHeaders": "true"}).load().schema
-    return spark.read.format("sparklog").options(**given).schema(_chosen(offered, columns)).load()
+    return spark.read.format("sparklog").options(**given).schema(chosen_columns(offered, columns)).load()
 
 
-def _chosen(offered: StructType, columns: Iterable[str]) -> StructType:
+def option_texts(options: Mapping[str, str | int | bool]) -> dict[str, str]:
+    """Options as Spark takes them."""
+    return {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in options.items()}
+
+
+def chosen_columns(offered: StructType, columns: Iterable[str]) -> StructType:
+    """These of the ``offered`` columns. Raises ConfigError naming one that is not there, or where there are none."""
     if isinstance(columns, str):
         raise ConfigError(f"columns={columns!r}: a list of names is expected")
     chosen = StructType()

@@ -77,9 +77,16 @@ class ReadOptions:
     max_records_per_partition: int | None = None
     where: Bounds = _EVERYTHING
     local_reads: LocalReads = "auto"
+    #: The Delta table that the topic, then the only one, is archived in, or the folder of the archive.
+    history: str | None = None
     #: Of a stream.
     limits: TriggerLimits = _UNLIMITED
     group_id: str | None = None
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether it is said how many tasks there are to be."""
+        return self.min_partitions > 0 or self.max_records_per_partition is not None
 
 
 def parse_read_options(
@@ -108,6 +115,7 @@ def parse_read_options(
         where=parse_where(given["where"]) if "where" in given else _EVERYTHING,
         limits=_limits(given) if streaming else _UNLIMITED,
         group_id=_group(given),
+        history=_history(given),
     )
 
 
@@ -118,13 +126,17 @@ class SchemaOptions:
     bootstrap: str
     selection: TopicSelection
     include_headers: bool
+    include_cast_errors: bool = False
 
 
 def parse_schema_options(options: Mapping[str, str], defaults: Mapping[str, str]) -> SchemaOptions:
     """As ``parse_read_options``, before it is known whether the read is a batch or a stream."""
     given = known_options(options)
     return SchemaOptions(
-        find_bootstrap(given, defaults), _selection(given), parse_boolean(given, "includeHeaders", default=False)
+        find_bootstrap(given, defaults),
+        _selection(given),
+        parse_boolean(given, "includeHeaders", default=False),
+        parse_boolean(given, "includeCastErrors", default=False),
     )
 
 
@@ -168,6 +180,30 @@ def _local_reads(given: Mapping[str, str]) -> LocalReads:
         if text == known:
             return cast(LocalReads, known)
     raise ConfigError(f"option localReads={text!r}: expected {', '.join(get_args(LocalReads))}")
+
+
+def _history(given: Mapping[str, str]) -> str | None:
+    if "history" not in given:
+        return None
+    if not given["history"].strip():
+        raise ConfigError("option history names no path")
+    if history_topic(_selection(given)) is None:
+        raise ConfigError("option history is for a read of one topic, named by subscribe or assign")
+    if not _isolation(given):
+        raise ConfigError("option history is for committed records, which is what archives hold: isolation.level")
+    return given["history"].strip()
+
+
+def history_topic(selection: TopicSelection) -> str | None:
+    """The one topic that is named; None where several are, or a pattern."""
+    match selection:
+        case Subscribe(topics):
+            names = set(topics)
+        case Assign(partitions):
+            names = {partition.topic for partition in partitions}
+        case SubscribePattern():
+            names = set()
+    return names.pop() if len(names) == 1 else None
 
 
 def _limits(given: Mapping[str, str]) -> TriggerLimits:

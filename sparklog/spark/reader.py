@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
@@ -24,8 +25,12 @@ from sparklog.spark.offsets import (
 )
 from sparklog.spark.read_options import ReadOptions
 from sparklog.spark.schema import TopicShape, check_projection, topic_columns
-from sparklog.spark.task import RangeRead, read_range
+from sparklog.spark.task import RangeRead, read_task, tell_losses
 from sparklog.spark.topics import LogEnds, Selected, TopicView
+
+if TYPE_CHECKING:
+    from sparklog.delta.snapshot import Snapshot
+    from sparklog.spark.history_plan import BothEnds
 
 _LOG = logging.getLogger(__name__)
 
@@ -54,7 +59,7 @@ def project(topic: str, shape: TopicShape, schema: StructType) -> ColumnPlan:
     """Where the columns of ``schema`` come from in one topic. Raises BrokerError SCHEMA_MISMATCH naming what it
     does not have."""
     try:
-        check_projection(schema, topic_columns(shape, include_headers=True))
+        check_projection(schema, topic_columns(shape, include_headers=True, include_cast_errors=True))
     except BrokerError as error:
         raise BrokerError(ErrorCode.SCHEMA_MISMATCH, f"topic {topic}: {error.detail}") from None
     return plan_columns(schema, shape)
@@ -70,57 +75,123 @@ class BatchReader(DataSourceReader):
         self._plan = plan
 
     def partitions(self) -> list[InputPartition]:
-        """The ranges to read, as the logs are now: ``latest`` means the readable end of this moment."""
+        """The ranges to read, as the logs are now: ``latest`` means the readable end of this moment.
+
+        Raises:
+            DataLoss: neither the log nor the archive has part of them.
+        """
         options, selected = self._plan.options, self._plan.selected
         with TopicView(options.bootstrap) as view:
-            known = asked_offsets(options.starting, options.ending)
-            ends = view.ends(selected.partitions, options.isolation, known=known)
-            ranges = self._ranges(view, ends)
-        pieces = cut_ranges(ranges, at_least=options.min_partitions, max_records=options.max_records_per_partition)
-        return [
-            RangeRead(
-                options.bootstrap,
-                tp,
-                selected.topics[tp.topic].topic_id,
-                start=start,
-                end=end,
-                columns=self._plan.columns[tp.topic],
-                isolation=options.isolation,
-                fail_on_data_loss=options.fail_on_data_loss,
-                times=options.where.timestamp if options.where.by_time else None,
-                local=options.local_reads,
-            )
-            for tp, start, end in pieces
-        ]
+            if options.history is not None:
+                return self._tasks_of_both(view, options.history)
+            ranges = asked_ranges(view, options, selected, _ends(view, options, selected))
+            ranges = _from_first_time(view, options, ranges)
+        return [self._log_task(piece) for piece in self._cut(ranges)]
+
+    def _tasks_of_both(self, view: TopicView, path: str) -> list[InputPartition]:
+        from sparklog.spark.history import tasks_of_both
+
+        ((name, topic),) = self._plan.selected.topics.items()
+        found = ranges_of_both(view, path, self._plan.options, self._plan.selected)
+        return tasks_of_both(
+            self._cut([*found.archived, *found.logged]),
+            found.both.snapshot,
+            topic,
+            columns=self._plan.columns[name],
+            log_task=self._log_task,
+            times=self._plan.options.where.timestamp,
+            apart=self._plan.options.is_cut,
+        )
+
+    def _cut(self, ranges: list[PartitionRange]) -> list[PartitionRange]:
+        options = self._plan.options
+        return cut_ranges(ranges, at_least=options.min_partitions, max_records=options.max_records_per_partition)
+
+    def _log_task(self, piece: PartitionRange) -> RangeRead:
+        options = self._plan.options
+        return RangeRead(
+            options.bootstrap,
+            piece.partition,
+            self._plan.selected.topics[piece.partition.topic].topic_id,
+            start=piece.start,
+            end=piece.end,
+            columns=self._plan.columns[piece.partition.topic],
+            isolation=options.isolation,
+            fail_on_data_loss=options.fail_on_data_loss,
+            times=options.where.timestamp if options.where.by_time else None,
+            local=options.local_reads,
+        )
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The range as batches of the declared columns; raises as ``read_range``."""
-        if not isinstance(partition, RangeRead):  # Spark's stand-in for an empty list of partitions
-            return iter(())
-        return read_range(partition)
+        return read_task(partition)
 
-    def _ranges(self, view: TopicView, ends: Mapping[TopicPartition, LogEnds]) -> list[PartitionRange]:
-        options = self._plan.options
-        starts = settle_place(view, options.starting, ends, options=options, selected=self._plan.selected)
-        stops = settle_place(view, options.ending, ends, options=options, selected=self._plan.selected)
-        ranges = [found for found in settle_ranges(starts, stops) if options.where.takes(found.partition.partition)]
-        low, high = options.where.offset
-        ranges = [PartitionRange(tp, max(start, low), min(end, high)) for tp, start, end in ranges]
-        return self._from_first_time(view, [found for found in ranges if found.start < found.end])
 
-    def _from_first_time(self, view: TopicView, ranges: list[PartitionRange]) -> list[PartitionRange]:
-        """Ranges without the batches at their beginning that are too old. Their end stays: times are not ordered, so a
-        record of any time may follow."""
-        first_us = self._plan.options.where.timestamp.low
-        if first_us < 0:
-            return ranges
-        found = view.batches_at({part.partition: first_us for part in ranges}, self._plan.options.isolation)
-        narrowed = []
-        for tp, start, end in ranges:
-            first = found[tp]
-            if first is not None and max(start, first) < end:
-                narrowed.append(PartitionRange(tp, max(start, first), end))
-        return narrowed
+def _ends(
+    view: TopicView, options: ReadOptions, selected: Selected, known: Mapping[TopicPartition, int] | None = None
+) -> dict[TopicPartition, LogEnds]:
+    asked = asked_offsets(options.starting, options.ending)
+    believed = {tp: max(asked.get(tp, 0), (known or {}).get(tp, 0)) for tp in {*asked, *(known or {})}}
+    return view.ends(selected.partitions, options.isolation, known=believed)
+
+
+def asked_ranges(
+    view: TopicView,
+    options: ReadOptions,
+    selected: Selected,
+    ends: Mapping[TopicPartition, LogEnds],
+    *,
+    archive: Snapshot | None = None,
+) -> list[PartitionRange]:
+    """What a batch covers of logs with these ends, or of history, which begins in ``archive``. Raises as ``settle``."""
+    starts = settle_place(view, options.starting, ends, options=options, selected=selected, archive=archive)
+    stops = settle_place(view, options.ending, ends, options=options, selected=selected, archive=archive)
+    ranges = [found for found in settle_ranges(starts, stops) if options.where.takes(found.partition.partition)]
+    low, high = options.where.offset
+    ranges = [PartitionRange(tp, max(start, low), min(end, high)) for tp, start, end in ranges]
+    return [found for found in ranges if found.start < found.end]
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryRanges:
+    """What a batch over history covers: below the seam in the archive, from it on in the log."""
+
+    both: BothEnds
+    archived: list[PartitionRange]
+    logged: list[PartitionRange]
+
+
+def ranges_of_both(view: TopicView, path: str, options: ReadOptions, selected: Selected) -> HistoryRanges:
+    """Look at the archive at ``path`` and at the log of the one topic ``selected``.
+
+    Raises:
+        DataLoss: neither has part of what is asked for.
+        ConfigError, SeamError: ``path`` holds no archive of the topic; BrokerError: as ``settle``.
+    """
+    from sparklog.spark.history import History
+    from sparklog.spark.history_plan import split_at_seam
+
+    ((name, topic),) = selected.topics.items()
+    both = History(path, name).ends(topic, lambda known: _ends(view, options, selected, known))
+    ranges = asked_ranges(view, options, selected, both.ends, archive=both.snapshot)
+    tell_losses(both.losses(ranges), fail=options.fail_on_data_loss)
+    archived, logged = split_at_seam(ranges, both.snapshot.seam.ends)
+    return HistoryRanges(both, archived, _from_first_time(view, options, logged))
+
+
+def _from_first_time(view: TopicView, options: ReadOptions, ranges: list[PartitionRange]) -> list[PartitionRange]:
+    """Ranges of logs without the batches at their beginning that are too old. Their end stays: times are not ordered,
+    so a record of any time may follow."""
+    first_us = options.where.timestamp.low
+    if first_us < 0:
+        return ranges
+    found = view.batches_at({part.partition: first_us for part in ranges}, options.isolation)
+    narrowed = []
+    for tp, start, end in ranges:
+        first = found[tp]
+        if first is not None and max(start, first) < end:
+            narrowed.append(PartitionRange(tp, max(start, first), end))
+    return narrowed
 
 
 def settle_place(
@@ -130,10 +201,15 @@ def settle_place(
     *,
     options: ReadOptions,
     selected: Selected,
+    archive: Snapshot | None = None,
 ) -> dict[TopicPartition, int]:
     """The offset of ``place`` in every partition; raises as ``offsets.settle``."""
     times = times_to_ask(place, ends)
     at_times = view.records_at(times, selected, ends=ends, isolation=options.isolation) if times else {}
+    if archive is not None and times:
+        from sparklog.spark.history import records_of_both
+
+        at_times = records_of_both(archive, times, at_times)
     held = {tp: found.range for tp, found in ends.items()}
     try:
         return settle(place, held, at_times)

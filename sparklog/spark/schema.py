@@ -59,6 +59,9 @@ LOG_COLUMNS = StructType(
     ]
 )
 
+#: Where it is read, a value that Spark's type cannot hold is null, and this says so; else it fails the read.
+CAST_ERROR_COLUMN = StructField("_cast_error", StringType())
+
 #: Digits of Spark's decimals.
 _MAX_PRECISION = 38
 
@@ -79,12 +82,14 @@ _WIDER: dict[pa.DataType, pa.DataType] = {
 class TopicShape:
     """What decides a topic's columns. Crosses to tasks by pickle.
 
-    ``schema`` is the topic's newest one; ``stamped_by_log`` says that its config asks for the leader's append time.
+    ``schema`` is the topic's newest one, ``schema_id`` its number, -1 where it is not known; ``stamped_by_log`` says
+    that its config asks for the leader's append time.
     """
 
     schema: pa.Schema
     event_time: str | None = None
     stamped_by_log: bool = False
+    schema_id: int = -1
 
     @property
     def is_default(self) -> bool:
@@ -139,20 +144,22 @@ def _holds_tagged_type(kind: DataType) -> bool:
             return isinstance(kind, VariantType | SpatialType)
 
 
-def topic_columns(shape: TopicShape, *, include_headers: bool = False) -> StructType:
+def topic_columns(shape: TopicShape, *, include_headers: bool = False, include_cast_errors: bool = False) -> StructType:
     """The columns Spark sees of a topic.
 
     Raises:
         BrokerError: SCHEMA_MISMATCH naming the columns Spark has no type for.
     """
+    errors = [CAST_ERROR_COLUMN] if include_cast_errors else []
     if shape.is_default:
-        return StructType([*DEFAULT_COLUMNS.fields, HEADERS_COLUMN] if include_headers else DEFAULT_COLUMNS.fields)
+        headers = [HEADERS_COLUMN] if include_headers else []
+        return StructType([*DEFAULT_COLUMNS.fields, *headers, *errors])
     kinds = [(field, spark_type(field.type)) for field in shape.schema]
     if refused := [f"{field.name} ({field.type})" for field, kind in kinds if kind is None]:
         _mismatch(f"Spark has no type for column {', '.join(refused)}")
     fields = [StructField(field.name, kind, field.nullable) for field, kind in kinds if kind is not None]
     own = {field.name for field in fields}
-    return StructType(fields + [column for column in LOG_COLUMNS.fields if column.name not in own])
+    return StructType(fields + [column for column in [*LOG_COLUMNS.fields, *errors] if column.name not in own])
 
 
 def spark_type(kind: pa.DataType) -> DataType | None:

@@ -43,7 +43,9 @@ class SparklogSource(DataSource):
         options = parse_schema_options(self.options, self.defaults)
         with TopicView(options.bootstrap) as view:
             selected = view.select(options.selection)
-        columns = selected.columns(include_headers=options.include_headers)
+        columns = selected.columns(
+            include_headers=options.include_headers, include_cast_errors=options.include_cast_errors
+        )
         return table_columns(columns, self.options) if is_creation(self.options) else columns
 
     def reader(self, schema: StructType) -> DataSourceReader:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -36,8 +37,12 @@ from sparklog.spark.stream_plan import (
     stand,
     waiting,
 )
-from sparklog.spark.task import DataLoss, RangeRead, read_range
+from sparklog.spark.task import DataLoss, RangeRead, read_task
 from sparklog.spark.topics import LogEnds, Selected, TopicView
+
+if TYPE_CHECKING:
+    from sparklog.spark.history import History
+    from sparklog.spark.history_plan import BothEnds
 
 _LOG = logging.getLogger(__name__)
 
@@ -56,6 +61,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._clock = TriggerClock()
         self._progress = GroupProgress(options.group_id) if options.group_id else None
         self._selected = Selected({}, ())
+        #: Of a query over history: the archive of its topic, and how it stood to the log when they were looked at.
+        self._history: History | None = None
+        self._both: BothEnds | None = None
         #: Column plans by topic and its id.
         self._columns: dict[tuple[str, str], ColumnPlan] = {}
         #: Where the first batch begins, once that is decided in this run.
@@ -120,18 +128,18 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         last = first if is_marker(end) else parse_stream_offset(end)
         found = batch_ranges(first, last) if last is not None else []
         ranges = {part.partition: part for part in found if self._is_there(part)}
-        pieces = cut_ranges(
-            [PartitionRange(part.partition, part.begin.offset, part.end) for part in ranges.values()],
-            at_least=self._options.min_partitions,
-            max_records=self._options.max_records_per_partition,
-        )
-        return [self._task(ranges[tp], start=low, end=high) for tp, low, high in pieces]
+        wanted = [PartitionRange(part.partition, part.begin.offset, part.end) for part in ranges.values()]
+
+        def log_task(piece: PartitionRange) -> RangeRead:
+            return self._task(ranges[piece.partition], start=piece.start, end=piece.end)
+
+        if self._options.history is None or not wanted:
+            return [log_task(piece) for piece in self._cut(wanted)]
+        return self._tasks_of_both(self._options.history, wanted, log_task)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Raises as ``read_range``."""
-        if not isinstance(partition, RangeRead):
-            return iter(())
-        return read_range(partition)
+        """Raises as ``read_task``."""
+        return read_task(partition)
 
     def stop(self) -> None:
         if self._open_view is not None:
@@ -156,14 +164,25 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             held = held_back(held, self._target)
         if last is not None:
             # Under AvailableNow partitions made since the run began are not held, and not known to the query either.
-            return stand(positions, held, unseen=self._unseen(positions, held)), held
+            standing = stand(positions, held, unseen=self._unseen(positions, held))
+            return self._with_losses_between(standing, held), held
         if self._first is None:
             ends_now = {tp: LogEnds(now.start, now.readable, now.epoch) for tp, now in held.items()}
+            archive = self._both.snapshot if self._both is not None else None
             offsets = settle_place(
-                self._view, self._options.starting, ends_now, options=self._options, selected=selected
+                self._view, self._options.starting, ends_now, options=self._options, selected=selected, archive=archive
             )
-            self._first = first_standing(offsets, held)
+            self._first = self._with_losses_between(first_standing(offsets, held), held)
         return self._first, held
+
+    def _with_losses_between(self, standing: Standing, held: Mapping[TopicPartition, Held]) -> Standing:
+        """Together with what neither the archive nor the log has."""
+        if self._both is None:
+            return standing
+        ahead = [
+            PartitionRange(tp, begin.offset, held[tp].readable) for tp, begin in standing.begins.items() if tp in held
+        ]
+        return replace(standing, losses=(*standing.losses, *self._both.losses(ahead)))
 
     def _look(
         self, *, known: set[str] | tuple[()] | None, positions: Mapping[TopicPartition, Position]
@@ -174,7 +193,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         for look in range(_LOOKS):
             selected = self._view.select(self._options.selection, known=known)
             try:
-                ends = self._view.ends(selected.partitions, self._options.isolation, known=known_ends)
+                ends = self._ends(selected, known_ends, positions=positions)
                 # A query that used to read uncommitted records may stand behind what it can read now.
                 beyond = [tp for tp in ends if tp in positions and positions[tp].offset > ends[tp].end]
                 all_ends = self._view.ends(beyond, 0, known=known_ends) if self._options.isolation and beyond else {}
@@ -188,6 +207,52 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             end = max(found.end, all_ends.get(tp, found).end)
             held[tp] = Held(selected.topics[tp.topic].topic_id, found.start, found.end, end, found.epoch)
         return selected, held
+
+    def _ends(
+        self,
+        selected: Selected,
+        known: Mapping[TopicPartition, int],
+        *,
+        positions: Mapping[TopicPartition, Position],
+    ) -> Mapping[TopicPartition, LogEnds]:
+        """Of the logs, or of history, which begins in the archive."""
+
+        def ask(believed: Mapping[TopicPartition, int]) -> dict[TopicPartition, LogEnds]:
+            reached = {tp: max(known.get(tp, 0), believed.get(tp, 0)) for tp in {*known, *believed}}
+            return self._view.ends(selected.partitions, self._options.isolation, known=reached)
+
+        if self._options.history is None or not selected.topics:
+            return ask({})
+        ((name, topic),) = selected.topics.items()
+        offsets = {tp: found.offset for tp, found in positions.items()}
+        self._both = self._opened(self._options.history, name).ends(topic, ask, positions=offsets)
+        return self._both.ends
+
+    def _opened(self, path: str, topic: str) -> History:
+        from sparklog.spark.history import History
+
+        if self._history is None:
+            self._history = History(path, topic)
+        return self._history
+
+    def _tasks_of_both(
+        self, path: str, wanted: list[PartitionRange], log_task: Callable[[PartitionRange], RangeRead]
+    ) -> list[InputPartition]:
+        from sparklog.spark.history import tasks_of_both
+        from sparklog.spark.history_plan import split_at_seam
+
+        ((name, topic),) = self._selected.topics.items()
+        columns = self._plan_of(name, topic.topic_id)
+        assert columns is not None, "of a topic that was found"
+        # What was looked at when the batch was planned; a replay, which is not planned again, takes the newest.
+        snapshot = self._opened(path, name).snapshot(topic)
+        archived, logged = split_at_seam(wanted, snapshot.seam.ends)
+        pieces = self._cut([*archived, *logged])
+        return tasks_of_both(pieces, snapshot, topic, columns=columns, log_task=log_task, apart=self._options.is_cut)
+
+    def _cut(self, ranges: list[PartitionRange]) -> list[PartitionRange]:
+        options = self._options
+        return cut_ranges(ranges, at_least=options.min_partitions, max_records=options.max_records_per_partition)
 
     def _unseen(
         self, positions: Mapping[TopicPartition, Position], held: Mapping[TopicPartition, Held]

@@ -9,9 +9,9 @@ The driver, which only makes ranges, does not load what reads them.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
@@ -21,10 +21,9 @@ from sparklog.client.link import ClusterLink
 from sparklog.client.nearest import LocalReads
 from sparklog.client.offsets import list_offsets
 from sparklog.errors import BrokerError, ErrorCode, SparklogError
-from sparklog.model import NO_EPOCH, TopicPartition
+from sparklog.model import NO_EPOCH, Span, TopicPartition
 from sparklog.spark.columns import ColumnPlan, offset_run, plan_timestamps
 from sparklog.spark.gather import gathered
-from sparklog.spark.where import Span
 
 if TYPE_CHECKING:
     from sparklog.client.fetched import FetchedBatch
@@ -45,11 +44,28 @@ class DataLoss(SparklogError):
         super().__init__(f"{detail}; with option failOnDataLoss=false they are passed over with a warning")
 
 
+def tell_losses(losses: Sequence[str], *, fail: bool) -> None:
+    """Raises DataLoss for the first, or warns of each."""
+    if losses and fail:
+        raise DataLoss(losses[0] + (f" (and {len(losses) - 1} more)" if len(losses) > 1 else ""))
+    for loss in losses:
+        _LOG.warning("records may be missing: %s", loss)
+
+
+class ArchivePlace(NamedTuple):
+    """Where the topic's archive is, for what it has taken over from the log since a read of history was planned;
+    ``topic_ids`` are those whose archive it may be."""
+
+    table: str
+    topic_ids: tuple[str, ...]
+
+
 @dataclass(frozen=True)
 class RangeRead(InputPartition):
     """Offsets ``[start, end)`` of one partition of the topic with this id, as ``columns``; pickled to its task.
 
-    ``last_epoch`` and ``local``: as for PartitionReader. ``times``: only records of these times (us).
+    ``last_epoch`` and ``local``: as for PartitionReader. ``times``: only records of these times (us). ``archive``: that
+    of a read of history.
     """
 
     bootstrap: str
@@ -63,6 +79,19 @@ class RangeRead(InputPartition):
     last_epoch: int = NO_EPOCH
     times: Span | None = None
     local: LocalReads = "auto"
+    archive: ArchivePlace | None = None
+
+
+def read_task(partition: InputPartition) -> Iterator[pa.RecordBatch]:
+    """What a task of a planned read is given; nothing for Spark's stand-in for an empty list of them.
+
+    Raises as ``read_range`` or ``read_files``.
+    """
+    from sparklog.spark.history_task import FilesRead, read_files
+
+    if isinstance(partition, RangeRead):
+        return read_range(partition)
+    return read_files(partition) if isinstance(partition, FilesRead) else iter(())
 
 
 def read_range(wanted: RangeRead) -> Iterator[pa.RecordBatch]:
@@ -94,10 +123,23 @@ def _assembled(wanted: RangeRead) -> Iterator[pa.RecordBatch]:
             except BrokerError as error:  # noqa: PERF203 - rarely more than once
                 if error.code not in _LOSSES:
                     raise
+                if wanted.archive is not None and _is_trimmed(error):
+                    from sparklog.spark.history_task import taken_over
+
+                    found_end, batches = taken_over(wanted, position)
+                    if found_end > position:
+                        yield from batches
+                        position, epoch = found_end, NO_EPOCH
+                        continue
                 if wanted.fail_on_data_loss:
                     raise DataLoss(f"offsets {position} to {end} of {wanted.partition}: {error}") from error
                 position, end = _behind_loss(link, wanted, position, end=end, error=error)
                 epoch = NO_EPOCH
+
+
+def _is_trimmed(error: BrokerError) -> bool:
+    """The log begins further on, or the partition is shorter than was thought."""
+    return error.code == ErrorCode.OFFSET_OUT_OF_RANGE and not isinstance(error, LogTruncated)
 
 
 def _fetched(

@@ -34,10 +34,16 @@ _TIMEOUT_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class SelectedTopic:
-    """One topic of a read. ``topic_id`` tells it from a later one of the same name."""
+    """One topic of a read. ``topic_id`` tells it from a later one of its name; ``restored_from`` is its setting."""
 
     topic_id: str
     shape: TopicShape
+    restored_from: str = ""
+
+    @property
+    def history_ids(self) -> tuple[str, ...]:
+        """Ids of the topics whose records it holds at their offsets: its own, and that of what it was restored from."""
+        return tuple(filter(None, (self.topic_id, self.restored_from.partition("/")[0])))
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +53,10 @@ class Selected:
     topics: Mapping[str, SelectedTopic]
     partitions: tuple[TopicPartition, ...]
 
-    def columns(self, *, include_headers: bool) -> StructType:
+    def columns(self, *, include_headers: bool, include_cast_errors: bool = False) -> StructType:
         """The columns of the read. Raises BrokerError SCHEMA_MISMATCH when its topics differ in theirs."""
         shape = one_shape({name: topic.shape for name, topic in self.topics.items()})
-        return topic_columns(shape, include_headers=include_headers)
+        return topic_columns(shape, include_headers=include_headers, include_cast_errors=include_cast_errors)
 
 
 class LogEnds(NamedTuple):
@@ -108,7 +114,10 @@ class TopicView:
                 raise BrokerError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"option assign: {', '.join(unknown)}")
             existing = [partition for partition in selection.partitions if partition in there]
         return Selected(
-            {topic.name: SelectedTopic(topic.topic_id, topic_shape(topic)) for topic in described},
+            {
+                topic.name: SelectedTopic(topic.topic_id, topic_shape(topic), topic.config.get("restored.from", ""))
+                for topic in described
+            },
             tuple(sorted(existing)),
         )
 
@@ -219,4 +228,4 @@ class TopicView:
 def topic_shape(topic: TopicDescription) -> TopicShape:
     """What decides the columns of a described topic."""
     stamped_by_log = topic.config.get("message.timestamp.type") == "LogAppendTime"
-    return TopicShape(topic.schema, topic.event_time, stamped_by_log)
+    return TopicShape(topic.schema, topic.event_time, stamped_by_log, topic.schema_id)

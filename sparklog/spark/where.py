@@ -14,24 +14,15 @@ import datetime as dt
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple, NoReturn
+from typing import NoReturn
 
 from sparklog.errors import ConfigError
+from sparklog.model import Span
 
 _TOKEN = re.compile(r"\s*(?:(?P<name>[A-Za-z_]\w*)|(?P<number>-?\d+)|(?P<text>'[^']*')|(?P<sign>[<>]=?|\S))")
 _COLUMNS = ("partition", "offset", "timestamp")
 _EXPECTED = "conditions on partition, offset and timestamp (=, <, <=, >, >=, between, in), joined by and,"
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.timezone.utc)
-
-
-class Span(NamedTuple):
-    """Values ``[low, high)``; by default all that 64 bits hold."""
-
-    low: int = -(2**63)
-    high: int = 2**63 - 1
-
-    def __and__(self, other: Span) -> Span:
-        return Span(max(self.low, other.low), min(self.high, other.high))
 
 
 _ALL = Span()
@@ -68,6 +59,11 @@ class Bounds:
 def parse_where(text: str) -> Bounds:
     """Raises ConfigError saying where the text stops being understood."""
     return _Parser(text).parse()
+
+
+def read_time(text: str) -> dt.datetime:
+    """A time in ISO 8601. Raises ValueError."""
+    return dt.datetime.fromisoformat(re.sub("[zZ]$", "+00:00", text))
 
 
 class _Parser:
@@ -149,7 +145,7 @@ class _Parser:
         if kind != "text":
             self._fail("a time ('2024-05-01T00:00:00Z', or milliseconds since 1970)")
         try:
-            when = dt.datetime.fromisoformat(re.sub("[zZ]$", "+00:00", text[1:-1]))
+            when = read_time(text[1:-1])
         except ValueError:
             self._fail("a time such as '2024-05-01T00:00:00Z'")
         if when.tzinfo is None:

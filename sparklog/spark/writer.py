@@ -40,9 +40,9 @@ if TYPE_CHECKING:
     from sparklog.client.producer import Producer
     from sparklog.client.results import WriteResult
 
-#: Spark cuts a task's rows into batches of at most 10,000; so many bytes of them are encoded together, so that rows
-#: spread over partitions make fewer, longer stored ones.
-_GATHER_BYTES = 4 * 1024 * 1024
+#: Spark cuts a task's rows into batches of at most 10,000; so many bytes of them are encoded together, and stored as
+#: one batch where they go to one partition: what a batch costs three brokers besides its bytes is a millisecond.
+_BATCH_BYTES = 4 * 1024 * 1024
 #: How long a batch may wait for its acknowledgement: several elections.
 _DELIVERY_TIMEOUT_S = 120.0
 _CLIENT_ID = "sparklog-spark"
@@ -138,7 +138,7 @@ def write_rows(plan: WritePlan, run: SinkRun | None, batches: Iterator[pa.Record
         destinations = _Destinations(plan, run)
         appender = _Appender(producer, named=plan.options.named is not None)
         known_rows = 0
-        for rows in gathered(batches, _GATHER_BYTES):
+        for rows in gathered(batches, _BATCH_BYTES):
             for topic, part in _by_topic(plan, rows):
                 route = destinations.route(topic)
                 if topic in destinations.known:
@@ -191,6 +191,7 @@ def _producer(plan: WritePlan, joined: Joined | None) -> Producer:
         plan.options.bootstrap,
         acks=plan.options.acks,
         compression=plan.options.compression,
+        batch_bytes=_BATCH_BYTES,
         delivery_timeout_s=_DELIVERY_TIMEOUT_S,
         in_transaction=joined,
         client_id=_CLIENT_ID,

@@ -62,14 +62,17 @@ def plan_leader_append(
     now_us: int,
     config: TopicConfig,
     prelude_length: PreludeLength,
+    placed: bool = False,
 ) -> list[Run]:
-    """Assign offsets and positions to checked batches.
+    """Assign offsets and positions to checked batches. ``placed``: they have offsets and times already, from the log
+    they were archived from; the first has to begin where this log ends, and each of the others where one ends.
 
     A segment rolls when the next batch would take it over ``segment.bytes``, when its first batch is older than
     ``segment.ms``, when the schema id changes (an Arrow file has one schema), and after a sealed one.
 
     Raises:
-        BrokerError: CORRUPT_MESSAGE when a body is not as long as its header says; SCHEMA_OUTDATED for an unknown id.
+        BrokerError: CORRUPT_MESSAGE when a body is not as long as its header says; SCHEMA_OUTDATED for an unknown id;
+            OFFSET_OUT_OF_RANGE for a placed batch that begins elsewhere than at the end.
     """
     end, _, position, running_max, first_append_us, schema_id, _ = tail
     log_append_time = config.timestamp_type == "LogAppendTime"
@@ -81,6 +84,8 @@ def plan_leader_append(
         stored = header.stored_bytes
         if len(body) != stored:
             raise BrokerError(ErrorCode.CORRUPT_MESSAGE, f"batch body: {len(body)} bytes found, {stored} expected")
+        if placed and header.base_offset != end:
+            raise BrokerError(ErrorCode.OFFSET_OUT_OF_RANGE, f"batch for {header.base_offset}, the log ends at {end}")
         roll = (
             position < 0
             or position + stored > config.segment_bytes
@@ -91,7 +96,7 @@ def plan_leader_append(
             schema_id = header.schema_id
             position = prelude_length(schema_id)
             running_max, first_append_us = NO_MAXIMUM, now_us
-        if log_append_time or header.min_timestamp == header.max_timestamp == NO_TIMESTAMP:
+        if not placed and (log_append_time or header.min_timestamp == header.max_timestamp == NO_TIMESTAMP):
             min_timestamp = max_timestamp = now_us
         else:
             min_timestamp, max_timestamp = header.min_timestamp, header.max_timestamp

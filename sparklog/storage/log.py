@@ -238,16 +238,17 @@ class Log:
     # --- append -------------------------------------------------------------------------------------------------
 
     def append_as_leader(
-        self, batches: Sequence[tuple[BatchHeader, Buffer]], *, leader_epoch: int, now_us: int
+        self, batches: Sequence[tuple[BatchHeader, Buffer]], *, leader_epoch: int, now_us: int, placed: bool = False
     ) -> OffsetRange:
         """Append checked batches; return the offsets of the first to the last of them.
 
         Batches that are already in the log are not appended again: the earlier offsets are returned for them.
+        ``placed``: they have their offsets and times already, and continue the log.
 
         Raises:
             BrokerError: nothing was appended. INVALID_PRODUCER_EPOCH, OUT_OF_ORDER_SEQUENCE_NUMBER,
                 DUPLICATE_SEQUENCE_NUMBER, FENCED_LEADER_EPOCH, CORRUPT_MESSAGE, SCHEMA_OUTDATED; KAFKA_STORAGE_ERROR
-                when the disk is full.
+                when the disk is full; OFFSET_OUT_OF_RANGE for placed batches that do not begin at the log's end.
             StorageError: the log directory must go offline.
         """
         self._check_open()
@@ -267,6 +268,7 @@ class Log:
                 now_us=now_us,
                 config=self.config,
                 prelude_length=self._prelude_length,
+                placed=placed,
             )
             self._append(runs, now_us)
         if not known:
@@ -552,7 +554,7 @@ class Log:
         """Let go of the sealed segments that ``retention.ms`` and ``retention.bytes`` allow; return how many.
 
         ``read_to``: what the groups that are waited for have read; None: nobody is."""
-        if "delete" not in self.config.cleanup_policy:
+        if "delete" not in self.config.cleanup_policy or self.config.restoring:
             return 0
         sealed = [
             retention.SealedSegment(segment.size_bytes, segment.running_max, segment.end_offset)

@@ -44,7 +44,7 @@ class LogCleaning:
         self, chain: SegmentChain, *, stable_end: int, now_us: int, config: TopicConfig, at_once: bool
     ) -> tuple[Due, list[SegmentFacts]] | None:
         """Whether a cleaning is to begin, and of which segments. ``stable_end``: what lies below is decided."""
-        if not config.compacted or self.job is not None or not chain.sealed_prefix:
+        if not config.compacted or config.restoring or self.job is not None or not chain.sealed_prefix:
             return None
         segments = []
         for segment in chain.segments[:-1][: chain.sealed_prefix]:

@@ -17,6 +17,8 @@ BYTES_PER_KEY = 96
 #: Slots that may be taken, of four.
 _TAKEN_OF_FOUR = 3
 _SMALLEST_SLOTS = 1024
+#: Slots looked through at a time while the table grows: what is copied out of them comes on top of both tables.
+_MOVED_AT_ONCE = 8192
 _ABSENT = -1
 
 
@@ -76,11 +78,13 @@ class OffsetMap:
         while 4 * (self._used + more) > _TAKEN_OF_FOUR * slots:
             slots *= 2
         if slots > self._mask + 1:
-            taken = np.flatnonzero(self._offsets != _ABSENT)
             high, low, offsets = self._high, self._low, self._offsets
             self._make(slots)
             self._used = 0
-            self._insert(high[taken], low[taken], offsets[taken])
+            for first in range(0, len(offsets), _MOVED_AT_ONCE):
+                some = slice(first, first + _MOVED_AT_ONCE)
+                taken = offsets[some] != _ABSENT
+                self._insert(high[some][taken], low[some][taken], offsets[some][taken])
 
     def _insert(
         self, high: npt.NDArray[np.uint64], low: npt.NDArray[np.uint64], offsets: npt.NDArray[np.int64]

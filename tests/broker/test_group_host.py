@@ -81,7 +81,7 @@ def test_who_waits_for_a_transaction_finds_out_that_it_is_over(known: dict[int, 
         stage = Stage(ask)
         host = GroupHost(stage.broker, cast(Any, Hosted()))
         now_ms = time.time_ns() // 1_000_000
-        value = Hold(FORMAT_VERSION, "m1", 7, knew, (("t", 0),), now_ms)
+        value = Hold(FORMAT_VERSION, "m1", 1, 7, knew, (("t", 0),), now_ms)
         host.groups.load([group_record(HoldKey(FORMAT_VERSION, "g", "tx"), value)])
         host.unready = ""
         holds = host.groups.holds("g", "m2", [("t", 0)])

@@ -11,13 +11,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 import typer
 from typer.testing import CliRunner
 
 from sparklog.cli.main import app
+from sparklog.record.schema import DEFAULT_SCHEMA
 from tests.cli.in_process import Result, in_process
 from tests.cluster.supervised_cluster import SupervisedCluster
+from tests.delta.tables import Archived, described, placed
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMAND = [sys.executable, "-m", "sparklog.cli.main"]
@@ -104,12 +107,21 @@ def test_every_command_of_the_page_runs_as_it_stands_there(tmp_path: Path, monke
         for number in range(4):
             Path(f"broker-{number}").mkdir()
             Path(f"broker-{number}/logs").symlink_to(tmp_path / f"slot-{number}")
+        archive_clicks(tmp_path / "lake")
         for line in lines_of("-A cluster"):
             result = run_line(line)
             expected = 1 if FAILS in line else 0
             assert result.code == expected, f"{line}\n{result.text}\n{result.err}"
             assert "--json" not in line or result.out.strip()[:1] in {b"[", b"{"} or ">" in line, line
         assert in_process("topics", "list").text == "events\n", "the page's last words"
+
+
+def archive_clicks(lake: Path) -> None:
+    """The table of a topic that is no more."""
+    topic = described("clicks", DEFAULT_SCHEMA, partitions=2, key=("key",), event_time="timestamp")
+    rows = [{"key": None, "value": b"%d" % offset, "headers": None} for offset in range(5)]
+    own = pa.Table.from_pylist(rows, schema=DEFAULT_SCHEMA.remove(3))
+    Archived(lake, topic).append(placed(own, [0] * 5, list(range(5)), [1_700_000_000_000_000] * 5), {0: 7, 1: 0})
 
 
 @pytest.mark.integration

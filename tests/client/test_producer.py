@@ -78,6 +78,22 @@ def test_many_records_each_once_and_in_order_of_their_partition(fake: FakeCluste
     assert batch.column("value")[places[7].offset - header.base_offset].as_py() == b"7"
 
 
+@pytest.mark.parametrize(
+    ("settings", "expected_mib"),
+    [({}, 4), ({"buffer_bytes": 32 << 20}, 2), ({"buffer_bytes": 1 << 20}, 1), ({"batch_bytes": 3 << 20}, 3)],
+)
+def test_batches_of_a_table_are_as_large_as_the_settings_say(
+    fake: FakeCluster, settings: dict[str, Any], expected_mib: int
+) -> None:
+    fake.create("t", partitions=1)
+    table = pa.table({"value": pa.array([b"x" * 1000] * 12_583, pa.binary())})  # 12 MiB of values
+    with Producer(fake.bootstrap, **settings) as producer:
+        assert producer.write("t", table).result(30).record_count == table.num_rows
+    lengths = [header.length for header, _ in fake.topics["t"].logs[0].batches]
+    assert len(lengths) >= 12 // expected_mib
+    assert max(lengths) == pytest.approx(expected_mib << 20, rel=0.1)
+
+
 def test_tables_tell_their_ranges(fake: FakeCluster) -> None:
     fake.create("t", partitions=2, schema=TYPED, key=("carrier",))
     table = pa.table({"delay": [float(index) for index in range(1000)], "carrier": ["UA", "AA"] * 500})

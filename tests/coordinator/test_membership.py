@@ -543,6 +543,28 @@ def test_offsets_of_a_transaction_are_fenced_as_commits_are_and_held_until_it_en
     assert not held(host, second)
 
 
+def test_a_member_that_gets_a_partition_back_waits_for_its_own_transaction() -> None:
+    """Or it would begin where that began, and the work would be committed twice."""
+    host = GroupsHost({"t": 4})
+    (first,) = group(host, 1)
+    assert hold(host, first, first.owned) == "Done"
+    second = SimMember(host, "m9")
+    balance(host, [first, second])
+    kept = set(first.owned)
+    second.leave()
+    balance(host, [first])
+    back = {(part[0], part[2]) for part in first.owned - kept}
+    assert back and all(host.core.holds("g", first.member_id, [place]) for place in back)
+    assert not host.core.holds("g", first.member_id, [(part[0], part[2]) for part in kept])
+    assert hold(host, first, kept) == "Done"
+    assert all(host.core.holds("g", first.member_id, [place]) for place in back), "it has begun none of these anew"
+    host.crash()
+    assert all(host.core.holds("g", first.member_id, [place]) for place in back)
+    host.step(HoldEnded("g", "tx", 7))
+    host.settle()
+    assert not held(host, first)
+
+
 def test_a_hold_ends_with_what_the_transaction_hands_over() -> None:
     host = GroupsHost({"t": 2})
     first, second = group(host, 2)

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from sparklog.delta.session import PACKAGE
 from tests.conftest import ROOT
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
@@ -149,6 +150,19 @@ def test_a_job_finds_the_source_without_registering_it(clone: Path, installed: l
     # The source itself answers: it was found by its name, and misses its options.
     assert "DATA_SOURCE_NOT_FOUND" not in done.stdout
     assert "bootstrap.servers" in done.stdout or "subscribe" in done.stdout
+
+
+def test_delta_is_for_jobs_that_want_it(clone: Path, installed: list[str]) -> None:
+    (clone / "words.py").write_text("import os\nprint(os.environ['PYSPARK_SUBMIT_ARGS'])\n")
+    given = ("--packages", "a:b:1", "--conf", "x=y", str(clone / "words.py"))
+    plain = submit(clone, *given)
+    assert plain.stdout == "--conf x=y --packages a:b:1 pyspark-shell\n", plain.stderr
+    done = submit(clone, "--delta", *given)
+    assert done.stdout.startswith(f"--packages {PACKAGE}\\,a:b:1 --conf spark.sql.extensions="), done.stderr
+    assert done.stdout.endswith("--conf x=y pyspark-shell\n")
+    done = submit(clone, "archive", "--help")
+    assert "usage: spark-submit.sh archive" in done.stdout, done.stderr
+    assert submit(clone, "--setup").stderr == "", "the environment is that of other jobs, with more in it"
 
 
 def test_changed_and_deleted_sources_are_installed(clone: Path, installed: list[str]) -> None:

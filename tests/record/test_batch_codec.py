@@ -170,3 +170,14 @@ def test_no_records_and_unknown_compressions_are_refused() -> None:
 @given(st.binary(max_size=300), st.integers(0, 300))
 def test_crc_of_views_is_that_of_their_bytes(data: bytes, start: int) -> None:
     assert crc32c(memoryview(data)[start:]) == crc32c(data[start:]) == crc32c(bytearray(data[start:]))
+
+
+@pytest.mark.parametrize("compression", [None, "zstd"])
+def test_of_a_slice_nothing_else_is_written(compression: str | None) -> None:
+    """Rows at the end of a large table, none of which has a list."""
+    lists = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
+    column = pa.array([[{"key": "k", "value": b"v"}]] * 20_000 + [None, [], None], lists)
+    batch = pa.record_batch([column], ["headers"]).slice(20_000)
+    header, body = encode_batch(batch, schema_id=0, compression=compression, event_time=None)
+    assert header.length < 5000
+    assert decode_batch(header, body, batch.schema).to_pylist() == batch.to_pylist()

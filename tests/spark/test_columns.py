@@ -112,3 +112,37 @@ def test_a_null_that_was_declared_impossible_raises() -> None:
     batch = pa.RecordBatch.from_pydict({"x": pa.array([1, None], pa.int32())})
     with pytest.raises(BrokerError, match="flights-3: column x is NOT NULL, 1 nulls found"):
         plan_columns(declared, shape).assemble(HEADER, batch, partition=TP, offsets=offset_run(0, 2))
+
+
+def test_values_that_cannot_be_cast_are_null_where_their_errors_are_read() -> None:
+    shape = TopicShape(pa.schema([("x", pa.int32()), ("at", pa.timestamp("s")), ("l", pa.list_(pa.timestamp("s")))]))
+    beyond = 2**60
+    batch = pa.record_batch(
+        {
+            "x": pa.array([1, 2, 3], pa.int32()),
+            "at": pa.array([0, beyond, None], pa.timestamp("s")),
+            "l": pa.array([[beyond], [5], None], pa.list_(pa.timestamp("s"))),
+        }
+    )
+    with pytest.raises(BrokerError, match="SCHEMA_MISMATCH"):
+        assemble(shape, batch)
+    found = assemble(shape, batch, topic_columns(shape, include_cast_errors=True))
+    assert found["x"].to_pylist() == [1, 2, 3]
+    assert found["at"].cast(pa.int64()).to_pylist() == [0, None, None]
+    assert found["l"].is_null().to_pylist() == [True, False, True]
+    told = found["_cast_error"].to_pylist()
+    assert told[0].startswith("l: ") and told[1].startswith("at: ") and str(beyond) in told[1] and told[2] is None
+
+
+def test_where_cast_errors_are_read_no_column_is_lost() -> None:
+    shape = TopicShape(pa.schema([("x", pa.int32())]), schema_id=0)
+    batch = pa.record_batch({"x": pa.array([1], pa.int32())})
+    wider = HEADER._replace(schema_id=1)
+    for errors in (False, True):
+        plan = plan_columns(topic_columns(shape, include_cast_errors=errors), shape)
+        assert plan.assemble(HEADER, batch, partition=TP, offsets=offset_run(0, 1)).num_rows == 1
+        if not errors:
+            assert plan.assemble(wider, batch, partition=TP, offsets=offset_run(0, 1)).num_rows == 1
+            continue
+        with pytest.raises(BrokerError, match=r"SCHEMA_OUTDATED.*a batch has schema 1, known is 0"):
+            plan.assemble(wider, batch, partition=TP, offsets=offset_run(0, 1))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sparklog.errors import ConfigError
-from sparklog.model import TopicPartition
+from sparklog.model import Span, TopicPartition
 from sparklog.spark.limits import TriggerLimits
 from sparklog.spark.offsets import EARLIEST, LATEST, ByOffset, ByTime
 from sparklog.spark.options import BOOTSTRAP_VARIABLE
@@ -17,7 +17,7 @@ from sparklog.spark.read_options import (
     parse_read_options,
     parse_schema_options,
 )
-from sparklog.spark.where import Bounds, Span
+from sparklog.spark.where import Bounds
 
 BOOTSTRAP = {"bootstrap.servers": "one:9092"}
 A0, A1 = TopicPartition("a", 0), TopicPartition("a", 1)

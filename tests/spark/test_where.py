@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from sparklog.errors import ConfigError
-from sparklog.spark.where import Bounds, Span, parse_where
+from sparklog.model import Span
+from sparklog.spark.where import Bounds, parse_where
 
 DAY_US = 86_400_000_000
 

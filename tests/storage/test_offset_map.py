@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sparklog.config import MIB
 from sparklog.record.key_hash import KeyHash, KeyHashes
 from sparklog.storage.offset_map import BYTES_PER_KEY, OffsetMap
 
@@ -34,6 +37,25 @@ def test_the_newest_offset_of_each_key(
     everything = [*asked, *truth]
     expected = [truth.get(key, -1) for key in everything]
     assert found.newest(hashes.of(pa.array(everything, pa.large_binary()))).tolist() == expected
+
+
+def test_it_takes_no_more_memory_than_it_was_given_while_it_grows() -> None:
+    """The capacity is the one that leaves the most slots empty."""
+    capacity, rows = 3 * 2**16 + 1, 1000
+    keys = np.random.default_rng(1)
+    tracemalloc.start()
+    try:
+        found, at = OffsetMap(capacity * BYTES_PER_KEY), 0
+        taken = rows
+        while taken == rows:
+            hashes = KeyHashes(*(keys.integers(0, 2**64, rows, np.uint64) for _ in range(2)))
+            taken = found.put(hashes, np.arange(at, at + rows))
+            at += taken
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(found) == at == capacity
+    assert peak < capacity * BYTES_PER_KEY + 2 * MIB
 
 
 def test_equal_upper_halves_are_told_apart() -> None:

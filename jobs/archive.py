@@ -1,0 +1,144 @@
+"""Moves topics to Delta tables, exactly once, until Ctrl-C or SIGTERM: ./spark-submit.sh archive [arguments]"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import threading
+
+from pyspark.sql import SparkSession
+from pyspark.sql.types import StructType
+
+from sparklog.cluster.start import end_spark
+from sparklog.delta.job import maintain, run_archives, told
+from sparklog.delta.options import (
+    ArchiveOptions,
+    MaintenanceOptions,
+    parse_every,
+    parse_retention,
+    parse_schemas,
+    parse_size,
+    parse_trigger,
+)
+from sparklog.errors import SparklogError
+from sparklog.spark.configure import configure
+
+BOOTSTRAP = os.environ.get("SPARKLOG_BOOTSTRAP") or os.environ.get("SPARKLOG_BOOTSTRAP_SERVERS")
+
+
+def names(text: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="spark-submit.sh archive", description=__doc__)
+    parser.add_argument("--topics", type=names, required=True, metavar="A,B", help="topics, one table each")
+    parser.add_argument("--to", required=True, metavar="PATH", help="where the tables lie: PATH/<topic>")
+    parser.add_argument("--bootstrap", default=BOOTSTRAP, metavar="HOST:PORT", help="$SPARKLOG_BOOTSTRAP")
+    parser.add_argument(
+        "--mode",
+        choices=("append", "upsert"),
+        default="append",
+        help="append: all records; upsert: of each key the newest, without those deleted (append)",
+    )
+    parser.add_argument(
+        "--trigger", default="30s", metavar="T", help="a batch every so often (30s), or available-now: what is there"
+    )
+    parser.add_argument("--group", metavar="NAME", help="consumer group that shows the lag (archive-<topic>)")
+    parser.add_argument(
+        "--partition-by", type=names, metavar="A,B", help="columns that new tables are partitioned by (_date), or none"
+    )
+    parser.add_argument(
+        "--schema",
+        action="append",
+        default=[],
+        metavar="[TOPIC=]DDL",
+        help="values are JSON objects with these columns: 'customer string, price double'",
+    )
+    parser.add_argument(
+        "--max-offsets-per-batch", type=int, default=5_000_000, metavar="N", help="one commit has no more (5000000)"
+    )
+    parser.add_argument(
+        "--fail-on-data-loss",
+        choices=("true", "false"),
+        default="true",
+        help="records gone from the log before they were archived end the archive of their topic (true)",
+    )
+    parser.add_argument("--target-file-size", default="128m", metavar="SIZE", help="of compacted files (128m)")
+    parser.add_argument(
+        "--optimize-every", default="1h", metavar="T", help="compact directories of many small files, or never (1h)"
+    )
+    parser.add_argument(
+        "--vacuum-every", default="1d", metavar="T", help="remove files that tables have no more, or never (1d)"
+    )
+    parser.add_argument(
+        "--retain", metavar="T", help="how long such files stay for readers: 7d or longer (what the table says, or 7d)"
+    )
+    parser.add_argument(
+        "--maintain-only", action="store_true", help="compact and vacuum what is due now, archive nothing, and end"
+    )
+    given = parser.parse_args()
+    if not (given.bootstrap or given.maintain_only):
+        parser.error("the following arguments are required: --bootstrap")
+    return given
+
+
+def options(given: argparse.Namespace) -> list[ArchiveOptions]:
+    schemas = parse_schemas(given.schema, given.topics, parse=StructType.fromDDL)
+    partition_by = () if given.partition_by == ("none",) else given.partition_by
+    maintenance = MaintenanceOptions(
+        target_file_size=parse_size("--target-file-size", given.target_file_size),
+        optimize_every_s=parse_every("--optimize-every", given.optimize_every),
+        vacuum_every_s=parse_every("--vacuum-every", given.vacuum_every),
+        retain_h=parse_retention(given.retain) if given.retain else None,
+    )
+    return [
+        ArchiveOptions(
+            bootstrap=given.bootstrap or "",
+            topic=topic,
+            to=given.to,
+            group=given.group or f"archive-{topic}",
+            partition_by=partition_by,
+            interval=parse_trigger(given.trigger),
+            max_offsets=given.max_offsets_per_batch,
+            fail_on_data_loss=given.fail_on_data_loss == "true",
+            json=schemas.get(topic),
+            mode=given.mode,
+            maintenance=maintenance,
+        )
+        for topic in given.topics
+    ]
+
+
+def tell(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def main() -> int:
+    given = arguments()
+    stopping = threading.Event()
+    spark = SparkSession.builder.appName("sparklog archive").getOrCreate()
+    # Behind Spark's own handler, which would cancel the batch under way.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stopping.set())
+    try:
+        wanted = options(given)
+        if given.maintain_only:
+            failed = maintain(spark, wanted, tell=tell)
+        else:
+            configure(spark, bootstrap=given.bootstrap)
+            failed = run_archives(spark, wanted, stopping=stopping, tell=tell)
+    except SparklogError as error:
+        print(f"error: {told(error)}", file=sys.stderr)
+        return 2
+    finally:
+        end_spark(spark.sparkContext)
+    for topic, reason in failed.items():
+        print(f"error: {topic}: {told(reason)}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

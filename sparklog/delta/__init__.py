@@ -1,0 +1,1 @@
+"""Topics and Delta tables: the archive, one history over both stores, and the way back."""

@@ -1,0 +1,244 @@
+"""One topic into one Delta table, exactly once, as a streaming query whose checkpoint does not count.
+
+The table alone says how far it is (``seam``). Every start of a query, the first one and those after failures and after
+changes of the topic's schema, takes the table's ends for its starting offsets and a checkpoint of its own, which is
+thrown away; so there is nothing that could contradict the table. What one micro-batch does is in ``batches``.
+
+Seams of this package, for what is to come:
+
+- another way to commit rows (a merge by key): ``ArchiveTable.append`` is the only writer of tables, called by
+  ``BatchArchiver.commit`` alone. A sibling takes the same two arguments, rows of ``Casting.table``'s columns and the
+  Seam, whose ``mode`` tells them apart; it has to commit the seam's JSON as userMetadata and its ``batch`` as
+  txnVersion of ``app_id`` (for statements that have no writer's options, the settings
+  ``spark.databricks.delta.write.txnAppId``, ``...write.txnVersion`` and
+  ``spark.databricks.delta.commitInfo.userMetadata`` of the rows' own session), and end with ``check_own``. A
+  micro-batch holds all committed records of its offsets in order of offset within a partition, so the
+  newest of a key is that of the greatest offset. Replays may come with other bounds, never with a gap.
+- maintenance (OPTIMIZE, VACUUM): between two batches, in ``BatchArchiver.archive`` behind ``store_progress`` or in
+  ``TopicArchive`` while no query runs. Its commits need no seam; one that carries the last one on (the same JSON) keeps
+  the seam in Delta's log when the commit that said it first is cleaned away. ``ArchiveTable.look`` passes over commits
+  that say none.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import shutil
+import tempfile
+import threading
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.streaming.readwriter import DataStreamReader
+
+from sparklog.client.admin import Admin
+from sparklog.client.descriptions import TopicDescription
+from sparklog.delta.archive_table import ArchiveFenced, ArchiveRefused
+from sparklog.delta.batches import Archived, BatchArchiver, data_loss
+from sparklog.delta.file_sizes import FileSizes
+from sparklog.delta.maintenance import maintenance_of
+from sparklog.delta.options import ArchiveOptions
+from sparklog.delta.prepare import prepare
+from sparklog.delta.seam import Seam
+from sparklog.delta.stream_ends import read_batch_ends
+from sparklog.errors import SparklogError
+from sparklog.model import TopicPartition
+
+_LOG = logging.getLogger(__name__)
+
+_POLL_S = 0.2
+#: How long a stop waits for the batch that is under way; what is cut off then is done again.
+_STOP_PATIENCE_S = 60.0
+
+
+class TopicArchive:
+    """Archives one topic until it is stopped, or has reached the end it was to reach. Owner: a thread of its own;
+    ``stop`` may be called from another."""
+
+    #: For tests, which interrupt its steps.
+    batches: type[BatchArchiver] = BatchArchiver
+
+    def __init__(self, spark: SparkSession, options: ArchiveOptions, tell: Callable[[str], None]) -> None:
+        self._spark = spark
+        self._options = options
+        self._tell = tell
+        self._admin = Admin(options.bootstrap, client_id="sparklog-archive")
+        self._attempt = uuid.uuid4().hex
+        self._stopping = threading.Event()
+        #: Set when a query is to end: it has failed, the topic's schema has changed, or all is over.
+        self._wake = threading.Event()
+        #: Held by the batch under way.
+        self._busy = threading.Lock()
+        self._failure: BaseException | None = None
+        self._outdated = False
+        #: The table's progress as this run last saw or made it.
+        self._last: Seam | None = None
+        self._sizes = FileSizes(options.maintenance.target_file_size)
+        self._maintenance = maintenance_of(spark, options, batches=self._busy, tell=tell)
+        #: Commits so far, by which a failure that repeats is told from one after progress.
+        self.commits = 0
+
+    def run(self) -> None:
+        """One query after the other, as the topic's schema changes.
+
+        Raises:
+            ArchiveRefused: trying again would not help.
+            SparklogError, and what Spark raises: trying again may.
+        """
+        with self._maintenance.running():
+            while not self._stopping.is_set():
+                self._failure, self._outdated = None, False
+                self._wake.clear()
+                checkpoint = Path(tempfile.mkdtemp(prefix="sparklog-archive-"))
+                try:
+                    self._run_query(checkpoint)
+                finally:
+                    shutil.rmtree(checkpoint, ignore_errors=True)
+                if not self._outdated:
+                    break
+        if self._options.interval is None and not self._stopping.is_set():
+            self._maintenance.run()
+
+    def stop(self) -> None:
+        """End it when the batch under way is committed. Returns at once."""
+        self._stopping.set()
+        self._wake.set()
+
+    def close(self) -> None:
+        self._admin.close()
+
+    # --- one query ---
+
+    def _run_query(self, checkpoint: Path) -> None:
+        topic = self._admin.describe_topic(self._options.topic)
+        prepared = prepare(self._spark, self._options, topic, columns=self._source(topic).load().schema)
+        seam = self._own(prepared.seam)
+        starting = self._starting(topic, seam)
+        archiver = self.batches(
+            prepared.table,
+            prepared.quarantine,
+            prepared.casting,
+            seam=seam,
+            fail_on_data_loss=self._options.fail_on_data_loss,
+            store=self._store,
+            sizes=self._sizes,
+        )
+        self._store(seam)
+        stream = self._source(topic, startingOffsets=starting).load()
+
+        def run_batch(batch: DataFrame, number: int) -> None:
+            # After an end nothing is read any more; what Spark notes as done it notes in a checkpoint that goes.
+            with self._busy:
+                if not self._is_over:
+                    self._run_batch(archiver, topic, batch, ends_in=checkpoint, number=number)
+
+        writer = stream.writeStream.foreachBatch(run_batch).queryName(f"archive-{self._options.topic}-{self._attempt}")
+        writer = writer.option("checkpointLocation", checkpoint.as_uri())
+        interval = self._options.interval
+        query = (writer.trigger(processingTime=interval) if interval else writer.trigger(availableNow=True)).start()
+        self._await(query)
+
+    def _run_batch(
+        self, archiver: BatchArchiver, topic: TopicDescription, batch: DataFrame, *, ends_in: Path, number: int
+    ) -> None:
+        try:
+            # The records of the batch are older than this answer, and so is the schema of each of them.
+            now = self._admin.describe_topic(topic.name)
+            if now.topic_id == topic.topic_id and now.schema_id != topic.schema_id:
+                self._outdated = True
+                self._wake.set()
+                return
+            # Spark turns it off for streams; what is done here with a batch are batches.
+            batch.sparkSession.conf.set("spark.sql.adaptive.enabled", "true")
+            done = archiver.archive(batch, read_batch_ends(ends_in, number, topic=topic.name))
+        except BaseException as error:
+            self._failure = error
+            self._wake.set()
+        else:
+            self.commits += 1
+            self._last = done.seam
+            self._tell(_told(done))
+
+    def _await(self, query: StreamingQuery) -> None:
+        while query.isActive and not self._is_over:
+            self._wake.wait(_POLL_S)
+        if query.isActive and self._busy.acquire(timeout=_STOP_PATIENCE_S):
+            self._busy.release()
+        query.stop()
+        if self._failure is not None:
+            raise self._failure
+        if not self._is_over and (error := query.exception()) is not None:
+            raise _explained(error)
+
+    @property
+    def _is_over(self) -> bool:
+        return self._wake.is_set() or self._stopping.is_set()
+
+    def _source(self, topic: TopicDescription, **more: str) -> DataStreamReader:
+        options = {
+            "bootstrap.servers": self._options.bootstrap,
+            "subscribe": topic.name,
+            "failOnDataLoss": str(self._options.fail_on_data_loss).lower(),
+            "maxOffsetsPerTrigger": str(self._options.max_offsets),
+            "includeHeaders": "true",
+            "includeCastErrors": "true",
+        }
+        return self._spark.readStream.format("sparklog").options(**options, **more)
+
+    # --- where it begins ---
+
+    def _own(self, found: Seam) -> Seam:
+        """The table's progress under this run's name. Raises ArchiveFenced: it has moved since this run last saw it."""
+        if self._last is not None and found.attempt != self._attempt and found != self._last:
+            raise ArchiveFenced(
+                f"another archive of topic {found.topic} has committed batch {found.batch}; this one had come to batch "
+                f"{self._last.batch}"
+            )
+        self._last = found
+        return msgspec.structs.replace(found, attempt=self._attempt)
+
+    def _starting(self, topic: TopicDescription, seam: Seam) -> str:
+        """The option ``startingOffsets``. Raises ArchiveRefused: the log does not hold what comes next."""
+        if not seam.ends:
+            return "earliest"
+        ends = {TopicPartition(topic.name, number): end for number, end in seam.ends.items()}
+        first = self._admin.list_offsets(list(ends), at="earliest")
+        last = self._admin.list_offsets(list(ends), isolation="read_uncommitted", known=ends)
+        for tp, end in ends.items():
+            if last[tp] < end:
+                raise ArchiveRefused(
+                    f"{tp} ends at {last[tp]} and its table holds it up to {end}: the log was cut, or is another one"
+                )
+        lost = {tp.partition: (end, first[tp]) for tp, end in ends.items() if first[tp] > end}
+        if lost and self._options.fail_on_data_loss:
+            raise ArchiveRefused(data_loss(topic.name, lost))
+        starts = {str(tp.partition): max(end, first[tp]) for tp, end in ends.items()}
+        return msgspec.json.encode({topic.name: starts}).decode()
+
+    def _store(self, seam: Seam) -> None:
+        """Set the consumer group's offsets; an error is told, and the archive goes on."""
+        try:
+            self._admin.commit_offsets(
+                self._options.group, {TopicPartition(seam.topic, number): end for number, end in seam.ends.items()}
+            )
+        except SparklogError as error:
+            _LOG.warning("%s: progress was not stored in group %s: %s", seam.topic, self._options.group, error)
+
+
+def _told(done: Archived) -> str:
+    bad = f", {done.bad_rows:,} to quarantine" if done.bad_rows else ""
+    return f"batch {done.seam.batch}: {done.rows:,} rows{bad}"
+
+
+def _explained(error: StreamingQueryException) -> Exception:
+    """What Spark's text of a failed query comes to."""
+    text = str(error)
+    if found := re.search(r"DataLoss: (.*?)(; with option failOnDataLoss|\n|$)", text):
+        return ArchiveRefused(f"{found[1]}; to go on without them: --fail-on-data-loss false")
+    return error

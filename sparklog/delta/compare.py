@@ -1,0 +1,126 @@
+"""A restored partition beside the table it came from: both are read, and every row has to be the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sparklog.client.descriptions import TopicDescription
+from sparklog.client.fetched import FetchedBatch
+from sparklog.client.link import ClusterLink
+from sparklog.client.reader import PartitionReader
+from sparklog.config import topic_config
+from sparklog.delta.archived_rows import Archive
+from sparklog.delta.placing import Numbers, Rows
+from sparklog.errors import SparklogError
+from sparklog.model import TopicPartition
+
+_UTC_US = pa.timestamp("us", tz="UTC")
+
+
+class RestoreDiffersError(SparklogError):
+    """The log does not hold what the table holds."""
+
+
+def compare(link: ClusterLink, topic: TopicDescription, archive: Archive, partition: int) -> int:
+    """How many rows one partition has in both.
+
+    Raises:
+        RestoreDiffersError: names the first offset at which they differ.
+        BrokerError, ClientTimeout: as ``PartitionReader``.
+    """
+    tp = TopicPartition(topic.name, partition)
+    end = archive.end(partition)
+    count = 0
+    with PartitionReader(
+        link, tp, min(archive.first_offset(partition), end), end, topic_id=topic.topic_id, local="auto"
+    ) as reader:
+        log = _Log(reader.fetched(), topic)
+        for expected in archive.rows(partition):
+            found = log.take(len(expected.offsets))
+            if not _same(found, expected):
+                raise RestoreDiffersError(f"{tp}: {_difference(found, expected)}")
+            count += len(expected.offsets)
+        if left := log.take(1):
+            raise RestoreDiffersError(f"{tp}: offset {int(left.offsets[0])} is in the log and not in the table")
+    return count
+
+
+class _Log:
+    """Rows of a log in pieces of the size asked for."""
+
+    def __init__(self, batches: Iterator[FetchedBatch], topic: TopicDescription) -> None:
+        self._batches = batches
+        self._topic = topic
+        is_stamped = topic_config(topic.config).timestamp_type == "LogAppendTime"
+        self._event_time = None if is_stamped else topic.event_time
+        self._left: Rows | None = None
+
+    def take(self, count: int) -> Rows | None:
+        """So many rows, fewer at the end, None behind it."""
+        parts: list[Rows] = []
+        missing = count
+        while missing and (rows := self._next()) is not None:
+            part = rows.part(0, min(missing, len(rows.offsets)))
+            taken = len(part.offsets)
+            self._left = rows.part(taken, len(rows.offsets)) if taken < len(rows.offsets) else None
+            parts.append(part)
+            missing -= taken
+        return _joined(parts) if parts else None
+
+    def _next(self) -> Rows | None:
+        if self._left is not None:
+            return self._left
+        found = next(self._batches, None)
+        return None if found is None else self._rows(found)
+
+    def _rows(self, found: FetchedBatch) -> Rows:
+        batch = found.batch
+        dense: Numbers = np.arange(found.first_offset, found.first_offset + batch.num_rows, dtype=np.int64)
+        offsets = dense if found.offsets is None else found.offsets
+        stamp = pa.scalar(found.header.max_timestamp, pa.int64()).cast(_UTC_US)
+        if self._event_time is None:
+            times = pa.repeat(stamp, batch.num_rows)
+        else:
+            # as the Spark source shows them, and so as they were archived
+            how = pc.CastOptions(_UTC_US, allow_time_truncate=True)
+            times = pc.cast(batch.column(self._event_time), options=how).fill_null(stamp)
+        return Rows(batch, offsets, times.cast(pa.int64()).to_numpy(zero_copy_only=False))
+
+
+def _joined(parts: list[Rows]) -> Rows:
+    if len(parts) == 1:
+        return parts[0]
+    return Rows(
+        pa.concat_batches([part.records for part in parts]),
+        np.concatenate([part.offsets for part in parts]),
+        np.concatenate([part.times for part in parts]),
+    )
+
+
+def _same(found: Rows | None, expected: Rows) -> bool:
+    if found is None or not np.array_equal(found.offsets, expected.offsets):
+        return False
+    if not np.array_equal(found.times, expected.times):
+        return False
+    # Not a number is no number's equal, but the same in both as text.
+    return bool(found.records.equals(expected.records)) or repr(found.records.to_pylist()) == repr(
+        expected.records.to_pylist()
+    )
+
+
+def _difference(found: Rows | None, expected: Rows) -> str:
+    """The first row that differs, for people."""
+    for at, offset in enumerate(expected.offsets.tolist()):
+        if found is None or at >= len(found.offsets):
+            return f"offset {offset} is in the table and not in the log"
+        if found.offsets[at] != offset:
+            return f"offset {found.offsets[at]} found in the log, {offset} in the table"
+        log, table = found.part(at, at + 1), expected.part(at, at + 1)
+        if not _same(log, table):
+            shown = [f"{one.records.to_pylist()[0]} at {int(one.times[0])} us" for one in (log, table)]
+            return f"offset {offset}: {shown[0][:500]} in the log, {shown[1][:500]} in the table"
+    return "the rows differ"

@@ -1,0 +1,132 @@
+"""Several topics' archives in one application, each in a thread of its own: one that fails stops none of the others.
+
+What may pass (brokers that are away, a write that failed) is tried again, later each time. What would not pass is said,
+said again every few minutes while other topics go on, and is what the job's result is about.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from pyspark.sql import SparkSession
+
+from sparklog.delta.archive import TopicArchive
+from sparklog.delta.archive_table import SPARK_ERRORS, ArchiveRefused
+from sparklog.delta.maintenance import maintenance_of
+from sparklog.delta.options import ArchiveOptions
+from sparklog.errors import BrokerError, ConfigError, ErrorCode, SparklogError
+
+_PAUSES_S = (1.0, 60.0)
+#: A run that has an end gives up after so many failures without a commit in between.
+_TRIES = 5
+_REMIND_S = 600.0
+_POLL_S = 0.2
+_SHOWN = 600
+#: What a broker says that the next try would hear again.
+_LASTING = {
+    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+    ErrorCode.INVALID_TOPIC_EXCEPTION,
+    ErrorCode.SCHEMA_MISMATCH,
+    ErrorCode.INVALID_CONFIG,
+}
+
+
+class _TopicThread(threading.Thread):
+    """``error``: why the topic is not archived any more; None: because it was to end."""
+
+    def __init__(self, archive: TopicArchive, topic: str, *, has_end: bool, tell: Callable[[str], None]) -> None:
+        super().__init__(name=f"archive-{topic}", daemon=True)
+        self.topic = topic
+        self.error: Exception | None = None
+        self._archive = archive
+        self._has_end = has_end
+        self._tell = tell
+        self._stopping = threading.Event()
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self._archive.stop()
+
+    def run(self) -> None:
+        try:
+            self._keep_on()
+        finally:
+            self._archive.close()
+
+    def _keep_on(self) -> None:
+        failures = 0
+        while True:
+            commits = self._archive.commits
+            try:
+                self._archive.run()
+            except Exception as error:
+                failures = 1 if self._archive.commits > commits else failures + 1
+                if self._stopping.is_set():
+                    return
+                if is_lasting(error) or (self._has_end and failures >= _TRIES):
+                    self.error = error
+                    self._tell(f"not archived any more: {told(error)}")
+                    return
+                pause = min(_PAUSES_S[0] * 2 ** (failures - 1), _PAUSES_S[1])
+                self._tell(f"{told(error)}; tried again in {pause:g} s")
+                if self._stopping.wait(pause):
+                    return
+            else:
+                return
+
+
+def is_lasting(error: Exception) -> bool:
+    """Whether trying again would come to the same."""
+    if isinstance(error, BrokerError):
+        return error.code in _LASTING
+    if isinstance(error, SPARK_ERRORS):  # from Spark's planning processes, as text
+        return re.search(r"\bConfigError\b|Spark has no type for column", str(error)) is not None
+    return isinstance(error, ArchiveRefused | ConfigError) or not isinstance(error, SparklogError)
+
+
+def told(error: Exception) -> str:
+    """One line."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]} ..."
+
+
+def maintain(
+    spark: SparkSession, archives: Sequence[ArchiveOptions], *, tell: Callable[[str], None]
+) -> dict[str, Exception]:
+    """Look after the tables of these topics once; no broker is asked. Returns where something was in the way."""
+    errors = {options.topic: maintenance_of(spark, options, tell=tell).run() for options in archives}
+    return {topic: error for topic, error in errors.items() if error is not None}
+
+
+def run_archives(
+    spark: SparkSession, archives: Sequence[ArchiveOptions], *, stopping: threading.Event, tell: Callable[[str], None]
+) -> dict[str, Exception]:
+    """Archive until ``stopping`` is set, or all have come to their end; returns the topics that could not be archived
+    any more, and why. Batches under way are committed before it returns."""
+    threads = []
+    for options in archives:
+
+        def say(text: str, topic: str = options.topic) -> None:
+            tell(f"{topic}: {text}")
+
+        archive = TopicArchive(spark, options, say)
+        threads.append(_TopicThread(archive, options.topic, has_end=options.interval is None, tell=say))
+    for thread in threads:
+        thread.start()
+    remind_at = time.monotonic() + _REMIND_S
+    while any(thread.is_alive() for thread in threads):
+        if stopping.wait(_POLL_S):
+            break
+        if time.monotonic() >= remind_at:
+            remind_at = time.monotonic() + _REMIND_S
+            for thread in threads:
+                if thread.error is not None:
+                    tell(f"{thread.topic}: still not archived: {told(thread.error)}")
+    for thread in threads:
+        thread.stop()
+    for thread in threads:
+        thread.join()
+    return {thread.topic: thread.error for thread in threads if thread.error is not None}

@@ -1,0 +1,221 @@
+"""Tables of few files, and none that nobody needs: OPTIMIZE and VACUUM beside the archive.
+
+Every micro-batch makes files. A directory that has many small ones is compacted, and files go that no version within
+the table's retention has. Neither changes rows or says a seam, a version that somebody reads stays as it is for as long
+as the retention says, and appends go on meanwhile. What fails is tried again when it is due again, and stops nothing.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import logging
+import math
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as sf
+
+from sparklog.delta.archive_table import ArchiveTable
+from sparklog.delta.options import ArchiveOptions, MaintenanceOptions
+from sparklog.delta.table import quarantine_path, table_path
+
+_LOG = logging.getLogger(__name__)
+
+#: Property: when the table was vacuumed, ISO 8601.
+VACUUMED = "sparklog.vacuumed"
+RETENTION = "delta.deletedFileRetentionDuration"
+LOG_RETENTION = "delta.logRetentionDuration"
+#: Delta's own.
+_RETENTION, _LOG_RETENTION = "interval 7 days", "interval 30 days"
+#: A directory with so many small files is compacted. Those below half the target are small: what is larger would be
+#: written again and again.
+_MANY = 8
+#: How many directories one OPTIMIZE takes at most, those with most files first.
+_DIRECTORIES = 100
+_FIRST_LOOK_S = 60.0
+_POLL_S = 1.0
+#: How long the end of an archive waits for what is under way; Delta takes what is cut off for not begun.
+_PATIENCE_S = 60.0
+
+
+class Maintenance:
+    """Of one topic's tables. Owner: one thread, its own while an archive is ``running``. ``batches``: held by each
+    batch of that archive. One would have to begin anew if a table's properties changed meanwhile or, where it is
+    ``merging``, if it came upon an OPTIMIZE. Appends and OPTIMIZE are not in each other's way."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        tables: Sequence[str],
+        options: MaintenanceOptions,
+        *,
+        tell: Callable[[str], None],
+        batches: AbstractContextManager[Any],
+        merging: bool = False,
+    ) -> None:
+        self._tables = tables
+        self._batches = batches
+        self._merging = merging
+        self._options = options
+        self._tell = tell
+        self._spark = spark.newSession()
+        for name, value in {
+            "spark.databricks.delta.optimize.maxFileSize": str(options.target_file_size),
+            "spark.databricks.delta.optimize.minFileSize": str(self._small),
+            # VACUUM lists files with so many tasks, whatever there is: 10,000 unless told otherwise.
+            "spark.sql.sources.parallelPartitionDiscovery.parallelism": str(spark.sparkContext.defaultParallelism),
+        }.items():
+            self._spark.conf.set(name, value)
+        given = [every for every in (options.optimize_every_s, options.vacuum_every_s) if every is not None]
+        self._every_s = min(given, default=None)
+        self._next = time.monotonic() + min(_FIRST_LOOK_S, self._every_s or 0.0)
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """In a thread of its own, whenever it is due."""
+        over = threading.Event()
+        thread = threading.Thread(target=self._run_when_due, args=(over,), name="archive-maintenance", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join(_PATIENCE_S)
+
+    def _run_when_due(self, over: threading.Event) -> None:
+        while self._every_s is not None and not over.wait(_POLL_S):
+            if time.monotonic() >= self._next:
+                self.run()
+
+    def run(self) -> Exception | None:
+        """Compact what is in many files, and vacuum if that is due. Returns what was in the way, if so."""
+        errors = [self._look_after(path) for path in self._tables]
+        self._next = time.monotonic() + (self._every_s or 0.0)
+        return next((error for error in errors if error is not None), None)
+
+    @property
+    def _small(self) -> int:
+        """Files below are small, in bytes."""
+        return self._options.target_file_size // 2
+
+    def _look_after(self, path: str) -> Exception | None:
+        try:
+            table = ArchiveTable(self._spark, path)
+            table.look()
+            if not table.exists:
+                return None
+            if self._options.optimize_every_s is not None:
+                self._optimize(table)
+            if self._options.vacuum_every_s is not None:
+                self._vacuum(table, self._options.vacuum_every_s)
+        except Exception as error:
+            _LOG.warning("%s: maintenance failed, and is tried again when it is due: %s", path, error)
+            return error
+        return None
+
+    # --- OPTIMIZE ---
+
+    def _optimize(self, table: ArchiveTable) -> None:
+        from delta.tables import DeltaTable
+
+        crowded = self._crowded(table)
+        if not crowded:
+            return
+        builder = DeltaTable.forPath(self._spark, table.path).optimize()
+        where = _predicate(table, crowded)
+        with self._batches if self._merging else nullcontext():
+            result = (builder.where(where) if where else builder).executeCompaction().select("metrics.*").first()
+        assert result is not None
+        self._tell(f"{table.path}: {result['numFilesRemoved']:,} files became {result['numFilesAdded']:,}")
+
+    def _crowded(self, table: ArchiveTable) -> list[dict[str, str | None]]:
+        """Values of the partition columns, by column."""
+        if table.file_count() < _MANY:
+            return []
+        small = table.files().where(sf.col("size") < self._small)
+        entries = sf.map_entries("partitionValues").alias("directory")
+        counts = small.groupBy(entries).count().where(sf.col("count") >= _MANY)
+        rows = counts.orderBy(sf.desc("count")).limit(_DIRECTORIES).collect()
+        return [dict(row["directory"]) for row in rows]
+
+    # --- VACUUM ---
+
+    def _vacuum(self, table: ArchiveTable, every_s: float) -> None:
+        """If it is due. The time goes to the table first, so that what fails is not begun again at once."""
+        detail = table.detail()
+        now, told = dt.datetime.now(dt.timezone.utc), detail["properties"].get(VACUUMED)
+        last = dt.datetime.fromisoformat(told) if told else detail["createdAt"].astimezone(dt.timezone.utc)
+        retention = _hours(detail["properties"].get(RETENTION, _RETENTION))
+        if (now - last).total_seconds() < every_s or self._has_rested(table, last, retention):
+            return
+        wanted = {VACUUMED: now.isoformat(timespec="seconds")}
+        if self._options.retain_h is not None and self._options.retain_h != retention:
+            wanted[RETENTION] = f"interval {self._options.retain_h} hours"
+            # A version can be read as long as there are its files and the commit that names them.
+            if self._options.retain_h > _hours(detail["properties"].get(LOG_RETENTION, _LOG_RETENTION)):
+                wanted[LOG_RETENTION] = wanted[RETENTION]
+        with self._batches:
+            table.set_properties(wanted)
+        self._spark.sql(f"VACUUM delta.`{table.path.replace('`', '``')}`")
+        self._tell(f"{table.path}: vacuumed")
+
+    def _has_rested(self, table: ArchiveTable, last: dt.datetime, retention_h: float) -> bool:
+        """Whether a vacuum found all there was. Each makes commits, and enough of those would in time put the commit
+        that says the seam out of Delta's log."""
+        changed = table.told_at()
+        slack_h = 1 + (self._options.optimize_every_s or 0.0) / 3600
+        return changed is None or last.timestamp() > changed + (retention_h + slack_h) * 3600
+
+
+#: Types whose values a directory's name gives as SQL does.
+_TOLD_BY_TEXT = {"date", "string", "boolean", "tinyint", "smallint", "int", "bigint"}
+
+
+def _is(name: str, value: str | None, kind: str) -> str:
+    column = "`" + name.replace("`", "``") + "`"
+    if value is None:
+        return f"{column} IS NULL"
+    text = value.replace("\\", "\\\\").replace("'", "\\'")
+    return f"{column} = CAST('{text}' AS {kind})"
+
+
+def _hours(interval: str) -> float:
+    """Of a table's property; what is not plain counts as long."""
+    match = re.fullmatch(r"interval (\d+) (hour|day|week)s?", interval)
+    return float(int(match[1]) * {"hour": 1, "day": 24, "week": 168}[match[2]]) if match else math.inf
+
+
+def _predicate(table: ArchiveTable, directories: list[dict[str, str | None]]) -> str | None:
+    """What tells these directories; None: the whole table."""
+    kinds = {field.name: field.dataType.simpleString() for field in table.columns().fields}
+    names = {name for directory in directories for name in directory}
+    if not names or any(kinds.get(name) not in _TOLD_BY_TEXT for name in names):
+        return None
+    return " OR ".join(
+        "(" + " AND ".join(_is(name, value, kinds[name]) for name, value in directory.items()) + ")"
+        for directory in directories
+    )
+
+
+def maintenance_of(
+    spark: SparkSession,
+    options: ArchiveOptions,
+    *,
+    tell: Callable[[str], None],
+    batches: AbstractContextManager[Any] | None = None,
+) -> Maintenance:
+    """Of a topic's table and quarantine. ``batches``: as in ``Maintenance``; None: there is no archive here."""
+    tables = (table_path(options.to, options.topic), quarantine_path(options.to, options.topic))
+    return Maintenance(
+        spark,
+        tables,
+        options.maintenance,
+        tell=tell,
+        batches=nullcontext() if batches is None else batches,
+        merging=options.mode == "upsert",
+    )

@@ -1,0 +1,73 @@
+"""Where a moment begins in an archive: the least offset of each partition that is not older. Reads few rows.
+
+Timestamps are not ordered by offset, so every file that may hold one that is young enough is a candidate; they are
+looked at from the least offsets on, and only as long as one may hold something smaller than what was found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from sparklog.delta.rows import place_of, read_rows
+from sparklog.delta.snapshot import DataFile, Snapshot
+from sparklog.delta.table import OFFSET, PARTITION, TIMESTAMP
+from sparklog.model import Span
+
+_ALL = Span()
+#: Before every record.
+BEGINNING_US = _ALL.low
+
+
+def first_offsets(snapshot: Snapshot, times: Mapping[int, int]) -> dict[int, int]:
+    """By partition, the offset of the first archived record at or after its time (us); partitions without one are left
+    out.
+
+    Raises:
+        ArchiveFileGone: as ``read_rows``.
+    """
+    found: dict[int, int] = {}
+    for file in snapshot.files:
+        wanted = {
+            partition: time_us
+            for partition, time_us in times.items()
+            if file.times.high > time_us and file.may_hold(partition, Span(high=found.get(partition, _ALL.high)))
+        }
+        if wanted:
+            for partition, offset in _firsts(snapshot, file, wanted, found).items():
+                found[partition] = min(offset, found.get(partition, offset))
+    return found
+
+
+def ends_of_rows(table: str, files: Sequence[DataFile]) -> dict[int, int]:
+    """By partition, the offset behind the last row that is left: what is known of an archive's progress where Delta has
+    cleaned away all commits that said it. Raises ArchiveFileGone."""
+    ends: dict[int, int] = {}
+    for file in files:
+        number = file.single_partition
+        if number is not None and file.offsets.high != _ALL.high and not file.deleted:
+            ends[number] = max(file.offsets.high, ends.get(number, 0))
+            continue
+        for batch in read_rows(table, file, (PARTITION, OFFSET, TIMESTAMP), ranges=None):
+            partitions, offsets, _ = place_of(batch)
+            for number in np.unique(partitions).tolist():
+                ends[number] = max(int(offsets[partitions == number].max()) + 1, ends.get(number, 0))
+    return ends
+
+
+def _firsts(
+    snapshot: Snapshot, file: DataFile, wanted: Mapping[int, int], found: Mapping[int, int]
+) -> Mapping[int, int]:
+    partition = file.single_partition
+    if partition is not None and file.offsets != _ALL and not file.deleted and file.times.low >= wanted[partition]:
+        return {partition: file.offsets.low}
+    firsts: dict[int, int] = {}
+    ranges = {partition: Span(high=found.get(partition, _ALL.high)) for partition in wanted}
+    for batch in read_rows(snapshot.table, file, (PARTITION, OFFSET, TIMESTAMP), ranges=ranges):
+        partitions, offsets, us = place_of(batch)
+        for number, time_us in wanted.items():
+            young = offsets[(partitions == number) & (us >= time_us)]
+            if len(young):
+                firsts[number] = min(int(young.min()), firsts.get(number, _ALL.high))
+    return firsts

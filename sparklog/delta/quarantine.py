@@ -1,0 +1,88 @@
+"""Bad rows: a Delta table beside that of the topic, keyed by partition and offset.
+
+Bad rows are committed before the table's commit of their batch. An archive that dies between the two leaves rows here
+at or above the table's ends: *pending* ones. They stay, and stay where they are: whoever archives these offsets next
+writes them neither here again nor into the table, even where it could cast them by now. So every record below the
+table's ends is in exactly one of the two, whatever batches it was in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as sf
+from pyspark.sql.types import StructType
+
+from sparklog.delta.archive_table import ArchiveFenced, ArchiveTable
+from sparklog.delta.seam import Seam
+from sparklog.delta.table import OFFSET, PARTITION
+
+#: Times outside all calendars are among the rows, and statistics of those are in nobody's format.
+_PROPERTIES = {"delta.dataSkippingStatsColumns": f"{PARTITION},{OFFSET}"}
+
+
+class Quarantine:
+    """Owner: the thread that archives the topic. The table is made with its first row."""
+
+    def __init__(self, spark: SparkSession, path: str, columns: StructType) -> None:
+        self.table = ArchiveTable(spark, path)
+        self._spark = spark
+        self._columns = columns
+        #: Whose commit was the last when this run last looked.
+        self._expected: Seam | None = None
+        self._pending: DataFrame | None = None
+        self._pending_ends: Mapping[int, int] = {}
+
+    def begin(self, ends: Mapping[int, int]) -> None:
+        """Find the pending rows of a table that ends at ``ends``."""
+        self._expected = self.table.look()
+        self._pending, self._pending_ends = None, {}
+        if not self.table.exists:
+            return
+        found = self._spark.read.format("delta").load(self.table.path).where(_from(ends)).select(PARTITION, OFFSET)
+        rows = found.groupBy(PARTITION).agg(sf.max(OFFSET).alias(OFFSET)).collect()
+        if rows:
+            self._pending = found
+            self._pending_ends = {row[PARTITION]: row[OFFSET] + 1 for row in rows}
+
+    def without_pending(self, rows: DataFrame, ends: Mapping[int, int]) -> DataFrame:
+        """Rows of a batch that begins at ``ends``, without those that are pending here."""
+        if self._pending is None or all(ends.get(number, 0) >= end for number, end in self._pending_ends.items()):
+            return rows
+        return rows.join(self._pending, [PARTITION, OFFSET], "left_anti")
+
+    def add(self, rows: DataFrame, seam: Seam) -> None:
+        """Commit bad rows of the batch behind which the table will end at ``seam.ends``.
+
+        Raises:
+            ArchiveFenced: another archive has written here in between.
+        """
+        if not self.table.exists:
+            self.table.create(
+                self._columns, partition_by=(), properties=_PROPERTIES, comment="Records left out of the archive"
+            )
+        number = self._expected.batch + 1 if self._expected is not None else 0
+        own = Seam(
+            topic=seam.topic,
+            topic_id=seam.topic_id,
+            batch=number,
+            ends=seam.ends,
+            mode="quarantine",
+            attempt=seam.attempt,
+        )
+        self.table.append(rows.select(*self._columns.names), own)
+        self._expected = own
+
+    def check(self) -> None:
+        """Raises ArchiveFenced: another archive has written here since this one last did, or began."""
+        if self.table.look() != self._expected:
+            raise ArchiveFenced(f"another archive has committed to {self.table.path}")
+
+
+def _from(ends: Mapping[int, int]) -> Column:
+    """Rows at or above ``ends``; partitions without one are new."""
+    if not ends:
+        return sf.lit(True)
+    by_partition = sf.create_map(*(sf.lit(value) for pair in ends.items() for value in pair))
+    return sf.coalesce(sf.try_element_at(by_partition, sf.col(PARTITION)), sf.lit(0)) <= sf.col(OFFSET)

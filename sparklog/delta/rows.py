@@ -1,0 +1,141 @@
+"""Rows of one data file of a table: of the columns asked for, and within ranges of offsets and times. No JVM.
+
+Row groups that cannot hold any are passed over by their statistics. Deleted rows are left out. Rows come in the order
+of the file, which is that of no partition once files have been compacted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.fs as pafs
+import pyarrow.parquet as pq
+
+from sparklog.delta.snapshot import DataFile
+from sparklog.delta.table import OFFSET, PARTITION, TIMESTAMP
+from sparklog.errors import SparklogError
+from sparklog.model import Span
+
+_ALL = Span()
+_BATCH_ROWS = 1 << 16
+_UTC_US = pa.timestamp("us", tz="UTC")
+
+
+class ArchiveFileGone(SparklogError):
+    """A file of a version of a table was vacuumed before it was read. Reading again takes a newer version."""
+
+
+def file_system(table: str) -> tuple[pafs.FileSystem, str]:
+    """Where the files of the table at a local path or a URI are, and the path of its directory there."""
+    if "://" in table or table.startswith("file:"):
+        system, root = pafs.FileSystem.from_uri(table)
+        return system, root.rstrip("/")
+    return pafs.LocalFileSystem(), table.rstrip("/")
+
+
+def read_rows(
+    table: str,
+    file: DataFile,
+    columns: Sequence[str],
+    *,
+    ranges: Mapping[int, Span] | None,
+    times: Span = _ALL,
+) -> Iterator[pa.RecordBatch]:
+    """Batches of those of ``columns`` that the file has, and of the table's constants among them, in no set order and
+    without empty batches. ``ranges``: offsets by partition, others have none; None: all. ``times``: in us.
+
+    Raises:
+        ArchiveFileGone: the file is not there any more.
+    """
+    system, root = file_system(table)
+    try:
+        opened = system.open_input_file(f"{root}/{file.path}")
+    except FileNotFoundError:
+        raise ArchiveFileGone(
+            f"{root}/{file.path} is not there any more: the table was vacuumed after its version was chosen. Read anew"
+        ) from None
+    with opened:
+        # Statistics of a file that no row was deleted from are exact, so that rows need not be looked at.
+        is_whole = not file.deleted and _lies_within(file, ranges, times)
+        needed = [] if is_whole else [PARTITION, OFFSET, *([TIMESTAMP] if times != _ALL else [])]
+        with pq.ParquetFile(opened, coerce_int96_timestamp_unit="us", pre_buffer=True) as parquet:
+            there = set(parquet.schema_arrow.names) - set(file.constants)
+            stored = [name for name in dict.fromkeys([*columns, *needed, OFFSET]) if name in there]
+            for position, batch in _batches(parquet, stored, ranges):
+                whole = _completed(batch, [*columns, *needed], file.constants)
+                if not is_whole:
+                    whole = whole.filter(_kept(whole, position, ranges, times=times, deleted=file.deleted))
+                if whole.num_rows:
+                    yield whole.select([name for name in dict.fromkeys(columns) if name in whole.schema.names])
+
+
+def _lies_within(file: DataFile, ranges: Mapping[int, Span] | None, times: Span) -> bool:
+    if ranges is None:
+        return file.times & times == file.times
+    span = ranges.get(file.partitions.low) if file.single_partition is not None else None
+    return span is not None and file.offsets & span == file.offsets and file.times & times == file.times
+
+
+def _batches(
+    parquet: pq.ParquetFile, columns: list[str], ranges: Mapping[int, Span] | None
+) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """Batches of the row groups that may hold rows of ``ranges``, each with the position of its first row."""
+    first = 0
+    for number in range(parquet.num_row_groups):
+        group = parquet.metadata.row_group(number)
+        if ranges is None or _may_hold(group, ranges):
+            position = first
+            for batch in parquet.iter_batches(_BATCH_ROWS, row_groups=[number], columns=columns):
+                yield position, batch
+                position += batch.num_rows
+        first += group.num_rows
+
+
+def _may_hold(group: pq.RowGroupMetaData, ranges: Mapping[int, Span]) -> bool:
+    spans = {PARTITION: _ALL, OFFSET: _ALL}
+    for at in range(group.num_columns):
+        column = group.column(at)
+        if column.path_in_schema in spans and column.statistics is not None and column.statistics.has_min_max:
+            spans[column.path_in_schema] = Span(column.statistics.min, column.statistics.max + 1)
+    part = DataFile("", 0, partitions=spans[PARTITION], offsets=spans[OFFSET])
+    return any(part.may_hold(partition, offsets) for partition, offsets in ranges.items())
+
+
+def _completed(batch: pa.RecordBatch, wanted: Sequence[str], constants: Mapping[str, object]) -> pa.RecordBatch:
+    """``batch`` with the columns that are the same in all rows of the file and so stand in the table's log."""
+    for name in dict.fromkeys(wanted):
+        if name in constants:
+            batch = batch.append_column(name, pa.repeat(pa.scalar(constants[name]), batch.num_rows))
+    return batch
+
+
+def _kept(
+    batch: pa.RecordBatch, position: int, ranges: Mapping[int, Span] | None, *, times: Span, deleted: bytes
+) -> pa.BooleanArray:
+    partitions, offsets = _numbers(batch, PARTITION), _numbers(batch, OFFSET)
+    kept = np.full(batch.num_rows, ranges is None)
+    for partition, span in (ranges or {}).items():
+        kept |= (partitions == partition) & (offsets >= span.low) & (offsets < span.high)
+    if times != _ALL:
+        us = _numbers(batch, TIMESTAMP)
+        kept &= (us >= times.low) & (us < times.high)
+    if deleted:
+        positions = np.frombuffer(deleted, dtype=np.int64) - position
+        kept[positions[(positions >= 0) & (positions < batch.num_rows)]] = False
+    return pa.array(kept)
+
+
+def _numbers(batch: pa.RecordBatch, name: str) -> npt.NDArray[np.int64]:
+    """A whole-numbered or time column, times in us."""
+    column = batch.column(name)
+    if pa.types.is_timestamp(column.type):
+        column = column.cast(_UTC_US)
+    return column.cast(pa.int64()).to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
+
+
+def place_of(batch: pa.RecordBatch) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Partitions, offsets and times (us) of the rows of a batch that has these columns."""
+    return _numbers(batch, PARTITION), _numbers(batch, OFFSET), _numbers(batch, TIMESTAMP)

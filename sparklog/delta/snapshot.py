@@ -1,0 +1,217 @@
+"""A topic's Delta table at one version: its seam, and every data file with what is known of the rows in it. No JVM.
+
+A snapshot is settled: commits, OPTIMIZE and others' deletes that come later do not change it. Only VACUUM takes its
+files away, and not before the table's retention time is over. It reads no rows; ``rows`` does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
+
+import numpy as np
+import pyarrow as pa
+
+from sparklog.delta.seam import Mode, Seam, read_seam
+from sparklog.delta.table import MODE_PROPERTY, OFFSET, PARTITION, TIMESTAMP, table_path
+from sparklog.delta.topic_description import PROPERTY, from_json
+from sparklog.errors import ConfigError
+from sparklog.model import Span
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+
+#: Features of tables that change what their files mean, and that are understood here.
+_UNDERSTOOD = frozenset(
+    {"timestampNtz", "deletionVectors", "v2Checkpoint", "vacuumProtocolCheck", "columnMapping", "domainMetadata"}
+    # deltalake 1.6 names it beside timestamps without a zone; columns of that type are no topic's
+    | {"variantType"}
+)
+#: Statistics cut the greatest time of a file to milliseconds. Source: Delta's protocol, per-file statistics.
+_TIME_STEP_US = 1000
+_ALL = Span()
+
+
+@dataclass(frozen=True, slots=True)
+class DataFile:
+    """One Parquet file; small, pickled to tasks. The spans are what its rows lie in, wider where the table keeps no
+    statistics of a column; times are in us."""
+
+    #: Below the table's directory.
+    path: str
+    #: In bytes.
+    size: int
+    partitions: Span = _ALL
+    offsets: Span = _ALL
+    times: Span = _ALL
+    #: Values of the columns that the table is partitioned by, which are the same in all rows.
+    constants: Mapping[str, Any] = field(default_factory=dict)
+    #: Positions of rows that were deleted without writing the file anew: int64, ascending.
+    deleted: bytes = b""
+
+    @property
+    def single_partition(self) -> int | None:
+        """The one partition of all rows, where that is known."""
+        return self.partitions.low if self.partitions.low + 1 == self.partitions.high else None
+
+    def may_hold(self, partition: int, offsets: Span) -> bool:
+        return (
+            self.partitions.low <= partition < self.partitions.high
+            and self.offsets.low < offsets.high
+            and offsets.low < self.offsets.high
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """``columns`` are the table's, ``files`` in the order of their least offsets."""
+
+    table: str
+    version: int
+    seam: Seam
+    columns: frozenset[str]
+    files: tuple[DataFile, ...]
+
+
+def find_table(path: str, topic: str) -> str:
+    """The table of ``topic``: ``path`` itself, or in it, if it is what an archive writes its tables to.
+
+    Raises:
+        ConfigError: neither is a Delta table, or there is nothing here to read one with.
+    """
+    try:
+        from deltalake import DeltaTable
+    except ImportError:
+        raise ConfigError(
+            "Delta tables need deltalake, which is not installed here: pip install 'sparklog[delta]'"
+        ) from None
+
+    within = table_path(path, topic)
+    for table in (path.rstrip("/"), within):
+        if DeltaTable.is_deltatable(table):
+            return table
+    raise ConfigError(f"there is no Delta table at {path}, nor at {within}")
+
+
+def take_snapshot(table: str, topic: str, topic_ids: Collection[str]) -> Snapshot:
+    """The newest version of ``table``, which has to be the archive of ``topic``. ``topic_ids``: that of the topic, and
+    of those whose records it was restored from.
+
+    Raises:
+        ConfigError: it is the archive of something else, keeps no history, or is of a kind that is not understood.
+        SeamError: its progress cannot be read.
+    """
+    from deltalake import DeltaTable
+
+    found = DeltaTable(table)
+    check_kind(table, found)
+    version = found.version()
+    said = read_seam(table, version)
+    files = data_files(table, found)
+    seam = said.seam if said is not None else _seam_of_rows(table, found, files)
+    _check_seam(table, seam, topic, topic_ids)
+    return Snapshot(table, version, seam, frozenset(field.name for field in found.schema().fields), files)
+
+
+def _seam_of_rows(table: str, found: DeltaTable, files: tuple[DataFile, ...]) -> Seam:
+    """Of a table that was made just now, or all of whose commits by its archive Delta has cleaned away since."""
+    from sparklog.delta.moments import ends_of_rows
+
+    described = found.metadata().configuration.get(PROPERTY)
+    if not described:
+        raise ConfigError(f"history: {table} was not written by an archive: it does not say of which topic it is")
+    topic = from_json(described)
+    mode: Mode = "upsert" if found.metadata().configuration.get(MODE_PROPERTY) == "upsert" else "append"
+    return Seam(topic=topic.name, topic_id=topic.topic_id, batch=-1, ends=ends_of_rows(table, files), mode=mode)
+
+
+def check_kind(table: str, found: DeltaTable) -> None:
+    """Raises ConfigError for a table whose files mean something that is not understood here."""
+    features = set(found.protocol().reader_features or ())
+    mapping = found.metadata().configuration.get("delta.columnMapping.mode", "none")
+    if mapping != "none":
+        raise ConfigError(f"{table} has column mapping ({mapping}), which is not understood here")
+    if strange := features - _UNDERSTOOD:
+        raise ConfigError(f"{table} has features that are not understood here: {', '.join(sorted(strange))}")
+
+
+def _check_seam(table: str, seam: Seam, topic: str, topic_ids: Collection[str]) -> None:
+    if seam.mode != "append":
+        raise ConfigError(
+            f"history: {table} is kept in mode {seam.mode}: it holds the topic's current state and not its history; "
+            "read it as a Delta table, or archive the topic in mode append to another path"
+        )
+    if seam.topic_id not in topic_ids:
+        whose = f"an earlier topic {topic}" if seam.topic == topic else f"topic {seam.topic}"
+        raise ConfigError(
+            f"history: {table} is the archive of {whose} (id {seam.topic_id}), not of topic {topic} "
+            f"(id {', '.join(sorted(topic_ids))})"
+        )
+
+
+def data_files(table: str, found: DeltaTable) -> tuple[DataFile, ...]:
+    """The files of the table's version, in the order of their least offsets. Raises ConfigError as ``check_kind``."""
+    actions = pa.table(found.get_add_actions(flatten=True))
+    paths = [unquote(path) for path in actions.column("path").to_pylist()]
+    if outside := [path for path in paths if "://" in path or path.startswith("/")]:
+        raise ConfigError(f"{table} holds files of another table, as a shallow clone does: {outside[0]}")
+    deleted = _deleted(found)
+    columns = {name: actions.column(name).to_pylist() for name in actions.column_names if name.startswith("partition.")}
+    spans = {name: _spans(actions, name) for name in (PARTITION, OFFSET, TIMESTAMP)}
+    files = [
+        DataFile(
+            path,
+            size,
+            partitions=spans[PARTITION][at],
+            offsets=spans[OFFSET][at],
+            times=spans[TIMESTAMP][at],
+            constants={name.removeprefix("partition."): values[at] for name, values in columns.items()},
+            deleted=deleted.pop(_decoded(path), b"") if deleted else b"",
+        )
+        for at, (path, size) in enumerate(zip(paths, actions.column("size_bytes").to_pylist(), strict=True))
+    ]
+    if deleted:
+        raise ConfigError(f"{table} has no files of which rows are said to be deleted: {', '.join(deleted)}")
+    return tuple(sorted(files, key=lambda file: (file.offsets.low, file.path)))
+
+
+def _spans(actions: pa.Table, name: str) -> list[Span]:
+    """By file, what its values of a whole-numbered or time column lie in."""
+    lows, highs = _bounds(actions, f"min.{name}"), _bounds(actions, f"max.{name}")
+    if f"partition.{name}" in actions.column_names:
+        lows = highs = _bounds(actions, f"partition.{name}")
+    step = _TIME_STEP_US if name == TIMESTAMP else 1
+    return [
+        Span(_ALL.low if low is None else low, _ALL.high if high is None else high + step)
+        for low, high in zip(lows, highs, strict=True)
+    ]
+
+
+def _bounds(actions: pa.Table, name: str) -> list[int | None]:
+    if name not in actions.column_names:
+        return [None] * actions.num_rows
+    column = actions.column(name)
+    if pa.types.is_timestamp(column.type):
+        column = column.cast(pa.timestamp("us", tz="UTC"))
+    return list(column.cast(pa.int64()).to_pylist())
+
+
+def _deleted(found: DeltaTable) -> dict[str, bytes]:
+    """Positions of deleted rows by path, decoded."""
+    if "deletionVectors" not in (found.protocol().reader_features or ()):
+        return {}
+    vectors = pa.table(found.deletion_vectors())
+    deleted = {}
+    for path, kept in zip(vectors.column(0).to_pylist(), vectors.column(1), strict=True):
+        positions = np.flatnonzero(~kept.values.to_numpy(zero_copy_only=False))
+        deleted[_decoded(path.removeprefix(found.table_uri))] = positions.astype(np.int64).tobytes()
+    return deleted
+
+
+def _decoded(path: str) -> str:
+    """What is left when nothing can be decoded any more: deltalake 1.6 encodes one path once here and twice there."""
+    while (plain := unquote(path)) != path:
+        path = plain
+    return path

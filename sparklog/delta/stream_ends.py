@@ -1,0 +1,54 @@
+"""What a micro-batch of ``format("sparklog")`` covers, as Spark wrote it down before it ran the batch.
+
+Rows cannot tell: transaction markers, aborted transactions and compaction leave offsets without rows, and a batch may
+have none at all. Spark's checkpoint has a file ``offsets/<batch>`` for each batch, whose last line is the source's
+offset behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from sparklog.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class BatchEnds:
+    """Next offsets by partition behind a batch of one topic. ``begun``: where it began in partitions in which that was
+    not the end of the batch before."""
+
+    topic_id: str
+    ends: Mapping[int, int]
+    begun: Mapping[int, int] = field(default_factory=dict)
+
+
+class _Topic(msgspec.Struct):
+    id: str
+    offsets: dict[int, int]
+
+
+class _Offset(msgspec.Struct):
+    version: int
+    topics: dict[str, _Topic]
+    begun: dict[str, _Topic] = msgspec.field(name="from", default_factory=dict)
+
+
+def read_batch_ends(checkpoint: Path, batch: int, *, topic: str) -> BatchEnds:
+    """Of a query that reads one topic.
+
+    Raises:
+        ConfigError: the file is not one of a query over this source.
+    """
+    path = checkpoint / "offsets" / str(batch)
+    last = path.read_text("utf-8").splitlines()[-1]
+    try:
+        offset = msgspec.json.decode(last, type=_Offset)
+        found = offset.topics[topic]
+    except (msgspec.MsgspecError, KeyError) as error:
+        raise ConfigError(f"{path}: no offset of topic {topic}: {error}: {last[:500]}") from None
+    begun = offset.begun.get(topic)
+    return BatchEnds(found.id, found.offsets, begun.offsets if begun is not None else {})

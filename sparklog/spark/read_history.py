@@ -1,0 +1,298 @@
+"""``sparklog.read_history``: a topic's archive and its log as one DataFrame, each record once; and where in the two a
+moment begins.
+
+The archive is read by Spark's own Delta reader, so that filters of the DataFrame leave out its files and row groups;
+the log by the source. Both are settled when the function is called: a version of the table, its seam, and the ends of
+the log. The archive, OPTIMIZE and producers may go on.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+import msgspec
+
+from sparklog.errors import ConfigError
+from sparklog.model import Span, TopicPartition
+from sparklog.spark.columns import ColumnPlan
+from sparklog.spark.configure import BOOTSTRAP_SETTING
+from sparklog.spark.history import History, records_of_both
+from sparklog.spark.offsets import EARLIEST, LATEST, ByOffset, ByTime, PartitionRange, Place
+from sparklog.spark.read import chosen_columns, option_texts
+from sparklog.spark.read_options import ReadOptions, Subscribe, parse_read_options
+from sparklog.spark.reader import HistoryRanges, project, ranges_of_both
+from sparklog.spark.topics import Selected, TopicView
+from sparklog.spark.where import read_time
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql.types import StructField, StructType
+
+#: The session's setting for the path of archives.
+HISTORY_SETTING = "spark.sparklog.history"
+
+#: A moment: a datetime with its zone, or ISO 8601 with its zone; or offsets by partition.
+Border = dt.datetime | str | Mapping[int, int]
+_ALL = Span()
+#: As in the protocol.
+_COMMITTED = 1
+_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.timezone.utc)
+_BORDER_OPTIONS = ("starting", "ending")
+
+
+def read_history(
+    spark: SparkSession,
+    topic: str,
+    *,
+    history: str | None = None,
+    start: Border | None = None,
+    end: Border | None = None,
+    columns: Iterable[str] | None = None,
+    where: str | None = None,
+    **options: str | int | bool,
+) -> DataFrame:
+    """All that was written to ``topic`` and is archived or still in its log, with the columns of ``sparklog.read``.
+
+    Args:
+        history: path of the topic's Delta table, or of the folder that the archive writes its tables to; by default
+            the session's setting ``spark.sparklog.history``.
+        start, end: where it begins, and what it ends before: a moment, which in each partition is the first record at
+            or after it, or offsets by partition (others are read from their beginning, to their end).
+        columns: only these, in this order; other columns are not read.
+        where: conditions on partition, offset and timestamp, as for ``sparklog.read``.
+        options: further options of ``format("sparklog")`` for the side of the log.
+
+    Raises:
+        ConfigError: there is no archive of the topic at ``history``, or one that keeps no history; an argument is not
+            understood; the session does not know Delta.
+        DataLoss: between the archive and the log there is a hole.
+        BrokerError: no such topic, or offsets that neither store has.
+    """
+    asked = _asked(spark, topic, history, where, options)
+    asked = replace(asked, starting=_border("start", topic, start), ending=_border("end", topic, end))
+    with TopicView(asked.bootstrap) as view:
+        selected = view.select(asked.selection)
+        asked = _completed(asked, selected)
+        assert asked.history is not None
+        found = ranges_of_both(view, asked.history, asked, selected)
+    schema = selected.columns(include_headers=asked.include_headers)
+    if columns is not None:
+        schema = chosen_columns(selected.columns(include_headers=True), columns)
+    plan = project(topic, selected.topics[topic].shape, schema)
+    sides = []
+    if found.archived:
+        sides.append(_archived(spark, found, plan, schema, asked))
+    if found.logged:
+        sides.append(
+            _logged(spark, found.logged, schema, table=found.both.snapshot.table, where=where, options=options)
+        )
+    if not sides:
+        return spark.createDataFrame([], schema)
+    return sides[0] if len(sides) == 1 else sides[0].unionAll(sides[1])
+
+
+class Located(NamedTuple):
+    """Where a moment begins in one partition: at ``offset``, the first record at or after it, in one of the stores.
+    "ahead": there is no such record yet, and ``offset`` is the end of the log. ``version`` is the table's."""
+
+    store: Literal["archive", "log", "ahead"]
+    offset: int
+    version: int
+
+
+def locate_moment(
+    spark: SparkSession,
+    topic: str,
+    moment: dt.datetime | str,
+    *,
+    history: str | None = None,
+    **options: str | int | bool,
+) -> dict[int, Located]:
+    """Where ``moment`` begins in each partition of ``topic``; arguments and errors as for ``read_history``."""
+    asked = _asked(spark, topic, history, None, options)
+    assert asked.history is not None
+    return find_moment(asked.bootstrap, topic, moment, history=asked.history)
+
+
+def find_moment(bootstrap: str, topic: str, moment: dt.datetime | str, *, history: str) -> dict[int, Located]:
+    """As ``locate_moment``, without a session."""
+    time_us = _time_us("moment", moment)
+    with TopicView(bootstrap) as view:
+        selected = view.select(Subscribe((topic,)))
+        both = History(history, topic).ends(
+            selected.topics[topic], lambda known: view.ends(selected.partitions, _COMMITTED, known=known)
+        )
+        times = dict.fromkeys(selected.partitions, time_us)
+        in_log = view.records_at(times, selected, ends=both.log, isolation=_COMMITTED)
+        found = records_of_both(both.snapshot, times, in_log)
+    located = {}
+    for tp, offset in sorted(found.items()):
+        end = both.ends[tp].end
+        store: Literal["archive", "log"] = "log" if offset is None or offset >= both.seam(tp) else "archive"
+        is_ahead = offset is None or offset >= end
+        located[tp.partition] = Located(
+            "ahead" if is_ahead else store, end if offset is None else min(offset, end), both.snapshot.version
+        )
+    return located
+
+
+# --- what was asked ---
+
+
+def _asked(
+    spark: SparkSession, topic: str, history: str | None, where: str | None, options: Mapping[str, str | int | bool]
+) -> ReadOptions:
+    for name in options:
+        if name.lower().startswith(_BORDER_OPTIONS):
+            raise ConfigError(f"option {name}: say start= and end= of history")
+    path = history or spark.conf.get(HISTORY_SETTING, None)
+    if not path:
+        raise ConfigError(f"no archive to read: say history=, the path of its tables, or set {HISTORY_SETTING}")
+    texts = {**option_texts(options), "subscribe": topic, "history": path}
+    if where is not None:
+        texts["where"] = where
+    known = spark.conf.get(BOOTSTRAP_SETTING, None)
+    return parse_read_options(texts, {"bootstrap.servers": known} if known else {})
+
+
+def _border(name: str, topic: str, given: Border | None) -> Place:
+    if given is None:
+        return ByOffset(name, EARLIEST if name == "start" else LATEST)
+    if isinstance(given, Mapping):
+        return ByOffset(name, {TopicPartition(topic, number): offset for number, offset in given.items()})
+    return ByTime(name, _time_us(name, given), or_latest=True)
+
+
+def _time_us(name: str, given: dt.datetime | str) -> int:
+    try:
+        when = read_time(given) if isinstance(given, str) else given
+    except ValueError:
+        when = None
+    if not isinstance(when, dt.datetime) or when.tzinfo is None:
+        raise ConfigError(f"{name}={given!r}: a datetime or an ISO 8601 text, with its zone, is expected")
+    time_us = (when - _EPOCH) // dt.timedelta(microseconds=1)
+    if time_us < 0:
+        raise ConfigError(f"{name}={given}: a time since 1970 is expected")
+    return time_us
+
+
+def _completed(asked: ReadOptions, selected: Selected) -> ReadOptions:
+    """Offsets for the partitions that ``start`` and ``end`` do not name."""
+    return replace(
+        asked,
+        starting=_for_all(asked.starting, selected, EARLIEST),
+        ending=_for_all(asked.ending, selected, LATEST),
+    )
+
+
+def _for_all(place: Place, selected: Selected, otherwise: int) -> Place:
+    if isinstance(place, ByTime) or isinstance(place.offsets, int):
+        return place
+    return ByOffset(place.option, {**dict.fromkeys(selected.partitions, otherwise), **place.offsets})
+
+
+# --- the two sides ---
+
+
+def _archived(
+    spark: SparkSession, found: HistoryRanges, plan: ColumnPlan, schema: StructType, asked: ReadOptions
+) -> DataFrame:
+    snapshot = found.both.snapshot
+    try:
+        frame = spark.read.format("delta").option("versionAsOf", snapshot.version).load(snapshot.table)
+    except Exception as error:  # pyspark 4.2.0 passes this one on as it came from the JVM
+        if "DATA_SOURCE_NOT_FOUND" not in str(error):
+            raise
+        raise ConfigError(
+            "this session does not know Delta: start it with the package io.delta:delta-spark and Delta's extensions, "
+            'or read with format("sparklog") and option history, which needs no jar'
+        ) from None
+    condition = _condition(found, asked.where.timestamp)
+    if condition is not None:
+        frame = frame.where(condition)
+    return frame.select(*_selected_columns(frame, plan, schema, topic=found.archived[0].partition.topic))
+
+
+def _selected_columns(frame: DataFrame, plan: ColumnPlan, schema: StructType, *, topic: str) -> list[Column]:
+    """The source's columns out of a table's."""
+    from pyspark.sql import functions as sf
+
+    there = {field.name: field.dataType for field in frame.schema.fields}
+    columns = []
+    for field, source in zip(schema.fields, plan.sources, strict=True):
+        if source not in plan.archived_columns:
+            column = sf.lit(topic if source == "_topic" else plan.timestamp_type).cast(field.dataType)
+        elif source not in there:
+            column = sf.lit(None).cast(field.dataType)
+        else:
+            column = frame[f"`{source.replace('`', '``')}`"]
+            if there[source].simpleString() != field.dataType.simpleString():
+                column = _cast_back(column, field)
+        columns.append(column.alias(field.name))
+    return columns
+
+
+def _cast_back(column: Column, field: StructField) -> Column:
+    """Of a table that was made by hand with another type, to which the archive has cast without loss."""
+    from pyspark.sql import functions as sf
+
+    cast = column.try_cast(field.dataType)
+    words = sf.lit(f"column {field.name} of the archive holds what is no {field.dataType.simpleString()}")
+    return sf.when(column.isNull() | cast.isNotNull(), cast).otherwise(sf.raise_error(words).cast(field.dataType))
+
+
+def _condition(found: HistoryRanges, times: Span) -> Column | None:
+    """What the rows of the archive have to fulfil; None: nothing. All rows of a version lie below its seam."""
+    from pyspark.sql import functions as sf
+
+    partitions: dict[str, list[int]] = {}
+    for part in found.archived:
+        partitions.setdefault(_bounds(part, found), []).append(part.partition.partition)
+    every = sorted(number for number, end in found.both.snapshot.seam.ends.items() if end)
+    conditions = []
+    if partitions != {"": every}:
+        # As text: Spark balances a long row of ORs that it has parsed.
+        either = " or ".join(
+            f"_partition in ({', '.join(map(str, numbers))}){bounds}" for bounds, numbers in partitions.items()
+        )
+        conditions.append(f"({either})")
+    conditions += [f"_timestamp >= timestamp_micros({times.low})"] if times.low != _ALL.low else []
+    conditions += [f"_timestamp < timestamp_micros({times.high})"] if times.high != _ALL.high else []
+    return sf.expr(" and ".join(conditions)) if conditions else None
+
+
+def _bounds(part: PartitionRange, found: HistoryRanges) -> str:
+    low, high = "", ""
+    if part.start > found.both.first.get(part.partition.partition, 0):
+        low = f" and _offset >= {part.start}"
+    if part.end < found.both.seam(part.partition):
+        high = f" and _offset < {part.end}"
+    return low + high
+
+
+def _logged(
+    spark: SparkSession,
+    ranges: Sequence[PartitionRange],
+    schema: StructType,
+    *,
+    table: str,
+    where: str | None,
+    options: Mapping[str, str | int | bool],
+) -> DataFrame:
+    """Exactly these ranges, though partitions may be added before they are read; what the archive has taken over by
+    then is read from there."""
+    (topic,) = {part.partition.topic for part in ranges}
+    given = {**option_texts(options), "history": table}
+    given["assign"] = _json({topic: [part.partition.partition for part in ranges]})
+    given["startingOffsets"] = _json({topic: {str(part.partition.partition): part.start for part in ranges}})
+    given["endingOffsets"] = _json({topic: {str(part.partition.partition): part.end for part in ranges}})
+    if where is not None:
+        given["where"] = where
+    return spark.read.format("sparklog").options(**given).schema(schema).load()
+
+
+def _json(value: object) -> str:
+    return msgspec.json.encode(value).decode()

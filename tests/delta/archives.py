@@ -1,0 +1,69 @@
+"""Archives to their end, and what they left, read without Spark."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import pyarrow as pa
+from deltalake import DeltaTable
+from pyspark.sql import SparkSession
+
+from sparklog.delta.job import run_archives
+from sparklog.delta.options import ArchiveOptions
+from sparklog.delta.seam import Seam, open_log, parse_seam
+from sparklog.delta.table import quarantine_path, table_path
+from sparklog.testing.process_cluster import ProcessCluster
+
+
+def asked(brokers: ProcessCluster, topic: str, lake: str, **options: Any) -> ArchiveOptions:
+    wanted: dict[str, Any] = {"group": f"archive-{topic}", "interval": None, **options}
+    return ArchiveOptions(bootstrap=brokers.bootstrap, topic=topic, to=lake, **wanted)
+
+
+def archive(
+    spark: SparkSession, brokers: ProcessCluster, topic: str, lake: str, **options: Any
+) -> tuple[list[str], Exception | None]:
+    """What there is now. Returns what was told, and why the topic could not be archived, if so."""
+    said: list[str] = []
+    failed = run_archives(spark, [asked(brokers, topic, lake, **options)], stopping=threading.Event(), tell=said.append)
+    return said, failed.get(topic)
+
+
+def archived(spark: SparkSession, brokers: ProcessCluster, topic: str, lake: str, **options: Any) -> list[str]:
+    said, error = archive(spark, brokers, topic, lake, **options)
+    assert error is None, said
+    return said
+
+
+def rows(lake: str, topic: str) -> pa.Table:
+    """In order of partition and offset."""
+    table = DeltaTable(table_path(lake, topic)).to_pyarrow_table()
+    return table.sort_by([("_partition", "ascending"), ("_offset", "ascending")])
+
+
+def bad_rows(lake: str, topic: str) -> pa.Table:
+    table = DeltaTable(quarantine_path(lake, topic)).to_pyarrow_table()
+    return table.sort_by([("_partition", "ascending"), ("_offset", "ascending")])
+
+
+def places(table: pa.Table) -> list[tuple[int, int]]:
+    """Partition and offset of each row."""
+    return list(zip(table["_partition"].to_pylist(), table["_offset"].to_pylist(), strict=True))
+
+
+def seams(lake: str, topic: str) -> list[Seam]:
+    """Of all commits of the table that are the archive's, in order."""
+    log = open_log(table_path(lake, topic))
+    found = [
+        parse_seam(action["commitInfo"].get("userMetadata"))
+        for version in log.versions()
+        for action in log.actions(version)
+        if "commitInfo" in action
+    ]
+    return [seam for seam in found if seam is not None]
+
+
+def ends(lake: str, topic: str) -> Mapping[int, int]:
+    return seams(lake, topic)[-1].ends

@@ -1,0 +1,303 @@
+"""Topics into tables, through a real Spark with Delta and real brokers."""
+
+from __future__ import annotations
+
+import datetime as dt
+import threading
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
+
+from sparklog.client.admin import Admin
+from sparklog.client.producer import Producer
+from sparklog.delta.archive import TopicArchive
+from sparklog.delta.archive_table import ArchiveFenced, ArchiveRefused, ArchiveTable
+from sparklog.delta.archived_rows import open_archive
+from sparklog.delta.batches import BatchArchiver
+from sparklog.delta.job import run_archives
+from sparklog.delta.restore import restore_topic
+from sparklog.delta.seam import Seam
+from sparklog.delta.table import table_path
+from sparklog.model import TopicPartition
+from sparklog.testing.process_cluster import ProcessCluster
+from tests.delta.archives import archive, archived, asked, bad_rows, ends, places, rows, seams
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.integration
+
+UTC = dt.timezone.utc
+DAY = dt.datetime(2024, 5, 1, tzinfo=UTC)
+
+
+def ddl(columns: str) -> StructType:
+    found = StructType.fromDDL(columns)
+    assert isinstance(found, StructType)
+    return found
+
+
+def produce(brokers: ProcessCluster, topic: str, *values: str, partition: int = 0, at: dt.datetime = DAY) -> None:
+    with Producer(brokers.bootstrap) as producer:
+        for value in values:
+            producer.send(topic, value.encode(), key=b"k", partition=partition, timestamp=at)
+
+
+def test_a_topic_without_a_schema(
+    spark: SparkSession, admin: Admin, brokers: ProcessCluster, topic: str, lake: str
+) -> None:
+    """Every committed record once, and ends behind offsets that have no row, in small batches and two runs."""
+    admin.create_topic(topic, partitions=2, replication_factor=1)
+    late = DAY + dt.timedelta(hours=23, minutes=30)  # another day in the session's zone
+    with Producer(brokers.bootstrap) as producer:
+        producer.send(topic, b"first", key=b"k", headers=[("h", b"x")], partition=0, timestamp=late)
+        producer.send(topic, None, key=b"gone", partition=0, timestamp=DAY + dt.timedelta(days=1))
+    with Producer(brokers.bootstrap, transactional_id=topic) as producer:
+        for is_kept in (False, True, False):
+            producer.begin()
+            for number in range(3):
+                producer.send(topic, f"{is_kept} {number}".encode(), partition=1, timestamp=DAY)
+            producer.flush()
+            producer.commit() if is_kept else producer.abort()
+    archived(spark, brokers, topic, lake, max_offsets=6)
+    found = rows(lake, topic)
+    assert places(found) == [(0, 0), (0, 1), (1, 4), (1, 5), (1, 6)]
+    assert found.column_names == ["key", "value", "headers", "_partition", "_offset", "_timestamp", "_date"]
+    assert found["value"].to_pylist() == [b"first", None, b"True 0", b"True 1", b"True 2"]
+    assert found["headers"].to_pylist()[:2] == [[{"key": "h", "value": b"x"}], None]
+    assert found["_timestamp"].to_pylist()[0] == late
+    assert found["_date"].to_pylist()[:2] == [dt.date(2024, 5, 1), dt.date(2024, 5, 2)]
+    # Three aborted records, their marker, three committed ones, their marker, and so on.
+    assert ends(lake, topic) == {0: 2, 1: 12}
+    assert len(seams(lake, topic)) > 1
+    assert admin.group_offsets(f"archive-{topic}") == {TopicPartition(topic, 0): 2, TopicPartition(topic, 1): 12}
+
+    admin.create_partitions(topic, 3)
+    produce(brokers, topic, "new", partition=2)
+    admin.commit_offsets(f"archive-{topic}", {TopicPartition(topic, 0): 0})  # a group decides nothing
+    archived(spark, brokers, topic, lake)
+    assert places(rows(lake, topic)) == [(0, 0), (0, 1), (1, 4), (1, 5), (1, 6), (2, 0)]
+    assert admin.group_offsets(f"archive-{topic}")[TopicPartition(topic, 0)] == 2
+    assert [seam.batch for seam in seams(lake, topic)] == list(range(len(seams(lake, topic))))
+
+
+def test_a_typed_topic_whose_schema_grows_while_it_is_archived(
+    spark: SparkSession, admin: Admin, brokers: ProcessCluster, topic: str, lake: str
+) -> None:
+    us = pa.timestamp("us", "UTC")
+    nested = pa.list_(pa.struct([("x", pa.float64())]))
+    schema = pa.schema(
+        [
+            ("a", pa.int32()),
+            ("at", us),
+            ("d", pa.decimal128(9, 2)),
+            ("l", nested),
+            ("n", pa.uint32()),
+            ("s", pa.timestamp("s", "UTC")),
+        ]
+    )
+    admin.create_topic(topic, partitions=1, replication_factor=1, schema=schema, event_time="at")
+    beyond = 2**62
+
+    def write(numbers: list[int], times: list[int], *, seconds: int = 0, **more: pa.Array) -> None:
+        count = len(numbers)
+        columns = {
+            "a": pa.array(numbers, pa.int32()),
+            "at": pa.array(times, us),
+            "d": pa.array([None] * count, pa.decimal128(9, 2)),
+            "l": pa.array([[{"x": 0.5}]] * count, nested),
+            "n": pa.array([2**32 - 1] * count, pa.uint32()),
+            "s": pa.array([seconds] * count, pa.timestamp("s", "UTC")),
+        }
+        with Producer(brokers.bootstrap) as producer:
+            producer.write(topic, pa.table({**columns, **more}))
+
+    write([1, 2, 3], [0, beyond, 86_400_000_000])
+    write([0], [0], seconds=beyond)
+    stopping, said = threading.Event(), list[str]()
+    options = asked(brokers, topic, lake, interval="100 milliseconds")
+    outcome: dict[str, Exception] = {}
+    thread = threading.Thread(
+        target=lambda: outcome.update(run_archives(spark, [options], stopping=stopping, tell=said.append))
+    )
+    thread.start()
+    try:
+        wait_until(lambda: any("rows" in text for text in said), "the first batch", timeout_s=120)
+        admin.add_columns(topic, pa.schema([("note", pa.string()), ("local", pa.timestamp("us"))]))
+        write([4], [5], note=pa.array(["new"]), local=pa.array([7], pa.timestamp("us")))
+        wait_until(lambda: ends(lake, topic) == {0: 5}, "the wider rows", timeout_s=120)
+    finally:
+        stopping.set()
+        thread.join(120)
+    assert not thread.is_alive() and outcome == {}, said
+    found = rows(lake, topic)
+    assert places(found) == [(0, 0), (0, 2), (0, 4)]
+    assert found.select(["a", "note"]).to_pylist() == [
+        {"a": 1, "note": None},
+        {"a": 3, "note": None},
+        {"a": 4, "note": "new"},
+    ]
+    kinds = {name: found.schema.field(name).type for name in ("a", "d", "n", "local")}
+    assert kinds == {"a": pa.int32(), "d": pa.decimal128(9, 2), "n": pa.int64(), "local": pa.timestamp("us")}
+    assert found["l"].to_pylist()[0] == [{"x": 0.5}] and found["n"].to_pylist()[0] == 2**32 - 1
+    bad = bad_rows(lake, topic)
+    assert places(bad) == [(0, 1), (0, 3)]
+    reasons = bad["reason"].to_pylist()
+    assert reasons[1].startswith("s: ") and str(beyond) in reasons[1]
+    assert reasons[0] == f"_timestamp: {beyond} us since 1970 are not in the years 1 to 9999; " + (
+        f"at: {beyond} us since 1970 are not in the years 1 to 9999"
+    )
+
+
+class _DiesBeforeCommit(BatchArchiver):
+    """A driver that ends between the two commits of a batch."""
+
+    expects_bad_rows = True
+
+    def commit(self, good: DataFrame, seam: Seam) -> int:
+        raise ArchiveRefused("interrupted")
+
+
+def test_values_that_are_json_and_those_that_are_not(
+    spark: SparkSession,
+    admin: Admin,
+    brokers: ProcessCluster,
+    topic: str,
+    lake: str,
+    *,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What went to quarantine stays there, and only there, though the next run could cast it."""
+    admin.create_topic(topic, partitions=1, replication_factor=1)
+    produce(brokers, topic, '{"a": 1, "b": "x"}', '{"a": 1.5}', "", "[]", '{"b": "y", "other": 1}')
+    with Producer(brokers.bootstrap) as producer:
+        producer.send(topic, None, key=b"k", partition=0, timestamp=DAY)
+    with monkeypatch.context() as patched:
+        patched.setattr(TopicArchive, "batches", _DiesBeforeCommit)
+        _, error = archive(spark, brokers, topic, lake, json=ddl("a int, b string"))
+    assert str(error) == "interrupted"
+    bad = bad_rows(lake, topic)
+    assert places(bad) == [(0, 1), (0, 2), (0, 3)]
+    assert bad["reason"].to_pylist()[0] == 'value is no JSON object of these columns: {"a": 1.5}'
+    assert [record["value"] for record in bad["record"].to_pylist()] == [b'{"a": 1.5}', b"", b"[]"]
+    assert seams(lake, topic) == []
+
+    produce(brokers, topic, '{"a": 2.0}', '{"a": 2.5}')
+    archived(spark, brokers, topic, lake, json=ddl("a double, b string"))
+    found = rows(lake, topic)
+    # The table's columns are those it was made with.
+    assert found["a"].type == pa.int32() and found["a"].to_pylist() == [1, None, None, 2]
+    assert places(found) == [(0, 0), (0, 4), (0, 5), (0, 6)]
+    assert places(bad_rows(lake, topic)) == [(0, 1), (0, 2), (0, 3), (0, 7)]
+    assert bad_rows(lake, topic)["reason"].to_pylist()[3] == "a: 2.5 is no int"
+    assert found.column_names[:4] == ["a", "b", "_key", "_headers"]
+    assert ends(lake, topic) == {0: 8}
+
+
+def test_two_archives_of_one_topic(
+    spark: SparkSession,
+    admin: Admin,
+    brokers: ProcessCluster,
+    topic: str,
+    lake: str,
+    *,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The one that is overtaken notices, at whichever step, ends, and leaves nothing."""
+    admin.create_topic(topic, partitions=1, replication_factor=1)
+    produce(brokers, topic, "a")
+    overtaken: list[str] = []
+
+    def overtake() -> None:
+        with monkeypatch.context() as patched:
+            patched.setattr(TopicArchive, "batches", BatchArchiver)
+            overtaken.extend(archived(spark, brokers, topic, lake))
+
+    class BeforeItsBatch(BatchArchiver):
+        def archive(self, *arguments: Any) -> Any:
+            overtake()
+            return super().archive(*arguments)
+
+    class BeforeItsCommit(BatchArchiver):
+        def commit(self, good: DataFrame, seam: Seam) -> int:
+            overtake()
+            return super().commit(good, seam)
+
+    for number, slow in enumerate((BeforeItsBatch, BeforeItsCommit)):
+        produce(brokers, topic, f"b{number}")
+        with monkeypatch.context() as patched:
+            patched.setattr(TopicArchive, "batches", slow)
+            _, error = archive(spark, brokers, topic, lake)
+        assert isinstance(error, ArchiveFenced), error
+        assert len(overtaken) == number + 1
+        assert places(rows(lake, topic)) == [(0, offset) for offset in range(number + 2)]
+    assert [seam.batch for seam in seams(lake, topic)] == [0, 1]
+
+
+def test_two_commits_of_one_number_at_the_same_time(spark: SparkSession, lake: str, topic: str) -> None:
+    """Both begin before either commits: Delta itself lets one through."""
+    path = table_path(lake, topic)
+    ArchiveTable(spark, path).create(ddl("a int"), partition_by=(), properties={})
+    met = threading.Barrier(2)
+    errors: list[Exception] = []
+
+    def commit(attempt: str) -> None:
+        table = ArchiveTable(spark, path)
+        table.look()
+        seam = Seam(topic=topic, topic_id="id", batch=0, ends={0: 1}, mode="append", attempt=attempt)
+        try:
+            met.wait(60)
+            table.append(spark.range(1).selectExpr("cast(id as int) a"), seam)
+        except ArchiveFenced as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=commit, args=(name,)) for name in "ab"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert len(errors) == 1
+    assert len(seams(lake, topic)) == 1 and rows_of(spark, path) == 1
+
+
+def rows_of(spark: SparkSession, path: str) -> int:
+    return spark.read.format("delta").load(path).count()
+
+
+def test_what_is_refused(spark: SparkSession, admin: Admin, brokers: ProcessCluster, topic: str, lake: str) -> None:
+    admin.create_topic(topic, partitions=1, replication_factor=1)
+    produce(brokers, topic, "a", "b")
+    archived(spark, brokers, topic, lake, partition_by=())
+    produce(brokers, topic, "c", "d")
+
+    _, error = archive(spark, brokers, topic, lake, partition_by=("_date",))
+    assert "is partitioned by nothing, asked for is _date" in str(error)
+
+    admin.delete_records({TopicPartition(topic, 0): 3})
+    _, error = archive(spark, brokers, topic, lake)
+    assert f"offsets 2 to 3 of {topic}-0 are gone" in str(error) and "--fail-on-data-loss false" in str(error)
+    archived(spark, brokers, topic, lake, fail_on_data_loss=False)
+    assert places(rows(lake, topic)) == [(0, 0), (0, 1), (0, 3)]
+    assert seams(lake, topic)[-1].lost == {0: (2, 3)}
+
+    admin.delete_topic(topic)
+    restore_topic(brokers.bootstrap, topic, open_archive(table_path(lake, topic)))
+    produce(brokers, topic, "e")
+    archived(spark, brokers, topic, lake)
+    assert places(rows(lake, topic)) == [(0, 0), (0, 1), (0, 3), (0, 4)]
+
+    admin.delete_topic(topic)
+    admin.create_topic(topic, partitions=1, replication_factor=1)
+    produce(brokers, topic, *"uvwxyz")
+    for fail in (True, False):
+        _, error = archive(spark, brokers, topic, lake, fail_on_data_loss=fail)
+        assert "was deleted and made again" in str(error)
+    admin.delete_topic(topic)
+    _, error = archive(spark, brokers, topic, lake)
+    assert "UNKNOWN_TOPIC_OR_PARTITION" in str(error)
+
+    spark.range(3).write.format("delta").save(table_path(lake, f"{topic}-other"))
+    admin.create_topic(f"{topic}-other", replication_factor=1)
+    _, error = archive(spark, brokers, f"{topic}-other", lake)
+    assert "has rows, and none of them came from an archive" in str(error)

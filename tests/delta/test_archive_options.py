@@ -1,0 +1,131 @@
+"""The job's arguments, and what a checkpoint says of a batch, without Spark."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from pyspark.errors import ParseException
+from pyspark.sql.types import DataType, IntegerType, LongType, StructField, StructType
+
+from sparklog.delta.archive_table import ArchiveFenced
+from sparklog.delta.file_sizes import FileSizes
+from sparklog.delta.job import is_lasting
+from sparklog.delta.options import parse_every, parse_retention, parse_schemas, parse_size, parse_trigger
+from sparklog.delta.session import PACKAGE, submit_arguments
+from sparklog.delta.stream_ends import BatchEnds, read_batch_ends
+from sparklog.delta.table import own_columns, quarantine_path, table_path
+from sparklog.errors import BrokerError, ConfigError, ErrorCode
+from sparklog.model import TopicPartition
+from sparklog.record.schema import DEFAULT_SCHEMA
+from sparklog.spark.schema import TopicShape, topic_columns
+from sparklog.spark.stream_offset import Position, StreamOffset
+
+INT = StructType([StructField("a", IntegerType())])
+
+
+def parse(text: str) -> DataType:
+    match text:
+        case "a int":
+            return INT
+        case "bigint":
+            return LongType()
+        case _:
+            raise ParseException("no columns")
+
+
+@pytest.mark.parametrize(
+    ("text", "interval"),
+    [
+        ("available-now", None),
+        ("30s", "30 seconds"),
+        ("500ms", "500 milliseconds"),
+        ("5 m", "5 minutes"),
+        ("1h", "1 hours"),
+    ],
+)
+def test_triggers(text: str, interval: str | None) -> None:
+    assert parse_trigger(text) == interval
+
+
+@pytest.mark.parametrize("text", ["once", "30", "-1s", ""])
+def test_other_triggers_are_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="available-now"):
+        parse_trigger(text)
+
+
+def test_columns_of_values() -> None:
+    assert parse_schemas([], ["t"], parse=parse) == {}
+    assert parse_schemas(["a int"], ["t", "u"], parse=parse) == {"t": INT, "u": INT}
+    assert parse_schemas(["u=a int"], ["t", "u"], parse=parse) == {"u": INT}
+    for text in ("v=a int", "bigint", "u=nonsense"):
+        with pytest.raises(ConfigError, match="--schema"):
+            parse_schemas([text], ["t", "u"], parse=parse)
+
+
+def test_packages_that_are_wanted_as_well() -> None:
+    assert submit_arguments()[:2] == ["--packages", PACKAGE]
+    assert submit_arguments("a:b:1")[:2] == ["--packages", f"{PACKAGE},a:b:1"]
+
+
+def test_what_a_checkpoint_says_of_a_batch(tmp_path: Path) -> None:
+    """The file as Spark writes it, with the source's offset in its last line."""
+    ends = {TopicPartition("t", 0): Position("id", 7, 3), TopicPartition("t", 10): Position("id", 2)}
+    begun = {TopicPartition("t", 10): Position("id", 1)}
+    (tmp_path / "offsets").mkdir()
+    text = json.dumps(StreamOffset(ends, begun).to_json())
+    (tmp_path / "offsets" / "4").write_text(f'v1\n{{"batchWatermarkMs":0}}\n{text}')
+    assert read_batch_ends(tmp_path, 4, topic="t") == BatchEnds("id", {0: 7, 10: 2}, {10: 1})
+    with pytest.raises(ConfigError, match="no offset of topic u"):
+        read_batch_ends(tmp_path, 4, topic="u")
+
+
+def test_columns_of_tables() -> None:
+    shape = TopicShape(DEFAULT_SCHEMA, "timestamp")
+    read = topic_columns(shape, include_headers=True, include_cast_errors=True)
+    assert own_columns(read, shape.schema.names, is_default=True).names == ["key", "value", "headers"]
+    for names in (["a", "A"], ["_Offset"]):
+        columns = StructType([StructField(name, IntegerType()) for name in names])
+        with pytest.raises(ConfigError, match="Delta ignores case"):
+            own_columns(columns, names, is_default=False)
+    assert table_path("/lake/", "t") == "/lake/t" and quarantine_path("/lake", "t") == "/lake/_quarantine/t"
+    with pytest.raises(ConfigError):
+        table_path("/lake", "_quarantine")
+
+
+def test_which_errors_are_tried_again() -> None:
+    assert is_lasting(ArchiveFenced("x")) and is_lasting(ConfigError("x")) and is_lasting(KeyError("a fault of ours"))
+    assert is_lasting(BrokerError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "x"))
+    assert not is_lasting(BrokerError(ErrorCode.NOT_LEADER_OR_FOLLOWER, "x"))
+    assert is_lasting(ParseException("[...] ConfigError: option"))
+    assert not is_lasting(ParseException("[...] ClientTimeout: nobody"))
+
+
+def test_intervals_sizes_and_retentions() -> None:
+    assert [parse_every("--x", text) for text in ("never", "0s", "30m", "1h", "2d")] == [None, 0, 1800, 3600, 172_800]
+    assert [parse_size("--x", text) for text in ("1m", "128MB", "1 g", "2097152")] == [
+        1 << 20,
+        1 << 27,
+        1 << 30,
+        2 << 20,
+    ]
+    assert [parse_retention(text) for text in ("7d", "168h", "14d")] == [168, 168, 336]
+    for call in (
+        lambda: parse_every("--x", "1 fortnight"),
+        lambda: parse_size("--x", "100k"),
+        lambda: parse_size("--x", "large"),
+        lambda: parse_retention("167h"),
+        lambda: parse_retention("never"),
+    ):
+        with pytest.raises(ConfigError, match="expected"):
+            call()
+
+
+def test_small_batches_are_written_by_one_task_and_large_ones_by_many() -> None:
+    sizes = FileSizes(100_000_000)
+    assert sizes.tasks(0) == sizes.tasks(1000) == 1
+    assert sizes.tasks(10_000_000) == 40
+    sizes.wrote(1_000_000, 10_000_000)
+    sizes.wrote(0, 0)
+    assert [sizes.tasks(offsets) for offsets in (2_500_000, 2_600_000, 10_000_000)] == [1, 2, 4]

@@ -1,0 +1,93 @@
+"""Which store a range is read from, and in which tasks."""
+
+from __future__ import annotations
+
+from pyspark.sql.types import LongType, StructField, StructType
+
+from sparklog.delta.seam import Seam
+from sparklog.delta.snapshot import DataFile, Snapshot
+from sparklog.delta.table import statistics, table_columns
+from sparklog.model import Span, TopicPartition
+from sparklog.spark.history_plan import BothEnds, pack_files, split_at_seam
+from sparklog.spark.offsets import PartitionRange
+from sparklog.spark.topics import LogEnds
+
+_A, _B = TopicPartition("t", 0), TopicPartition("t", 1)
+_ALL = Span()
+_MB = 1024 * 1024
+
+
+def both(seam: int, log: tuple[int, int], first: int | None = 0) -> BothEnds:
+    snapshot = Snapshot(
+        "lake/t", 7, Seam(topic="t", topic_id="x", batch=3, ends={0: seam}, mode="append"), frozenset(), ()
+    )
+    return BothEnds(snapshot, {_A: LogEnds(*log, 5)}, {} if first is None else {0: first})
+
+
+def test_a_range_is_cut_at_the_seam() -> None:
+    pieces = [PartitionRange(_A, 0, 10), PartitionRange(_B, 3, 9)]
+    assert split_at_seam(pieces, {0: 4}) == ([(_A, 0, 4)], [(_A, 4, 10), (_B, 3, 9)])
+    assert split_at_seam(pieces, {0: 10, 1: 3}) == ([(_A, 0, 10)], [(_B, 3, 9)])
+    assert split_at_seam(pieces, {0: 0, 1: 20}) == ([(_B, 3, 9)], [(_A, 0, 10)])
+
+
+def test_history_begins_in_the_archive_and_ends_with_the_log() -> None:
+    assert both(10, (5, 20), first=2).ends == {_A: LogEnds(2, 20, 5)}
+    assert both(10, (5, 20), first=None).ends == {_A: LogEnds(5, 20, 5)}, "nothing but markers was archived"
+    assert both(10, (10, 10)).ends == {_A: LogEnds(0, 10, 5)}
+
+
+def test_what_neither_store_has_is_named_where_it_is_asked_for() -> None:
+    torn = both(10, (15, 20))
+    assert torn.is_torn
+    assert torn.losses([PartitionRange(_A, 0, 10)]) == []
+    assert torn.losses([PartitionRange(_A, 15, 20)]) == []
+    assert torn.losses([PartitionRange(_A, 3, 20)]) == [
+        "t-0: offsets 10 to 15 are gone from the log, the archive lake/t (version 7) reaches up to 10"
+    ]
+    assert torn.losses([PartitionRange(_A, 12, 14)])[0].startswith("t-0: offsets 12 to 14 are gone")
+    cut = both(10, (0, 8))
+    assert cut.is_torn
+    assert (
+        "the log ends at 8 and was cut, the archive lake/t (version 7) reaches up to 10"
+        in cut.losses([PartitionRange(_A, 0, 10)])[0]
+    )
+    assert not both(10, (10, 10)).is_torn
+
+
+def test_the_archive_is_needed_below_the_seam_and_below_the_log() -> None:
+    assert both(10, (5, 20)).is_archive_needed({_A: 9})
+    assert not both(10, (5, 20)).is_archive_needed({_A: 10})
+    assert both(10, (15, 20)).is_archive_needed({_A: 12}), "the archive may have gone on since"
+    assert both(10, (5, 20)).is_archive_needed({})
+    assert not both(0, (0, 20)).is_archive_needed({})
+
+
+def test_statistics_by_which_files_are_found_are_kept_however_many_columns_there_are() -> None:
+    narrow = StructType([StructField(f"c{number}", LongType()) for number in range(28)])
+    assert statistics(table_columns(narrow)) == {}
+    wide = StructType([*narrow.fields, StructField("inner", StructType([StructField("x", LongType())] * 2))])
+    assert statistics(table_columns(wide)) == {"delta.dataSkippingNumIndexedCols": "34"}
+
+
+def test_files_are_shared_among_tasks_by_size_and_left_out_by_statistics() -> None:
+    def file(name: str, partitions: Span, offsets: Span, size: int = 40 * _MB, times: Span = _ALL) -> DataFile:
+        return DataFile(name, size, partitions, offsets, times)
+
+    files = [
+        file("a", Span(0, 1), Span(0, 10)),
+        file("b", Span(0, 2), Span(0, 50), size=10 * _MB),
+        file("c", Span(0, 1), Span(10, 20)),
+        file("d", Span(1, 2), Span(0, 10), size=1, times=Span(100, 200)),
+        file("unknown", Span(), Span(), size=1),
+    ]
+
+    def packed(*ranges: PartitionRange, times: Span = _ALL) -> list[str]:
+        return ["".join(found.path for found in pack) for pack in pack_files(files, ranges, times)]
+
+    assert packed(PartitionRange(_A, 0, 20)) == ["ab", "cunknown"]
+    assert packed(PartitionRange(_A, 12, 15)) == ["bcunknown"]
+    assert packed(PartitionRange(_B, 0, 1)) == ["bdunknown"]
+    assert packed(PartitionRange(_B, 0, 1), times=Span(low=200)) == ["bunknown"]
+    assert packed(PartitionRange(_B, 0, 1), times=Span(high=100)) == ["bunknown"]
+    assert packed() == []

@@ -1,0 +1,44 @@
+"""The first example of docs/delta.md, run as it stands there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from sparklog.cluster.local import LocalCluster
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+
+PAGE = Path(__file__).resolve().parent.parent.parent / "docs" / "delta.md"
+#: Lines that it prints, in their order; between them may be others.
+PRINTED = [
+    "|     ann|      12.0|",  # table and log
+    "|     eve|       6.0|",
+    "3 records restored, 3 compared with the table",
+    "|     ann|  5.0|",
+    "|     ann|  8.0|",  # written after the restore
+    "|     eve|  6.0|",
+]
+
+
+def test_the_example_runs(
+    plain_spark: SparkSession, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The page does not say where; other tests may be looking for free ports from the usual one on.
+    defaults = LocalCluster.__init__.__kwdefaults__
+    assert defaults is not None
+    monkeypatch.setitem(defaults, "port", 29_592)
+    text = PAGE.read_text("utf-8")
+    example = re.search(r"^## A first look$.*?^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    assert example is not None
+    shell: dict[str, Any] = {"__name__": "__main__"}
+    line = text.count("\n", 0, example.start(1))
+    exec(compile("\n" * line + example[1], str(PAGE), "exec"), shell)
+    assert shell["spark"] is plain_spark
+    printed = iter(capsys.readouterr().out.splitlines())
+    for wanted in PRINTED:
+        assert any(wanted in found for found in printed), f"{wanted!r} is not printed behind what comes before it"

@@ -1,0 +1,206 @@
+"""Topics as tables of their current state, against a dictionary that is told the same records."""
+
+from __future__ import annotations
+
+import datetime as dt
+import random
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as sf
+from pyspark.sql.types import BooleanType, LongType, StringType, StructField, StructType
+
+from sparklog.client.admin import Admin
+from sparklog.client.producer import Producer
+from sparklog.delta.archive_table import ArchiveFenced, ArchiveRefused, ArchiveTable
+from sparklog.delta.casting import TOMBSTONE
+from sparklog.delta.seam import Seam
+from sparklog.delta.table import META_COLUMNS, table_path
+from sparklog.delta.upsert import PROPERTIES, newest, upsert
+from sparklog.testing.process_cluster import ProcessCluster
+from tests.delta.archives import archive, archived, bad_rows, ends, rows, seams
+
+pytestmark = pytest.mark.integration
+
+UTC = dt.timezone.utc
+DAY = dt.datetime(2024, 5, 1, tzinfo=UTC)
+COMPACTED = {"cleanup.policy": "compact"}
+ROWS = StructType(
+    [
+        StructField("k", StringType()),
+        StructField("odd.name", LongType()),
+        *META_COLUMNS.fields[:3],
+        StructField(TOMBSTONE, BooleanType()),
+    ]
+)
+
+
+def state(lake: str, topic: str, *columns: str) -> list[dict[str, Any]]:
+    """In order of partition and offset."""
+    return list(rows(lake, topic).select(list(columns)).to_pylist())
+
+
+def put(brokers: ProcessCluster, topic: str, **values: bytes | None) -> None:
+    with Producer(brokers.bootstrap) as producer:
+        for key, value in values.items():
+            producer.send(topic, value, key=key.encode(), partition=0, timestamp=DAY)
+
+
+def test_a_compacted_topic_is_its_newest_values(
+    spark: SparkSession, admin: Admin, brokers: ProcessCluster, topic: str, lake: str
+) -> None:
+    admin.create_topic(topic, partitions=1, replication_factor=1, config=COMPACTED)
+    put(brokers, topic, a=b"1", b=b"1", c=b"1")
+    put(brokers, topic, a=b"2", c=None)
+    archived(spark, brokers, topic, lake, mode="upsert")
+    assert state(lake, topic, "key", "value", "_offset") == [
+        {"key": b"b", "value": b"1", "_offset": 1},
+        {"key": b"a", "value": b"2", "_offset": 3},
+    ]
+    put(brokers, topic, c=b"3", d=b"3", e=None)
+    put(brokers, topic, a=None, d=b"4")
+    archived(spark, brokers, topic, lake, mode="upsert")
+    expected = [
+        {"key": b"b", "value": b"1", "_offset": 1},
+        {"key": b"c", "value": b"3", "_offset": 5},
+        {"key": b"d", "value": b"4", "_offset": 9},
+    ]
+    assert state(lake, topic, "key", "value", "_offset") == expected
+    # Tombstones alone: nothing changes, and the table knows them.
+    put(brokers, topic, x=None)
+    archived(spark, brokers, topic, lake, mode="upsert")
+    assert ends(lake, topic) == {0: 11}
+    assert state(lake, topic, "key", "value", "_offset") == expected
+    assert [(seam.batch, seam.mode) for seam in seams(lake, topic)] == [(0, "upsert"), (1, "upsert"), (2, "upsert")]
+    found = DeltaTable(table_path(lake, topic))
+    assert found.metadata().partition_columns == []
+    changes = pa.table(found.load_cdf(starting_version=0).read_all()).to_pylist()
+    assert sorted((row["_change_type"], row["key"], row["value"]) for row in changes if row["_offset"] < 5) == [
+        ("delete", b"a", b"2"),
+        ("insert", b"a", b"2"),
+        ("insert", b"b", b"1"),
+    ]
+    _, error = archive(spark, brokers, topic, lake)
+    assert isinstance(error, ArchiveRefused)
+    assert "is kept in mode upsert, asked for is append" in str(error)
+
+
+def test_a_typed_topic_with_two_keys_and_a_column_that_comes_later(
+    spark: SparkSession, admin: Admin, brokers: ProcessCluster, topic: str, lake: str
+) -> None:
+    columns = [("n", pa.int64()), ("text", pa.string()), ("at", pa.timestamp("us", "UTC"))]
+    admin.create_topic(
+        topic, partitions=2, replication_factor=1, schema=pa.schema([("b", pa.binary()), *columns]), key=("n", "b")
+    )
+
+    def write(*found: dict[str, Any]) -> None:
+        with Producer(brokers.bootstrap) as producer:
+            producer.write(topic, pa.Table.from_pylist(list(found), admin.describe_topic(topic).schema)).result()
+
+    write({"n": 1, "b": b"x", "text": "first"}, {"n": 1, "b": None, "text": "second"}, {"n": 2, "b": b"x", "text": ""})
+    write({"n": None, "b": None, "text": "without a key"}, {"n": 3, "b": b"x", "at": DAY})
+    archived(spark, brokers, topic, lake, mode="upsert")
+    admin.add_columns(topic, pa.schema([("note", pa.string())]))
+    write({"n": 1, "b": None, "text": "third", "note": "new"}, {"n": 2, "b": b"x"}, {"n": 3, "b": b"x", "note": "only"})
+    archived(spark, brokers, topic, lake, mode="upsert")
+    found = sorted(state(lake, topic, "n", "b", "text", "at", "note"), key=lambda row: (row["n"], row["b"] or b""))
+    assert found == [
+        {"n": 1, "b": None, "text": "third", "at": None, "note": "new"},
+        {"n": 1, "b": b"x", "text": "first", "at": None, "note": None},
+        {"n": 3, "b": b"x", "text": None, "at": None, "note": "only"},
+    ]
+    (bad,) = bad_rows(lake, topic).to_pylist()
+    assert bad["reason"] == "the record has no key"
+
+
+def test_a_topic_without_keys_is_refused(
+    spark: SparkSession, admin: Admin, brokers: ProcessCluster, topic: str, lake: str
+) -> None:
+    admin.create_topic(topic, replication_factor=1, schema="n bigint")
+    _, error = archive(spark, brokers, topic, lake, mode="upsert")
+    assert f"topic {topic} has no key columns" in str(error)
+    admin.create_topic(f"{topic}-b", replication_factor=1, schema="n bigint, _change_type string", key="n")
+    _, error = archive(spark, brokers, f"{topic}-b", lake, mode="upsert")
+    assert "column _change_type cannot be kept in mode upsert" in str(error)
+
+
+def frame(spark: SparkSession, records: list[tuple[Any, ...]]) -> DataFrame:
+    kinds = [pa.string(), pa.int64(), pa.int32(), pa.int64(), pa.timestamp("us", "UTC"), pa.bool_()]
+    columns = [pa.array(column, kind) for column, kind in zip(zip(*records, strict=True), kinds, strict=True)]
+    return spark.createDataFrame(pa.Table.from_arrays(columns, ROWS.names))
+
+
+def fold(found: dict[str, tuple[Any, ...]], record: tuple[Any, ...]) -> None:
+    """What a record makes of a state."""
+    key, value, partition, offset, when, is_tombstone = record
+    there = found.get(key)
+    if there is not None:
+        is_newer = there[3] < offset if there[2] == partition else there[4] <= when
+        if not is_newer:
+            return
+    if is_tombstone:
+        found.pop(key, None)
+    else:
+        found[key] = (key, value, partition, offset, when)
+
+
+def test_any_history_comes_to_what_a_dictionary_holds(spark: SparkSession, lake: str, topic: str) -> None:
+    """Keys mostly of one partition; batches of random bounds, some of them tried twice."""
+    seed = random.randrange(2**32)
+    chosen = random.Random(seed)
+    path = table_path(lake, topic)
+    table = ArchiveTable(spark, path)
+    table.create(
+        StructType([field for field in ROWS.fields if field.name != TOMBSTONE]), partition_by=(), properties=PROPERTIES
+    )
+    expected: dict[str, tuple[Any, ...]] = {}
+    next_offsets = [0, 0]
+    for number in range(4):
+        records = []
+        for _ in range(chosen.randrange(1, 60)):
+            key = chosen.randrange(12)
+            partition = key % 2
+            next_offsets[partition] += chosen.randrange(1, 3)
+            when = DAY + dt.timedelta(seconds=chosen.randrange(100))
+            is_tombstone = chosen.random() < 0.3
+            value = None if is_tombstone else chosen.randrange(1000)
+            records.append((f"k{key}", value, partition, next_offsets[partition], when, is_tombstone))
+        for record in records:
+            fold(expected, record)
+        chosen.shuffle(records)
+        read = frame(spark, records)
+        seam = Seam(
+            topic=topic,
+            topic_id="id",
+            batch=number,
+            ends={partition: end + 1 for partition, end in enumerate(next_offsets)},
+            mode="upsert",
+            attempt="a",
+        )
+        upsert(table, read, seam, keys=("k",))
+        if chosen.random() < 0.4:
+            older = frame(spark, [("k1", -1, 1, 0, DAY, False)])
+            if chosen.random() < 0.5:
+                upsert(table, older, seam, keys=("k",))  # the number was there
+            else:
+                with pytest.raises(ArchiveFenced):
+                    other = Seam(topic=topic, topic_id="id", batch=number, ends={}, mode="upsert", attempt="b")
+                    upsert(table, older, other, keys=("k",))
+        found = [tuple(row) for row in spark.read.format("delta").load(path).orderBy("k").collect()]
+        in_utc = [(*row[:4], row[4].astimezone(UTC)) for row in found]
+        assert in_utc == sorted(expected.values()), f"seed {seed}, batch {number}"
+
+
+def test_of_two_partitions_the_later_time_counts(spark: SparkSession) -> None:
+    def chosen(*records: tuple[Any, ...]) -> list[Any]:
+        found = newest(frame(spark, [("k", *record) for record in records]), ["k"])
+        return [tuple(row) for row in found.select("_partition", "_offset", sf.col(TOMBSTONE)).collect()]
+
+    early, late = DAY, DAY + dt.timedelta(seconds=1)
+    # The newest of partition 0 is older than that of partition 1, though an older one of it is not.
+    assert chosen((1, 0, 5, late, False), (1, 0, 6, early, False), (1, 1, 2, late, True)) == [(1, 2, True)]
+    assert chosen((1, 0, 5, late, False), (1, 1, 6, late, False)) == [(1, 6, False)]
+    assert chosen((1, 0, 7, late, False), (1, 1, 9, early, False)) == [(0, 7, False)]
