@@ -20,8 +20,8 @@ SESSION_MS = 400
 _LOOK_MS = 50
 #: expected version of a node that is to be created
 _CREATE = -1
-#: share of notifications that name nothing
-_TOO_MUCH = 0.1
+#: one in so many notifications says none of it
+_TOO_MUCH = 10
 
 
 class Registration(NamedTuple):
@@ -246,7 +246,7 @@ class SimZk(SimProcess):
         earlier = self.isr_changes.pop(self._notified.get(broker_id, -1), None)
         self._notifications += 1
         self._notified[broker_id] = self._notifications
-        too_much = earlier == () or self.world.random.random() < _TOO_MUCH
+        too_much = earlier == () or self._notifications % _TOO_MUCH == 0
         self.isr_changes[self._notifications] = () if too_much else (*(earlier or ()), *told)
 
     def delete_notifications(self, numbers: Iterable[int], controller_epoch: int) -> None:
