@@ -116,6 +116,14 @@ class VersionedState(msgspec.Struct, frozen=True, array_like=True):
     leader_incarnation: int = NO_EPOCH
 
 
+class TopicStates(msgspec.Struct, frozen=True, array_like=True):
+    """States of some partitions of one topic, by partition: as their leader wrote them, not necessarily the newest."""
+
+    topic: str
+    topic_id: str
+    states: dict[int, VersionedState]
+
+
 class TopicSchema(msgspec.Struct, frozen=True, array_like=True):
     """One schema of a topic. ``message`` is the encapsulated Arrow IPC Schema message, stored and sent verbatim."""
 

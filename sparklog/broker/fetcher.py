@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import NamedTuple
 
+from sparklog.broker.logs import Lines
 from sparklog.broker.partition import Partition
 from sparklog.broker.state import BrokerState
 from sparklog.broker.tasks import end_tasks
@@ -31,6 +32,7 @@ from sparklog.replica.events import LeaderAnswered
 from sparklog.replica.fetch_session import Key, SessionBuilder
 
 _log = logging.getLogger(__name__)
+_error_lines = Lines(_log)
 
 _PARTITION_PAUSE_S = 0.1
 #: A leader that has not heard of its election yet will within moments, and its writes wait for its followers.
@@ -336,7 +338,7 @@ class LeaderFetcher:
             self._rest(key, followed)
         elif answer.code != ErrorCode.NONE and not moved:
             self._broker.counters["fetcher.errors"] += 1
-            _log.info("%s: broker %d answers %s %s", partition.tp, self.leader_id, answer.code, answer.detail)
+            _error_lines.info("%s: broker %d answers %s %s", partition.tp, self.leader_id, answer.code, answer.detail)
             early = answer.code == ErrorCode.UNKNOWN_LEADER_EPOCH
             self._rest(key, followed, _EPOCH_PAUSE_S if early else _PARTITION_PAUSE_S)
         elif moved or answer.batch_count or answer.diverging is not None:

@@ -38,6 +38,8 @@ class Partitions:
         self._hosted: dict[TopicPartition, Partition] = {}
         #: Those of topics that are fsynced by time: looked at again and again, as the others are not.
         self._flushing: dict[TopicPartition, Partition] = {}
+        #: Those led here, as their replicas said last.
+        self._led: set[Partition] = set()
         self._timers: list[tuple[int, int, Partition]] = []
         self._timer_order = itertools.count()
         self._timer: asyncio.TimerHandle | None = None
@@ -168,36 +170,39 @@ class Partitions:
 
     def follower_lost(self, replica_id: int) -> None:
         """The follower's connection closed; every partition led here that it follows is told."""
-        for partition in self:
-            if partition.replica.is_leader:
-                partition.step(FollowerConnectionLost(replica_id))
+        for partition in self.leading():
+            partition.step(FollowerConnectionLost(replica_id))
+
+    def role_changed(self, partition: Partition) -> None:
+        if partition.replica.is_leader:
+            self._led.add(partition)
+        else:
+            self._led.discard(partition)
 
     @property
     def led(self) -> int:
         """Partitions this broker leads."""
-        return sum(partition.replica.is_leader for partition in self._hosted.values())
+        return len(self._led)
 
-    @property
-    def movable(self) -> int:
-        """Led partitions that another live in-sync replica could lead."""
-        live = self._broker.cache.incarnations
-        own = self._broker.broker_id
-        return sum(
-            partition.replica.is_leader and any(b != own and b in live for b in partition.replica.isr)
-            for partition in self._hosted.values()
-        )
+    def leading(self) -> list[Partition]:
+        """Partitions this broker leads."""
+        return list(self._led)
 
-    @property
-    def counted_on(self) -> int:
-        """Partitions whose live leader has this broker in the ISR, as far as it was told; 0 while it leads any itself,
-        for until then the controller does not tell leaders that it goes."""
-        if self.led:
-            return 0
-        live = self._broker.cache.incarnations
-        own = self._broker.broker_id
-        # A replica whose disk is broken follows no decision any more: its own ISR stays as it was.
-        known = filter(None, map(self._broker.cache.partition, self._hosted))
-        return sum(told.state.leader in live and own in told.state.isr for told in known)
+    def movable(self, partition: Partition) -> bool:
+        """It is led here, and another live in-sync replica could lead it."""
+        replica = partition.replica
+        if partition not in self._led:
+            return False
+        live, own = self._broker.cache.incarnations, self._broker.broker_id
+        return any(member != own and member in live for member in replica.isr)
+
+    def counted_on(self, partition: Partition) -> bool:
+        """Its live leader has this broker in the ISR, as far as it was told. A replica whose disk is broken follows no
+        decision any more: its own ISR stays as it was."""
+        told = self._broker.cache.partition(partition.tp)
+        if told is None or told.state.leader not in self._broker.cache.incarnations:
+            return False
+        return self._broker.broker_id in told.state.isr
 
     @property
     def in_sync(self) -> int:

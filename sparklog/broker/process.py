@@ -36,6 +36,7 @@ from sparklog.broker.partition import Partition
 from sparklog.broker.partitions import Partitions
 from sparklog.broker.process_config import EXIT_RESTART, ProcessConfig
 from sparklog.broker.registry import Registry
+from sparklog.broker.remaining import Remaining
 from sparklog.broker.state import BrokerState
 from sparklog.broker.upkeep import Upkeep
 from sparklog.broker.verifications import Verifications
@@ -400,16 +401,30 @@ class BrokerProcess:
         if broker.state == "running":
             broker.state = "stopping"
         _log.info("broker %d stops (%s)", broker.broker_id, self._ending.value if self._ending else "?")
+        began_ms = broker.now_ms()
         self._watchdog.stop()
+        ahead: asyncio.Future[None] | None = None
         if self._registry is not None and self._ending is Ending.CONTROLLED:
+            if self._directory is not None:
+                ahead = asyncio.get_running_loop().run_in_executor(None, self._directory.sync_ahead)
             await self._hand_over()
+        relieved_ms = broker.now_ms()
         await self._leave()
+        left_ms = broker.now_ms()
+        if ahead is not None:
+            await ahead
         if self._directory is not None:
             await asyncio.get_running_loop().run_in_executor(None, self._close_directory)
         if self._control is not None:
             await self._control.close()
         guard.cancel()
-        _log.info("broker %d has stopped", broker.broker_id)
+        _log.info(
+            "broker %d has stopped: handed over in %d ms, left in %d ms, logs closed in %d ms",
+            broker.broker_id,
+            relieved_ms - began_ms,
+            left_ms - relieved_ms,
+            broker.now_ms() - left_ms,
+        )
 
     async def _hand_over(self) -> None:
         """Wait until no partition needs this broker, as far as others can take over, or time is up, or it is to end in
@@ -417,9 +432,17 @@ class BrokerProcess:
         writes."""
         broker = self._broker
 
+        partitions = broker.partitions
+        movable = Remaining(partitions.leading, partitions.movable)
+        counted_on = Remaining(lambda: partitions, partitions.counted_on)
+
+        def needed() -> bool:
+            # Until it leads nothing the controller does not tell leaders that it goes.
+            return movable.any() if partitions.led else counted_on.any()
+
         async def relieved() -> None:
             await broker.registry.announce_stopping()
-            while (broker.partitions.movable or broker.partitions.counted_on) and self._ending is Ending.CONTROLLED:
+            while needed() and self._ending is Ending.CONTROLLED:
                 news = {broker.next_role_change(), broker.next_metadata()}
                 await asyncio.wait(news, return_when=asyncio.FIRST_COMPLETED)
                 await asyncio.sleep(_NEWS_S)
@@ -429,8 +452,8 @@ class BrokerProcess:
             await asyncio.wait_for(relieved(), timeout_s)
         except (asyncio.TimeoutError, SparklogError) as error:
             detail = str(error) or f"still after {timeout_s:g} s"
-            led, counted_on = broker.partitions.led, broker.partitions.counted_on
-            _log.warning("stopping while leading %d partitions, in sync in %d: %s", led, counted_on, detail)
+            left = f"leading {partitions.led} partitions, counted on in {counted_on.count()}"
+            _log.warning("stopping while %s: %s", left, detail)
 
     async def _leave(self) -> None:
         """Answer what waits, close connections, end the ZooKeeper session."""
@@ -445,7 +468,7 @@ class BrokerProcess:
         if self._fetchers is not None:
             await self._fetchers.close()
             for partition in broker.partitions:
-                partition.stop()
+                partition.leave()
             broker.partitions.stop_timer()
         if self._server is not None:
             await self._server.close()

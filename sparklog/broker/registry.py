@@ -17,7 +17,14 @@ from sparklog.broker.logs import Lines
 from sparklog.broker.partition import Partition
 from sparklog.broker.state import BrokerState
 from sparklog.errors import ClusterError
-from sparklog.model import BrokerRegistration, LeaderAndIsr, TopicPartition, TopicRecord, VersionedState
+from sparklog.model import (
+    BrokerRegistration,
+    LeaderAndIsr,
+    TopicPartition,
+    TopicRecord,
+    TopicStates,
+    VersionedState,
+)
 from sparklog.replica.effects import WriteIsr
 from sparklog.replica.events import IsrRefused, IsrWriteFailed, IsrWritten
 from sparklog.zk import paths
@@ -29,12 +36,12 @@ from sparklog.zk.session import PAUSE_S, ZkSession
 
 _log = logging.getLogger(__name__)
 
-#: ISR changes are gathered for so long before the controller is told, and longer for each of them: it reads every state
-#: it is told of, and tells all brokers, while thousands of elections and ISRs are still to be written. No write of a
-#: client waits for the controller to know.
+#: ISR changes are gathered for so long before the controller is told, and longer for each of them: it tells all brokers
+#: while thousands of elections and ISRs are still to be written. No write of a client waits for the controller to know;
+#: a broker that stops does.
 _NOTIFY_DELAY_MS = 20
-_NOTIFY_PARTITION_MS = 1
-_NOTIFY_LATEST_MS = 1000
+_NOTIFY_PARTITION_MS = 0.2
+_NOTIFY_LATEST_MS = 200
 
 
 class Registry:
@@ -51,7 +58,11 @@ class Registry:
             on_registered=self._registered_again,
             on_failed=self._registration_failed,
         )
-        self._changed: dict[TopicPartition, None] = {}
+        #: What this broker wrote and the controller has not been told: by topic, its id, and partition.
+        self._changed: dict[tuple[str, str], dict[int, VersionedState]] = {}
+        self._changes = 0
+        #: What a partition is being told that its node holds.
+        self._known: VersionedState | None = None
         self._isr_lines = Lines(_log)
         self._producer_ids = iter(range(0))
         self._producer_ids_lock = asyncio.Lock()
@@ -119,18 +130,19 @@ class Registry:
     def write_isr(self, partition: Partition, effect: WriteIsr) -> None:
         self._broker.counters["isr.writes"] += 1
         state = LeaderAndIsr(effect.leader, effect.leader_epoch, effect.isr, effect.controller_epoch)
+        wanted = VersionedState(state, effect.expected_version + 1, self._broker.incarnation)
         sent = self._store.send_isr(
             partition.tp,
             state,
             expected_version=effect.expected_version,
-            leader_incarnation=self._broker.incarnation,
+            leader_incarnation=wanted.leader_incarnation,
             added=effect.added,
             topic_id=partition.topic_id,
         )
-        sent.add_done_callback(partial(self._isr_answered, partition, effect, state))
+        sent.add_done_callback(partial(self._isr_answered, partition, effect, wanted))
 
     def _isr_answered(
-        self, partition: Partition, effect: WriteIsr, state: LeaderAndIsr, sent: asyncio.Future[tuple[int, ...]]
+        self, partition: Partition, effect: WriteIsr, wanted: VersionedState, sent: asyncio.Future[tuple[int, ...]]
     ) -> None:
         """A write that is done takes no task of its own: thousands are, when a broker goes."""
         if sent.cancelled():
@@ -139,10 +151,9 @@ class Registry:
             if not partition.stopped:
                 self._broker.spawn(self._settle(partition, effect, sent), f"ISR of {partition.tp}")
         elif not partition.stopped:
-            version = sent.result()[-1]
-            self._isr_lines.info("%s: ISR is now %s (version %d)", partition.tp, effect.isr, version)
-            self._state_known(partition, state, version)
-            partition.step(IsrWritten(effect.isr, version))
+            assert sent.result()[-1] == wanted.version
+            self._isr_lines.info("%s: ISR is now %s (version %d)", partition.tp, effect.isr, wanted.version)
+            self._tell(partition, wanted, IsrWritten(effect.isr, wanted.version))
 
     async def _settle(self, partition: Partition, effect: WriteIsr, sent: asyncio.Future[tuple[int, ...]]) -> None:
         """Hand on what became of a write that failed."""
@@ -172,28 +183,35 @@ class Registry:
         lives = await self._session.patiently(lambda: self._session.exists(paths.topic_id(partition.topic_id)))
         if not lives or partition.stopped:
             return
-        self._state_known(partition, found.state, found.version)
-        partition.step(IsrRefused(found.state, found.version, expected))
+        self._tell(partition, found, IsrRefused(found.state, found.version, expected))
 
-    def _state_known(self, partition: Partition, state: LeaderAndIsr, version: int) -> None:
+    def _tell(self, partition: Partition, stored: VersionedState, event: IsrWritten | IsrRefused) -> None:
+        """The partition's node is known to hold this. Whether that is news to the controller the partition says."""
+        state, version = stored.state, stored.version
         self._broker.cache.state_written(partition.tp, state, version=version, topic_id=partition.topic_id)
+        self._known = stored
+        partition.step(event)
 
-    def isr_changed(self, tp: TopicPartition) -> None:
+    def isr_changed(self, partition: Partition) -> None:
         """Tell the controller, together with whatever else changes in the next moment."""
+        assert self._known is not None and self._known.version == partition.replica.version
         if not self._changed:
             self._broker.spawn(self._notify(), "ISR change notification")
-        self._changed[tp] = None
+        tp = partition.tp
+        self._changed.setdefault((tp.topic, partition.topic_id), {})[tp.partition] = self._known
+        self._changes += 1
 
     async def _notify(self) -> None:
         begun = self._broker.now_ms()
         while True:
-            gathered_ms = min(_NOTIFY_LATEST_MS, _NOTIFY_DELAY_MS + len(self._changed) * _NOTIFY_PARTITION_MS)
+            gathered_ms = min(_NOTIFY_LATEST_MS, _NOTIFY_DELAY_MS + self._changes * _NOTIFY_PARTITION_MS)
             left_ms = gathered_ms - (self._broker.now_ms() - begun)
             if left_ms <= 0:
                 break
             await asyncio.sleep(left_ms / 1000)
-        changed, self._changed = tuple(self._changed), {}
-        await self._session.patiently(lambda: self._store.notify_isr_change(self._broker.broker_id, changed))
+        told = tuple(TopicStates(topic, topic_id, states) for (topic, topic_id), states in self._changed.items())
+        self._changed, self._changes = {}, 0
+        await self._session.patiently(lambda: self._store.notify_isr_change(self._broker.broker_id, told))
 
     # --- topics and producers ---------------------------------------------------------------------------------------
 

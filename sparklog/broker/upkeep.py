@@ -151,7 +151,7 @@ class Upkeep:
         committed = await self._holds.ask(sorted(self._awaited_groups()))
         now_us = time.time_ns() // 1000
         for partition in self._broker.partitions:
-            if partition.offline is not None:
+            if partition.offline is not None or not partition.log.has_rolled:
                 continue
             self.committed(partition)
             if partition.replica.is_leader:
@@ -167,7 +167,9 @@ class Upkeep:
         return {
             group
             for partition in self._broker.partitions
-            if partition.replica.is_leader and partition.log.config.retention_wait_for_groups
+            if partition.log.has_rolled
+            and partition.replica.is_leader
+            and partition.log.config.retention_wait_for_groups
             for group in partition.log.config.awaited_groups
         }
 

@@ -32,7 +32,7 @@ class Wiring:
 
     def isr_changed(self, partition: Partition, isr: tuple[int, ...]) -> None:
         self._broker.counters["isr.changes"] += 1
-        self._broker.registry.isr_changed(partition.tp)
+        self._broker.registry.isr_changed(partition)
 
     def start_fetching(self, partition: Partition, leader: int, leader_epoch: int) -> None:
         if self._broker.state == "stopping" and self._broker.broker_id not in partition.replica.isr:
@@ -46,6 +46,7 @@ class Wiring:
 
     def role_changed(self, partition: Partition) -> None:
         self._broker.counters[f"roles.{partition.replica.role}"] += 1
+        self._broker.partitions.role_changed(partition)
         self._broker.fetches.changed(partition)
         self._broker.markers.role_changed(partition)
         self._broker.coordinators.role_changed(partition)

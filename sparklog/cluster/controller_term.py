@@ -43,6 +43,7 @@ from sparklog.controller.events import (
     Reconnected,
     StatesRead,
     StatesRefused,
+    StatesTold,
     StatesUnknown,
     StatesWritten,
     StoppingRead,
@@ -212,12 +213,15 @@ class ControllerTerm:
     async def _read_isr_changes(self) -> None:
         """Until there is nothing more to be read: what is added to a node fires no watch on its parent."""
         while True:
-            nodes, changed = await self._store.read_isr_changes()
+            nodes, told, named = await self._store.read_isr_changes()
             if not nodes:
                 return
-            if changed is None:
-                changed = tuple(partition.tp for partition in self.core.state.partitions())
-            self._step(StatesRead(await self._store.read_states(changed)))
+            if told:
+                self._step(StatesTold(told))
+            if named is None:
+                named = tuple(partition.tp for partition in self.core.state.partitions())
+            if named:
+                self._step(StatesRead(await self._store.read_states(named)))
             if await self._store.delete_isr_changes(nodes):
                 return
 

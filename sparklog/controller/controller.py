@@ -43,6 +43,7 @@ from sparklog.controller.events import (
     Reconnected,
     StatesRead,
     StatesRefused,
+    StatesTold,
     StatesUnknown,
     StatesWritten,
     StoppingRead,
@@ -146,9 +147,11 @@ class Controller:
     def _take(self, event: Event, now_ms: int) -> None:
         match event:
             case StatesWritten():
-                self._written(event)
+                self._written(event, now_ms)
             case StatesRead():
                 self._found(event.states.items())
+            case StatesTold():
+                self._told(event)
             case StatesRefused():
                 self._refused(event)
             case StatesUnknown():
@@ -385,9 +388,10 @@ class Controller:
 
     # --- partition states ------------------------------------------------------------------------------------------
 
-    def _written(self, event: StatesWritten) -> None:
+    def _written(self, event: StatesWritten, now_ms: int) -> None:
         reasons: Counter[str] = Counter()
         changed = []
+        moved = []
         for tp, version in event.versions.items():
             partition = self.state.partition(tp)
             if partition is None or partition.pending is None:
@@ -398,9 +402,14 @@ class Controller:
             if write.reason in {election.UNCLEAN, election.RECOVERED}:
                 self._suspicions.drop(partition)
                 self._leaderships.elected_uncleanly(partition)
+            before = partition.stored
             self._adopt(partition, VersionedState(write.state, version, write.leader_incarnation))
-            changed.append(partition)
+            if write.reason == election.MOVED and before is not None:
+                moved.append((partition, before.state.leader))
+            else:
+                changed.append(partition)
         self._outbox.partitions_changed(changed)
+        self._outbox.leaders_moved(moved, now_ms)
         for reason, count in reasons.items():
             detail = f"{count} of {len(event.versions)} partitions, {next(iter(event.versions))} among them"
             grave = reason in {election.UNCLEAN, election.RECOVERED, election.LEADERLESS}
@@ -435,6 +444,26 @@ class Controller:
                 changed.append(partition)
             self._suspicions.review(partition)
             self._mark((partition,))
+        self._outbox.partitions_changed(changed)
+
+    def _told(self, event: StatesTold) -> None:
+        """Take over what is newer than what is known. It says nothing about later writes: a read under way stays
+        awaited."""
+        changed = []
+        unsure = []
+        for told in event.topics:
+            topic = self.state.topics.get(told.topic)
+            if topic is None or topic.record.topic_id != told.topic_id:
+                continue
+            for number, stored in told.states.items():
+                partition = topic.partitions[number] if 0 <= number < len(topic.partitions) else None
+                if partition is None or (partition.stored is not None and stored.version <= partition.stored.version):
+                    continue
+                if self._epoch_unsure(partition, stored):
+                    unsure.append(partition)
+                elif self._adopt(partition, stored):
+                    changed.append(partition)
+        self._reread(unsure)
         self._outbox.partitions_changed(changed)
 
     @staticmethod

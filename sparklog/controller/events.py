@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from sparklog.model import BrokerRegistration, TopicPartition, TopicRecord, VersionedState
+from sparklog.model import BrokerRegistration, TopicPartition, TopicRecord, TopicStates, VersionedState
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,8 +124,15 @@ class TopicDeleted:
 
 
 @dataclass(frozen=True, slots=True)
+class StatesTold:
+    """What leaders say they wrote. Nodes may hold newer states by now, and topics be gone."""
+
+    topics: tuple[TopicStates, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class StatesRead:
-    """These partitions' nodes, read now: ordered by ReadStates, or because a leader said it changed its ISR.
+    """These partitions' nodes, read now: ordered by ReadStates, or because a leader changed ISRs and did not say how.
     None: there is no node."""
 
     states: Mapping[TopicPartition, VersionedState | None]
@@ -214,6 +221,7 @@ Event = (
     | ElectionsRead
     | TopicDeleted
     | StatesRead
+    | StatesTold
     | StatesWritten
     | StatesRefused
     | StatesUnknown

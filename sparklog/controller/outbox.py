@@ -19,6 +19,8 @@ from sparklog.model import BrokerEndpoint, BrokerRegistration, TopicPartition
 #: Decisions under way to all brokers beyond which none is begun to be told everything: some 15 MB.
 _MOST_TOLD = 200_000
 _PATIENCE_MS = 2000
+#: An old leader hears of its successor after the others, or so much later.
+_LAST_MS = 200
 
 
 class Heard(NamedTuple):
@@ -40,6 +42,8 @@ class Outbox:
         self._brokers: tuple[BrokerEndpoint, ...] = ()
         #: Brokers that are hidden from the others, by id.
         self._suspects: Mapping[int, BrokerEndpoint] = {}
+        #: Partitions that have been led elsewhere since: the old leader, and when it is to be told at the latest.
+        self._last: dict[Partition, tuple[int, int]] = {}
         self._updates = 0
         #: New topics that brokers have not been told of.
         self._unannounced: dict[Topic, None] = {}
@@ -84,6 +88,8 @@ class Outbox:
 
     def topic_deleted(self, topic: Topic) -> None:
         self._unannounced.pop(topic, None)
+        for partition in topic.partitions:
+            self._last.pop(partition, None)
         for link in self._links.values():
             link.topic_deleted(topic)
 
@@ -93,14 +99,39 @@ class Outbox:
             for link in self._links.values():
                 link.partitions_changed(told)
 
+    def leaders_moved(self, moved: Iterable[tuple[Partition, int]], now_ms: int) -> None:
+        """Leaders that stood are followed by others: partitions with their old leaders. These are told last. Until then
+        they take records that wait for the successor, who is ready when the producers hear of it; told first, they
+        would refuse them while nobody else leads, and followers would be answered with errors."""
+        told = [(partition, old) for partition, old in moved if partition.topic.announced]
+        for link in self._links.values():
+            broker_id = link.registration.broker_id
+            link.partitions_changed([partition for partition, old in told if old != broker_id])
+        self._last.update((partition, (old, now_ms + _LAST_MS)) for partition, old in told)
+
+    def _tell_old_leaders(self, now_ms: int) -> None:
+        due = [p for p, (old, end_ms) in self._last.items() if now_ms >= end_ms or not self._owed(p, but=old)]
+        for partition in due:
+            link = self._links.get(self._last.pop(partition)[0])
+            if link is not None:
+                link.partitions_changed([partition])
+
+    def _owed(self, partition: Partition, *, but: int) -> bool:
+        links = (self._links.get(broker_id) for broker_id in partition.replicas if broker_id != but)
+        return any(link is not None and link.owes(partition) for link in links)
+
     def told(self, partition: Partition) -> bool:
         """Every broker that has a replica, and can be told, has taken in its newest state."""
+        if partition in self._last:
+            return False
         links = (self._links.get(broker_id) for broker_id in partition.replicas)
         return not any(link is not None and link.owes(partition) for link in links)
 
     def due(self, state: ClusterState, now_ms: int, *, more_coming: bool) -> list[SendUpdate]:
         """What may be sent now. ``more_coming``: writes are under way whose results will have to be told as well."""
         self._look_again_at_ms = None
+        if self._last:
+            self._tell_old_leaders(now_ms)
         return [
             self._build(link, state, now_ms)
             for link in self._links.values()
@@ -144,13 +175,13 @@ class Outbox:
             # Whose time has come and who has to wait for others is looked at with these.
             if link.in_flight is None and (held is None or not link.due_in_full)
         ]
-        times = [held, *retries]
+        times = [held, *retries, *(end_ms for _, end_ms in self._last.values())]
         return min((time for time in times if time is not None), default=None)
 
     @property
     def idle(self) -> bool:
         """Everybody has been told everything, and has answered."""
-        return not self._unannounced and all(link.idle for link in self._links.values())
+        return not self._unannounced and not self._last and all(link.idle for link in self._links.values())
 
     # --- answers -------------------------------------------------------------------------------------------------
 

@@ -98,6 +98,8 @@ class Leader:
                 if peer.log_end >= self._end:
                     peer.caught_up_ms = now_ms
             self._end = end
+            if self.check_ms == NEVER:
+                self._check_in_time(now_ms)
             effects.append(LogEndMoved(end))
         if not self._peers:
             self.advance(effects)
@@ -123,6 +125,7 @@ class Leader:
             if refusal is not None:
                 return [refusal]
             assert peer is not None
+            self._check_in_time(now_ms)  # what it has is unknown
         log = self.view.log
         end = log.log_end_offset
         offset = event.offset
@@ -132,6 +135,8 @@ class Leader:
                 return [objection]
         held_back = peer.log_end <= self.view.high_watermark
         peer.fetched(offset, end, now_ms=now_ms)
+        if offset < end and self.check_ms == NEVER:
+            self._check_in_time(now_ms)
         effects: list[Effect] = []
         if event.replica_id in self._members:
             if held_back:
@@ -176,7 +181,8 @@ class Leader:
         peer = self.progress.get(event.replica_id)
         if peer is not None and peer.disconnected_ms is None:
             peer.disconnected_ms = now_ms
-            self.check_ms = min(self.check_ms, now_ms + self.view.settings.connection_grace_ms)
+            if event.replica_id in self._members:  # else nothing changes when its grace is over
+                self.check_ms = min(self.check_ms, now_ms + self.view.settings.connection_grace_ms)
         return []
 
     # --- high watermark -----------------------------------------------------------------------------------------
@@ -281,9 +287,21 @@ class Leader:
             return True
         return peer.log_end != UNKNOWN_END and 0 < settings.lag_max_messages < lag
 
+    def _check_in_time(self, now_ms: int) -> None:
+        """Somebody may not have everything."""
+        self.check_ms = min(self.check_ms, now_ms + self._patience_ms)
+
+    @property
+    def _patience_ms(self) -> int:
+        """For how long somebody who has not everything need not be looked at."""
+        settings = self.view.settings
+        lag_ms = settings.lag_time_max_ms
+        return min(lag_ms, LAG_MESSAGES_CHECK_MS) if settings.lag_max_messages else lag_ms
+
     def _schedule_check(self, now_ms: int) -> None:
-        """The earliest time a member could fall behind. Members that hold everything now could only do so a full lag
-        time from now; a pending change is reconsidered when it is settled."""
+        """The earliest time a member could fall behind. Members that hold everything now can only do so after the next
+        append, which sees to that: an idle partition is not looked at. A pending change is reconsidered when it is
+        settled."""
         settings = self.view.settings
         end = self.view.log.log_end_offset
         check_ms = NEVER
@@ -291,15 +309,13 @@ class Leader:
             if broker == self.view.broker_id:
                 continue
             peer = self.progress[broker]
-            since = now_ms if peer.log_end == end else peer.caught_up_ms
-            check_ms = min(check_ms, since + settings.lag_time_max_ms)
+            if peer.log_end != end:
+                check_ms = min(check_ms, peer.caught_up_ms + settings.lag_time_max_ms, now_ms + self._patience_ms)
             if peer.disconnected_ms is not None:
                 check_ms = min(check_ms, peer.disconnected_ms + settings.connection_grace_ms)
         for broker, peer in self.progress.items():
             if broker not in self._members and peer.retry_ms > now_ms:
                 check_ms = min(check_ms, peer.retry_ms)
-        if settings.lag_max_messages:
-            check_ms = min(check_ms, now_ms + LAG_MESSAGES_CHECK_MS)
         if type(self.isr) is not CommittedIsr:
             check_ms = max(check_ms, now_ms + settings.isr_retry_ms)
         self.check_ms = check_ms

@@ -208,6 +208,8 @@ class Replica:
     @settings.setter
     def settings(self, settings: ReplicaSettings) -> None:
         """The topic's configuration changed; the next step goes by it."""
+        if settings != self._view.settings and isinstance(self._role, Leader):
+            self._role.check_ms = 0  # others may be out of sync by these
         self._view.settings = settings
 
     def readable_end(self, isolation: int = 0) -> int:
@@ -261,6 +263,7 @@ class Replica:
         view = self._view
         if event.version < view.version or self._final:
             return []
+        same = event.version == view.version and view.as_told(event)
         view.replicas = event.replicas
         view.incarnations = event.incarnations
         view.stopping = event.stopping
@@ -271,6 +274,8 @@ class Replica:
         if event.version == view.version:
             if self._dismissed(event.state):
                 return self._dismiss()
+            if same:  # a leader hears of each of its own writes
+                return []
             return self._role.cluster_changed(now_ms) if isinstance(self._role, Leader) else []
         old = self._role
         effects = self._follow_decision(event.state, event.version, now_ms, announce=False)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from sparklog.model import EpochEnd, LeaderAndIsr
+from sparklog.replica.events import Decided
 
 
 class LogView(Protocol):
@@ -82,6 +83,18 @@ class PartitionView:
         """Members the committed ISR needs for the high watermark to move and for acks=all to be accepted. A partition
         that moves from one broker to three has three replicas long before the others have anything."""
         return min(self.min_isr, self.factor or len(self.replicas))
+
+    def as_told(self, event: Decided) -> bool:
+        """The decision says nothing that is not known, but for what the node holds."""
+        return (
+            self.incarnations == event.incarnations
+            and self.replicas == event.replicas
+            and self.told_epoch == event.state.leader_epoch
+            and self.min_isr == event.min_isr
+            and self.stopping == event.stopping
+            and self.leaving == event.leaving
+            and self.factor == event.factor
+        )
 
     def known_dead(self, broker_id: int) -> bool:
         """True only on evidence: a table of live brokers that names this broker but not that one."""

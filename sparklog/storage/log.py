@@ -73,11 +73,10 @@ class Log:
         self.directory = directory
         #: replaced when the topic's settings change
         self.config = config
-        self.log_start_offset = 0
+        self._log_start_offset = 0
         self.log_end_offset = 0
-        self.high_watermark = 0
-        #: everything below is fsynced
-        self.recovery_point = 0
+        self._high_watermark = 0
+        self._recovery_point = 0
         #: what the last open had to cut, for people
         self.findings: tuple[str, ...] = ()
         self._services = services
@@ -107,7 +106,6 @@ class Log:
         self._flush: FlushJob | None = None
         #: the most that a checkpoint, on disk or on its way there, says of this log
         self._claimed_end = 0
-        self._checkpoint: PartitionCheckpoint | None = None
 
     def __repr__(self) -> str:
         return f"Log({self.tp}, [{self.log_start_offset}, {self.log_end_offset}), hw {self.high_watermark})"
@@ -153,6 +151,34 @@ class Log:
     # --- facts --------------------------------------------------------------------------------------------------
 
     @property
+    def log_start_offset(self) -> int:
+        return self._log_start_offset
+
+    @log_start_offset.setter
+    def log_start_offset(self, offset: int) -> None:
+        self._log_start_offset = offset
+        self._services.moved.add(self)
+
+    @property
+    def high_watermark(self) -> int:
+        return self._high_watermark
+
+    @high_watermark.setter
+    def high_watermark(self, offset: int) -> None:
+        self._high_watermark = offset
+        self._services.moved.add(self)
+
+    @property
+    def recovery_point(self) -> int:
+        """Everything below is fsynced."""
+        return self._recovery_point
+
+    @recovery_point.setter
+    def recovery_point(self, offset: int) -> None:
+        self._recovery_point = offset
+        self._services.moved.add(self)
+
+    @property
     def last_epoch(self) -> int:
         """Leader epoch of the last batch, -1 when the log is empty."""
         return self._epochs.last_epoch
@@ -161,6 +187,11 @@ class Log:
     def first_segment_offset(self) -> int:
         """Where an out-of-range follower begins, so that its files become equal; at or below the log start."""
         return self._chain.segments[0].base_offset if self._chain.segments else self.log_end_offset
+
+    @property
+    def has_rolled(self) -> bool:
+        """Whether it has more than one segment: else there is nothing to seal and nothing that may go."""
+        return len(self._chain.segments) > 1
 
     @property
     def on_disk(self) -> bool:
@@ -187,12 +218,8 @@ class Log:
     def checkpoint(self) -> PartitionCheckpoint:
         """What is to be written now; it counts as claimed from here on."""
         self._claimed_end = max(self._claimed_end, self.high_watermark, self.recovery_point)
-        last = self._checkpoint
         marks = (self.high_watermark, self.recovery_point, self.log_start_offset)
-        # Of thousands of logs most have not moved since the last one, every few seconds.
-        if last is None or (last.high_watermark, last.recovery_point, last.log_start_offset) != marks:
-            last = self._checkpoint = PartitionCheckpoint(self.tp.topic, self.tp.partition, self.topic_id, *marks)
-        return last
+        return PartitionCheckpoint(self.tp.topic, self.tp.partition, self.topic_id, *marks)
 
     def set_high_watermark(self, high_watermark: int) -> None:
         """Everything below is committed and may be served; bounded by the log's ends."""
@@ -495,6 +522,8 @@ class Log:
         if leaving:
             self._cancel_flush()
         self._chain.retire_below(start)
+        if self.has_retired:
+            self._services.retired.add(self)
         self._epochs.advance_start(self.first_segment_offset)
         self._producers.transactions.forget_below(start)
         return start
@@ -813,6 +842,7 @@ class Log:
         self._disk.make_directory(self.directory)
         self._write_partition_file()
         self._on_disk = True
+        self._services.moved.add(self)
 
     def _write_partition_file(self) -> None:
         """Not fsynced before the batches that need it are (``flush``, sealing)."""

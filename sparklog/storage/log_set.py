@@ -95,6 +95,9 @@ class LogDirectory:
         self._checkpoint_numbers = itertools.count(1)
         self._checkpoint_written = 0
         self._checkpoint_content: tuple[PartitionCheckpoint, ...] | None = None
+        #: of each log that holds something, as last taken; and all of it, as last taken
+        self._marks: dict[TopicPartition, PartitionCheckpoint] = {}
+        self._taken: tuple[PartitionCheckpoint, ...] = ()
         self._closed = False
         #: logs that had files when the last checkpoint was taken
         self.on_disk = 0
@@ -288,6 +291,7 @@ class LogDirectory:
             StorageError: the directory must go offline.
         """
         log = self._logs.pop(tp, None)
+        self._marks.pop(tp, None)
         if log is not None:
             log.delete()
 
@@ -308,8 +312,7 @@ class LogDirectory:
         thread. An older one that comes late writes nothing. Raises as ``checkpoint``, in either part."""
         self._delete_retired()
         number = next(self._checkpoint_numbers)
-        # A log that holds nothing yet has no directory: the next start would take it for one that was lost.
-        entries = tuple(log.checkpoint() for log in self._logs.values() if log.on_disk)
+        entries = self._take_checkpoint()
         self.on_disk = len(entries)
 
         def write() -> None:
@@ -318,7 +321,7 @@ class LogDirectory:
                     return
                 # Also when there is nothing to write: what was taken before this must not come after it.
                 self._checkpoint_written = number
-                if entries == self._checkpoint_content:
+                if entries is self._checkpoint_content or entries == self._checkpoint_content:
                     return
                 try:
                     write_checkpoint(self._disk, self.path, Checkpoint(entries))
@@ -330,6 +333,28 @@ class LogDirectory:
                 self._checkpoint_content = entries
 
         return write
+
+    def _take_checkpoint(self) -> tuple[PartitionCheckpoint, ...]:
+        """Of all logs that hold something; the very tuple of the last time where nothing has moved."""
+        moved, self._services.moved = self._services.moved, set()
+        for log in moved:
+            # A log that holds nothing yet has no directory: the next start would take it for one that was lost.
+            if log.on_disk and self._logs.get(log.tp) is log:
+                self._marks[log.tp] = log.checkpoint()
+        if moved or len(self._marks) != len(self._taken):
+            self._taken = tuple(self._marks.values())
+        return self._taken
+
+    def sync_ahead(self) -> None:
+        """Before a clean stop, while there is still work: what is durable by now the stop need not wait for. Of few
+        logs it does not pay. Blocks; in any thread. A disk tells once that it has lost something: then the directory
+        is offline, and the stop not clean."""
+        if len(self._logs) < _MANY_LOGS or not self._disk.can_sync_file_system(self._lock):
+            return
+        try:
+            self._disk.sync_file_system(self._lock)
+        except OSError as failure:
+            self._failed(f"making it durable: {failure}")
 
     def write_clean_marker(self) -> None:
         """fsync all logs, then say so on disk. Nothing may be appended afterwards. Blocks.
@@ -389,13 +414,15 @@ class LogDirectory:
 
     def _delete_retired(self) -> None:
         """Segments below a log start that is on disk by now can go."""
-        waiting = {log.tp: log for log in self._logs.values() if log.has_retired}
-        if not waiting:
+        retired = self._services.retired
+        if not retired:
             return
+        waiting = {log.tp: log for log in retired if self._logs.get(log.tp) is log}
         for entry in self._checkpoint_content or ():
             log = waiting.get(TopicPartition(entry.topic, entry.partition))
             if log is not None and log.topic_id == entry.topic_id:
                 log.delete_retired(entry.log_start_offset)
+        retired.intersection_update([log for log in waiting.values() if log.has_retired])
 
     def _remove_later(self, paths: Sequence[Path]) -> None:
         def remove() -> None:

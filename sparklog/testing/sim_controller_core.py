@@ -16,7 +16,14 @@ from sparklog.controller import events as ev
 from sparklog.controller.controller import Controller, ControllerSettings
 from sparklog.controller.election import UNCLEAN
 from sparklog.errors import ErrorCode
-from sparklog.model import BrokerRegistration, TopicPartition, TopicRecord, VersionedState, assert_never
+from sparklog.model import (
+    BrokerRegistration,
+    TopicPartition,
+    TopicRecord,
+    TopicStates,
+    VersionedState,
+    assert_never,
+)
 from sparklog.testing.sim_checks import PartitionChecker
 from sparklog.testing.sim_hosted import Surroundings
 from sparklog.testing.sim_process import SimProcess
@@ -222,15 +229,22 @@ class CoreController(SimProcess):
         if levels.isr_changes:
             self._read_changed(core, levels.isr_changes)
 
-    def _read_changed(self, core: Controller, changes: dict[int, tuple[TopicPartition, ...]]) -> None:
-        tps = tuple(dict.fromkeys(tp for partitions in changes.values() for tp in partitions))
+    def _read_changed(self, core: Controller, changes: dict[int, tuple[TopicStates, ...]]) -> None:
         epoch = core.controller_epoch
+        told = tuple(said for of_one in changes.values() for said in of_one)
 
-        def read(found: dict[TopicPartition, VersionedState | None]) -> None:
-            self._step(core, ev.StatesRead(found))
+        def act_on(found: dict[TopicPartition, VersionedState | None]) -> None:
+            if found:
+                self._step(core, ev.StatesRead(found))
             self._ask(core, lambda: self.zk.delete_notifications(changes, epoch), lambda _: None, lambda: None)
 
-        self._ask(core, lambda: self.zk.states(tps), read, lambda: None)
+        if told:
+            self._step(core, ev.StatesTold(told))
+        if all(changes.values()):
+            act_on({})
+        else:
+            tps = tuple(partition.tp for partition in core.state.partitions())
+            self._ask(core, lambda: self.zk.states(tps), act_on, lambda: None)
 
     # --- effects ------------------------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ from msgspec import structs
 from sparklog.broker.metadata_cache import MetadataCache
 from sparklog.broker.throttle import TokenBucket, limit_of
 from sparklog.errors import BrokerError, ErrorCode
-from sparklog.model import LeaderAndIsr, TopicPartition, VersionedState
+from sparklog.model import LeaderAndIsr, TopicPartition, TopicStates, VersionedState
 from sparklog.replica import effects as fx
 from sparklog.replica import events as ev
 from sparklog.testing.sim_checks import Violation
@@ -55,7 +55,9 @@ class ReplicaPerformer(SimProcess):
         #: what limited moves have copied, and may
         self.bucket: TokenBucket | None = None
         self._tickets = 0
-        self._changed: dict[TopicPartition, None] = {}
+        #: what this broker wrote and the controller has not been told, by topic, its id, and partition
+        self._changed: dict[tuple[str, str], dict[int, VersionedState]] = {}
+        self._known: VersionedState | None = None
 
     # --- stepping -----------------------------------------------------------------------------------------------
 
@@ -345,8 +347,7 @@ class ReplicaPerformer(SimProcess):
 
         def answered(result: VersionedState | BadVersion | NodeGone) -> None:
             if isinstance(result, VersionedState):
-                self.cache.state_written(tp, state, version=result.version, topic_id=hosted.topic_id)
-                self._back(tp, hosted, ev.IsrWritten(result.state.isr, result.version))
+                self._known_is(tp, hosted, result, ev.IsrWritten(result.state.isr, result.version))
             elif isinstance(result, BadVersion) and result.found is not None:
                 self._refused(tp, hosted, result.found, expected)
 
@@ -362,8 +363,12 @@ class ReplicaPerformer(SimProcess):
             self.handle(tp, event)
 
     def _refused(self, tp: TopicPartition, hosted: Hosted, found: VersionedState, expected: int) -> None:
-        self.cache.state_written(tp, found.state, version=found.version, topic_id=hosted.topic_id)
-        self._back(tp, hosted, ev.IsrRefused(found.state, found.version, expected))
+        self._known_is(tp, hosted, found, ev.IsrRefused(found.state, found.version, expected))
+
+    def _known_is(self, tp: TopicPartition, hosted: Hosted, stored: VersionedState, event: ev.Event) -> None:
+        self.cache.state_written(tp, stored.state, version=stored.version, topic_id=hosted.topic_id)
+        self._known = stored
+        self._back(tp, hosted, event)
 
     def _read_back(self, tp: TopicPartition, hosted: Hosted, expected: int) -> None:
         session = self.session
@@ -381,22 +386,24 @@ class ReplicaPerformer(SimProcess):
 
         session.ask(execute, answered, lost)
 
-    def _isr_changed(self, tp: TopicPartition, *_: object) -> None:
+    def _isr_changed(self, tp: TopicPartition, hosted: Hosted, *_: object) -> None:
         """Tell the controller, together with whatever else changes in the next moment."""
+        assert self._known is not None and hosted.replica is not None
+        assert self._known.version == hosted.replica.version
         if not self._changed:
             self.later(NOTIFY_MS, self._notify)
-        self._changed[tp] = None
+        self._changed.setdefault((tp.topic, hosted.topic_id), {})[tp.partition] = self._known
 
     def _notify(self) -> None:
-        changed, self._changed = tuple(self._changed), {}
-        self._send_notice(changed)
+        changed, self._changed = self._changed, {}
+        self._send_notice(tuple(TopicStates(topic, topic_id, states) for (topic, topic_id), states in changed.items()))
 
-    def _send_notice(self, changed: tuple[TopicPartition, ...]) -> None:
+    def _send_notice(self, told: tuple[TopicStates, ...]) -> None:
         assert self.session is not None
         self.session.ask(
-            lambda: self.zk.notify(self.broker_id, changed),
+            lambda: self.zk.notify(self.broker_id, told),
             lambda _: None,
-            lambda: self.later(20, lambda: self._send_notice(changed)),
+            lambda: self.later(20, lambda: self._send_notice(told)),
         )
 
     #: by type: half of the simulator's time passes here

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from sparklog.controller.effects import StateWrite
 from sparklog.controller.events import ElectionAsked
-from sparklog.model import LeaderAndIsr, TopicPartition, TopicRecord, VersionedState
+from sparklog.model import LeaderAndIsr, TopicPartition, TopicRecord, TopicStates, VersionedState
 from sparklog.testing.sim_process import SimProcess
 from sparklog.testing.sim_world import ZK, SimWorld
 
@@ -20,6 +20,8 @@ SESSION_MS = 400
 _LOOK_MS = 50
 #: expected version of a node that is to be created
 _CREATE = -1
+#: one in so many notifications says none of it
+_TOO_MUCH = 10
 
 
 class Registration(NamedTuple):
@@ -58,7 +60,8 @@ class Levels(NamedTuple):
     topics: dict[str, tuple[TopicRecord, int]]
     deletions: dict[str, str]
     elections: dict[str, ElectionAsked]
-    isr_changes: dict[int, tuple[TopicPartition, ...]]
+    #: what leaders say they wrote, by notification; empty: it may be any partition
+    isr_changes: dict[int, tuple[TopicStates, ...]]
 
 
 Written = Callable[[TopicPartition, VersionedState | None, VersionedState], None]
@@ -82,7 +85,7 @@ class SimZk(SimProcess):
         self.retired: dict[int, int] = {}
         #: brokers that ask to be relieved, with the incarnation that asked
         self.stopping: dict[int, int] = {}
-        self.isr_changes: dict[int, tuple[TopicPartition, ...]] = {}
+        self.isr_changes: dict[int, tuple[TopicStates, ...]] = {}
         self.controller_epoch = 0
         self.controller_session = -1
         #: name of the controller whose term began last
@@ -237,12 +240,14 @@ class SimZk(SimProcess):
         live = self.registered
         return frozenset(b for b, last in self.retired.items() if b not in live and self.incarnation(b) == last)
 
-    def notify(self, broker_id: int, partitions: Iterable[TopicPartition]) -> None:
-        """A leader tells the controller that it changed ISRs: added to what it has said before, under a new number."""
-        earlier = self.isr_changes.pop(self._notified.get(broker_id, -1), ())
+    def notify(self, broker_id: int, told: tuple[TopicStates, ...]) -> None:
+        """A leader tells the controller which ISRs it wrote: added to what it has said before, under a new number. Now
+        and then that is too much for a node, which then says none of it."""
+        earlier = self.isr_changes.pop(self._notified.get(broker_id, -1), None)
         self._notifications += 1
         self._notified[broker_id] = self._notifications
-        self.isr_changes[self._notifications] = tuple(dict.fromkeys((*earlier, *partitions)))
+        too_much = earlier == () or self._notifications % _TOO_MUCH == 0
+        self.isr_changes[self._notifications] = () if too_much else (*(earlier or ()), *told)
 
     def delete_notifications(self, numbers: Iterable[int], controller_epoch: int) -> None:
         if controller_epoch == self.controller_epoch:

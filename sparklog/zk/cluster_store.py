@@ -14,7 +14,14 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from sparklog.errors import BrokerError, ClusterError, ErrorCode
-from sparklog.model import BrokerRegistration, LeaderAndIsr, TopicPartition, TopicRecord, VersionedState
+from sparklog.model import (
+    BrokerRegistration,
+    LeaderAndIsr,
+    TopicPartition,
+    TopicRecord,
+    TopicStates,
+    VersionedState,
+)
 from sparklog.zk import codecs, paths
 from sparklog.zk.errors import ZkBadVersion, ZkError, ZkMultiFailed, ZkNodeExists, ZkNoNode, ZkUnreachable
 from sparklog.zk.session import Check, Create, Delete, Node, Op, SetData, ZkSession
@@ -23,8 +30,9 @@ from sparklog.zk.session import Check, Create, Delete, Node, Op, SetData, ZkSess
 PRODUCER_ID_BLOCK = 1000
 #: ZooKeeper drops the connection on requests of 1 MB; a topic record stays clear of that.
 MAX_TOPIC_BYTES = 900_000
-#: Names of partitions whose ISRs a broker has written; read by every controller that takes over.
-MAX_NOTIFICATION_BYTES = 250_000
+#: States that a broker has written and no controller has acted on, some 40 bytes each; read by every controller that
+#: takes over.
+MAX_NOTIFICATION_BYTES = 500_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,23 +263,23 @@ class ClusterStore:
             return FateUnknown(sent=False, why=str(error))
         return NodeGone() if found is None else Refused(found, reason)
 
-    async def notify_isr_change(self, broker_id: int, partitions: Iterable[TopicPartition]) -> None:
-        """Tell the controller that this broker wrote these partitions' ISRs. May be repeated.
+    async def notify_isr_change(self, broker_id: int, told: Sequence[TopicStates]) -> None:
+        """Tell the controller what this broker wrote as the leader of these partitions. May be repeated.
 
-        One node a broker, which collects what no controller has acted on: while there is none they must not pile up
-        until nobody can list them. It is written even when it names them all already, since it may have been read
-        before these writes: the new version keeps it from being deleted on the strength of that.
+        The states come along: the controller need not read thousands of nodes while brokers wait for its word. One node
+        a broker, which collects what no controller has acted on: while there is none they must not pile up until
+        nobody can list them. It is written even when it says all of it already, since it may have been read before
+        these writes: the new version keeps it from being deleted on the strength of that.
         """
         path = paths.isr_change(broker_id)
-        told = tuple(partitions)
         while True:
             with suppress(ZkNodeExists):
                 await self.session.create(path, _notification(told))
                 return
             with suppress(ZkNoNode, ZkBadVersion):
                 node = await self.session.get(path)
-                noted = codecs.decode_partitions(path, node.data)
-                value = _notification(dict.fromkeys((*noted, *told)) if noted else ())
+                noted = codecs.decode_isr_changes(path, node.data).told
+                value = _notification(_merged((*noted, *told)) if noted else ())
                 await self.session.set(path, value, node.version)
                 return
 
@@ -391,10 +399,22 @@ class ClusterStore:
         return codecs.decode(path, node.data, codecs.GenerationName)
 
 
-def _notification(partitions: Iterable[TopicPartition]) -> bytes:
-    """Of too many for one node it names none, which means any."""
-    value = codecs.encode_partitions(partitions)
-    return value if len(value) <= MAX_NOTIFICATION_BYTES else codecs.encode_partitions(())
+def _notification(told: Iterable[TopicStates]) -> bytes:
+    """Of too many for one node it says none, which means any."""
+    value = codecs.encode_isr_changes(told)
+    return value if len(value) <= MAX_NOTIFICATION_BYTES else codecs.encode_isr_changes(())
+
+
+def _merged(told: Iterable[TopicStates]) -> Iterable[TopicStates]:
+    """The newest state of each partition."""
+    topics: dict[tuple[str, str], dict[int, VersionedState]] = {}
+    for said in told:
+        newest = topics.setdefault((said.topic, said.topic_id), {})
+        for partition, stored in said.states.items():
+            known = newest.get(partition)
+            if known is None or known.version < stored.version:
+                newest[partition] = stored
+    return [TopicStates(topic, topic_id, newest) for (topic, topic_id), newest in topics.items()]
 
 
 def encode_record(record: TopicRecord) -> bytes:

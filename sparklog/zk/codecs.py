@@ -7,7 +7,7 @@ fields an older reader does not know within one version are ignored. Pure: bytes
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -19,6 +19,7 @@ from sparklog.model import (
     TopicPartition,
     TopicRecord,
     TopicSchema,
+    TopicStates,
     VersionedState,
 )
 
@@ -78,9 +79,12 @@ class _Broker(msgspec.Struct, frozen=True):
     pid: int = 0
 
 
-class _Partitions(msgspec.Struct, frozen=True):
+class _IsrChanges(msgspec.Struct, frozen=True):
+    """``topics`` say what was written. An earlier release names ``partitions`` only, and takes none for any."""
+
     version: int
-    partitions: tuple[tuple[str, int], ...]
+    partitions: tuple[tuple[str, int], ...] = ()
+    topics: tuple[TopicStates, ...] = ()
 
 
 class ControllerNode(msgspec.Struct, frozen=True):
@@ -242,9 +246,17 @@ def decode_broker(path: str, data: bytes, broker_id: int) -> BrokerRegistration:
     )
 
 
-def encode_partitions(partitions: Iterable[TopicPartition]) -> bytes:
-    return _json.encode(_Partitions(VERSION, tuple((tp.topic, tp.partition) for tp in partitions)))
+class IsrChanges(NamedTuple):
+    """What a leader says it wrote: states, or partitions that have to be read. Neither: any partition may be meant."""
+
+    told: tuple[TopicStates, ...] = ()
+    named: tuple[TopicPartition, ...] = ()
 
 
-def decode_partitions(path: str, data: bytes) -> tuple[TopicPartition, ...]:
-    return tuple(TopicPartition(*pair) for pair in decode(path, data, _Partitions).partitions)
+def encode_isr_changes(told: Iterable[TopicStates]) -> bytes:
+    return _json.encode(_IsrChanges(VERSION, (), tuple(told)))
+
+
+def decode_isr_changes(path: str, data: bytes) -> IsrChanges:
+    found = decode(path, data, _IsrChanges)
+    return IsrChanges(found.topics, tuple(TopicPartition(*pair) for pair in found.partitions))

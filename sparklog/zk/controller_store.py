@@ -14,7 +14,15 @@ from typing import NamedTuple
 
 import msgspec
 
-from sparklog.model import NO_EPOCH, BrokerRegistration, LeaderAndIsr, TopicPartition, TopicRecord, VersionedState
+from sparklog.model import (
+    NO_EPOCH,
+    BrokerRegistration,
+    LeaderAndIsr,
+    TopicPartition,
+    TopicRecord,
+    TopicStates,
+    VersionedState,
+)
 from sparklog.zk import codecs, paths
 from sparklog.zk.cluster_store import ClusterStore, FateUnknown, NodeGone, Refused, WriteOutcome, Written, encode_record
 from sparklog.zk.errors import ZkBadVersion, ZkError, ZkMultiFailed, ZkNoNode, ZkUnreachable
@@ -45,6 +53,15 @@ class StoredTopic(NamedTuple):
     record: TopicRecord
     states: dict[int, VersionedState]
     version: int
+
+
+class IsrChangesRead(NamedTuple):
+    """Notifications: ``nodes`` with their versions, what they tell, and the partitions of which they only say that they
+    have changed; None: it may be any."""
+
+    nodes: dict[str, int]
+    told: tuple[TopicStates, ...]
+    named: tuple[TopicPartition, ...] | None
 
 
 class StateChange(NamedTuple):
@@ -174,16 +191,20 @@ class ControllerStore:
             for name, node in nodes.items()
         }
 
-    async def read_isr_changes(self) -> tuple[dict[str, int], tuple[TopicPartition, ...] | None]:
-        """Notification nodes with their versions, and the partitions they name; None: any."""
+    async def read_isr_changes(self) -> IsrChangesRead:
+        """What leaders say they wrote."""
         nodes = await self._read_children(paths.ISR_CHANGES)
-        changed: dict[TopicPartition, None] = {}
+        told: list[TopicStates] = []
+        named: dict[TopicPartition, None] | None = {}
         for name, node in nodes.items():
-            named = codecs.decode_partitions(f"{paths.ISR_CHANGES}/{name}", node.data)
-            if not named:
-                return {name: node.version for name, node in nodes.items()}, None
-            changed.update(dict.fromkeys(named))
-        return {name: node.version for name, node in nodes.items()}, tuple(changed)
+            said = codecs.decode_isr_changes(f"{paths.ISR_CHANGES}/{name}", node.data)
+            told += said.told
+            if not any(said):
+                named = None
+            elif named is not None:
+                named.update(dict.fromkeys(said.named))
+        versions = {name: node.version for name, node in nodes.items()}
+        return IsrChangesRead(versions, tuple(told), None if named is None else tuple(named))
 
     async def delete_isr_changes(self, nodes: Mapping[str, int]) -> bool:
         """Delete notifications that were acted on, as they were read. False: one says more by now. Bound to the epoch:

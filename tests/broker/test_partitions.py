@@ -121,14 +121,14 @@ def test_who_stops_is_counted_on_until_told_otherwise_also_with_a_broken_disk(tm
         handle_control_update(broker, connection, told(0, (0, 1), 1), memoryview(b""))
         await until(lambda: len(answers) == 1)
         [partition] = partitions
-        assert partition.replica.role == "follower" and partitions.counted_on == 1
+        assert partition.replica.role == "follower" and partitions.counted_on(partition)
         if broken:
             partition.fail(StorageError("the disk is gone"))
-        assert partitions.counted_on == 1
+        assert partitions.counted_on(partition)
         handle_control_update(broker, connection, told(0, (0,), 2), memoryview(b""))
         await until(lambda: len(answers) == 2)
         assert [failure[2] for failure in answers[1].failed] == [ErrorCode.KAFKA_STORAGE_ERROR] * broken
-        assert partitions.counted_on == 0
+        assert not partitions.counted_on(partition)
         await broker.end_tasks()
 
     try:

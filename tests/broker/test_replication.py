@@ -7,11 +7,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from sparklog.client.admin import Admin
+from sparklog.client.consumer import Consumer
 from sparklog.client.producer import Producer
 from sparklog.errors import ErrorCode
 from sparklog.model import TopicPartition, VersionedState
@@ -251,6 +253,34 @@ def test_a_controlled_stop_moves_leaderships_first(cluster: ProcessCluster, writ
     cluster.start_broker(1)
     wait_isr(cluster, "controlled", ALL)
     wait_equal(cluster, "controlled", sent)
+
+
+def test_a_controlled_stop_loses_nothing_that_the_leader_alone_acknowledged(cluster: ProcessCluster) -> None:
+    """With acks=1: a leader that stops is told last that others lead."""
+    create_topic(cluster, "acks-1-stop", assignment=((1, 0, 2),) * 60)
+    codes: list[int] = []
+    stopper = threading.Thread(target=lambda: codes.append(cluster.stop_broker(1)))
+    sent: list[tuple[bytes, Any]] = []
+    with Producer(cluster.bootstrap, acks=1, linger_ms=0) as producer:
+        producer.send("acks-1-stop", b"first").result(PATIENCE_S)
+        stopper.start()
+        while stopper.is_alive() or len(sent) < 1000:
+            some = [b"%d" % number for number in range(len(sent), len(sent) + 60)]
+            sent += [(value, producer.send("acks-1-stop", value, partition=int(value) % 60)) for value in some]
+            sent[-1][1].result(PATIENCE_S)
+        for _, sending in sent:
+            sending.result(PATIENCE_S)
+    stopper.join()
+    assert codes == [0]
+    cluster.start_broker(1)
+    wait_isr(cluster, "acks-1-stop", ALL)
+    with Consumer(cluster.bootstrap, "acks-1-stop") as consumer:
+        ends = consumer.end_offsets()
+        found: set[bytes] = set()
+        while any(consumer.position(tp) < end for tp, end in ends.items()):
+            for batch in consumer.poll(1.0):
+                found.update(batch.column("value").to_pylist())
+    assert not {value for value, _ in sent} - found
 
 
 @pytest.mark.alone

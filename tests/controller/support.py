@@ -36,6 +36,7 @@ from sparklog.controller.events import (
     Loaded,
     StatesRead,
     StatesRefused,
+    StatesTold,
     StatesWritten,
     StoppingRead,
     Ticked,
@@ -47,7 +48,15 @@ from sparklog.controller.events import (
     UpdateAnswered,
 )
 from sparklog.controller.reassignments import moving_record
-from sparklog.model import NO_LEADER, BrokerRegistration, LeaderAndIsr, TopicPartition, TopicRecord, VersionedState
+from sparklog.model import (
+    NO_LEADER,
+    BrokerRegistration,
+    LeaderAndIsr,
+    TopicPartition,
+    TopicRecord,
+    TopicStates,
+    VersionedState,
+)
 from sparklog.protocol.messages import ControlUpdate
 
 SESSION_TIMEOUT_MS = 2000
@@ -196,7 +205,8 @@ class World:
         state = LeaderAndIsr(node.state.leader, node.state.leader_epoch, isr, node.state.controller_epoch)
         self.nodes[tp] = VersionedState(state, node.version + 1, node.leader_incarnation)
         if notify:
-            self.feed(StatesRead({tp: self.nodes[tp]}))
+            told = TopicStates(tp.topic, self.topics[tp.topic].topic_id, {tp.partition: self.nodes[tp]})
+            self.feed(StatesTold((told,)))
 
     def write_held(self) -> None:
         """Carry out the writes held back so far."""

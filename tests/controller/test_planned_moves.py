@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from sparklog.controller import planned_moves
+from sparklog.controller import outbox, planned_moves
 from sparklog.controller.effects import Effect, WriteStates
+from sparklog.controller.events import UpdateAnswered
 from sparklog.model import TopicPartition
 
 from .support import World, topic
@@ -74,3 +75,40 @@ def test_a_topic_that_is_deleted_meanwhile_is_forgotten() -> None:
     world.delete("t")
     world.answer_held()
     assert world.controller.settled()
+
+
+def told_of_moves(world: World) -> list[int]:
+    return [update.broker.broker_id for update in world.held_updates if update.update.partitions]
+
+
+def test_the_old_leader_is_told_when_the_others_have_been() -> None:
+    """Else it would refuse records while nobody else takes them."""
+    world = World(SIX)
+    world.hold_updates = True
+    world.ask_to_stop(1)
+    assert told_of_moves(world) == [2, 3]
+    held, world.held_updates = world.held_updates, []
+    for update in held:
+        assert told_of_moves(world) == []
+        world.feed(UpdateAnswered(update.broker.broker_id, update.update_id, 0))
+    assert told_of_moves(world) == [1]
+    assert {decision.state.leader for decision in world.held_updates[-1].update.partitions} == {2}
+
+
+def test_the_old_leader_is_told_though_others_do_not_answer() -> None:
+    world = World(SIX)
+    world.hold_updates = True
+    world.ask_to_stop(1)
+    world.advance(outbox._LAST_MS - 1)
+    assert told_of_moves(world) == [2, 3]
+    world.advance(1)
+    assert told_of_moves(world) == [2, 3, 1]
+
+
+def test_a_topic_deleted_before_the_old_leader_was_told_is_not_told_of() -> None:
+    world = World(SIX)
+    world.hold_updates = True
+    world.ask_to_stop(1)
+    world.delete("t")
+    world.advance(outbox._LAST_MS)
+    assert 1 not in told_of_moves(world)

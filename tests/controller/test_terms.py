@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from sparklog.controller.effects import ReadStates, WriteStates
+from sparklog.controller.effects import Effect, ReadStates, WriteStates
 from sparklog.controller.events import (
     BrokersRead,
     Disconnected,
     Fenced,
     Reconnected,
+    StatesRead,
+    StatesTold,
     StatesUnknown,
     TopicRead,
     TopicSnapshot,
     UpdateAnswered,
 )
 from sparklog.errors import ErrorCode
-from sparklog.model import LeaderAndIsr, TopicPartition, VersionedState
+from sparklog.model import LeaderAndIsr, TopicPartition, TopicStates, VersionedState
 
 from .support import SESSION_TIMEOUT_MS, World, registration, topic
 
@@ -71,6 +73,41 @@ def test_isr_change_notifications_reach_all_brokers() -> None:
     world.leader_writes_isr(TP, 1, 2)
     for broker_id in (1, 2, 3):
         assert world.knows(broker_id)[TP].isr == (1, 2)
+
+
+def test_what_a_leader_tells_is_taken_only_where_it_is_newer_and_of_this_topic() -> None:
+    world = World(THREE)
+    node = world.nodes[TP]
+    shrunk = LeaderAndIsr(node.state.leader, node.state.leader_epoch, (1, 2), node.state.controller_epoch)
+
+    def tell(version: int, *, topic_id: str = "", partition: int = 0) -> list[Effect]:
+        states = {partition: VersionedState(shrunk, version, node.leader_incarnation)}
+        world.told.clear()
+        return world.feed(StatesTold((TopicStates(TP.topic, topic_id or THREE.topic_id, states),)))
+
+    assert tell(node.version) == []
+    assert tell(node.version + 1, topic_id="of a topic that was deleted") == []
+    assert tell(node.version + 1, partition=99) == []
+    assert world.knows(3).get(TP) is None, "nothing was told"
+    world.nodes[TP] = VersionedState(shrunk, node.version + 1, node.leader_incarnation)
+    assert tell(node.version + 1)
+    assert world.knows(3)[TP].isr == (1, 2)
+    assert tell(node.version + 1) == [], "told again"
+
+
+def test_what_a_leader_tells_does_not_end_the_wait_for_a_read() -> None:
+    """A write of unknown fate: the node may have moved on since the leader wrote."""
+    world = World(THREE)
+    world.hold_writes = world.hold_reads = True
+    world.lose(1)
+    world.feed(StatesUnknown((TP,)))
+    node = world.nodes[TP]
+    grown = VersionedState(node.state, node.version + 1, node.leader_incarnation)
+    world.nodes[TP] = grown
+    effects = world.feed(StatesTold((TopicStates(TP.topic, THREE.topic_id, {TP.partition: grown}),)))
+    assert not [effect for effect in effects if isinstance(effect, WriteStates)]
+    world.feed(StatesRead({TP: grown}))
+    assert [write.expected_version for write in world.held_writes if write.tp == TP][-1] == grown.version
 
 
 def test_an_old_state_read_late_changes_nothing() -> None:

@@ -383,3 +383,51 @@ def test_the_marks_lag_after_an_election_shows_until_it_reaches_the_epochs_start
     stage.fetch(3, 2)
     assert stage.replica.hw_settled
     assert stage.replica.check_offset(2) is None
+
+
+def test_an_idle_leader_is_not_woken_and_who_stops_fetching_still_falls_out() -> None:
+    """Ten thousand idle partitions are not to be looked at, and none is to be forgotten."""
+    stage = Stage()
+    stage.lead()
+    for follower in (2, 3):
+        stage.fetch(follower, 0)
+    stage.wait(2000)
+    assert stage.replica.deadline_ms is None, "all have everything"
+    stage.wait(100_000)
+    stage.produce()
+    assert stage.replica.deadline_ms == stage.now_ms + 1000
+    stage.fetch(2, 1)
+    assert one(stage.wait(1000), fx.WriteIsr).isr == (1, 2)
+
+
+def test_a_member_that_comes_back_with_less_falls_out_though_nothing_is_written() -> None:
+    stage = Stage(log_of(1, 1))
+    stage.lead(epoch=2)
+    for follower in (2, 3):
+        stage.fetch(follower, 2)
+    stage.wait(100_000)
+    assert stage.replica.deadline_ms is None
+    stage.fetch(3, 1, incarnation=LIVE[3] + 1)
+    assert one(stage.wait(2000), fx.WriteIsr).isr == (1, 2)
+
+
+def test_the_end_of_a_connection_that_no_member_had_wakes_nobody() -> None:
+    stage = Stage()
+    stage.lead(isr=(1, 2))
+    stage.fetch(2, 0)
+    stage.wait(2000)
+    stage.send(ev.FollowerConnectionLost(3))
+    assert stage.replica.deadline_ms is None
+
+
+def test_a_shorter_lag_time_counts_from_the_next_tick_on() -> None:
+    stage = Stage(settings=ReplicaSettings(lag_time_max_ms=60_000))
+    stage.lead()
+    for follower in (2, 3):
+        stage.fetch(follower, 0)
+    stage.produce()
+    stage.fetch(2, 1)
+    assert stage.wait(2000) == []
+    stage.replica.settings = ReplicaSettings(lag_time_max_ms=1000)
+    assert stage.send(decided(1, 1, 1)) == [], "told again, for the topic's settings"
+    assert one(stage.wait(10), fx.WriteIsr).isr == (1, 2)

@@ -11,7 +11,7 @@ import pytest
 from sparklog.errors import BrokerError, ErrorCode, StorageError
 from sparklog.model import TopicPartition
 from sparklog.storage import log_set
-from sparklog.storage.checkpoints import CHECKPOINT_FILE, RESERVE_FILE, read_boot_id
+from sparklog.storage.checkpoints import CHECKPOINT_FILE, RESERVE_FILE, read_boot_id, read_checkpoint
 from sparklog.storage.disk import RealDisk, read_file, replace_file
 from sparklog.storage.formats import NewerFormatError
 from sparklog.storage.log_set import LogDirectory
@@ -388,6 +388,44 @@ def test_a_file_system_that_cannot_be_made_durable_leaves_no_clean_marker(
         directory.write_clean_marker()
     disk.restart(page_cache_lost=False)
     assert not open_directory(disk=disk).clean
+
+
+def test_what_a_disk_says_ahead_of_a_stop_keeps_the_stop_from_being_clean(
+    disk: SimDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is said once: the flush of the stop itself would succeed."""
+    monkeypatch.setattr(log_set, "_MANY_LOGS", 1)
+    directory = open_directory(disk=disk)
+    fill(create_log(directory), 2)
+    disk.fail_next("sync_file_system", errno.EIO)
+    directory.sync_ahead()
+    with pytest.raises(BrokerError, match="offline"):
+        directory.write_clean_marker()
+    disk.restart(page_cache_lost=False)
+    assert not open_directory(disk=disk).clean
+
+
+def test_a_checkpoint_has_every_log_however_few_have_moved(disk: SimDisk) -> None:
+    directory = open_directory(disk=disk)
+    tps = [TopicPartition("many", number) for number in range(3)]
+    logs = [directory.create(tp, TOPIC_ID, schemas=SCHEMAS, config=config()) for tp in tps]
+    for log in logs:
+        fill(log, 2)
+        log.set_high_watermark(3)
+        directory.checkpoint()
+    logs[1].truncate(3)
+    logs[0].set_high_watermark(6)
+    logs[0].advance_log_start(3)
+    directory.checkpoint()
+    changes = disk.changes
+    directory.checkpoint()
+    assert disk.changes == changes, "nothing has moved"
+    directory.delete(tps[2])
+    directory.checkpoint()
+    marks = {(e.topic, e.partition): e for e in read_checkpoint(disk, directory.path).values()}
+    assert sorted(marks) == [("many", 0), ("many", 1)]
+    assert (marks["many", 0].high_watermark, marks["many", 0].log_start_offset) == (6, 3)
+    assert marks["many", 1].high_watermark == 3
 
 
 def test_where_a_file_system_does_not_tell_of_failures_many_logs_are_made_durable_file_by_file(

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from sparklog.errors import BrokerError, ClusterError, ErrorCode
-from sparklog.model import LeaderAndIsr, TopicPartition, VersionedState
+from sparklog.model import LeaderAndIsr, TopicStates, VersionedState
 from sparklog.zk import codecs, paths
 from sparklog.zk.broker_registry import BrokerRegistry
 from sparklog.zk.cluster_store import BarrierJob, FateUnknown, NodeGone, Refused, Written
@@ -173,21 +173,25 @@ def test_isr_changes_do_not_pile_up_while_nobody_acts_on_them(connect: str) -> N
     async def scenario() -> None:
         async with opened(connect) as store:
 
-            async def named(broker_id: int) -> tuple[TopicPartition, ...]:
-                node = await store.session.get(paths.isr_change(broker_id))
-                return codecs.decode_partitions("", node.data)
+            async def noted(broker_id: int) -> tuple[TopicStates, ...]:
+                return codecs.decode_isr_changes("", (await store.session.get(paths.isr_change(broker_id))).data).told
 
-            many = [TopicPartition("t" * 200, number) for number in range(2000)]
-            for number in range(30):
-                await store.notify_isr_change(1, [TopicPartition("b", number % 3), TP])
-            await asyncio.gather(*(store.notify_isr_change(2, [tp]) for tp in many[:3]))
+            def told(*versions: int, topic: str = "b", topic_id: str = "id") -> TopicStates:
+                states = enumerate(versions)
+                return TopicStates(topic, topic_id, {p: VersionedState(STATE, version) for p, version in states})
+
+            for version in range(30):
+                await store.notify_isr_change(1, [told(version, 5), told(version, topic_id="other")])
+            await store.notify_isr_change(1, [told(3)])  # repeated, after it was overtaken
+            others = [told(number, topic=f"t{number}") for number in range(3)]
+            await asyncio.gather(*(store.notify_isr_change(2, [other]) for other in others))
             assert sorted(await store.session.children(paths.ISR_CHANGES)) == ["1", "2"]
-            assert set(await named(1)) == {TP, *(TopicPartition("b", number) for number in range(3))}
-            assert set(await named(2)) == set(many[:3])
-            await store.notify_isr_change(2, many)
-            assert await named(2) == (), "too many to be named: any"
-            await store.notify_isr_change(2, [TP])
-            assert await named(2) == ()
+            assert await noted(1) == (told(29, 5), told(29, topic_id="other"))
+            assert sorted(await noted(2), key=lambda said: said.topic) == others
+            await store.notify_isr_change(2, [told(*range(20_000))])
+            assert await noted(2) == (), "too many to be told: any"
+            await store.notify_isr_change(2, [told(1)])
+            assert await noted(2) == ()
 
     asyncio.run(scenario())
 

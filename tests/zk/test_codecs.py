@@ -8,7 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparklog.model import BrokerRegistration, LeaderAndIsr, TopicPartition, TopicRecord, TopicSchema, VersionedState
+from sparklog.model import (
+    BrokerRegistration,
+    LeaderAndIsr,
+    TopicPartition,
+    TopicRecord,
+    TopicSchema,
+    TopicStates,
+    VersionedState,
+)
 from sparklog.zk import codecs
 
 ids = st.integers(0, 2**31 - 1)
@@ -42,8 +50,21 @@ def test_broker_registration_comes_back() -> None:
 
 
 def test_isr_changes_come_back() -> None:
-    changed = (TopicPartition("a", 0), TopicPartition("b", 12))
-    assert codecs.decode_partitions("/n", codecs.encode_partitions(changed)) == changed
+    told = (
+        TopicStates("a", "id-1", {0: VersionedState(LeaderAndIsr(1, 2, (1, 3), 4), 5, 6)}),
+        TopicStates("b", "id-2", {12: VersionedState(LeaderAndIsr(1, 0, (1,), 4), 0, 6)}),
+    )
+    assert codecs.decode_isr_changes("/n", codecs.encode_isr_changes(told)) == (told, ())
+
+
+def test_isr_changes_between_releases() -> None:
+    """An earlier release names partitions, and takes a node that names none for any."""
+    earlier = b'{"version":1,"partitions":[["a",0],["b",12]]}'
+    named = (TopicPartition("a", 0), TopicPartition("b", 12))
+    assert codecs.decode_isr_changes("/n", earlier) == ((), named)
+    assert codecs.decode_isr_changes("/n", b'{"version":1,"partitions":[]}') == ((), ())
+    told = TopicStates("a", "id-1", {0: VersionedState(LeaderAndIsr(1, 2, (1, 3), 4), 5, 6)})
+    assert json.loads(codecs.encode_isr_changes([told]))["partitions"] == []
 
 
 def test_newer_version_is_refused_by_name_even_when_its_fields_differ() -> None:

@@ -19,7 +19,7 @@ from sparklog.controller.effects import Effect
 from sparklog.controller.events import Event, TopicRead
 from sparklog.controller.reassignments import moving_record
 from sparklog.errors import ClusterError, ErrorCode
-from sparklog.model import LeaderAndIsr, TopicPartition, TopicRecord
+from sparklog.model import LeaderAndIsr, TopicPartition, TopicRecord, TopicStates, VersionedState
 from sparklog.net.server import Server, ServerConnection, serve
 from sparklog.protocol.messages import (
     ControlUpdate,
@@ -174,17 +174,7 @@ def test_topics_brokers_and_isr_changes_reach_everyone(connect: str) -> None:
         assert loop.status.state == "active"
         assert one.brokers == [1, 2, 3]
         tp = TopicPartition("t", 0)
-        version = one.versions[tp]
-        written = await write_isr(
-            one.store,
-            tp,
-            LeaderAndIsr(1, 0, (1, 2), loop.status.controller_epoch),
-            expected_version=version,
-            leader_incarnation=one.incarnation,
-            topic_id="id-1",
-        )
-        assert written == Written(version + 1)
-        await one.store.notify_isr_change(one.broker_id, [tp])
+        await lead_on(one, tp, 1, 2)
         await until(lambda: all(h.known[tp].isr == (1, 2) for h in hearers), "the smaller ISR, known to all")
         assert await one.store.session.children(paths.ISR_CHANGES) == ()
 
@@ -214,17 +204,19 @@ def test_a_term_that_fails_at_what_a_watch_brought_is_followed_by_another(
 async def lead_on(hearer: Hearer, tp: TopicPartition, *isr: int, tell: bool = True) -> None:
     """The partition's leader changes its ISR, as its replica would."""
     known = hearer.known[tp]
+    state = LeaderAndIsr(hearer.broker_id, known.leader_epoch, isr, known.controller_epoch)
     written = await write_isr(
         hearer.store,
         tp,
-        LeaderAndIsr(hearer.broker_id, known.leader_epoch, isr, known.controller_epoch),
+        state,
         expected_version=hearer.versions[tp],
         leader_incarnation=hearer.incarnation,
         topic_id="id-1",
     )
     assert isinstance(written, Written), written
     if tell:
-        await hearer.store.notify_isr_change(hearer.broker_id, [tp])
+        stored = VersionedState(state, written.version, hearer.incarnation)
+        await hearer.store.notify_isr_change(hearer.broker_id, [TopicStates(tp.topic, "id-1", {tp.partition: stored})])
 
 
 async def begin_move(store: ClusterStore, partition: int, *target: int) -> None:
@@ -279,7 +271,7 @@ def test_more_isr_changes_than_can_be_named_reach_everyone(connect: str) -> None
     async def scenario(loop: ControllerLoop, hearers: list[Hearer]) -> None:
         one = hearers[0]
         await lead_on(one, TopicPartition("t", 0), 1, 2, tell=False)
-        await one.store.session.create(paths.isr_change(1), codecs.encode_partitions(()))
+        await one.store.session.create(paths.isr_change(1), codecs.encode_isr_changes(()))
         await until(lambda: all(h.known[TopicPartition("t", 0)].isr == (1, 2) for h in hearers), "the smaller ISR")
 
     run_with_three(connect, scenario)

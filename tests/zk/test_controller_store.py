@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from sparklog.errors import BrokerError
-from sparklog.model import LeaderAndIsr, TopicPartition, VersionedState
+from sparklog.model import LeaderAndIsr, TopicPartition, TopicStates, VersionedState
 from sparklog.zk import codecs, paths
 from sparklog.zk.broker_registry import BrokerRegistry
 from sparklog.zk.cluster_store import FateUnknown, NodeGone, Written
@@ -160,20 +160,37 @@ def test_a_request_for_an_election_ends_with_who_asked(connect: str) -> None:
     asyncio.run(scenario())
 
 
+def told(version: int) -> TopicStates:
+    return TopicStates(TP.topic, "id-1", {TP.partition: VersionedState(STATE, version, 1)})
+
+
+def test_isr_changes_that_name_partitions_or_none_are_to_be_read(connect: str) -> None:
+    async def scenario() -> None:
+        async with opened(connect) as leader:
+            store = ControllerStore(leader.session)
+            await leader.session.create(paths.isr_change(1), b'{"version":1,"partitions":[["orders",0]]}')
+            await leader.notify_isr_change(2, [told(1)])
+            assert await store.read_isr_changes() == ({"1": 0, "2": 0}, (told(1),), (TP,))
+            await leader.session.create(paths.isr_change(3), codecs.encode_isr_changes(()))
+            assert await store.read_isr_changes() == ({"1": 0, "2": 0, "3": 0}, (told(1),), None)
+
+    asyncio.run(scenario())
+
+
 def test_what_is_added_to_an_isr_change_after_it_was_read_stays(connect: str) -> None:
     async def scenario() -> None:
         async with opened(connect) as leader, opened(connect) as two:
             store = await elected(two.session)
-            await leader.notify_isr_change(1, [TP])
-            await leader.notify_isr_change(2, [TP])
-            seen, changed = await store.read_isr_changes()
-            assert changed == (TP,)
-            await leader.notify_isr_change(1, [TP])  # another write of the same ISR
-            assert not await store.delete_isr_changes(seen)
-            seen, changed = await store.read_isr_changes()
-            assert (list(seen), changed) == (["1"], (TP,))
-            assert await store.delete_isr_changes(seen)
-            assert await store.read_isr_changes() == ({}, ())
+            await leader.notify_isr_change(1, [told(1)])
+            await leader.notify_isr_change(2, [told(0)])
+            seen = await store.read_isr_changes()
+            assert (seen.told, seen.named) == ((told(1), told(0)), ())
+            await leader.notify_isr_change(1, [told(2)])  # another write of the same ISR
+            assert not await store.delete_isr_changes(seen.nodes)
+            seen = await store.read_isr_changes()
+            assert (list(seen.nodes), seen.told, seen.named) == (["1"], (told(2),), ())
+            assert await store.delete_isr_changes(seen.nodes)
+            assert await store.read_isr_changes() == ({}, (), ())
 
     asyncio.run(scenario())
 
@@ -185,13 +202,13 @@ def test_a_deposed_controller_writes_nothing(connect: str) -> None:
             await one.create_topic(TOPIC)
             await one.session.delete(paths.CONTROLLER)
             await elected(two.session)
-            await two.notify_isr_change(1, [TP])
-            names, changed = await deposed.read_isr_changes()
-            assert changed == (TP,)
+            await two.notify_isr_change(1, [told(1)])
+            seen = await deposed.read_isr_changes()
+            assert seen.told == (told(1),)
             assert await write(deposed, *WRITES) == [EpochLost()]
             assert await deposed.write_topic(TOPIC, 0, []) == EpochLost()
             assert not await deposed.delete_topic("orders", "id-1")
-            await deposed.delete_isr_changes(names)
+            await deposed.delete_isr_changes(seen.nodes)
             assert await two.read_topic("orders") is not None
             assert len(await two.session.children(paths.ISR_CHANGES)) == 1, "left for the new controller"
 

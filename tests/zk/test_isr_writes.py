@@ -18,7 +18,7 @@ import pytest
 from sparklog.broker.partition import Partition
 from sparklog.broker.registry import Registry
 from sparklog.broker.state import BrokerState
-from sparklog.model import LeaderAndIsr, TopicPartition
+from sparklog.model import LeaderAndIsr, TopicPartition, TopicStates, VersionedState
 from sparklog.replica.effects import WriteIsr
 from sparklog.replica.events import Event, IsrRefused, IsrWriteFailed, IsrWritten
 from sparklog.zk import codecs, paths
@@ -146,25 +146,37 @@ def _refuse_once(session: ZkSession, asked: str) -> list[str]:
     return refused
 
 
+def stored(number: int) -> VersionedState:
+    return VersionedState(STATE, number + 1, 7)
+
+
+def changed(registry: Registry, number: int) -> None:
+    """A partition hears that its ISR is written, and says that it has changed."""
+    replica = SimpleNamespace(version=stored(number).version)
+    partition = SimpleNamespace(tp=TopicPartition("t", number), topic_id="id", replica=replica)
+    partition.step = lambda _: registry.isr_changed(cast(Partition, partition))
+    registry._tell(cast(Partition, partition), stored(number), IsrWritten(STATE.isr, number + 1))
+
+
 def test_many_changes_are_gathered_for_longer_and_told_in_one(connect: str, tmp_path: Path) -> None:
-    """The controller reads every state it is told of: not while the rest of a failure is still being written."""
-    many = [TopicPartition("t", number) for number in range(400)]
+    """The controller tells all brokers what it is told: not while the rest of a failure is still being written."""
 
     async def scenario() -> None:
         async with opened(connect) as store:
             state = leading(store, tmp_path)[1]
             registry = Registry(state, store.session, broker(1))
             begun = time.monotonic()
-            for tp in many[:200]:
-                registry.isr_changed(tp)
+            for number in range(200):
+                changed(registry, number)
             await asyncio.sleep(0)
-            for tp in many[200:]:
-                registry.isr_changed(tp)
+            for number in range(200, 400):
+                changed(registry, number)
             path, told = paths.isr_change(1), asyncio.Event()
             assert not await store.session.exists(path, on_change=told.set)
             await told.wait()
-            assert time.monotonic() - begun >= 0.4
-            assert codecs.decode_partitions(path, (await store.session.get(path)).data) == tuple(many)
+            assert time.monotonic() - begun >= 0.1
+            said = codecs.decode_isr_changes(path, (await store.session.get(path)).data).told
+            assert said == (TopicStates("t", "id", {number: stored(number) for number in range(400)}),)
             await state.end_tasks()
 
     asyncio.run(asyncio.wait_for(scenario(), 60))
