@@ -94,7 +94,8 @@ class TopicArchive:
         with self._maintenance.running():
             while not self._stopping.is_set():
                 self._failure, self._outdated = None, False
-                self._wake.clear()
+                # Each query has its own: a batch that outlives its query finds it set.
+                self._wake = threading.Event()
                 checkpoint = Path(tempfile.mkdtemp(prefix="sparklog-archive-"))
                 try:
                     self._run_query(checkpoint)
@@ -132,11 +133,21 @@ class TopicArchive:
         self._store(seam)
         stream = self._source(topic, startingOffsets=starting).load()
 
+        wake = self._wake
+
+        def is_over() -> bool:
+            return wake.is_set() or self._stopping.is_set()
+
         def run_batch(batch: DataFrame, number: int) -> None:
             # After an end nothing is read any more; what Spark notes as done it notes in a checkpoint that goes.
-            with self._busy:
-                if not self._is_over:
+            while not self._busy.acquire(timeout=_POLL_S):  # maintenance may hold it for long
+                if is_over():
+                    return
+            try:
+                if not is_over():
                     self._run_batch(archiver, topic, batch, ends_in=checkpoint, number=number)
+            finally:
+                self._busy.release()
 
         writer = stream.writeStream.foreachBatch(run_batch).queryName(f"archive-{self._options.topic}-{self._attempt}")
         writer = writer.option("checkpointLocation", checkpoint.as_uri())
@@ -168,13 +179,17 @@ class TopicArchive:
     def _await(self, query: StreamingQuery) -> None:
         while query.isActive and not self._is_over:
             self._wake.wait(_POLL_S)
+        has_ended = not self._is_over
         if query.isActive and self._busy.acquire(timeout=_STOP_PATIENCE_S):
             self._busy.release()
+        self._wake.set()
         query.stop()
         if self._failure is not None:
             raise self._failure
-        if not self._is_over and (error := query.exception()) is not None:
-            raise _explained(error)
+        if has_ended and (error := query.exception()) is not None:
+            raise explained(error)
+        if has_ended and self._options.interval is not None:
+            raise SparklogError(f"the query that archives topic {self._options.topic} was ended by somebody else")
 
     @property
     def _is_over(self) -> bool:
@@ -236,9 +251,11 @@ def _told(done: Archived) -> str:
     return f"batch {done.seam.batch}: {done.rows:,} rows{bad}"
 
 
-def _explained(error: StreamingQueryException) -> Exception:
+def explained(error: StreamingQueryException) -> Exception:
     """What Spark's text of a failed query comes to."""
     text = str(error)
     if found := re.search(r"DataLoss: (.*?)(; with option failOnDataLoss|\n|$)", text):
         return ArchiveRefused(f"{found[1]}; to go on without them: --fail-on-data-loss false")
+    if "has to give an offset for each partition" in text:
+        return SparklogError("the topic got partitions while its archive began, and not all brokers know them yet")
     return error
