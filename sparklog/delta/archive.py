@@ -4,20 +4,10 @@ The table alone says how far it is (``seam``). Every start of a query, the first
 changes of the topic's schema, takes the table's ends for its starting offsets and a checkpoint of its own, which is
 thrown away; so there is nothing that could contradict the table. What one micro-batch does is in ``batches``.
 
-Seams of this package, for what is to come:
-
-- another way to commit rows (a merge by key): ``ArchiveTable.append`` is the only writer of tables, called by
-  ``BatchArchiver.commit`` alone. A sibling takes the same two arguments, rows of ``Casting.table``'s columns and the
-  Seam, whose ``mode`` tells them apart; it has to commit the seam's JSON as userMetadata and its ``batch`` as
-  txnVersion of ``app_id`` (for statements that have no writer's options, the settings
-  ``spark.databricks.delta.write.txnAppId``, ``...write.txnVersion`` and
-  ``spark.databricks.delta.commitInfo.userMetadata`` of the rows' own session), and end with ``check_own``. A
-  micro-batch holds all committed records of its offsets in order of offset within a partition, so the
-  newest of a key is that of the greatest offset. Replays may come with other bounds, never with a gap.
-- maintenance (OPTIMIZE, VACUUM): between two batches, in ``BatchArchiver.archive`` behind ``store_progress`` or in
-  ``TopicArchive`` while no query runs. Its commits need no seam; one that carries the last one on (the same JSON) keeps
-  the seam in Delta's log when the commit that said it first is cleaned away. ``ArchiveTable.look`` passes over commits
-  that say none.
+Rows are committed by ``ArchiveTable.append`` or, merged by key, by ``upsert``; each commit has the seam's JSON as its
+userMetadata, and the seam's ``batch`` as Delta's txnVersion of ``app_id``. A micro-batch holds all committed records of
+its offsets. It may come again with other bounds, never with a gap. ``maintenance`` runs beside the batches, and its
+commits say no seam.
 """
 
 from __future__ import annotations
