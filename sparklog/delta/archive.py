@@ -4,20 +4,10 @@ The table alone says how far it is (``seam``). Every start of a query, the first
 changes of the topic's schema, takes the table's ends for its starting offsets and a checkpoint of its own, which is
 thrown away; so there is nothing that could contradict the table. What one micro-batch does is in ``batches``.
 
-Seams of this package, for what is to come:
-
-- another way to commit rows (a merge by key): ``ArchiveTable.append`` is the only writer of tables, called by
-  ``BatchArchiver.commit`` alone. A sibling takes the same two arguments, rows of ``Casting.table``'s columns and the
-  Seam, whose ``mode`` tells them apart; it has to commit the seam's JSON as userMetadata and its ``batch`` as
-  txnVersion of ``app_id`` (for statements that have no writer's options, the settings
-  ``spark.databricks.delta.write.txnAppId``, ``...write.txnVersion`` and
-  ``spark.databricks.delta.commitInfo.userMetadata`` of the rows' own session), and end with ``check_own``. A
-  micro-batch holds all committed records of its offsets in order of offset within a partition, so the
-  newest of a key is that of the greatest offset. Replays may come with other bounds, never with a gap.
-- maintenance (OPTIMIZE, VACUUM): between two batches, in ``BatchArchiver.archive`` behind ``store_progress`` or in
-  ``TopicArchive`` while no query runs. Its commits need no seam; one that carries the last one on (the same JSON) keeps
-  the seam in Delta's log when the commit that said it first is cleaned away. ``ArchiveTable.look`` passes over commits
-  that say none.
+Rows are committed by ``ArchiveTable.append`` or, merged by key, by ``upsert``; each commit has the seam's JSON as its
+userMetadata, and the seam's ``batch`` as Delta's txnVersion of ``app_id``. A micro-batch holds all committed records of
+its offsets. It may come again with other bounds, never with a gap. ``maintenance`` runs beside the batches, and its
+commits say no seam.
 """
 
 from __future__ import annotations
@@ -94,7 +84,8 @@ class TopicArchive:
         with self._maintenance.running():
             while not self._stopping.is_set():
                 self._failure, self._outdated = None, False
-                self._wake.clear()
+                # Each query has its own: a batch that outlives its query finds it set.
+                self._wake = threading.Event()
                 checkpoint = Path(tempfile.mkdtemp(prefix="sparklog-archive-"))
                 try:
                     self._run_query(checkpoint)
@@ -132,11 +123,21 @@ class TopicArchive:
         self._store(seam)
         stream = self._source(topic, startingOffsets=starting).load()
 
+        wake = self._wake
+
+        def is_over() -> bool:
+            return wake.is_set() or self._stopping.is_set()
+
         def run_batch(batch: DataFrame, number: int) -> None:
             # After an end nothing is read any more; what Spark notes as done it notes in a checkpoint that goes.
-            with self._busy:
-                if not self._is_over:
+            while not self._busy.acquire(timeout=_POLL_S):  # maintenance may hold it for long
+                if is_over():
+                    return
+            try:
+                if not is_over():
                     self._run_batch(archiver, topic, batch, ends_in=checkpoint, number=number)
+            finally:
+                self._busy.release()
 
         writer = stream.writeStream.foreachBatch(run_batch).queryName(f"archive-{self._options.topic}-{self._attempt}")
         writer = writer.option("checkpointLocation", checkpoint.as_uri())
@@ -168,13 +169,17 @@ class TopicArchive:
     def _await(self, query: StreamingQuery) -> None:
         while query.isActive and not self._is_over:
             self._wake.wait(_POLL_S)
+        has_ended = not self._is_over
         if query.isActive and self._busy.acquire(timeout=_STOP_PATIENCE_S):
             self._busy.release()
+        self._wake.set()
         query.stop()
         if self._failure is not None:
             raise self._failure
-        if not self._is_over and (error := query.exception()) is not None:
-            raise _explained(error)
+        if has_ended and (error := query.exception()) is not None:
+            raise explained(error)
+        if has_ended and self._options.interval is not None:
+            raise SparklogError(f"the query that archives topic {self._options.topic} was ended by somebody else")
 
     @property
     def _is_over(self) -> bool:
@@ -236,9 +241,11 @@ def _told(done: Archived) -> str:
     return f"batch {done.seam.batch}: {done.rows:,} rows{bad}"
 
 
-def _explained(error: StreamingQueryException) -> Exception:
+def explained(error: StreamingQueryException) -> Exception:
     """What Spark's text of a failed query comes to."""
     text = str(error)
     if found := re.search(r"DataLoss: (.*?)(; with option failOnDataLoss|\n|$)", text):
         return ArchiveRefused(f"{found[1]}; to go on without them: --fail-on-data-loss false")
+    if "has to give an offset for each partition" in text:
+        return SparklogError("the topic got partitions while its archive began, and not all brokers know them yet")
     return error

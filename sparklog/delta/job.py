@@ -32,6 +32,8 @@ _LASTING = {
     ErrorCode.SCHEMA_MISMATCH,
     ErrorCode.INVALID_CONFIG,
 }
+#: The same of Spark; last, that its SparkContext is stopped: a job that went on could do nothing but hide that.
+_LASTING_WORDS = r"\bConfigError\b|Spark has no type for column|stopped SparkContext"
 
 
 class _TopicThread(threading.Thread):
@@ -83,7 +85,9 @@ def is_lasting(error: Exception) -> bool:
     if isinstance(error, BrokerError):
         return error.code in _LASTING
     if isinstance(error, SPARK_ERRORS):  # from Spark's planning processes, as text
-        return re.search(r"\bConfigError\b|Spark has no type for column", str(error)) is not None
+        return re.search(_LASTING_WORDS, str(error)) is not None
+    if isinstance(error, OSError):  # a full disk passes; a JVM that is gone does not
+        return isinstance(error, ConnectionError)
     return isinstance(error, ArchiveRefused | ConfigError) or not isinstance(error, SparklogError)
 
 

@@ -78,6 +78,8 @@ def prepare(spark: SparkSession, options: ArchiveOptions, topic: TopicDescriptio
     seam = msgspec.structs.replace(seam, topic=topic.name, topic_id=topic.topic_id, mode=options.mode, lost={})
     quarantine = Quarantine(spark, quarantine_path(options.to, options.topic), quarantine_columns(own))
     quarantine.begin(seam.ends)
+    if not seam.ends:
+        quarantine.check_topic({topic.topic_id, topic.config.get("restored.from", "").partition("/")[0]})
     return Prepared(table, quarantine, casting, seam)
 
 

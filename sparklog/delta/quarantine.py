@@ -8,18 +8,23 @@ table's ends is in exactly one of the two, whatever batches it was in.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sf
 from pyspark.sql.types import StructType
 
-from sparklog.delta.archive_table import ArchiveFenced, ArchiveTable
-from sparklog.delta.seam import Seam
+from sparklog.delta.archive_table import ArchiveFenced, ArchiveRefused, ArchiveTable
+from sparklog.delta.seam import Seam, app_id
 from sparklog.delta.table import OFFSET, PARTITION
+from sparklog.errors import SparklogError
 
 #: Times outside all calendars are among the rows, and statistics of those are in nobody's format.
 _PROPERTIES = {"delta.dataSkippingStatsColumns": f"{PARTITION},{OFFSET}"}
+
+
+class QuarantineMoved(SparklogError):
+    """Another archive has written bad rows. It need not win: the table decides that, so there is another try."""
 
 
 class Quarantine:
@@ -46,6 +51,21 @@ class Quarantine:
             self._pending = found
             self._pending_ends = {row[PARTITION]: row[OFFSET] + 1 for row in rows}
 
+    def check_topic(self, topic_ids: Collection[str]) -> None:
+        """Raises ArchiveRefused: there are rows of another topic, whose offsets would keep records of the same offsets
+        out of a new table. ``topic_ids``: that of the topic, and of the one it was restored from."""
+        if self._pending is None:
+            return
+        if self._expected is not None:
+            is_own = self._expected.topic_id in topic_ids
+        else:  # the commits that said it are cleaned away
+            is_own = any(self.table.transaction(app_id(found)) >= 0 for found in topic_ids)
+        if not is_own:
+            raise ArchiveRefused(
+                f"{self.table.path} holds bad rows of an earlier topic, and the table beside it is new: move it away, "
+                "or archive the topic to another path"
+            )
+
     def without_pending(self, rows: DataFrame, ends: Mapping[int, int]) -> DataFrame:
         """Rows of a batch that begins at ``ends``, without those that are pending here."""
         if self._pending is None or all(ends.get(number, 0) >= end for number, end in self._pending_ends.items()):
@@ -56,28 +76,32 @@ class Quarantine:
         """Commit bad rows of the batch behind which the table will end at ``seam.ends``.
 
         Raises:
-            ArchiveFenced: another archive has written here in between.
+            QuarantineMoved: another archive has written here in between.
         """
         if not self.table.exists:
             self.table.create(
                 self._columns, partition_by=(), properties=_PROPERTIES, comment="Records left out of the archive"
             )
-        number = self._expected.batch + 1 if self._expected is not None else 0
+        # Delta's number stays when the commits that said it are cleaned away.
+        before = self._expected.batch if self._expected is not None else self.table.transaction(seam.app_id)
         own = Seam(
             topic=seam.topic,
             topic_id=seam.topic_id,
-            batch=number,
+            batch=before + 1,
             ends=seam.ends,
             mode="quarantine",
             attempt=seam.attempt,
         )
-        self.table.append(rows.select(*self._columns.names), own)
+        try:
+            self.table.append(rows.select(*self._columns.names), own)
+        except ArchiveFenced as error:
+            raise QuarantineMoved(str(error)) from error
         self._expected = own
 
     def check(self) -> None:
-        """Raises ArchiveFenced: another archive has written here since this one last did, or began."""
+        """Raises QuarantineMoved: another archive has written here since this one last did, or began."""
         if self.table.look() != self._expected:
-            raise ArchiveFenced(f"another archive has committed to {self.table.path}")
+            raise QuarantineMoved(f"another archive has committed to {self.table.path}")
 
 
 def _from(ends: Mapping[int, int]) -> Column:

@@ -111,12 +111,17 @@ class DeltaLog:
 
     def newest_since(self, version: int) -> tuple[int, SeamAt | None]:
         """The newest version, looked for upwards from one that is known to exist (-1: from the beginning), and the
-        newest seam of those behind it. Asks for as many files as there are new commits, and for one more."""
+        newest seam of those behind it. Asks for as many files as there are new commits, and for two more.
+
+        Where ``version`` has been cleaned away since, so may have been what came next: then all commits are looked at.
+        """
         newest, found = version, None
         while True:
             try:
                 seam = parse_seam(self._user_metadata(newest + 1))
             except FileNotFoundError:
+                if newest == version and self._is_cleaned_away(version):
+                    return self.versions()[-1], self.seam()
                 return newest, found
             newest += 1
             if seam is not None:
@@ -131,7 +136,10 @@ class DeltaLog:
         for found in reversed(self.versions()):
             if version is not None and found > version:
                 continue
-            seam = parse_seam(self._user_metadata(found))
+            try:
+                seam = parse_seam(self._user_metadata(found))
+            except FileNotFoundError:
+                return None  # cleaned away just now, and all before it
             if seam is not None:
                 return SeamAt(found, seam)
         return None
@@ -141,6 +149,13 @@ class DeltaLog:
         for line in self._read(f"{version:020d}.json").splitlines():
             if line:
                 yield msgspec.json.decode(line)
+
+    def _is_cleaned_away(self, version: int) -> bool:
+        try:
+            self._read(f"{version:020d}.json")
+        except FileNotFoundError:
+            return any(found > version for found in self.versions())
+        return False
 
     def _user_metadata(self, version: int) -> str | None:
         for action in self.actions(version):

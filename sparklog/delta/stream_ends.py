@@ -18,8 +18,8 @@ from sparklog.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class BatchEnds:
-    """Next offsets by partition behind a batch of one topic. ``begun``: where it began in partitions in which that was
-    not the end of the batch before."""
+    """Next offsets by partition behind a batch of one topic. ``begun``: where it began: at the end of the batch before,
+    or where Spark was told that it did not."""
 
     topic_id: str
     ends: Mapping[int, int]
@@ -43,7 +43,12 @@ def read_batch_ends(checkpoint: Path, batch: int, *, topic: str) -> BatchEnds:
     Raises:
         ConfigError: the file is not one of a query over this source.
     """
-    path = checkpoint / "offsets" / str(batch)
+    found = _read(checkpoint / "offsets" / str(batch), topic)
+    before = _read(checkpoint / "offsets" / str(batch - 1), topic).ends if batch > 0 else {}
+    return BatchEnds(found.topic_id, found.ends, {**before, **found.begun})
+
+
+def _read(path: Path, topic: str) -> BatchEnds:
     last = path.read_text("utf-8").splitlines()[-1]
     try:
         offset = msgspec.json.decode(last, type=_Offset)

@@ -47,7 +47,7 @@ def upsert(table: ArchiveTable, rows: DataFrame, seam: Seam, *, keys: Collection
         ArchiveFenced: the number is another's.
     """
     found = newest(rows, keys)
-    if seam.batch == 0:
+    if seam.batch == 0 and table.file_count() == 0:
         # Nothing is there that could be replaced.
         metrics = table.append(found.where(~sf.col(TOMBSTONE)).drop(TOMBSTONE), seam)
         return int(metrics.get("numOutputRows", 0))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import threading
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -18,9 +19,10 @@ from sparklog.delta.archive_table import ArchiveFenced, ArchiveRefused, ArchiveT
 from sparklog.delta.archived_rows import open_archive
 from sparklog.delta.batches import BatchArchiver
 from sparklog.delta.job import run_archives
+from sparklog.delta.quarantine import Quarantine, QuarantineMoved
 from sparklog.delta.restore import restore_topic
 from sparklog.delta.seam import Seam
-from sparklog.delta.table import table_path
+from sparklog.delta.table import quarantine_path, table_path
 from sparklog.model import TopicPartition
 from sparklog.testing.process_cluster import ProcessCluster
 from tests.delta.archives import archive, archived, asked, bad_rows, ends, places, rows, seams
@@ -124,6 +126,11 @@ def test_a_typed_topic_whose_schema_grows_while_it_is_archived(
     thread.start()
     try:
         wait_until(lambda: any("rows" in text for text in said), "the first batch", timeout_s=120)
+        # A query that ends without an error is not the end of the archive.
+        for query in spark.streams.active:
+            if (query.name or "").startswith(f"archive-{topic}-"):
+                query.stop()
+        wait_until(lambda: any("ended by somebody else" in text for text in said), "another query", timeout_s=120)
         admin.add_columns(topic, pa.schema([("note", pa.string()), ("local", pa.timestamp("us"))]))
         write([4], [5], note=pa.array(["new"]), local=pa.array([7], pa.timestamp("us")))
         wait_until(lambda: ends(lake, topic) == {0: 5}, "the wider rows", timeout_s=120)
@@ -193,6 +200,42 @@ def test_values_that_are_json_and_those_that_are_not(
     assert bad_rows(lake, topic)["reason"].to_pylist()[3] == "a: 2.5 is no int"
     assert found.column_names[:4] == ["a", "b", "_key", "_headers"]
     assert ends(lake, topic) == {0: 8}
+
+
+def test_a_quarantine_that_outlives_its_table_and_its_own_commits(
+    plain_spark: SparkSession, lake: str, topic: str
+) -> None:
+    columns = ddl("_partition int, _offset bigint, _timestamp timestamp, reason string, record struct<a: int>")
+    path = quarantine_path(lake, topic)
+    seam = Seam(topic=topic, topic_id="first", batch=0, ends={0: 6}, mode="append", attempt="a")
+
+    def bad(offset: int) -> DataFrame:
+        return plain_spark.createDataFrame([(0, offset, DAY, "bad", (1,))], columns)
+
+    def opened() -> Quarantine:
+        quarantine = Quarantine(plain_spark, path, columns)
+        quarantine.begin({})
+        return quarantine
+
+    before = opened()
+    before.check_topic({"second"})  # there is nothing yet
+    before.add(bad(5), seam)
+    # Delta has cleaned away what says whose it is: others' commits alone are left.
+    before.table.set_properties({"by": "others"})
+    jvm: Any = plain_spark._jvm
+    jvm.org.apache.spark.sql.delta.DeltaLog.forTable(plain_spark._jsparkSession, path).checkpoint()
+    for is_said in (True, False):
+        now = opened()
+        now.check_topic({"first", ""})
+        with pytest.raises(ArchiveRefused, match="bad rows of an earlier topic"):
+            now.check_topic({"second", ""})
+        if is_said:
+            for version in (0, 1):
+                (Path(path) / "_delta_log" / f"{version:020d}.json").unlink()
+    now.add(bad(6), seam)
+    assert places(bad_rows(lake, topic)) == [(0, 5), (0, 6)]
+    with pytest.raises(QuarantineMoved):
+        before.check()
 
 
 def test_two_archives_of_one_topic(

@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
-from pyspark.errors import ParseException
+from pyspark.errors import ParseException, StreamingQueryException
 from pyspark.sql.types import DataType, IntegerType, LongType, StructField, StructType
 
-from sparklog.delta.archive_table import ArchiveFenced
+from sparklog.delta.archive import explained
+from sparklog.delta.archive_table import ArchiveFenced, ArchiveRefused
+from sparklog.delta.batches import BatchArchiver
 from sparklog.delta.file_sizes import FileSizes
 from sparklog.delta.job import is_lasting
 from sparklog.delta.options import parse_every, parse_retention, parse_schemas, parse_size, parse_trigger
+from sparklog.delta.quarantine import QuarantineMoved
+from sparklog.delta.seam import Seam
 from sparklog.delta.session import PACKAGE, submit_arguments
 from sparklog.delta.stream_ends import BatchEnds, read_batch_ends
 from sparklog.delta.table import own_columns, quarantine_path, table_path
 from sparklog.errors import BrokerError, ConfigError, ErrorCode
-from sparklog.model import TopicPartition
+from sparklog.model import OffsetRange, TopicPartition
 from sparklog.record.schema import DEFAULT_SCHEMA
+from sparklog.spark.offsets import parse_by_offset, settle
 from sparklog.spark.schema import TopicShape, topic_columns
 from sparklog.spark.stream_offset import Position, StreamOffset
 
@@ -76,7 +83,9 @@ def test_what_a_checkpoint_says_of_a_batch(tmp_path: Path) -> None:
     (tmp_path / "offsets").mkdir()
     text = json.dumps(StreamOffset(ends, begun).to_json())
     (tmp_path / "offsets" / "4").write_text(f'v1\n{{"batchWatermarkMs":0}}\n{text}')
-    assert read_batch_ends(tmp_path, 4, topic="t") == BatchEnds("id", {0: 7, 10: 2}, {10: 1})
+    earlier = {TopicPartition("t", 0): Position("id", 5), TopicPartition("t", 10): Position("id", 0)}
+    (tmp_path / "offsets" / "3").write_text(f"v1\n{{}}\n{json.dumps(StreamOffset(earlier).to_json())}")
+    assert read_batch_ends(tmp_path, 4, topic="t") == BatchEnds("id", {0: 7, 10: 2}, {0: 5, 10: 1})
     with pytest.raises(ConfigError, match="no offset of topic u"):
         read_batch_ends(tmp_path, 4, topic="u")
 
@@ -100,6 +109,44 @@ def test_which_errors_are_tried_again() -> None:
     assert not is_lasting(BrokerError(ErrorCode.NOT_LEADER_OR_FOLLOWER, "x"))
     assert is_lasting(ParseException("[...] ConfigError: option"))
     assert not is_lasting(ParseException("[...] ClientTimeout: nobody"))
+    assert is_lasting(ParseException("Cannot call methods on a stopped SparkContext."))
+    assert not is_lasting(QuarantineMoved("x"))
+    assert is_lasting(ConnectionRefusedError("the JVM is gone")) and not is_lasting(OSError(errno.ENOSPC, "no space"))
+
+
+def test_partitions_that_one_broker_knows_and_another_does_not_are_no_lasting_error() -> None:
+    """Spark's planning asks a broker of its own, which need not be as far as the one that the start was settled by."""
+    known = {TopicPartition("t", number): OffsetRange(0, 5) for number in range(2)}
+    place = parse_by_offset("startingOffsets", '{"t": {"0": 3}}', default=0)
+    with pytest.raises(ConfigError) as raised:
+        settle(place, known, {})
+    assert not is_lasting(explained(StreamingQueryException(f"[...] ConfigError: {raised.value}")))
+    assert is_lasting(explained(StreamingQueryException("DataLoss: offsets 0 to 3 are gone\n")))
+
+
+class _NoTable:
+    """Of a batch that is only looked at."""
+
+    path, seam = "/lake/t", None
+
+
+def test_a_batch_that_does_not_follow_is_refused() -> None:
+    """The one before it was not archived, or partitions that came later have lost their first records."""
+    seam = Seam(topic="t", topic_id="id", batch=3, ends={0: 5}, mode="append")
+    table: Any = _NoTable()
+    nothing: Any = None
+
+    def archiver(seam: Seam) -> BatchArchiver:
+        return BatchArchiver(
+            table, nothing, nothing, seam=seam, fail_on_data_loss=True, store=lambda _: None, sizes=FileSizes(1)
+        )
+
+    assert archiver(seam)._next(BatchEnds("id", {0: 9, 1: 2}, {0: 5, 1: 0})).ends == {0: 9, 1: 2}
+    for begun in ({0: 7, 1: 0}, {0: 5, 1: 1}):
+        with pytest.raises(ArchiveRefused, match="are gone from the log"):
+            archiver(seam)._next(BatchEnds("id", {0: 9, 1: 2}, begun))
+    new = Seam(topic="t", topic_id="id", batch=-1, ends={}, mode="append")
+    assert archiver(new)._next(BatchEnds("id", {0: 9}, {0: 7})).lost == {}
 
 
 def test_intervals_sizes_and_retentions() -> None:

@@ -85,3 +85,26 @@ def test_new_commits_are_looked_for_upwards(tmp_path: Path) -> None:
     assert log.newest_since(2) == (2, None)
     commit(tmp_path, 3)
     assert log.newest_since(2) == (3, None)
+
+
+def test_commits_that_are_cleaned_away_behind_a_known_version(tmp_path: Path) -> None:
+    """An archive of a quiet topic knows a version that is gone when it looks again, and so is the next."""
+    commit(tmp_path, 1, **said(0))
+    log = open_log(str(tmp_path))
+    (tmp_path / "_delta_log" / f"{1:020d}.json").unlink()
+    assert log.newest_since(1) == (1, None)  # nothing is left that could be newer
+    for version in range(3, 5):
+        commit(tmp_path, version)
+    assert log.newest_since(1) == (4, None)
+    commit(tmp_path, 5, **said(1))
+    version, found = log.newest_since(1)
+    assert version == 5 and found is not None and (found.version, found.seam.batch) == (5, 1)
+
+
+def test_commits_that_are_cleaned_away_while_they_are_looked_at(tmp_path: Path) -> None:
+    commit(tmp_path, 5)
+
+    def read(name: str) -> bytes:
+        return (tmp_path / "_delta_log" / name).read_bytes()
+
+    assert DeltaLog(lambda: [f"{version:020d}.json" for version in (4, 5)], read).seam() is None
