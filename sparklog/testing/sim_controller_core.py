@@ -230,21 +230,19 @@ class CoreController(SimProcess):
             self._read_changed(core, levels.isr_changes)
 
     def _read_changed(self, core: Controller, changes: dict[int, tuple[TopicStates, ...]]) -> None:
+        """A round trip for what the notifications say, and for the states that they leave out."""
         epoch = core.controller_epoch
         told = tuple(said for of_one in changes.values() for said in of_one)
+        unsaid = () if all(changes.values()) else tuple(partition.tp for partition in core.state.partitions())
 
-        def act_on(found: dict[TopicPartition, VersionedState | None]) -> None:
+        def read(found: dict[TopicPartition, VersionedState | None]) -> None:
+            if told:
+                self._step(core, ev.StatesTold(told))
             if found:
                 self._step(core, ev.StatesRead(found))
             self._ask(core, lambda: self.zk.delete_notifications(changes, epoch), lambda _: None, lambda: None)
 
-        if told:
-            self._step(core, ev.StatesTold(told))
-        if all(changes.values()):
-            act_on({})
-        else:
-            tps = tuple(partition.tp for partition in core.state.partitions())
-            self._ask(core, lambda: self.zk.states(tps), act_on, lambda: None)
+        self._ask(core, lambda: self.zk.states(unsaid), read, lambda: None)
 
     # --- effects ------------------------------------------------------------------------------------------------
 

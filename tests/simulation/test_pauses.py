@@ -16,7 +16,7 @@ SLEEPER = Case(
     partitions=1,
     fault_ms=1897,
     only=((8, 1344), (10, 1523), (12, 1724), (13, 1760)),
-    salt=46,
+    salt=5,
 )
 
 
