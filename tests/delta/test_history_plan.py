@@ -7,7 +7,7 @@ import pytest
 from pyspark.sql.types import LongType, StructField, StructType
 
 from sparklog.delta.seam import Seam
-from sparklog.delta.snapshot import DataFile, Snapshot
+from sparklog.delta.snapshot import DataFile, Snapshot, _spans
 from sparklog.delta.table import statistics, table_columns
 from sparklog.model import Span, TopicPartition
 from sparklog.spark.history import as_new_as_log
@@ -88,6 +88,13 @@ def test_statistics_by_which_files_are_found_are_kept_however_many_columns_there
     assert statistics(table_columns(narrow)) == {}
     wide = StructType([*narrow.fields, StructField("inner", StructType([StructField("x", LongType())] * 2))])
     assert statistics(table_columns(wide)) == {"delta.dataSkippingNumIndexedCols": "34"}
+
+
+def test_times_of_statistics_are_taken_for_as_inexact_as_they_are() -> None:
+    old, new = -(10**15), 10**15
+    actions = pa.table({"min._timestamp": [new, old, None], "max._timestamp": [new, old, None]})
+    minute = 60_000_000
+    assert _spans(actions, "_timestamp") == [(new, new + 1000), (old - minute, old + 1000 + minute), _ALL]
 
 
 def test_files_are_shared_among_tasks_by_size_and_left_out_by_statistics() -> None:
