@@ -31,6 +31,9 @@ _UNDERSTOOD = frozenset(
 )
 #: Statistics cut the greatest time of a file to milliseconds. Source: Delta's protocol, per-file statistics.
 _TIME_STEP_US = 1000
+#: Spark writes them with the session's offset from UTC in whole minutes, whose seconds are lost. Zones had such offsets
+#: until 1972. Source: Spark's JSON format of timestamps (XXX), the tz database.
+_ODD_OFFSETS_US, _LAST_ODD_US = 60_000_000, 2 * 366 * 86_400_000_000
 _ALL = Span()
 
 
@@ -182,11 +185,18 @@ def _spans(actions: pa.Table, name: str) -> list[Span]:
     lows, highs = _bounds(actions, f"min.{name}"), _bounds(actions, f"max.{name}")
     if f"partition.{name}" in actions.column_names:
         lows = highs = _bounds(actions, f"partition.{name}")
-    step = _TIME_STEP_US if name == TIMESTAMP else 1
+    if name == TIMESTAMP:
+        return [_time_span(low, high) for low, high in zip(lows, highs, strict=True)]
     return [
-        Span(_ALL.low if low is None else low, _ALL.high if high is None else high + step)
+        Span(_ALL.low if low is None else low, _ALL.high if high is None else high + 1)
         for low, high in zip(lows, highs, strict=True)
     ]
+
+
+def _time_span(low: int | None, high: int | None) -> Span:
+    """What times lie in of which the statistics say ``low`` and ``high`` (us)."""
+    below, above = (_ODD_OFFSETS_US if stated is not None and stated < _LAST_ODD_US else 0 for stated in (low, high))
+    return Span(_ALL.low if low is None else low - below, _ALL.high if high is None else high + _TIME_STEP_US + above)
 
 
 def _bounds(actions: pa.Table, name: str) -> list[int | None]:

@@ -137,6 +137,19 @@ def _spans(pieces: Sequence[PartitionRange]) -> dict[int, Span]:
     return spans
 
 
+def as_new_as_log(snapshot: Snapshot, topic: SelectedTopic, starts: Mapping[TopicPartition, int]) -> Snapshot:
+    """``snapshot``, or a newer one where the log begins behind its seam by now. What was looked up in the log by time
+    may then have passed over records that the archive has taken over since. ``starts``: asked for behind that.
+
+    Raises:
+        ConfigError, SeamError: as ``take_snapshot``.
+    """
+    if all(start <= snapshot.seam.ends.get(tp.partition, 0) for tp, start in starts.items()):
+        return snapshot
+    (name,) = {tp.topic for tp in starts}
+    return take_snapshot(snapshot.table, name, topic.history_ids)
+
+
 def records_of_both(
     snapshot: Snapshot, times: Mapping[TopicPartition, int], in_log: Mapping[TopicPartition, int | None]
 ) -> dict[TopicPartition, int | None]:

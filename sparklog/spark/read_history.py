@@ -19,7 +19,7 @@ from sparklog.errors import ConfigError
 from sparklog.model import Span, TopicPartition
 from sparklog.spark.columns import ColumnPlan
 from sparklog.spark.configure import BOOTSTRAP_SETTING
-from sparklog.spark.history import History, records_of_both
+from sparklog.spark.history import History, as_new_as_log, records_of_both
 from sparklog.spark.offsets import EARLIEST, LATEST, ByOffset, ByTime, PartitionRange, Place
 from sparklog.spark.read import chosen_columns, option_texts
 from sparklog.spark.read_options import ReadOptions, Subscribe, parse_read_options
@@ -127,6 +127,8 @@ def find_moment(bootstrap: str, topic: str, moment: dt.datetime | str, *, histor
         )
         times = dict.fromkeys(selected.partitions, time_us)
         in_log = view.records_at(times, selected, ends=both.log, isolation=_COMMITTED)
+        topic_then = selected.topics[topic]
+        both = replace(both, snapshot=as_new_as_log(both.snapshot, topic_then, view.starts(times)))
         found = records_of_both(both.snapshot, times, in_log)
     located = {}
     for tp, offset in sorted(found.items()):

@@ -176,19 +176,34 @@ def ranges_of_both(view: TopicView, path: str, options: ReadOptions, selected: S
     ranges = asked_ranges(view, options, selected, both.ends, archive=both.snapshot)
     tell_losses(both.losses(ranges), fail=options.fail_on_data_loss)
     archived, logged = split_at_seam(ranges, both.snapshot.seam.ends)
-    return HistoryRanges(both, archived, _from_first_time(view, options, logged))
+    return HistoryRanges(both, archived, _from_first_time(view, options, logged, is_archived=True))
 
 
-def _from_first_time(view: TopicView, options: ReadOptions, ranges: list[PartitionRange]) -> list[PartitionRange]:
-    """Ranges of logs without the batches at their beginning that are too old. Their end stays: times are not ordered,
-    so a record of any time may follow."""
+def _from_first_time(
+    view: TopicView, options: ReadOptions, ranges: list[PartitionRange], *, is_archived: bool = False
+) -> list[PartitionRange]:
+    """Ranges of logs without the batches at their beginning that are too old. ``is_archived``: what retention takes
+    meanwhile is not gone."""
     first_us = options.where.timestamp.low
-    if first_us < 0:
+    if first_us < 0 or not ranges:
         return ranges
     found = view.batches_at({part.partition: first_us for part in ranges}, options.isolation)
+    # Asked behind the look by time: a log that begins at or below a range now had all of it then.
+    starts = view.starts(found) if is_archived else {}
+    return narrow(ranges, found, starts)
+
+
+def narrow(
+    ranges: list[PartitionRange],
+    firsts: Mapping[TopicPartition, int | None],
+    starts: Mapping[TopicPartition, int],
+) -> list[PartitionRange]:
+    """``ranges`` from the first offsets in the log that are young enough, None where there is none. Their end stays:
+    times are not ordered, so a record of any time may follow. A range stays whole where its log begins behind its
+    start by now (``starts``): what is young enough may have gone to the archive before it was looked for. Pure."""
     narrowed = []
     for tp, start, end in ranges:
-        first = found[tp]
+        first = start if starts.get(tp, 0) > start else firsts[tp]
         if first is not None and max(start, first) < end:
             narrowed.append(PartitionRange(tp, max(start, first), end))
     return narrowed
@@ -207,9 +222,10 @@ def settle_place(
     times = times_to_ask(place, ends)
     at_times = view.records_at(times, selected, ends=ends, isolation=options.isolation) if times else {}
     if archive is not None and times:
-        from sparklog.spark.history import records_of_both
+        from sparklog.spark.history import as_new_as_log, records_of_both
 
-        at_times = records_of_both(archive, times, at_times)
+        (topic,) = selected.topics.values()
+        at_times = records_of_both(as_new_as_log(archive, topic, view.starts(times)), times, at_times)
     held = {tp: found.range for tp, found in ends.items()}
     try:
         return settle(place, held, at_times)

@@ -139,6 +139,11 @@ class TopicView:
             for tp in wanted
         }
 
+    def starts(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        """The earliest offsets as they are now. Raises as ``ends``."""
+        found = listed_offsets(self.link, dict.fromkeys(partitions, "earliest"))
+        return {tp: answer.offset for tp, answer in found.items()}
+
     def batches_at(self, times: Mapping[TopicPartition, int], isolation: int) -> dict[TopicPartition, int | None]:
         """An offset at or before the first record at each time (us), close to it; None where there is no such record.
         No record before it is as young."""

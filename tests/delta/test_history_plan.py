@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import pyarrow as pa
+import pytest
 from pyspark.sql.types import LongType, StructField, StructType
 
 from sparklog.delta.seam import Seam
-from sparklog.delta.snapshot import DataFile, Snapshot
+from sparklog.delta.snapshot import DataFile, Snapshot, _spans
 from sparklog.delta.table import statistics, table_columns
 from sparklog.model import Span, TopicPartition
+from sparklog.spark.history import as_new_as_log
 from sparklog.spark.history_plan import BothEnds, pack_files, split_at_seam
 from sparklog.spark.offsets import PartitionRange
-from sparklog.spark.topics import LogEnds
+from sparklog.spark.reader import narrow
+from sparklog.spark.schema import TopicShape
+from sparklog.spark.topics import LogEnds, SelectedTopic
 
 _A, _B = TopicPartition("t", 0), TopicPartition("t", 1)
 _ALL = Span()
@@ -63,11 +68,33 @@ def test_the_archive_is_needed_below_the_seam_and_below_the_log() -> None:
     assert not both(0, (0, 20)).is_archive_needed({})
 
 
+def test_a_range_of_the_log_stays_whole_where_retention_was_quicker_than_the_look_by_time() -> None:
+    pieces = [PartitionRange(_A, 10, 30), PartitionRange(_B, 10, 30)]
+    assert narrow(pieces, {_A: 20, _B: None}, {}) == [(_A, 20, 30)]
+    assert narrow(pieces, {_A: 20, _B: None}, {_A: 10, _B: 10}) == [(_A, 20, 30)]
+    assert narrow(pieces, {_A: 20, _B: None}, {_A: 11, _B: 30}) == pieces
+
+
+def test_a_time_is_looked_up_in_an_archive_that_reaches_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    older, newer = both(10, (5, 20)).snapshot, both(15, (15, 20)).snapshot
+    topic = SelectedTopic("x", TopicShape(pa.schema([])))
+    monkeypatch.setattr("sparklog.spark.history.take_snapshot", lambda table, name, ids: newer)
+    assert as_new_as_log(older, topic, {_A: 10}) is older
+    assert as_new_as_log(older, topic, {_A: 11}) is newer
+
+
 def test_statistics_by_which_files_are_found_are_kept_however_many_columns_there_are() -> None:
     narrow = StructType([StructField(f"c{number}", LongType()) for number in range(28)])
     assert statistics(table_columns(narrow)) == {}
     wide = StructType([*narrow.fields, StructField("inner", StructType([StructField("x", LongType())] * 2))])
     assert statistics(table_columns(wide)) == {"delta.dataSkippingNumIndexedCols": "34"}
+
+
+def test_times_of_statistics_are_taken_for_as_inexact_as_they_are() -> None:
+    old, new = -(10**15), 10**15
+    actions = pa.table({"min._timestamp": [new, old, None], "max._timestamp": [new, old, None]})
+    minute = 60_000_000
+    assert _spans(actions, "_timestamp") == [(new, new + 1000), (old - minute, old + 1000 + minute), _ALL]
 
 
 def test_files_are_shared_among_tasks_by_size_and_left_out_by_statistics() -> None:
