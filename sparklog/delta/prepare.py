@@ -79,7 +79,7 @@ def prepare(spark: SparkSession, options: ArchiveOptions, topic: TopicDescriptio
     quarantine = Quarantine(spark, quarantine_path(options.to, options.topic), quarantine_columns(own))
     quarantine.begin(seam.ends)
     if not seam.ends:
-        quarantine.check_topic({topic.topic_id, topic.config.get("restored.from", "").partition("/")[0]})
+        quarantine.check_topic(topic_description.origin(topic).ids)
     return Prepared(table, quarantine, casting, seam)
 
 
@@ -175,10 +175,7 @@ def _check_same(table: ArchiveTable, topic: TopicDescription, seam: Seam, *, tab
     """Raises ArchiveRefused: the topic is not the one in the table, nor one that was made from the table as it is."""
     if topic.config.get("restoring") == "true":
         raise ArchiveRefused(f"topic {topic.name} is being restored; archive it when that is done")
-    if seam.topic_id == topic.topic_id:
-        return
-    source, _, version = topic.config.get("restored.from", "").rpartition("@")
-    if source == f"{seam.topic_id}/{table_id}" and int(version) >= table.seam_version:
+    if topic_description.origin(topic).is_in(seam.topic_id, table_id=table_id, seam_version=table.seam_version):
         return
     raise ArchiveRefused(
         f"topic {topic.name} was deleted and made again: {table.path} holds the one with the id {seam.topic_id}, "

@@ -6,7 +6,7 @@ files away, and not before the table's retention time is over. It reads no rows;
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
@@ -14,6 +14,7 @@ from urllib.parse import unquote
 import numpy as np
 import pyarrow as pa
 
+from sparklog.delta.origin import Origin
 from sparklog.delta.seam import Mode, Seam, read_seam
 from sparklog.delta.table import MODE_PROPERTY, OFFSET, PARTITION, TIMESTAMP, table_path
 from sparklog.delta.topic_description import PROPERTY, from_json
@@ -98,9 +99,8 @@ def find_table(path: str, topic: str) -> str:
     raise ConfigError(f"there is no Delta table at {path}, nor at {within}")
 
 
-def take_snapshot(table: str, topic: str, topic_ids: Collection[str]) -> Snapshot:
-    """The newest version of ``table``, which has to be the archive of ``topic``. ``topic_ids``: that of the topic, and
-    of those whose records it was restored from.
+def take_snapshot(table: str, topic: str, origin: Origin) -> Snapshot:
+    """The newest version of ``table``, which has to be the archive of ``topic``, or what it was restored from.
 
     Raises:
         ConfigError: it is the archive of something else, keeps no history, or is of a kind that is not understood.
@@ -114,7 +114,14 @@ def take_snapshot(table: str, topic: str, topic_ids: Collection[str]) -> Snapsho
     said = read_seam(table, version)
     files = data_files(table, found)
     seam = said.seam if said is not None else _seam_of_rows(table, found, files)
-    _check_seam(table, seam, topic, topic_ids)
+    at = said.version if said is not None else -1
+    _check_seam(
+        table,
+        seam,
+        topic,
+        origin,
+        is_own=origin.is_in(seam.topic_id, table_id=str(found.metadata().id), seam_version=at),
+    )
     return Snapshot(table, version, seam, frozenset(field.name for field in found.schema().fields), files)
 
 
@@ -140,17 +147,17 @@ def check_kind(table: str, found: DeltaTable) -> None:
         raise ConfigError(f"{table} has features that are not understood here: {', '.join(sorted(strange))}")
 
 
-def _check_seam(table: str, seam: Seam, topic: str, topic_ids: Collection[str]) -> None:
+def _check_seam(table: str, seam: Seam, topic: str, origin: Origin, *, is_own: bool) -> None:
     if seam.mode != "append":
         raise ConfigError(
             f"history: {table} is kept in mode {seam.mode}: it holds the topic's current state and not its history; "
             "read it as a Delta table, or archive the topic in mode append to another path"
         )
-    if seam.topic_id not in topic_ids:
+    if not is_own:
         whose = f"an earlier topic {topic}" if seam.topic == topic else f"topic {seam.topic}"
         raise ConfigError(
             f"history: {table} is the archive of {whose} (id {seam.topic_id}), not of topic {topic} "
-            f"(id {', '.join(sorted(topic_ids))})"
+            f"(id {origin.topic_id}{f', restored from {origin.restored_from}' if origin.restored_from else ''})"
         )
 
 

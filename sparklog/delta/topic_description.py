@@ -13,6 +13,7 @@ import msgspec
 import pyarrow as pa
 
 from sparklog.client.descriptions import TopicDescription
+from sparklog.delta.origin import Origin
 from sparklog.errors import ConfigError
 from sparklog.record.schema import DEFAULT_EVENT_TIME, DEFAULT_SCHEMA, parse_schema, schema_message
 
@@ -65,10 +66,8 @@ def to_json(topic: TopicDescription) -> str:
     return msgspec.json.encode(archived(topic), order="sorted").decode()
 
 
-def continues(topic: TopicDescription, topic_id: str) -> bool:
-    """Whether ``topic`` has the records of the topic with this id at the same offsets: it is that one, or was restored
-    from its table."""
-    return topic_id in {topic.topic_id, topic.config.get("restored.from", "").partition("/")[0]}
+def origin(topic: TopicDescription) -> Origin:
+    return Origin(topic.topic_id, topic.config.get("restored.from", ""))
 
 
 def from_json(text: str) -> ArchivedTopic:

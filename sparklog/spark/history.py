@@ -53,7 +53,7 @@ class History:
         """
         if self._snapshot is None or fresh or topic.topic_id != self._topic_id:
             self._table = self._table or find_table(self._path, self._topic)
-            self._snapshot = take_snapshot(self._table, self._topic, topic.history_ids)
+            self._snapshot = take_snapshot(self._table, self._topic, topic.origin)
             _check_columns(self._snapshot, topic)
             self._topic_id = topic.topic_id
         return self._snapshot
@@ -127,7 +127,7 @@ def tasks_of_both(
         for group in groups
         for files in pack_files(snapshot.files, group, times)
     ]
-    place = ArchivePlace(snapshot.table, topic.history_ids)
+    place = ArchivePlace(snapshot.table, topic.origin)
     return [*of_archive, *(replace(log_task(piece), archive=place) for piece in logged)]
 
 
@@ -147,7 +147,7 @@ def as_new_as_log(snapshot: Snapshot, topic: SelectedTopic, starts: Mapping[Topi
     if all(start <= snapshot.seam.ends.get(tp.partition, 0) for tp, start in starts.items()):
         return snapshot
     (name,) = {tp.topic for tp in starts}
-    return take_snapshot(snapshot.table, name, topic.history_ids)
+    return take_snapshot(snapshot.table, name, topic.origin)
 
 
 def records_of_both(

@@ -63,8 +63,8 @@ def taken_over(wanted: RangeRead, position: int) -> tuple[int, Iterator[pa.Recor
     from sparklog.spark.history_plan import pack_files
 
     assert wanted.archive is not None
-    table, topic_ids = wanted.archive
-    snapshot = take_snapshot(table, wanted.partition.topic, topic_ids)
+    table, origin = wanted.archive
+    snapshot = take_snapshot(table, wanted.partition.topic, origin)
     end = min(wanted.end, snapshot.seam.ends.get(wanted.partition.partition, 0))
     times = wanted.times or _ALL
     files = pack_files(snapshot.files, [PartitionRange(wanted.partition, position, end)], times)

@@ -20,6 +20,7 @@ from sparklog.client.errors import LogTruncated
 from sparklog.client.link import ClusterLink
 from sparklog.client.nearest import LocalReads
 from sparklog.client.offsets import list_offsets
+from sparklog.delta.origin import Origin
 from sparklog.errors import BrokerError, ErrorCode, SparklogError
 from sparklog.model import NO_EPOCH, Span, TopicPartition
 from sparklog.spark.columns import ColumnPlan, offset_run, plan_timestamps
@@ -54,10 +55,10 @@ def tell_losses(losses: Sequence[str], *, fail: bool) -> None:
 
 class ArchivePlace(NamedTuple):
     """Where the topic's archive is, for what it has taken over from the log since a read of history was planned;
-    ``topic_ids`` are those whose archive it may be."""
+    ``origin`` says whose archive it may be."""
 
     table: str
-    topic_ids: tuple[str, ...]
+    origin: Origin
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from pyspark.sql.types import StructType
 from sparklog.client.descriptions import TopicDescription, describe_topic
 from sparklog.client.link import ClusterLink
 from sparklog.client.offsets import listed_offsets
+from sparklog.delta.origin import Origin
 from sparklog.errors import BrokerError, ConfigError, ErrorCode
 from sparklog.model import OffsetRange, TopicPartition
 from sparklog.protocol.messages import MetadataReply
@@ -41,9 +42,8 @@ class SelectedTopic:
     restored_from: str = ""
 
     @property
-    def history_ids(self) -> tuple[str, ...]:
-        """Ids of the topics whose records it holds at their offsets: its own, and that of what it was restored from."""
-        return tuple(filter(None, (self.topic_id, self.restored_from.partition("/")[0])))
+    def origin(self) -> Origin:
+        return Origin(self.topic_id, self.restored_from)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,28 @@
+"""Whose records a table holds, when a topic was restored."""
+
+from __future__ import annotations
+
+import pytest
+
+from sparklog.delta.origin import Origin
+
+RESTORED = Origin("new", "old/table-a@7")
+
+
+def test_a_topic_is_in_the_table_that_names_it() -> None:
+    assert Origin("new").is_in("new", table_id="table-a", seam_version=3)
+    assert RESTORED.is_in("new", table_id="table-a", seam_version=9), "its archive went on"
+    assert not Origin("new").is_in("old", table_id="table-a", seam_version=3)
+
+
+@pytest.mark.parametrize(
+    ("table_id", "seam_version", "expected"),
+    [("table-a", 7, True), ("table-a", 5, True), ("table-a", 8, False), ("table-b", 5, False)],
+)
+def test_a_restored_topic_is_in_the_table_it_was_made_from_as_that_was(
+    table_id: str, seam_version: int, expected: bool
+) -> None:
+    """What else the earlier topic was archived to holds other records where the restored one has gone on."""
+    assert RESTORED.is_in("old", table_id=table_id, seam_version=seam_version) == expected
+    assert RESTORED.ids == ("new", "old")
+    assert Origin("new").ids == ("new",)
