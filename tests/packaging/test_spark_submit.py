@@ -181,7 +181,7 @@ def test_changed_and_deleted_sources_are_installed(clone: Path, installed: list[
 def test_an_unknown_job_is_one_line_that_names_those_there_are(clone: Path, installed: list[str]) -> None:
     done = submit(clone, "clutser")
     assert done.returncode == 2
-    assert done.stderr.startswith("sparklog: no job 'clutser': there are cluster demo pipeline")
+    assert done.stderr.startswith("sparklog: no job 'clutser': there are archive cluster demo pipeline")
     assert done.stderr.count("\n") == 1
 
 
