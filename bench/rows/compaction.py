@@ -84,7 +84,8 @@ def clean_ours(work: Work) -> Figures:
     side = work.bench.ours
     config = {**_FULL, "segment.bytes": work.segment_bytes}
     with work.bench.topic(side, partitions=1, replication_factor=1, config=config) as topic:
-        _write_ours(side.bootstrap, topic, work.keys)
+        # Several to a segment, or there is one segment only, which is active.
+        _write_ours(side.bootstrap, topic, work.keys, batch_bytes=min(1 << 20, int(work.segment_bytes) // 4))
         before = _counted(side)
         side.admin.alter_topic(topic, _COMPACT)
         wait_for(lambda: _counted(side)["cleaner.runs"] > before["cleaner.runs"], _TIMEOUT_S, f"{topic} to be cleaned")
@@ -94,8 +95,8 @@ def clean_ours(work: Work) -> Figures:
     return Cleaned(counted["cleaner.records"], counted["cleaner.bytes.before"], counted["cleaner.ms"] / 1e3).figures()
 
 
-def _write_ours(bootstrap: str, topic: str, keys: Keys) -> None:
-    with Producer(bootstrap) as producer:
+def _write_ours(bootstrap: str, topic: str, keys: Keys, *, batch_bytes: int) -> None:
+    with Producer(bootstrap, batch_bytes=batch_bytes) as producer:
         at = 0
         for table in tables(len(keys), _SIZE):
             some = pa.array([_KEY % key for key in keys[at : at + len(table)].tolist()], pa.binary())

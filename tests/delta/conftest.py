@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from sparklog.client.admin import Admin
@@ -41,9 +42,22 @@ def plain_spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSessi
     )
     for name, value in SETTINGS.items():
         builder = builder.config(name, value)
+    _end_java()
     spark = builder.getOrCreate()
     yield spark
     spark.stop()
+    _end_java()
+
+
+def _end_java() -> None:
+    """A process's first session starts Java, with the jars that it names; what later ones name it gets no more. And
+    settings of the first stay those of all that follow."""
+    gateway = SparkContext._gateway
+    if gateway is not None:
+        gateway.shutdown()
+        gateway.proc.stdin.close()
+        gateway.proc.wait(60)
+        SparkContext._gateway = SparkContext._jvm = None
 
 
 @pytest.fixture
