@@ -28,7 +28,7 @@ from tests.delta.conftest import QUICK_JVM
 from tests.delta.killed_archive import JSON, MAX_OFFSETS, UPSERT_STEPS
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
 #: Of processes that live for seconds.
 SPARK = {
@@ -153,7 +153,7 @@ def test_no_gap_and_no_duplicate_whenever_the_driver_is_killed(
         output.open("w") as log,
         started("jobs/archive.py", *arguments, "--trigger", "500ms", "--schema", JSON, output=log) as job,
     ):
-        wait_until(is_level, "the archives to be level", timeout_s=180)
+        wait_until(is_level, "the archives to be level", timeout_s=400)
         job.send_signal(signal.SIGTERM)
         assert job.wait(60) == 1
     # The topic that is not there has not kept the others from their work.
