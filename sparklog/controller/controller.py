@@ -404,7 +404,8 @@ class Controller:
                 self._leaderships.elected_uncleanly(partition)
             before = partition.stored
             self._adopt(partition, VersionedState(write.state, version, write.leader_incarnation))
-            if write.reason == election.MOVED and before is not None:
+            # Only who stops answers no write before its followers have it: of others what they take meanwhile is cut.
+            if write.reason == election.MOVED and before is not None and before.state.leader in self.brokers.stopping:
                 moved.append((partition, before.state.leader))
             else:
                 changed.append(partition)

@@ -58,6 +58,16 @@ def test_leaderships_go_back_after_an_interval() -> None:
     assert world.trace() == before
 
 
+def test_an_old_leader_that_does_not_stop_is_told_with_the_others() -> None:
+    """It answers acks=1 at once, and what it takes after its successor was elected is cut."""
+    world = wandered()
+    world.hold_updates = True
+    world.ask_election("asked", PREFERRED, TP)
+    assert world.trace() == ["1/2[2, 3, 1]"]
+    told = [update.broker.broker_id for update in world.held_updates if update.update.partitions]
+    assert sorted(told) == [1, 2, 3]
+
+
 def test_leaderships_do_not_go_back_where_that_is_off() -> None:
     world = wandered()
     world.advance(10 * INTERVAL_MS)
