@@ -154,6 +154,7 @@ class Partitions:
         _log.info("%s: replica of topic id %s dropped", partition.tp, partition.topic_id)
         partition.stop()
         del self._hosted[partition.tp]
+        self._led.discard(partition)
         self._flushing.pop(partition.tp, None)
         self._delete(partition.tp)
 
