@@ -16,7 +16,7 @@ from sparklog.delta.archive_table import ArchiveFenced, ArchiveRefused
 from sparklog.delta.batches import BatchArchiver
 from sparklog.delta.file_sizes import FileSizes
 from sparklog.delta.job import is_lasting
-from sparklog.delta.options import parse_every, parse_retention, parse_schemas, parse_size, parse_trigger
+from sparklog.delta.options import interval_s, parse_every, parse_retention, parse_schemas, parse_size, parse_trigger
 from sparklog.delta.quarantine import QuarantineMoved
 from sparklog.delta.seam import Seam
 from sparklog.delta.session import PACKAGE, submit_arguments
@@ -43,17 +43,18 @@ def parse(text: str) -> DataType:
 
 
 @pytest.mark.parametrize(
-    ("text", "interval"),
+    ("text", "interval", "seconds"),
     [
-        ("available-now", None),
-        ("30s", "30 seconds"),
-        ("500ms", "500 milliseconds"),
-        ("5 m", "5 minutes"),
-        ("1h", "1 hours"),
+        ("available-now", None, 0),
+        ("30s", "30 seconds", 30),
+        ("500ms", "500 milliseconds", 0.5),
+        ("5 m", "5 minutes", 300),
+        ("1h", "1 hours", 3600),
     ],
 )
-def test_triggers(text: str, interval: str | None) -> None:
+def test_triggers(text: str, interval: str | None, seconds: float) -> None:
     assert parse_trigger(text) == interval
+    assert interval_s(interval) == seconds
 
 
 @pytest.mark.parametrize("text", ["once", "30", "-1s", ""])
@@ -146,7 +147,10 @@ def test_a_batch_that_does_not_follow_is_refused() -> None:
         with pytest.raises(ArchiveRefused, match="are gone from the log"):
             archiver(seam)._next(BatchEnds("id", {0: 9, 1: 2}, begun))
     new = Seam(topic="t", topic_id="id", batch=-1, ends={}, mode="append")
-    assert archiver(new)._next(BatchEnds("id", {0: 9}, {0: 7})).lost == {}
+    first = archiver(new)._next(BatchEnds("id", {0: 9}, {0: 7}))
+    assert (first.lost, first.begins) == ({}, {0: 7})
+    assert archiver(first)._next(BatchEnds("id", {0: 12, 1: 2}, {0: 9, 1: 0})).begins == {0: 7, 1: 0}
+    assert archiver(seam)._next(BatchEnds("id", {0: 9}, {0: 5})).begins == {}, "of a table that does not know"
 
 
 def test_intervals_sizes_and_retentions() -> None:
