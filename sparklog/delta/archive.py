@@ -164,6 +164,7 @@ class TopicArchive:
             ends = read_batch_ends(ends_in, number, topic=topic.name)
             if not self._has_given_way(archiver, ends):
                 return
+            has_news = archiver.has_news(ends)
             done = archiver.archive(batch, ends)
         except BaseException as error:
             self._failure = error
@@ -171,7 +172,7 @@ class TopicArchive:
         else:
             self.commits += 1
             self._last = done.seam
-            self._tell(_told(done))
+            self._tell(_told(done) if has_news else f"nothing new behind batch {done.seam.batch}")
 
     def _has_given_way(self, archiver: BatchArchiver, ends: BatchEnds) -> bool:
         """Wait for the run that made the last commit, which may be going on, to commit what is new; once. False: this
