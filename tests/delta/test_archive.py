@@ -420,8 +420,7 @@ def test_what_is_refused(
     _, error = archive(spark, brokers, f"{topic}-other", lake)
     assert "has rows, and none of them came from an archive" in str(error)
 
-    taken = ("n bigint, N string", "n bigint, _Offset bigint", "_date date", "_timestamp string")
-    for number, columns in enumerate(taken):
+    for number, columns in enumerate(("n bigint, N string", "n bigint, _Offset bigint")):
         name = f"{topic}-case{number}"
         admin.create_topic(name, replication_factor=1, schema=columns)
         said, error = archive(spark, brokers, name, lake)
