@@ -55,6 +55,7 @@ def parse(text: str) -> DataType:
 def test_triggers(text: str, interval: str | None, seconds: float) -> None:
     assert parse_trigger(text) == interval
     assert interval_s(interval) == seconds
+    assert interval_s("1 second") == 1
 
 
 @pytest.mark.parametrize("text", ["once", "30", "-1s", ""])
