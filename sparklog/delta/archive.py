@@ -134,12 +134,13 @@ class TopicArchive:
         columns = prepared.casting.read_columns(offered)
         stream = self._source(topic, startingOffsets=starting).schema(columns).load()
 
-        wake = self._wake
+        wake, ready = self._wake, threading.Event()
 
         def is_over() -> bool:
             return wake.is_set() or self._stopping.is_set()
 
         def run_batch(batch: DataFrame, number: int) -> None:
+            ready.wait()
             # After an end nothing is read any more; what Spark notes as done it notes in a checkpoint that goes.
             while not self._busy.acquire(timeout=_POLL_S):  # maintenance may hold it for long
                 if is_over():
@@ -154,6 +155,12 @@ class TopicArchive:
         writer = writer.option("checkpointLocation", checkpoint.as_uri())
         interval = self._options.interval
         query = (writer.trigger(processingTime=interval) if interval else writer.trigger(availableNow=True)).start()
+        try:
+            prepared.finish()  # while Spark starts the process that plans the query
+        except BaseException as error:
+            self._failure = error
+            wake.set()
+        ready.set()
         self._await(query)
 
     def _run_batch(
@@ -180,7 +187,7 @@ class TopicArchive:
     def _await(self, query: StreamingQuery) -> None:
         while query.isActive and not self._is_over:
             with suppress(StreamingQueryException):  # is asked for below
-                query.awaitTermination(_POLL_S)
+                query.awaitTermination(_POLL_S)  # type: ignore[arg-type] # it takes parts of a second
         has_ended = not self._is_over
         if query.isActive and self._busy.acquire(timeout=_STOP_PATIENCE_S):
             self._busy.release()
