@@ -238,12 +238,18 @@ class Log:
     # --- append -------------------------------------------------------------------------------------------------
 
     def append_as_leader(
-        self, batches: Sequence[tuple[BatchHeader, Buffer]], *, leader_epoch: int, now_us: int, placed: bool = False
+        self,
+        batches: Sequence[tuple[BatchHeader, Buffer]],
+        *,
+        leader_epoch: int,
+        now_us: int,
+        placed: bool = False,
+        roll: bool = False,
     ) -> OffsetRange:
         """Append checked batches; return the offsets of the first to the last of them.
 
         Batches that are already in the log are not appended again: the earlier offsets are returned for them.
-        ``placed``: they have their offsets and times already, and continue the log.
+        ``placed``: they have their offsets and times already, and continue the log. ``roll``: in a new segment.
 
         Raises:
             BrokerError: nothing was appended. INVALID_PRODUCER_EPOCH, OUT_OF_ORDER_SEQUENCE_NUMBER,
@@ -261,8 +267,9 @@ class Log:
         fresh = batches[len(known) :] if known else batches
         start = self.log_end_offset
         if fresh:
+            tail = self._tail(reopen_sealed=False)
             runs = plan_leader_append(
-                self._tail(reopen_sealed=False),
+                tail._replace(position=-1) if roll else tail,
                 fresh,
                 leader_epoch=leader_epoch,
                 now_us=now_us,
@@ -549,6 +556,26 @@ class Log:
         """
         with self._offline_on_error("deleting segments"):
             self._services.remove_later(self._chain.delete_retired(durable_start))
+
+    def roll_due(self, now_us: int) -> bool:
+        """Whether the leader is to begin a new segment though nothing is written, so that what is in the active one may
+        go: all of it is older than ``retention.ms``, or, where it is compacted, some is than ``max.compaction.lag.ms``.
+
+        Not before it is committed and decided; and never for a segment that another such roll has begun, which holds
+        a marker alone. Source: Kafka's ``UnifiedLog.deleteSegments``, KIP-354.
+
+        Raises:
+            StorageError: the log directory must go offline.
+        """
+        last, config = self._chain.last, self.config
+        if last is None or config.restoring:
+            return False
+        expired = "delete" in config.cleanup_policy and 0 <= config.retention_ms < (now_us - last.running_max) / 1000
+        lagging = config.compacted and now_us - last.first_append_us > config.max_compaction_lag_ms * 1000
+        if not (expired or lagging) or self.last_stable_offset(self.high_watermark) < self.log_end_offset:
+            return False
+        with self._offline_on_error("looking at"):
+            return last.count > 1 or not last.header(0).flags & Flag.CONTROL
 
     def apply_retention(self, now_us: int, *, read_to: int | None = None) -> int:
         """Let go of the sealed segments that ``retention.ms`` and ``retention.bytes`` allow; return how many.
