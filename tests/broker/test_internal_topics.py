@@ -137,7 +137,7 @@ def test_groups_are_the_same_when_their_coordinator_dies_while_it_compacts(opera
     write(first, 1)
     follow(second, first)
     commit_and_seal(first)
-    first.flush()
+    first.durability.flush()
     directory.checkpoint()
     disk.die_after(operation)
     with pytest.raises(ProcessDied):

@@ -72,8 +72,8 @@ def test_what_is_left_opens_again(disk: SimDisk) -> None:
     roll(log, EXPIRED_US)
     commit_and_seal(log)
     log.apply_retention(EXPIRED_US)
-    log.flush()
-    log._services.checkpoint_now()
+    log.durability.flush()
+    log._state.services.checkpoint_now()
     disk.restart(page_cache_lost=True)
     again = open_directory(disk=disk, boot_id="boot-2").logs()[0]
     assert (again.log_start_offset, again.log_end_offset, again.findings) == (6, 7, ())
