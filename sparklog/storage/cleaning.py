@@ -3,7 +3,8 @@
 ``CleanJob`` reads sealed segments, which do not change, by descriptors of its own. First the dirty part: hash and
 offset of each key into a table that takes bounded memory and spills the rest (``key_table``). Then group by group from
 the log's front: what is still the newest of its key is copied into a new segment, which the log puts in the place of
-the old ones (``LogCleaning.replace_segments``, on the event loop). Readers in the middle of an old segment keep the file.
+the old ones (``LogCleaning.replace_segments``, on the event loop). Readers in the middle of an old segment keep the
+file.
 
 What a batch says is verified by its checksum before it is written anew: damage must not get a new checksum.
 

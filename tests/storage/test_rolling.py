@@ -114,7 +114,7 @@ def test_a_lag_that_is_too_long_brings_the_active_segment_to_the_cleaner(disk: S
     assert clean(log) is None and not log.roll_due(6_000_000) and log.roll_due(6_000_001)
     roll(log, 6_000_001)
     commit_and_seal_keyed(log)
-    assert log.dirty_ratio(6_000_001) is not None
+    assert log.cleaning.dirty_ratio(6_000_001) is not None
     assert clean(log, 6_000_001) is not None
     assert [one.offset for one in seen(log)] == [4, 5]
     assert not log.roll_due(2**50)
