@@ -72,7 +72,7 @@ class Cleaner:
             if not self._may_clean(partition):
                 continue
             try:
-                ratio = partition.log.dirty_ratio(now_us)
+                ratio = partition.log.cleaning.dirty_ratio(now_us)
             except StorageError as error:
                 self._broker.log_failed(partition, error)
                 continue
@@ -95,7 +95,7 @@ class Cleaner:
             return
         began = time.monotonic()
         try:
-            job = partition.log.begin_cleaning(self._rules(partition), time.time_ns() // 1000)
+            job = partition.log.cleaning.begin(self._rules(partition), time.time_ns() // 1000)
         except StorageError as error:
             self._broker.log_failed(partition, error)
             return
@@ -110,7 +110,7 @@ class Cleaner:
             self._failed(partition, job, error)
         finally:
             self._job = None
-            partition.log.cleaning_finished(job, state)
+            partition.log.cleaning.finished(job, state)
             if state is None:
                 self._put_off.add(partition)
         self._count(partition, job, state, took_s=time.monotonic() - began)
@@ -138,7 +138,7 @@ class Cleaner:
 
     def _replaced(self, partition: Partition, job: CleanJob, found: Replacement) -> bool:
         try:
-            return partition.log.replace_segments(job, found)
+            return partition.log.cleaning.replace_segments(job, found)
         except StorageError as error:
             self._broker.log_failed(partition, error)
             return False

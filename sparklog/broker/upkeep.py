@@ -86,7 +86,7 @@ class Upkeep:
         """The high watermark moved: a rolled segment may have become complete."""
         if self._closed:
             return
-        jobs = partition.log.seals_due()
+        jobs = partition.log.durability.seals_due()
         if not jobs:
             return
         waiting = self._seals.get(partition)
@@ -103,7 +103,7 @@ class Upkeep:
             while waiting and not self._closed:
                 job = waiting.popleft()
                 await asyncio.get_running_loop().run_in_executor(self._pool, self._noted, job.run)
-                partition.log.seal_finished(job)
+                partition.log.durability.seal_finished(job)
                 self._broker.counters["segments.sealed"] += job.done
         except StorageError as error:
             self._broker.log_failed(partition, error)
@@ -176,7 +176,7 @@ class Upkeep:
     def _flush(self) -> None:
         now_us = time.time_ns() // 1000
         for partition in self._broker.partitions.flushing():
-            job = partition.log.flush_due(now_us) if partition.offline is None else None
+            job = partition.log.durability.flush_due(now_us) if partition.offline is None else None
             if job is not None:
                 self._broker.spawn(self._flush_one(partition, job), f"flush {partition.tp}")
 
@@ -186,7 +186,7 @@ class Upkeep:
         except StorageError as error:
             self._broker.log_failed(partition, error)
         else:
-            partition.log.flush_finished(job)
+            partition.log.durability.flush_finished(job)
 
     def _guarded(self, partition: Partition, work: Callable[..., int]) -> int:
         try:

@@ -11,8 +11,6 @@ under way at most; nothing is ordered while ZooKeeper cannot be reached, nor aft
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from sparklog.controller import election
@@ -23,7 +21,6 @@ from sparklog.controller.effects import (
     AskLogEnds,
     DropElection,
     Effect,
-    ReadStates,
     ReadTopic,
     Report,
     Resign,
@@ -61,16 +58,11 @@ from sparklog.controller.leaderships import Leaderships
 from sparklog.controller.lost_tails import LostTails
 from sparklog.controller.move_ends import MoveEnds, state_write
 from sparklog.controller.outbox import Outbox
+from sparklog.controller.partition_states import PartitionStates
 from sparklog.controller.planned_moves import PlannedMoves
 from sparklog.controller.replacement import Replacement
 from sparklog.controller.suspicions import Suspicions
-from sparklog.model import (
-    NO_LEADER,
-    BrokerRegistration,
-    TopicPartition,
-    VersionedState,
-    assert_never,
-)
+from sparklog.model import NO_LEADER, BrokerRegistration, VersionedState, assert_never
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,11 +94,16 @@ class Controller:
         self._replacement = Replacement(settings.broker_replace_after_ms)
         self._deletions = Deletions()
         self._moves = PlannedMoves()
-        self._dirty: dict[Partition, None] = {}
-        #: Writes under way.
-        self._writing = 0
-        self._connected = True
+        #: Of the step under way.
         self._effects: list[Effect] = []
+        self._states = PartitionStates(
+            self.state,
+            self.brokers,
+            outbox=self._outbox,
+            suspicions=self._suspicions,
+            leaderships=self._leaderships,
+            effects=self._effects,
+        )
 
     # --- the door --------------------------------------------------------------------------------------------------
 
@@ -114,10 +111,10 @@ class Controller:
         """Take one fact; return what is to be done about it, in order."""
         if self.resigned:
             return []
-        self._effects = []
+        self._effects.clear()  # what a step that failed has left
         self._take(event, now_ms)
-        if self._connected and not self.resigned:
-            self._mark(self._moves.next_ones(now_ms, self._outbox.told))
+        if self._states.connected and not self.resigned:
+            self._states.mark(self._moves.next_ones(now_ms, self._outbox.told))
             self._settle(now_ms)
             self._replace_lost(now_ms)
             self._outbox.announce()
@@ -125,14 +122,15 @@ class Controller:
             self._effects.extend(map(DropElection, self._leaderships.settled()))
             self._ask_log_ends(now_ms)
             self._show_brokers()
-            self._effects.extend(self._outbox.due(self.state, now_ms, more_coming=self._writing > 0))
-        effects, self._effects = self._effects, []
+            self._effects.extend(self._outbox.due(self.state, now_ms, more_coming=self._states.writing > 0))
+        effects = self._effects.copy()
+        self._effects.clear()
         return effects
 
     @property
     def deadline_ms(self) -> int | None:
         """When to send ``Ticked``, at the latest."""
-        if not self._connected or self.resigned:
+        if not self._states.connected or self.resigned:
             return None
         times = (
             self.brokers.deadline_ms,
@@ -147,25 +145,25 @@ class Controller:
     def _take(self, event: Event, now_ms: int) -> None:
         match event:
             case StatesWritten():
-                self._written(event, now_ms)
+                self._states.written(event, now_ms)
             case StatesRead():
-                self._found(event.states.items())
+                self._states.found(event.states.items())
             case StatesTold():
-                self._told(event)
+                self._states.told(event)
             case StatesRefused():
-                self._refused(event)
+                self._states.refused(event)
             case StatesUnknown():
-                self._unknown(event)
+                self._states.unknown(event)
             case UpdateAnswered():
                 self._update_answered(event, now_ms)
             case UpdateLost():
                 self._outbox.lost(event.broker_id, event.update_id, now_ms)
             case BrokersRead():
-                if self._connected:  # else it is from before the connection broke; it is read again after
+                if self._states.connected:  # else it is from before the connection broke; it is read again after
                     self._brokers_changed(self.brokers.read(event.brokers, now_ms, retired=event.retired))
             case StoppingRead():
                 for broker_id in self.brokers.read_stopping(event.stopping):
-                    self._mark(self.state.hosted(broker_id))
+                    self._states.mark(self.state.hosted(broker_id))
             case TopicRead():
                 self._topic_read(event.topic)
             case TopicWritten() | TopicNotWritten():
@@ -175,7 +173,7 @@ class Controller:
             case DeletionsRead():
                 self._deletions_asked(event)
             case ElectionsRead():
-                self._mark(self._leaderships.asked(event, self.state))
+                self._states.mark(self._leaderships.asked(event, self.state))
             case TopicDeleted():
                 self._topic_deleted(event)
             case LogEndsRead():
@@ -183,17 +181,18 @@ class Controller:
             case Loaded():
                 self._loaded(event, now_ms)
             case Disconnected():
-                self._connected = False
+                self._states.connected = False
             case Reconnected():
                 self._reconnected(now_ms)
             case Fenced():
                 self.resigned = True
                 self._effects.append(Resign(event.detail))
             case Ticked():
-                if self._connected:
+                if self._states.connected:
                     self._brokers_changed(BrokerChanges(failed=self.brokers.give_up(now_ms)))
-                    self._mark(self._lost_tails.overdue(now_ms))
-                    self._mark(self._leaderships.wandered(self.state.partitions(), self.brokers.standing, now_ms))
+                    self._states.mark(self._lost_tails.overdue(now_ms))
+                    partitions = self.state.partitions()
+                    self._states.mark(self._leaderships.wandered(partitions, self.brokers.standing, now_ms))
             case _:
                 assert_never(event)
 
@@ -212,16 +211,16 @@ class Controller:
         self._brokers_changed(changes, states_are_newer=True)
         self.brokers.read_stopping(event.stopping)
         self._deletions_asked(event)
-        self._mark(self._leaderships.asked(event, self.state))
+        self._states.mark(self._leaderships.asked(event, self.state))
         self._leaderships.start(now_ms)
-        self._mark(self.state.partitions())
+        self._states.mark(self.state.partitions())
 
     def _reconnected(self, now_ms: int) -> None:
         """Levels read anew follow. What was missed meanwhile says little about the brokers."""
-        self._connected = True
+        self._states.connected = True
         self._replacement.start_over()
         self.brokers.be_wary(now_ms)
-        self._reread([p for p in self.state.partitions() if p.rereading])
+        self._states.reread([p for p in self.state.partitions() if p.rereading])
         self._effects.extend(ReadTopic(name) for name, topic in self.state.topics.items() if topic.rereading)
 
     # --- brokers -------------------------------------------------------------------------------------------------
@@ -232,12 +231,12 @@ class Controller:
             detail = f"brokers {list(changes.held)} are missed together; waiting before they are given up"
             self._effects.append(Report("controller.brokers.held", detail, len(changes.held), grave=True))
             for broker_id in changes.held:
-                self._mark(self.state.hosted(broker_id))
+                self._states.mark(self.state.hosted(broker_id))
         for broker_id in changes.failed:
             self._effects.append(Report("controller.brokers.failed", f"broker {broker_id} is gone", grave=True))
             self._outbox.broker_failed(broker_id)
             self._suspicions.end(broker_id)
-            self._mark(self.state.hosted(broker_id))
+            self._states.mark(self.state.hosted(broker_id))
         for registration in changes.arrived:
             self._arrived(registration, states_are_newer=states_are_newer)
 
@@ -251,7 +250,7 @@ class Controller:
             partition.broken.discard(broker_id)
         if not registration.trusted:
             self._suspect(broker_id, hosted, states_are_newer=states_are_newer)
-        self._mark(hosted)
+        self._states.mark(hosted)
 
     def _suspect(self, broker_id: int, hosted: list[Partition], *, states_are_newer: bool) -> None:
         """Its page cache is lost: each claim to an ISR that was made before this registration is void.
@@ -261,7 +260,7 @@ class Controller:
         """
         suspected = self._suspicions.begin(broker_id, hosted)
         if not states_are_newer:
-            self._reread(suspected)
+            self._states.reread(suspected)
         for partition in suspected:
             self._suspicions.review(partition)
 
@@ -293,17 +292,17 @@ class Controller:
         if known is not None:
             if known.rereading:
                 known.rereading = False
-                self._mark(known.partitions)
+                self._states.mark(known.partitions)
             if snapshot.version < known.version:
-                self._take_unsure(known)
+                self._states.take_unsure(known)
                 return  # read before what is known
             if known.record == record:
                 # Changed and changed back: nothing new, but a write that expects the old version is refused for ever.
                 self.state.put_record(known, record, snapshot.version)
-                self._take_unsure(known)
+                self._states.take_unsure(known)
                 return
         topic, changed = self.state.put_topic(snapshot)
-        self._take_unsure(topic)
+        self._states.take_unsure(topic)
         if known is None:
             topic.announced = any(p.stored is not None for p in topic.partitions)
             if not topic.announced:
@@ -312,7 +311,7 @@ class Controller:
             # Those that move as well: with other settings others may leave.
             told = [p for p in dict.fromkeys((*changed, *topic.moving)) if p.stored is not None]
             self._outbox.topic_changed(topic, told)
-        self._mark(topic.partitions)  # all: unclean elections may be allowed now
+        self._states.mark(topic.partitions)  # all: unclean elections may be allowed now
         self._delete_if_asked(topic)
 
     def _deletions_asked(self, event: Loaded | DeletionsRead) -> None:
@@ -337,8 +336,8 @@ class Controller:
             return
         self._outbox.topic_deleted(topic)
         for partition in topic.partitions:
-            self._end_write(partition)
-            self._dirty.pop(partition, None)
+            self._states.end_write(partition)
+            self._states.unmark(partition)
             self._lost_tails.give_up(partition)
             self._suspicions.drop(partition)
             self._leaderships.forget(partition)
@@ -349,9 +348,7 @@ class Controller:
     def _write_topic(self, topic: Topic, order: WriteTopic) -> None:
         topic.pending = order
         for write in order.writes:
-            partition = topic.partitions[write.tp.partition]
-            partition.pending = write
-            self._writing += 1
+            self._states.begin_write(topic.partitions[write.tp.partition], write)
         self._effects.append(order)
 
     def _topic_answered(self, event: TopicWritten | TopicNotWritten) -> None:
@@ -361,16 +358,17 @@ class Controller:
         order, topic.pending = topic.pending, None
         partitions = [p for p in (self.state.partition(write.tp) for write in order.writes) if p is not None]
         for partition in partitions:
-            self._end_write(partition)
+            self._states.end_write(partition)
         if isinstance(event, TopicNotWritten):
             self._effects.append(Report("controller.topics.refused", f"{event.name}: {event.detail}"))
             topic.rereading = True
-            if self._connected:
+            if self._states.connected:
                 self._effects.append(ReadTopic(event.name))
-            self._reread(partitions)
+            self._states.reread(partitions)
             return
         for partition, write in zip(partitions, order.writes, strict=True):
-            self._adopt(partition, VersionedState(write.state, write.expected_version + 1, write.leader_incarnation))
+            stored = VersionedState(write.state, write.expected_version + 1, write.leader_incarnation)
+            self._states.adopt(partition, stored)
         version = order.expected_version + 1
         if version > topic.version:
             partitions += self.state.put_record(topic, order.record, version)
@@ -378,7 +376,7 @@ class Controller:
             detail = f"{len(order.ended)} partitions of {event.name}, {order.ended[0]} among them"
             self._effects.append(Report("controller.reassignments.finished", detail, len(order.ended)))
         self._outbox.partitions_changed(partitions)
-        self._mark(topic.partitions)
+        self._states.mark(topic.partitions)
 
     def _replace_lost(self, now_ms: int) -> None:
         begun = self._replacement.begin(self.state, self.brokers, now_ms)
@@ -386,146 +384,16 @@ class Controller:
             self._write_topic(topic, WriteTopic(record, topic.version))
         self._effects.extend(begun.reports)
 
-    # --- partition states ------------------------------------------------------------------------------------------
-
-    def _written(self, event: StatesWritten, now_ms: int) -> None:
-        reasons: Counter[str] = Counter()
-        changed = []
-        moved = []
-        for tp, version in event.versions.items():
-            partition = self.state.partition(tp)
-            if partition is None or partition.pending is None:
-                continue
-            write = partition.pending
-            self._end_write(partition)
-            reasons[write.reason] += 1
-            if write.reason in {election.UNCLEAN, election.RECOVERED}:
-                self._suspicions.drop(partition)
-                self._leaderships.elected_uncleanly(partition)
-            before = partition.stored
-            self._adopt(partition, VersionedState(write.state, version, write.leader_incarnation))
-            # Only who stops answers no write before its followers have it: of others what they take meanwhile is cut.
-            if write.reason == election.MOVED and before is not None and before.state.leader in self.brokers.stopping:
-                moved.append((partition, before.state.leader))
-            else:
-                changed.append(partition)
-        self._outbox.partitions_changed(changed)
-        self._outbox.leaders_moved(moved, now_ms)
-        for reason, count in reasons.items():
-            detail = f"{count} of {len(event.versions)} partitions, {next(iter(event.versions))} among them"
-            grave = reason in {election.UNCLEAN, election.RECOVERED, election.LEADERLESS}
-            self._effects.append(Report(f"controller.partitions.{reason}", detail, count, grave))
-
-    def _refused(self, event: StatesRefused) -> None:
-        for tp in event.found:
-            partition = self.state.partition(tp)
-            if partition is not None:
-                self._end_write(partition)
-        # No node: the topic is gone, which its own event will say. Deciding again would be refused again.
-        self._effects.append(
-            Report("controller.writes.refused", f"{next(iter(event.found), None)} first", len(event.found))
-        )
-        self._found((tp, stored) for tp, stored in event.found.items() if stored is not None)
-
-    def _found(self, states: Iterable[tuple[TopicPartition, VersionedState | None]]) -> None:
-        changed = []
-        for tp, stored in states:
-            partition = self.state.partition(tp)
-            if partition is None:
-                continue
-            if stored is not None and self._epoch_unsure(partition, stored):
-                partition.rereading = True
-                partition.found = stored
-                partition.topic.rereading = True
-                if self._connected:
-                    self._effects.append(ReadTopic(tp.topic))
-                continue
-            partition.rereading = False
-            if stored is not None and self._adopt(partition, stored):
-                changed.append(partition)
-            self._suspicions.review(partition)
-            self._mark((partition,))
-        self._outbox.partitions_changed(changed)
-
-    def _told(self, event: StatesTold) -> None:
-        """Take over what is newer than what is known. It says nothing about later writes: a read under way stays
-        awaited."""
-        changed = []
-        unsure = []
-        for told in event.topics:
-            topic = self.state.topics.get(told.topic)
-            if topic is None or topic.record.topic_id != told.topic_id:
-                continue
-            for number, stored in told.states.items():
-                partition = topic.partitions[number] if 0 <= number < len(topic.partitions) else None
-                if partition is None or (partition.stored is not None and stored.version <= partition.stored.version):
-                    continue
-                if self._epoch_unsure(partition, stored):
-                    unsure.append(partition)
-                elif self._adopt(partition, stored):
-                    changed.append(partition)
-        self._reread(unsure)
-        self._outbox.partitions_changed(changed)
-
-    @staticmethod
-    def _epoch_unsure(partition: Partition, stored: VersionedState) -> bool:
-        """Whether a move may have ended, or another begun, with an epoch that was found and not heard of: replicas from
-        before must not be told with it, or its leader would add to the ISR who is a replica no more."""
-        known = partition.stored
-        return partition.move is not None and known is not None and stored.state.leader_epoch > known.state.leader_epoch
-
-    def _take_unsure(self, topic: Topic) -> None:
-        """The record that belongs to epochs found before is known now."""
-        changed = []
-        for partition in topic.partitions:
-            stored, partition.found = partition.found, None
-            if stored is not None:
-                partition.rereading = False
-                if self._adopt(partition, stored):
-                    changed.append(partition)
-        self._outbox.partitions_changed(changed)
-
-    def _adopt(self, partition: Partition, stored: VersionedState) -> bool:
-        """Take over a state if it is newer than the known one."""
-        newer = partition.stored is None or stored.version > partition.stored.version
-        if newer:
-            self.state.store(partition, stored)
-        self._suspicions.review(partition)
-        self._mark((partition,))
-        return newer
-
-    def _unknown(self, event: StatesUnknown) -> None:
-        """A write whose answer was lost may have been done: nothing is decided before the node is read."""
-        partitions = [p for p in map(self.state.partition, event.partitions) if p is not None]
-        for partition in partitions:
-            self._end_write(partition)
-        self._reread(partitions)
-
-    def _end_write(self, partition: Partition) -> None:
-        if partition.pending is not None:
-            partition.pending = None
-            self._writing -= 1
-
-    def _reread(self, partitions: Iterable[Partition]) -> None:
-        tps = []
-        for partition in partitions:
-            partition.rereading = True
-            tps.append(partition.tp)
-        if tps and self._connected:
-            self._effects.append(ReadStates(tuple(tps)))
-
-    def _mark(self, partitions: Iterable[Partition]) -> None:
-        self._dirty.update(dict.fromkeys(partitions))
+    # --- decisions -------------------------------------------------------------------------------------------------
 
     def _settle(self, now_ms: int) -> None:
         """Look at every marked partition again; order what is not right."""
-        if not self._dirty:
+        if not self._states.any_marked:
             return
-        dirty, self._dirty = self._dirty, {}
         standing = self.brokers.standing
         writes = []
         ends = MoveEnds()
-        for partition in dirty:
+        for partition in self._states.take_marked():
             if partition.busy:
                 continue
             decision = self._decide(partition, standing, now_ms)
@@ -536,9 +404,9 @@ class Controller:
             if decision is None:
                 ends.look(partition, standing)
                 continue
-            partition.pending = state_write(partition, decision)
-            writes.append(partition.pending)
-            self._writing += 1
+            write = state_write(partition, decision)
+            self._states.begin_write(partition, write)
+            writes.append(write)
         if writes:
             # Partitions that wait for a leader first, those that only lose a follower last.
             writes.sort(key=lambda write: write.reason == election.STRIPPED)
@@ -580,7 +448,7 @@ class Controller:
             partition = self.state.partition(tp)
             if partition is not None:
                 self._lost_tails.told(event.broker_id, partition, end)
-                self._mark((partition,))
+                self._states.mark((partition,))
 
     # --- what brokers answer ---------------------------------------------------------------------------------------
 
@@ -592,7 +460,7 @@ class Controller:
             self._effects.append(Resign(heard.superseded))
         for partition in heard.broken:
             partition.broken.add(event.broker_id)
-        self._mark(heard.broken)
+        self._states.mark(heard.broken)
 
     # --- for people and tests --------------------------------------------------------------------------------------
 
@@ -604,5 +472,5 @@ class Controller:
         """Nothing is under way or waiting to be told."""
         writing = any(p.pending is not None or p.rereading for p in self.state.partitions())
         writing = writing or any(t.pending is not None or t.rereading for t in self.state.topics.values())
-        waiting = writing or self._dirty or not self._moves.idle
+        waiting = writing or self._states.any_marked or not self._moves.idle
         return not waiting and self._leaderships.idle and self._outbox.idle

@@ -3,7 +3,7 @@
 ``CleanJob`` reads sealed segments, which do not change, by descriptors of its own. First the dirty part: hash and
 offset of each key into a map of bounded size; when that is full, this cleaning ends there. Then group by group from the
 log's front: what is still the newest of its key is copied into a new segment, which the log puts in the place of the
-old ones (``Log.replace_segments``, on the event loop). Readers in the middle of an old segment keep the file.
+old ones (``LogCleaning.replace_segments``, on the event loop). Readers in the middle of an old segment keep the file.
 
 What a batch says is verified by its checksum before it is written anew: damage must not get a new checksum.
 
@@ -87,7 +87,7 @@ class CleaningTally:
 
 
 class CleanJob:
-    """Made on the event loop by ``Log.begin_cleaning``; its methods run in one thread, one after the other, except
+    """Made on the event loop by ``LogCleaning.begin``; its methods run in one thread, one after the other, except
     ``cancel``."""
 
     def __init__(

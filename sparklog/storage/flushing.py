@@ -1,8 +1,8 @@
 """A flush by time: fsync of what a log held when it was due, in a thread, while the log is appended to.
 
-``FlushJob.run`` works in a thread. The log learns of it back on the event loop (``Log.flush_finished``) and only then
-moves its recovery point. Whoever cuts the log or lets go of segments meanwhile cancels the job: what it has done counts
-for nothing then, and files that it misses are no fault of the disk.
+``FlushJob.run`` works in a thread. The log learns of it back on the event loop (``LogDurability.flush_finished``) and
+only then moves its recovery point. Whoever cuts the log or lets go of segments meanwhile cancels the job: what it has
+done counts for nothing then, and files that it misses are no fault of the disk.
 """
 
 from __future__ import annotations

@@ -3,113 +3,153 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from pathlib import Path
 
-from sparklog.config import TopicConfig
 from sparklog.errors import StorageError
 from sparklog.storage.cleaning import CleaningRules, CleanJob, Replacement
 from sparklog.storage.cleaning_plan import CLEANER_FILE, CleanerState, Due, SegmentFacts, due
-from sparklog.storage.disk import Disk, read_file, replace_file
+from sparklog.storage.disk import read_file, replace_file
 from sparklog.storage.formats import NewerFormatError, decode_state, encode_state
-from sparklog.storage.producers import ProducerTable
+from sparklog.storage.hot_batches import forget_below
+from sparklog.storage.log_durability import LogDurability
+from sparklog.storage.log_state import LogState
 from sparklog.storage.segment import Segment
-from sparklog.storage.segment_chain import SegmentChain
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class LogCleaning:
-    """Owned by its log, on the event loop. Methods raise OSError as the disk does."""
+    """Owned by its ``Log``, on the event loop."""
 
-    def __init__(self, disk: Disk, directory: Path) -> None:
+    __slots__ = ("_durability", "_log", "job", "state")
+
+    def __init__(self, log: LogState, durability: LogDurability) -> None:
+        #: how far the log was compacted
         self.state = CleanerState()
         self.job: CleanJob | None = None
-        self._disk = disk
-        self._directory = directory
+        self._log = log
+        self._durability = durability
 
-    def load(self, log_end: int) -> None:
-        """Read what earlier cleanings have left. Without it, or where it cannot be read, all is dirty again."""
-        path = self._directory / CLEANER_FILE
+    def load(self) -> None:
+        """Read what earlier cleanings have left. Without it, or where it cannot be read, all is dirty again.
+
+        Raises:
+            NewerFormatError, OSError.
+        """
+        path = self._log.directory.path / CLEANER_FILE
         try:
-            self.state = decode_state(read_file(self._disk, path), CleanerState, path=path).cut(log_end)
+            found = decode_state(read_file(self._log.disk, path), CleanerState, path=path)
+            self.state = found.cut(self._log.log_end_offset)
         except FileNotFoundError:
             pass
         except NewerFormatError:
             raise
         except StorageError as failure:
-            _log.warning("%s; the log is cleaned from its start", failure)
+            logger.warning("%s; the log is cleaned from its start", failure)
 
-    def due(
-        self, chain: SegmentChain, *, stable_end: int, now_us: int, config: TopicConfig, at_once: bool
-    ) -> tuple[Due, list[SegmentFacts]] | None:
-        """Whether a cleaning is to begin, and of which segments. ``stable_end``: what lies below is decided."""
-        if not config.compacted or config.restoring or self.job is not None or not chain.sealed_prefix:
+    def dirty_ratio(self, now_us: int, *, at_once: bool = False) -> float | None:
+        """Part of the log's bytes that is new since the last cleaning; None: no cleaning is due.
+
+        Raises:
+            StorageError: the log directory must go offline.
+        """
+        self._log.check_open()
+        with self._log.offline_on_error("looking at"):
+            found = self._due(now_us, at_once=at_once)
+        return found[0].dirty_ratio if found is not None else None
+
+    def begin(self, rules: CleaningRules, now_us: int, *, at_once: bool = False) -> CleanJob | None:
+        """A job for a thread, when a cleaning is due: ``read_keys``, then for each of its ``groups`` ``rewrite``, here
+        ``replace_segments``, in the thread ``settle``; at last ``finish``, and here ``finished``.
+
+        Raises:
+            StorageError: the log directory must go offline.
+        """
+        log = self._log
+        log.check_open()
+        with log.offline_on_error("beginning to clean"):
+            found = self._due(now_us, at_once=at_once)
+            if found is None or not log.bridge(log.chain.segments[: found[0].segment_count]):
+                return None
+            due, segments = found
+            log.seals.forget_below(segments[-1].end_offset)
+            self.job = CleanJob(
+                log.disk,
+                log.directory.path,
+                segments=segments,
+                due=due,
+                state=self.state,
+                schemas=dict(log.directory.schemas),
+                aborted=list(
+                    log.producers.transactions.aborted_between(segments[0].base_offset, segments[-1].end_offset)
+                ),
+                last_batches=self._last_batches(now_us),
+                rules=rules,
+            )
+        return self.job
+
+    def _due(self, now_us: int, *, at_once: bool) -> tuple[Due, list[SegmentFacts]] | None:
+        """Whether a cleaning is to begin, and of which segments: sealed ones whose transactions are decided."""
+        log = self._log
+        if not log.config.compacted or log.config.restoring or self.job is not None or not log.chain.sealed_prefix:
             return None
+        stable_end = log.last_stable_offset(log.high_watermark)
         segments = []
-        for segment in chain.segments[:-1][: chain.sealed_prefix]:
+        for segment in log.chain.segments[:-1][: log.chain.sealed_prefix]:
             if segment.end_offset > stable_end:
                 break
             segments.append(_facts(segment))
-        found = due(segments, self.state, now_us=now_us, config=config, at_once=at_once)
+        found = due(segments, self.state, now_us=now_us, config=log.config, at_once=at_once)
         return (found, segments[: found.segment_count]) if found is not None else None
 
-    def begin(
-        self,
-        found: Due,
-        segments: list[SegmentFacts],
-        *,
-        schemas: Mapping[int, bytes],
-        producers: ProducerTable,
-        expired_us: int,
-        rules: CleaningRules,
-    ) -> CleanJob:
-        """``expired_us``: producers that were last heard of before are forgotten."""
-        last_batches = frozenset(
+    def _last_batches(self, now_us: int) -> frozenset[int]:
+        """Where the last batch of each producer begins that is not forgotten yet: it stays, whatever it holds."""
+        expired_us = now_us - self._log.services.producer_id_expiration_ms * 1000
+        return frozenset(
             entry.batches[-1].base_offset
-            for entry in producers.entries()
+            for entry in self._log.producers.entries()
             if entry.batches and entry.last_append_us >= expired_us
         )
-        self.job = CleanJob(
-            self._disk,
-            self._directory,
-            segments=segments,
-            due=found,
-            state=self.state,
-            schemas=dict(schemas),
-            aborted=list(producers.transactions.aborted_between(segments[0].base_offset, segments[-1].end_offset)),
-            last_batches=last_batches,
-            rules=rules,
-        )
-        return self.job
 
-    def replace(self, chain: SegmentChain, replacement: Replacement) -> bool:
-        """The new segment takes the old ones' place; False: the job was cancelled, nothing changed."""
-        job = self.job
-        if job is None or job.cancelled:
+    def replace_segments(self, job: CleanJob, replacement: Replacement) -> bool:
+        """Put a segment that ``job`` wrote in the place of the old ones; False when the log has changed meanwhile.
+        Who reads an old one goes on undisturbed.
+
+        Raises:
+            StorageError: the log directory must go offline.
+        """
+        log = self._log
+        if log.closed or job.cancelled or job is not self.job:
             return False
-        ends = (replacement.first, replacement.last)
-        chain.replace(replacement.bases, rename=job.swap_in, count=replacement.batch_count, ends=ends)
+        self._durability.cancel_flush()
+        with log.offline_on_error("replacing segments of"):
+            ends = (replacement.first, replacement.last)
+            log.chain.replace(replacement.bases, rename=job.swap_in, count=replacement.batch_count, ends=ends)
+        forget_below(log.hot, replacement.end_offset)
         return True
 
-    def finished(self, state: CleanerState | None) -> None:
-        """The job has ended: with what it noted, or None."""
+    def finished(self, job: CleanJob, state: CleanerState | None) -> None:
+        """``job`` has ended; ``state`` is what its ``finish`` returned, None when it did not come so far."""
+        if self.job is not job:
+            return
         self.job = None
         if state is not None:
             self.state = state
+            # aborted records are gone from there
+            self._log.producers.transactions.forget_below(min(state.end, job.segments[-1].end_offset))
 
     def stop(self) -> None:
-        """Before the segments are touched by anyone else."""
+        """Before the segments are touched by anyone else. Raises OSError as the disk does."""
         job, self.job = self.job, None
         if job is not None:
             job.cancel()
 
     def cut(self, end: int) -> None:
-        """The log is about to be cut to ``end``: what is known of more must be gone from the disk before."""
+        """The log is about to be cut to ``end``: what is known of more must be gone from the disk before. Raises
+        OSError as the disk does."""
         self.stop()
         state = self.state.cut(end)
         if state != self.state:
-            replace_file(self._disk, self._directory / CLEANER_FILE, encode_state(state))
+            replace_file(self._log.disk, self._log.directory.path / CLEANER_FILE, encode_state(state))
             self.state = state
 
 

@@ -6,16 +6,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from sparklog.errors import StorageError
+from sparklog.model import TopicPartition
 from sparklog.record.footer import arrow_prelude
 from sparklog.storage.disk import Disk
 from sparklog.storage.hot_batches import HotBatches
 from sparklog.storage.open_files import OpenFiles
-
-if TYPE_CHECKING:
-    from sparklog.storage.log import Log
 
 
 @dataclass(slots=True)
@@ -36,8 +33,8 @@ class LogServices:
     producer_id_expiration_ms: int = 86_400_000
     #: Logs whose marks in the checkpoint have moved since it was taken, and logs with segments that wait for it to go:
     #: of thousands of logs most have not, every few seconds.
-    moved: set[Log] = field(default_factory=set)
-    retired: set[Log] = field(default_factory=set)
+    moved: set[TopicPartition] = field(default_factory=set)
+    retired: set[TopicPartition] = field(default_factory=set)
     _preludes: dict[bytes, bytes] = field(default_factory=dict)
 
     def prelude(self, schema_message: bytes) -> bytes:

@@ -337,10 +337,11 @@ class LogDirectory:
     def _take_checkpoint(self) -> tuple[PartitionCheckpoint, ...]:
         """Of all logs that hold something; the very tuple of the last time where nothing has moved."""
         moved, self._services.moved = self._services.moved, set()
-        for log in moved:
+        for tp in moved:
+            log = self._logs.get(tp)
             # A log that holds nothing yet has no directory: the next start would take it for one that was lost.
-            if log.on_disk and self._logs.get(log.tp) is log:
-                self._marks[log.tp] = log.checkpoint()
+            if log is not None and log.on_disk:
+                self._marks[tp] = log.checkpoint()
         if moved or len(self._marks) != len(self._taken):
             self._taken = tuple(self._marks.values())
         return self._taken
@@ -364,7 +365,7 @@ class LogDirectory:
         """
         self._check_online()
         try:
-            self._make_durable([log for log in self._logs.values() if not log.is_clean])
+            self._make_durable([log for log in self._logs.values() if not log.durability.is_clean])
             self.checkpoint()
             mark_clean_stop(self._disk, self.path, boot_id=self._boot_id)
         except OSError as failure:
@@ -376,17 +377,17 @@ class LogDirectory:
         # The lock was taken before anything was written: no failed write since then escapes it.
         if len(logs) >= _MANY_LOGS and self._disk.can_sync_file_system(self._lock):
             for log in logs:
-                log.leave_state()
+                log.durability.leave_state()
             self._disk.sync_file_system(self._lock)
             for log in logs:
-                log.made_durable()
+                log.durability.made_durable()
             return
         if self._threads is None:
             for log in logs:
-                log.prepare_clean_stop()
+                log.durability.prepare_clean_stop()
             return
         with ThreadPoolExecutor(_SYNC_THREADS, thread_name_prefix="log-sync") as threads:
-            for done in [threads.submit(log.prepare_clean_stop) for log in logs]:
+            for done in [threads.submit(log.durability.prepare_clean_stop) for log in logs]:
                 done.result()
 
     def close(self) -> None:
@@ -417,12 +418,12 @@ class LogDirectory:
         retired = self._services.retired
         if not retired:
             return
-        waiting = {log.tp: log for log in retired if self._logs.get(log.tp) is log}
+        waiting = {tp: self._logs[tp] for tp in retired if tp in self._logs}
         for entry in self._checkpoint_content or ():
             log = waiting.get(TopicPartition(entry.topic, entry.partition))
             if log is not None and log.topic_id == entry.topic_id:
                 log.delete_retired(entry.log_start_offset)
-        retired.intersection_update([log for log in waiting.values() if log.has_retired])
+        retired.intersection_update([tp for tp, log in waiting.items() if log.has_retired])
 
     def _remove_later(self, paths: Sequence[Path]) -> None:
         def remove() -> None:

@@ -2,7 +2,7 @@
 
 ``SealJob.run`` works in a thread: footer, fsync of data and index, then beside them the producers' snapshot at the
 segment's end and the leader epochs up to there, fsync of the directory. The log learns of it back on the event loop
-(``Log.seal_finished``) and only then moves its recovery point.
+(``LogDurability.seal_finished``) and only then moves its recovery point.
 
 The log may be truncated or deleted meanwhile: ``cancel`` makes sure that afterwards nothing is written by path any
 more. The long fsyncs, of data and index, hold no lock, so that cancelling does not wait for them.

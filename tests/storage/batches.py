@@ -150,10 +150,10 @@ def follow(follower: Log, leader: Log, *, max_bytes: int = 1 << 30) -> None:
 def commit_and_seal(log: Log, high_watermark: int | None = None) -> int:
     """Raise the high watermark and seal what is due; return how many segments were."""
     log.set_high_watermark(log.log_end_offset if high_watermark is None else high_watermark)
-    jobs = log.seals_due()
+    jobs = log.durability.seals_due()
     for job in jobs:
         job.run()
-        log.seal_finished(job)
+        log.durability.seal_finished(job)
     return len(jobs)
 
 

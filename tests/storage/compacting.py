@@ -66,16 +66,16 @@ def keyed_rules(log: Log, *, buffer_bytes: int = 1 << 20, seed: int = 7) -> Clea
 
 def commit_and_seal(log: Log) -> None:
     log.set_high_watermark(log.log_end_offset)
-    for job in log.seals_due():
+    for job in log.durability.seals_due():
         job.run()
-        log.seal_finished(job)
+        log.durability.seal_finished(job)
 
 
 def clean(
     log: Log, now_us: int = 10_000_000, *, buffer_bytes: int = 1 << 20, rules: CleaningRules | None = None
 ) -> CleanJob | None:
     """One cleaning, as the broker's cleaner carries it out; None when none is due."""
-    job = log.begin_cleaning(rules or keyed_rules(log, buffer_bytes=buffer_bytes), now_us, at_once=True)
+    job = log.cleaning.begin(rules or keyed_rules(log, buffer_bytes=buffer_bytes), now_us, at_once=True)
     if job is None:
         return None
     state = None
@@ -83,11 +83,11 @@ def clean(
         job.read_keys()
         for group in job.groups():
             found = job.rewrite(group)
-            if found is not None and log.replace_segments(job, found):
+            if found is not None and log.cleaning.replace_segments(job, found):
                 job.settle()
         state = job.finish(now_us // 1000)
     finally:
-        log.cleaning_finished(job, state)
+        log.cleaning.finished(job, state)
     return job
 
 

@@ -63,7 +63,7 @@ def test_the_newest_record_of_each_key_stays_where_it_was(log: Log) -> None:
     before = seen(log)
     job = clean(log)
     assert job is not None and job.tally.records == 400 and job.tally.kept == 207
-    cleaned_to = log.cleaner_state.end
+    cleaned_to = log.cleaning.state.end
     assert cleaned_to == log.segments[-1].base_offset > 0
     assert seen(log) == expected(before, cleaned_to)
     assert seen(log, max_bytes=1) == seen(log)
@@ -103,8 +103,8 @@ def test_what_was_cleaned_opens_again_and_goes_on(disk: SimDisk, log: Log) -> No
     rolled(log)
     clean(log)
     found = seen(log)
-    log.flush()
-    log._services.checkpoint_now()
+    log.durability.flush()
+    log._state.services.checkpoint_now()
     for lost in (False, True):
         disk.restart(page_cache_lost=lost)
         again = open_directory(disk=disk, boot_id=f"boot {lost}").logs()[0]
@@ -112,7 +112,7 @@ def test_what_was_cleaned_opens_again_and_goes_on(disk: SimDisk, log: Log) -> No
         again.set_high_watermark(again.log_end_offset)
         assert again.findings == ()
         assert seen(again) == found
-        assert again.cleaner_state == log.cleaner_state
+        assert again.cleaning.state == log.cleaning.state
 
 
 def test_tombstones_go_when_their_time_has_come(log: Log) -> None:
@@ -123,12 +123,12 @@ def test_tombstones_go_when_their_time_has_come(log: Log) -> None:
     rolled(log)
     before = seen(log)
     clean(log, NOW_US)
-    assert seen(log) == expected(before, log.cleaner_state.end)
+    assert seen(log) == expected(before, log.cleaning.state.end)
     assert sum(record.value is None for record in seen(log)) == 50
     assert clean(log, NOW_US + 999_000) is None
     job = clean(log, NOW_US + 1_000_000)
     assert job is not None and job.tally.deletes == 0
-    assert seen(log) == expected(before, log.cleaner_state.end, horizon=log.cleaner_state.end)
+    assert seen(log) == expected(before, log.cleaning.state.end, horizon=log.cleaning.state.end)
     assert not any(record.value is None for record in seen(log))
     assert clean(log, NOW_US + 100_000_000) is None
 
@@ -143,14 +143,14 @@ def test_nothing_young_active_or_undecided_is_cleaned(log: Log) -> None:
     rolled(log)
     before = seen(log, committed=False)
     clean(log)
-    assert 0 < log.cleaner_state.end <= 200
-    assert seen(log, committed=False) == expected(before, log.cleaner_state.end)
+    assert 0 < log.cleaning.state.end <= 200
+    assert seen(log, committed=False) == expected(before, log.cleaning.state.end)
     append(log, marker(committed=(5,)), now_us=WRITTEN_US)
     rolled(log)
     log.config = replace(log.config, min_compaction_lag_ms=DAY_US // 1000)
     assert clean(log) is None
     job = clean(log, NOW_US + DAY_US)
-    assert job is not None and log.cleaner_state.end > 400
+    assert job is not None and log.cleaning.state.end > 400
 
 
 def test_transactions_keep_what_they_showed(log: Log) -> None:
@@ -166,13 +166,13 @@ def test_transactions_keep_what_they_showed(log: Log) -> None:
     log.config = replace(log.config, delete_retention_ms=1000)
     for now_us in (NOW_US, NOW_US + 2_000_000):
         clean(log, now_us)
-        end = log.cleaner_state.end
+        end = log.cleaning.state.end
         assert seen(log) == expected(before, end)
         # aborted records are gone, for whoever reads them
         assert [one for one in seen(log, committed=False) if one.offset < end] == [
             one for one in seen(log) if one.offset < end
         ]
-    assert log.aborted_between(0, log.cleaner_state.end) == []
+    assert log.aborted_between(0, log.cleaning.state.end) == []
     assert not any(segment.headers()["flags"][0] & 8 for segment in log.segments[:-1])
 
 
@@ -188,13 +188,13 @@ def test_a_markers_records_lie_before_the_cleaned_end_and_it_behind(disk: SimDis
     before = seen(log)
     assert not any(record.key == b"key" for record in before)
     clean(log)
-    assert seen(log) == expected(before, log.cleaner_state.end)
-    log.flush()
-    log._services.checkpoint_now()
+    assert seen(log) == expected(before, log.cleaning.state.end)
+    log.durability.flush()
+    log._state.services.checkpoint_now()
     disk.restart(page_cache_lost=False)
     again = open_directory(disk=disk).logs()[0]
     again.set_high_watermark(again.log_end_offset)
-    assert seen(again) == expected(before, log.cleaner_state.end)
+    assert seen(again) == expected(before, log.cleaning.state.end)
     assert again.open_transactions() == {}
 
 
@@ -208,7 +208,7 @@ def test_the_last_sequence_of_each_producer_is_in_the_log(disk: SimDisk, log: Lo
     follower = keyed_log(open_directory(disk=SimDisk()))
     copy(log, follower)
     for producer in range(4):
-        (found,) = follower._producers.get(producer).batches  # type: ignore[union-attr]
+        (found,) = follower._state.producers.get(producer).batches  # type: ignore[union-attr]
         assert (found.first_sequence, found.last_sequence) == (48, 49)
         before = follower.log_end_offset
         write(follower, (b"key", 7), (b"key", 8), producer=producer, sequence=48)
@@ -237,7 +237,7 @@ def test_a_bounded_map_takes_several_cleanings(log: Log) -> None:
     ends: list[int] = []
     while (job := clean(log, buffer_bytes=96 * 400)) is not None and len(ends) < 20:
         assert job.tally.keys <= 400
-        ends.append(log.cleaner_state.end)
+        ends.append(log.cleaning.state.end)
         assert seen(log) == expected(before, ends[-1])
     assert len(ends) > 3 and ends[-1] == log.segments[-1].base_offset
 
@@ -248,7 +248,7 @@ def test_records_without_key_are_left_alone(log: Log) -> None:
     rolled(log)
     before = seen(log)
     clean(log)
-    assert seen(log) == expected(before, log.cleaner_state.end)
+    assert seen(log) == expected(before, log.cleaning.state.end)
 
 
 def test_damage_is_not_written_anew(disk: SimDisk, log: Log) -> None:
@@ -287,11 +287,11 @@ def test_a_follower_in_the_middle_goes_on_with_what_the_leader_cleaned(log: Log,
     clean(log)
     copy(log, follower, max_bytes=2000)
     assert follower.log_end_offset == log.log_end_offset
-    end = log.cleaner_state.end
+    end = log.cleaning.state.end
     assert [one for one in seen(follower) if one.offset >= 2 * at] == [one for one in seen(log) if one.offset >= 2 * at]
     commit_and_seal(follower)
     clean(follower)
-    assert follower.cleaner_state.end >= end or follower.cleaner_state.end == follower.segments[-1].base_offset
+    assert follower.cleaning.state.end >= end or follower.cleaning.state.end == follower.segments[-1].base_offset
     shown = {one.key: one for one in seen(follower)}
     assert shown == {one.key: one for one in before}
     # as a leader it rolls, and is copied byte by byte from there on
@@ -378,9 +378,9 @@ def test_an_old_snapshot_does_not_open_a_transaction_whose_marker_is_gone(disk: 
     rolled(log)
     clean(log, NOW_US)
     clean(log, NOW_US + 2_000_000)
-    assert log.cleaner_state.deletes == 0
-    log.flush()
-    log._services.checkpoint_now()
+    assert log.cleaning.state.deletes == 0
+    log.durability.flush()
+    log._state.services.checkpoint_now()
     newest = sorted(name for name in disk.names(log.directory) if name.endswith(".producers"))[-1]
     disk.flip_bit(log.directory / newest, 3)
     disk.restart(page_cache_lost=False)
@@ -393,21 +393,21 @@ def test_what_was_cut_is_not_taken_for_cleaned_when_it_is_written_again(disk: Si
         write(log, (b"key %d" % (number % 7), number))
     rolled(log)
     clean(log)
-    assert log.cleaner_state.end > 100
+    assert log.cleaning.state.end > 100
     log.truncate(10)
     end = log.log_end_offset
     for number in range(200):
         write(log, (b"key %d" % (number % 7), 1000 + number))
-    log.flush()
-    log._services.checkpoint_now()
+    log.durability.flush()
+    log._state.services.checkpoint_now()
     disk.restart(page_cache_lost=False)
     again = open_directory(disk=disk).logs()[0]
-    assert again.cleaner_state.end <= end
+    assert again.cleaning.state.end <= end
     again.config = log.config
     rolled(again)
     before = seen(again)
     clean(again)
-    assert seen(again) == expected(before, again.cleaner_state.end)
+    assert seen(again) == expected(before, again.cleaning.state.end)
 
 
 def test_a_replica_that_was_away_for_too_long_begins_anew(log: Log) -> None:
@@ -420,7 +420,7 @@ def test_a_replica_that_was_away_for_too_long_begins_anew(log: Log) -> None:
     clean(log)
     after = log.read(20, max_bytes=1, end_offset=200).headers
     follower.config = replace(follower.config, delete_retention_ms=60_000)
-    now_us = follower._last_progress_us
+    now_us = follower._state.absence.last_progress_us
     assert not follower.is_outdated_for(after, now_us + 59_000_000)
     assert follower.is_outdated_for(after, now_us + 61_000_000)
     assert not follower.is_outdated_for(before, now_us + 61_000_000)  # nothing was cleaned: nothing is missing
@@ -444,15 +444,15 @@ def test_an_absence_counts_behind_a_segment_in_which_nothing_was_to_be_cleaned(l
     clean(log, NOW_US)
     clean(log, NOW_US + 2_000_000)
     assert not any(record.key == b"gone" for record in seen(log))
-    later_us = follower._last_progress_us + 11_000_000
+    later_us = follower._state.absence.last_progress_us + 11_000_000
     first = log.read(follower.log_end_offset, max_bytes=1, end_offset=log.high_watermark)
     assert not follower.is_outdated_for(first.headers, later_us)
     follower.append_as_follower(first.headers, memoryview(b"".join(first.bodies)))
     follower.caught_up(log.high_watermark)
     behind = log.read(follower.log_end_offset, max_bytes=1, end_offset=log.high_watermark)
-    assert follower.is_outdated_for(behind.headers, follower._last_progress_us)
+    assert follower.is_outdated_for(behind.headers, follower._state.absence.last_progress_us)
     follower.caught_up(follower.log_end_offset)
-    assert not follower.is_outdated_for(behind.headers, follower._last_progress_us)
+    assert not follower.is_outdated_for(behind.headers, follower._state.absence.last_progress_us)
 
 
 records_of = st.lists(
@@ -537,7 +537,7 @@ class _Run:
 
     def follow(self) -> None:
         self.log.set_high_watermark(self.log.log_end_offset)
-        if self.log.cleaner_state.deletes_end > self.follower.log_end_offset:
+        if self.log.cleaning.state.deletes_end > self.follower.log_end_offset:
             # it was away for longer than tombstones are kept: see ``is_outdated_for``
             self.follower.restart_at(self.log.first_segment_offset)
         copy(self.log, self.follower, max_bytes=500)
@@ -546,8 +546,8 @@ class _Run:
         self.check(self.follower)
 
     def restart(self) -> None:
-        self.log.flush()
-        self.log._services.checkpoint_now()
+        self.log.durability.flush()
+        self.log._state.services.checkpoint_now()
         config = self.log.config
         self.disk.restart(page_cache_lost=False)
         self.log = open_directory(disk=self.disk).logs()[0] if self.log.log_end_offset else self.log
@@ -561,7 +561,7 @@ class _Run:
         found = {one.offset: one for one in seen(log)}
         truth = {offset: one for offset, one in self.model.items() if offset < stable}
         assert found.items() <= truth.items()
-        cleaned_to = log.cleaner_state.end
+        cleaned_to = log.cleaning.state.end
         newest = {one.key: one.offset for _, one in sorted(truth.items()) if one.offset < cleaned_to}
         for offset, one in truth.items():
             if offset >= cleaned_to or (newest[one.key] == offset and one.value is not None):

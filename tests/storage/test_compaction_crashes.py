@@ -24,7 +24,7 @@ def prepared(seed: int) -> tuple[SimDisk, Log, list[Seen]]:
         append(log, keyed([(b"key %d" % (number % 5), number)], producer=3, sequence=number), now_us=NOW_US)
     log.config = keyed_log(directory, segment_bytes=6000).config
     commit_and_seal(log)
-    log.flush()
+    log.durability.flush()
     directory.checkpoint()
     assert len(log.segments) > 3
     return disk, log, seen(log)
@@ -70,7 +70,7 @@ def check(disk: SimDisk, before: list[Seen], *, boot_id: str) -> None:
     commit_and_seal(log)
     clean(log)
     assert {one.key: one for one in seen(log) if one.offset < RECORDS} == {one.key: one for one in before}
-    assert log._producers.get(3).batches[-1].last_sequence == RECORDS - 1  # type: ignore[union-attr]
+    assert log._state.producers.get(3).batches[-1].last_sequence == RECORDS - 1  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("operation", range(TOTAL))
@@ -114,22 +114,22 @@ def test_a_full_disk_leaves_the_log_as_it_was_and_a_broken_one_is_told(code: int
 def test_a_cut_in_the_middle_of_a_cleaning_stops_it() -> None:
     for steps in range(3):
         disk, log, before = prepared(0)
-        job = log.begin_cleaning(keyed_rules(log), NOW_US, at_once=True)
+        job = log.cleaning.begin(keyed_rules(log), NOW_US, at_once=True)
         assert job is not None
         job.read_keys()
         fresh = job.rewrite(job.groups()[0])
         assert fresh is not None
         if steps:
-            assert log.replace_segments(job, fresh)
+            assert log.cleaning.replace_segments(job, fresh)
         if steps == 2:
             job.settle()
         log.truncate(10)
-        assert job.cancelled and not log.replace_segments(job, fresh) and job.finish(1) is None
+        assert job.cancelled and not log.cleaning.replace_segments(job, fresh) and job.finish(1) is None
         assert not any(name.endswith((".swap", ".cleaned", ".deleted")) for name in disk.names(log.directory))
         log.set_high_watermark(log.log_end_offset)
         found, end = seen(log), log.log_end_offset
         assert set(found) <= set(before)
-        log._services.checkpoint_now()
+        log._state.services.checkpoint_now()
         disk.restart(page_cache_lost=False)
         again = open_directory(disk=disk).logs()[0]
         again.set_high_watermark(again.log_end_offset)
@@ -139,7 +139,7 @@ def test_a_cut_in_the_middle_of_a_cleaning_stops_it() -> None:
 def test_a_decision_without_its_segment_deletes_nothing() -> None:
     """No crash leaves it so; a hand that tidies up might."""
     disk, log, before = prepared(0)
-    job = log.begin_cleaning(keyed_rules(log), NOW_US, at_once=True)
+    job = log.cleaning.begin(keyed_rules(log), NOW_US, at_once=True)
     assert job is not None
     job.read_keys()
     assert job.rewrite(job.groups()[0]) is not None
@@ -157,7 +157,7 @@ def test_a_decision_without_its_segment_deletes_nothing() -> None:
 def test_a_decision_that_was_half_made_is_taken_back(code: int, skipped: int) -> None:
     """Its name was there when the directory could not be synced; the log goes on and is cut, then it starts again."""
     disk, log, _ = prepared(0)
-    job = log.begin_cleaning(keyed_rules(log), NOW_US, at_once=True)
+    job = log.cleaning.begin(keyed_rules(log), NOW_US, at_once=True)
     assert job is not None
     job.read_keys()
     sync, calls = disk.sync_directory, 0
@@ -173,10 +173,10 @@ def test_a_decision_that_was_half_made_is_taken_back(code: int, skipped: int) ->
     with pytest.raises(OSError, match="injected"):
         job.rewrite(job.groups()[0])
     disk.sync_directory = sync  # type: ignore[method-assign]
-    log.cleaning_finished(job, None)
+    log.cleaning.finished(job, None)
     assert not any(name.endswith((".swap", ".cleaned")) for name in disk.names(log.directory))
     log.truncate(3)
-    log._services.checkpoint_now()
+    log._state.services.checkpoint_now()
     log.set_high_watermark(log.log_end_offset)
     found = seen(log)
     disk.restart(page_cache_lost=False)
@@ -190,11 +190,11 @@ def test_a_swap_that_is_over_stays_over_when_the_next_one_of_the_segment_is_cut_
     """The process dies with files renamed, the next start ends the swap, and the machine dies while it cleans again: a
     decision that came back would put an unfinished file in the segment's place."""
     disk, log, before = prepared(seed)
-    job = log.begin_cleaning(keyed_rules(log), NOW_US, at_once=True)
+    job = log.cleaning.begin(keyed_rules(log), NOW_US, at_once=True)
     assert job is not None
     job.read_keys()
     fresh = job.rewrite(job.groups()[0])
-    assert fresh is not None and log.replace_segments(job, fresh)
+    assert fresh is not None and log.cleaning.replace_segments(job, fresh)
     disk.restart(page_cache_lost=False)
     directory = open_directory(disk=disk)
     again = directory.logs()[0]

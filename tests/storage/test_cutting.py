@@ -59,7 +59,7 @@ def test_truncate_below_the_high_watermark_spares_mapped_readers(disk: SimDisk, 
     """SimDisk raises when a file shrinks under a live map."""
     fill(log, 10)
     commit_and_seal(log)
-    log._hot.clear()
+    log._state.hot.clear()
     views = [(found, b"".join(found.bodies)) for found in read_slices(log)]
     target = log.segments[1].base_offset + (0 if at_boundary else 3)
     assert log.truncate(target) == target

@@ -92,21 +92,21 @@ def test_flush_by_count_and_by_time(disk: SimDisk) -> None:
     fill(log, 1)
     assert log.recovery_point == 6
     log.config = config(flush_ms=10)
-    assert not log.flush_due(10**15)
+    assert not log.durability.flush_due(10**15)
     fill(log, 1)
-    assert not log.flush_due(5_000_000 + 9_999)
-    job = log.flush_due(5_000_000 + 10_000)
+    assert not log.durability.flush_due(5_000_000 + 9_999)
+    job = log.durability.flush_due(5_000_000 + 10_000)
     assert job is not None
     fill(log, 1)  # after the job was made: not in it
-    assert not log.flush_due(10**15), "two at a time"
+    assert not log.durability.flush_due(10**15), "two at a time"
     job.run()
     assert log.recovery_point == 6
-    log.flush_finished(job)
+    log.durability.flush_finished(job)
     assert log.recovery_point == 9
-    again = log.flush_due(10**15)
+    again = log.durability.flush_due(10**15)
     assert again is not None and again.records == 3
     again.run()
-    log.flush_finished(again)
+    log.durability.flush_finished(again)
     assert log.recovery_point == 12
     disk.restart(page_cache_lost=True)
     [found] = open_directory(disk=disk).load()
@@ -117,7 +117,7 @@ def test_flush_by_count_and_by_time(disk: SimDisk) -> None:
 def test_a_flush_of_what_is_cut_meanwhile_counts_for_nothing(directory: LogDirectory, when: str) -> None:
     log = create_log(directory, segment_bytes=SMALL, flush_ms=10)
     fill(log, 30)
-    job = log.flush_due(10**15)
+    job = log.durability.flush_due(10**15)
     assert job is not None
     if when == "while":
         job.run()
@@ -125,19 +125,19 @@ def test_a_flush_of_what_is_cut_meanwhile_counts_for_nothing(directory: LogDirec
     fill(log, 10)
     if when == "before":
         job.run()  # files are gone: no fault of the disk
-    log.flush_finished(job)
+    log.durability.flush_finished(job)
     assert log.recovery_point == 0
-    again = log.flush_due(10**15)
+    again = log.durability.flush_due(10**15)
     assert again is not None, "what is left is not fsynced"
     again.run()
-    log.flush_finished(again)
+    log.durability.flush_finished(again)
     assert log.recovery_point == log.log_end_offset
 
 
 def test_a_flush_that_fails_says_so(disk: SimDisk, directory: LogDirectory) -> None:
     log = create_log(directory, flush_ms=10)
     fill(log, 1)
-    job = log.flush_due(10**15)
+    job = log.durability.flush_due(10**15)
     assert job is not None
     disk.fail_next("sync", errno.EIO)
     with pytest.raises(StorageError, match="Input/output"):
@@ -148,7 +148,7 @@ def test_a_flush_that_is_cancelled_tells_of_a_broken_disk_all_the_same(disk: Sim
     """The next fsync of the same files would succeed."""
     log = create_log(directory, flush_ms=10)
     fill(log, 3)
-    job = log.flush_due(10**15)
+    job = log.durability.flush_due(10**15)
     assert job is not None
     log.truncate(6)
     disk.fail_next("sync", errno.EIO)
@@ -162,7 +162,7 @@ def test_a_seal_that_is_cancelled_tells_of_a_broken_disk_all_the_same(
     log = create_log(directory, segment_bytes=SMALL)
     fill(log, 10)
     log.set_high_watermark(log.log_end_offset)
-    job = log.seals_due()[0]
+    job = log.durability.seals_due()[0]
 
     def sync(handle: int) -> None:
         job.cancel()

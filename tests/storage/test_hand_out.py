@@ -52,7 +52,7 @@ def test_what_was_handed_out_is_not_cut_in_place(log: Log, handed_out: bool) -> 
     before = found.data_path.read_bytes()
     inode = found.data_path.stat().st_ino
     if not handed_out:
-        log._served_end = 0
+        log._state.served_end = 0
     log.truncate(27)
     assert (found.data_path.stat().st_ino != inode) == handed_out
     if handed_out:  # else the process would die here

@@ -25,7 +25,7 @@ def written(path: Path, *, value: int = 0) -> Log:
         append(log, keyed([(b"key %d" % (number % 7), value + number), (b"only %d" % number, number)]), now_us=NOW_US)
     append(log, keyed([(b"t", 1)], producer=5, sequence=0, transactional=True), marker(aborted=(5,)), now_us=NOW_US)
     commit_and_seal(log)
-    log.flush()
+    log.durability.flush()
     directory.checkpoint()
     return log
 

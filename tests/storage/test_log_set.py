@@ -357,7 +357,7 @@ def test_remote_file_systems_are_refused(path: str, kind: str) -> None:
 @pytest.mark.parametrize("few_batches", [0, 256], ids=["with state files", "without"])
 def test_many_logs_are_made_durable_together(disk: SimDisk, monkeypatch: pytest.MonkeyPatch, few_batches: int) -> None:
     monkeypatch.setattr(log_set, "_MANY_LOGS", 3)
-    monkeypatch.setattr("sparklog.storage.log._FEW_BATCHES", few_batches)
+    monkeypatch.setattr("sparklog.storage.log_durability._FEW_BATCHES", few_batches)
     directory = open_directory(disk=disk)
     tps = [TopicPartition("many", number) for number in range(4)]
     for number, tp in enumerate(tps):
@@ -374,7 +374,7 @@ def test_many_logs_are_made_durable_together(disk: SimDisk, monkeypatch: pytest.
     assert [found[tp].log_end_offset for tp in tps] == [6, 9, 12, 15]
     assert not any(log.findings for log in found.values())
     assert all(log.recovery_point == log.log_end_offset for log in found.values())
-    assert all(log.is_clean for log in found.values())
+    assert all(log.durability.is_clean for log in found.values())
 
 
 def test_a_file_system_that_cannot_be_made_durable_leaves_no_clean_marker(
@@ -432,7 +432,7 @@ def test_where_a_file_system_does_not_tell_of_failures_many_logs_are_made_durabl
     disk: SimDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(log_set, "_MANY_LOGS", 2)
-    monkeypatch.setattr("sparklog.storage.log._FEW_BATCHES", 0)
+    monkeypatch.setattr("sparklog.storage.log_durability._FEW_BATCHES", 0)
     monkeypatch.setattr(disk, "can_sync_file_system", lambda handle: False)
     directory = open_directory(disk=disk)
     tps = [TopicPartition("many", number) for number in range(3)]

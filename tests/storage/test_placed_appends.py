@@ -119,7 +119,7 @@ def test_followers_are_byte_identical_and_a_restart_finds_all_of_it(disk: SimDis
     for segment in log.segments:
         for path in (segment.data_path, segment.index_path):
             assert read_file(disk, path) == read_file(disk, follower.directory / path.name)
-    log.flush()
+    log.durability.flush()
     for boot_id, power_cut in (("boot-1", False), ("boot-2", True)):
         disk.restart(page_cache_lost=power_cut)
         found = open_directory(disk=disk, boot_id=boot_id).get(TP)

@@ -153,7 +153,7 @@ def test_duplicates_are_known_after_a_restart(stop: str, sealed: bool) -> None:
         directory.write_clean_marker()
         directory.close()
     elif stop == "power":
-        log.flush()
+        log.durability.flush()
     disk.restart(page_cache_lost=stop == "power")
     log = create_log(open_directory(disk=disk, boot_id="boot-2" if stop == "power" else "boot-1"))
     for number in range(15, 20):

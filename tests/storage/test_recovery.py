@@ -235,8 +235,8 @@ def test_epochs_are_read_from_the_batches_when_their_file_is_gone_wrong_or_stale
     for epoch in (4, 6):
         fill(log, 4, leader_epoch=epoch)
     commit_and_seal(log)
-    log.flush()
-    expected = log._epochs.entries
+    log.durability.flush()
+    expected = log._state.epochs.entries
     assert len(expected) == 3
     good = read_file(disk, DIRECTORY / EPOCHS_FILE)
     for content in (
@@ -247,9 +247,9 @@ def test_epochs_are_read_from_the_batches_when_their_file_is_gone_wrong_or_stale
         b'{"entries":[[1,0],[0,9]],"through":24,"version":1}',
     ):
         replace_file(disk, DIRECTORY / EPOCHS_FILE, content)
-        assert reopened(disk)._epochs.entries == expected
+        assert reopened(disk)._state.epochs.entries == expected
     disk.remove(DIRECTORY / EPOCHS_FILE)
-    assert reopened(disk)._epochs.entries == expected
+    assert reopened(disk)._state.epochs.entries == expected
 
 
 def test_epochs_cut_by_a_truncation_do_not_come_back(disk: SimDisk) -> None:
@@ -258,7 +258,7 @@ def test_epochs_cut_by_a_truncation_do_not_come_back(disk: SimDisk) -> None:
     commit_and_seal(log)
     log.truncate(12)
     fill(log, 6, leader_epoch=5)
-    log.flush()
+    log.durability.flush()
     again = reopened(disk)
     assert again.end_of_epoch(4) == EpochEnd(1, 12)
     check_usable(again, 30)

@@ -100,7 +100,7 @@ def log(directory: LogDirectory) -> Log:
 
 
 def test_a_segment_is_sealed_when_rolled_and_committed(log: Log) -> None:
-    assert log.seals_due() == []
+    assert log.durability.seals_due() == []
     assert commit_and_seal(log, 11) == 0
     assert commit_and_seal(log, 12) == 1
     assert commit_and_seal(log, 36) == 1
@@ -110,23 +110,23 @@ def test_a_segment_is_sealed_when_rolled_and_committed(log: Log) -> None:
 
 def test_jobs_are_handed_out_once_and_may_finish_in_any_order(log: Log) -> None:
     log.set_high_watermark(36)
-    first, second = log.seals_due()
-    assert log.seals_due() == []
+    first, second = log.durability.seals_due()
+    assert log.durability.seals_due() == []
     second.run()
-    log.seal_finished(second)
+    log.durability.seal_finished(second)
     assert log.recovery_point == 0
     first.run()
-    log.seal_finished(first)
+    log.durability.seal_finished(first)
     assert log.recovery_point == 24
 
 
 def test_sealing_on_a_full_disk_is_tried_again(disk: SimDisk, log: Log) -> None:
     log.set_high_watermark(12)
-    (job,) = log.seals_due()
+    (job,) = log.durability.seals_due()
     disk.capacity_bytes = disk.used_bytes + 50
     used = disk.used_bytes
     job.run()
-    log.seal_finished(job)
+    log.durability.seal_finished(job)
     assert not job.done and not log.segments[0].sealed and disk.used_bytes == used
     disk.capacity_bytes = None
     assert commit_and_seal(log, 12) == 1
@@ -135,7 +135,7 @@ def test_sealing_on_a_full_disk_is_tried_again(disk: SimDisk, log: Log) -> None:
 
 def test_sealing_on_a_broken_disk_raises(disk: SimDisk, log: Log) -> None:
     log.set_high_watermark(12)
-    (job,) = log.seals_due()
+    (job,) = log.durability.seals_due()
     disk.fail_next("sync", errno.EIO)
     with pytest.raises(StorageError, match="Input/output"):
         job.run()
@@ -149,7 +149,7 @@ def test_truncation_while_a_seal_is_under_way(
 ) -> None:
     """With the larger segments the segment whose seal was cut short goes on, where its footer was."""
     log.set_high_watermark(36)
-    jobs = log.seals_due()
+    jobs = log.durability.seals_due()
     if ran:
         for job in jobs:
             job.run()
@@ -157,7 +157,7 @@ def test_truncation_while_a_seal_is_under_way(
     for job in jobs:
         if not ran:
             job.run()
-        log.seal_finished(job)
+        log.durability.seal_finished(job)
     log.config = config(segment_bytes=segment_bytes)
     fill(log, 8, leader_epoch=2)
     assert read_numbers(log) == list(range(cut_at + 24))
@@ -176,7 +176,7 @@ def test_deletion_while_a_seal_is_under_way(disk: SimDisk, directory: LogDirecto
     log = create_log(directory, segment_bytes=SMALL)
     fill(log, 5)
     log.set_high_watermark(15)
-    (job,) = log.seals_due()
+    (job,) = log.durability.seals_due()
     calls = 0
     original = disk.sync
 
@@ -194,7 +194,7 @@ def test_deletion_while_a_seal_is_under_way(disk: SimDisk, directory: LogDirecto
 
     disk.sync = sync_and_delete  # type: ignore[method-assign]
     job.run()
-    log.seal_finished(job)
+    log.durability.seal_finished(job)
     if directory.get(log.tp) is log:
         replace()
     fresh = directory.get(log.tp)

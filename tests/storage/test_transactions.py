@@ -246,4 +246,4 @@ def test_ended_transactions_are_forgotten_where_nobody_reads() -> None:
         send(log, producer)
         append(log, marker(committed=(producer,)))
         log.set_high_watermark(log.log_end_offset)
-    assert log._producers.transactions.state().recent == ()
+    assert log._state.producers.transactions.state().recent == ()

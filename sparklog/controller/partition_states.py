@@ -1,0 +1,199 @@
+"""The partitions' states as ZooKeeper has them: written, taken over when newer, read again when in doubt.
+
+A write that loses its compare-and-set brings back what is true, one whose answer is lost has it read: either way the
+partition is looked at again. Mutable, owned by one ``Controller``; one write a partition is under way at most.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from sparklog.controller import election
+from sparklog.controller.broker_table import BrokerTable
+from sparklog.controller.cluster_state import ClusterState, Partition, Topic
+from sparklog.controller.effects import Effect, ReadStates, ReadTopic, Report, StateWrite
+from sparklog.controller.events import StatesRefused, StatesTold, StatesUnknown, StatesWritten
+from sparklog.controller.leaderships import Leaderships
+from sparklog.controller.outbox import Outbox
+from sparklog.controller.suspicions import Suspicions
+from sparklog.model import TopicPartition, VersionedState
+
+
+class PartitionStates:
+    """Methods named in the past tense take in what became of orders."""
+
+    def __init__(
+        self,
+        state: ClusterState,
+        brokers: BrokerTable,
+        *,
+        outbox: Outbox,
+        suspicions: Suspicions,
+        leaderships: Leaderships,
+        effects: list[Effect],
+    ) -> None:
+        """``effects``: of the step under way; what is ordered is put there."""
+        #: Whether ZooKeeper can be reached; while it cannot, nothing is ordered.
+        self.connected = True
+        #: Writes under way.
+        self.writing = 0
+        self._state = state
+        self._brokers = brokers
+        self._outbox = outbox
+        self._suspicions = suspicions
+        self._leaderships = leaderships
+        self._effects = effects
+        #: To be looked at again.
+        self._marked: dict[Partition, None] = {}
+
+    # --- what is to be looked at -----------------------------------------------------------------------------------
+
+    def mark(self, partitions: Iterable[Partition]) -> None:
+        """Something has changed that may concern these: they are looked at again in this step."""
+        self._marked.update(dict.fromkeys(partitions))
+
+    def unmark(self, partition: Partition) -> None:
+        self._marked.pop(partition, None)
+
+    @property
+    def any_marked(self) -> bool:
+        return bool(self._marked)
+
+    def take_marked(self) -> dict[Partition, None]:
+        marked, self._marked = self._marked, {}
+        return marked
+
+    # --- writes ----------------------------------------------------------------------------------------------------
+
+    def begin_write(self, partition: Partition, write: StateWrite) -> None:
+        partition.pending = write
+        self.writing += 1
+
+    def end_write(self, partition: Partition) -> None:
+        if partition.pending is not None:
+            partition.pending = None
+            self.writing -= 1
+
+    def written(self, event: StatesWritten, now_ms: int) -> None:
+        reasons: Counter[str] = Counter()
+        changed = []
+        moved = []
+        for tp, version in event.versions.items():
+            partition = self._state.partition(tp)
+            if partition is None or partition.pending is None:
+                continue
+            write = partition.pending
+            self.end_write(partition)
+            reasons[write.reason] += 1
+            if write.reason in {election.UNCLEAN, election.RECOVERED}:
+                self._suspicions.drop(partition)
+                self._leaderships.elected_uncleanly(partition)
+            before = partition.stored
+            self.adopt(partition, VersionedState(write.state, version, write.leader_incarnation))
+            # Only who stops answers no write before its followers have it: of others what they take meanwhile is cut.
+            if write.reason == election.MOVED and before is not None and before.state.leader in self._brokers.stopping:
+                moved.append((partition, before.state.leader))
+            else:
+                changed.append(partition)
+        self._outbox.partitions_changed(changed)
+        self._outbox.leaders_moved(moved, now_ms)
+        for reason, count in reasons.items():
+            detail = f"{count} of {len(event.versions)} partitions, {next(iter(event.versions))} among them"
+            grave = reason in {election.UNCLEAN, election.RECOVERED, election.LEADERLESS}
+            self._effects.append(Report(f"controller.partitions.{reason}", detail, count, grave))
+
+    def refused(self, event: StatesRefused) -> None:
+        for tp in event.found:
+            partition = self._state.partition(tp)
+            if partition is not None:
+                self.end_write(partition)
+        # No node: the topic is gone, which its own event will say. Deciding again would be refused again.
+        self._effects.append(
+            Report("controller.writes.refused", f"{next(iter(event.found), None)} first", len(event.found))
+        )
+        self.found((tp, stored) for tp, stored in event.found.items() if stored is not None)
+
+    def unknown(self, event: StatesUnknown) -> None:
+        """A write whose answer was lost may have been done: nothing is decided before the node is read."""
+        partitions = [p for p in map(self._state.partition, event.partitions) if p is not None]
+        for partition in partitions:
+            self.end_write(partition)
+        self.reread(partitions)
+
+    # --- what is stored -----------------------------------------------------------------------------------------------
+
+    def found(self, states: Iterable[tuple[TopicPartition, VersionedState | None]]) -> None:
+        changed = []
+        for tp, stored in states:
+            partition = self._state.partition(tp)
+            if partition is None:
+                continue
+            if stored is not None and self._epoch_unsure(partition, stored):
+                partition.rereading = True
+                partition.found = stored
+                partition.topic.rereading = True
+                if self.connected:
+                    self._effects.append(ReadTopic(tp.topic))
+                continue
+            partition.rereading = False
+            if stored is not None and self.adopt(partition, stored):
+                changed.append(partition)
+            self._suspicions.review(partition)
+            self.mark((partition,))
+        self._outbox.partitions_changed(changed)
+
+    def told(self, event: StatesTold) -> None:
+        """Take over what is newer than what is known. It says nothing about later writes: a read under way stays
+        awaited."""
+        changed = []
+        unsure = []
+        for told in event.topics:
+            topic = self._state.topics.get(told.topic)
+            if topic is None or topic.record.topic_id != told.topic_id:
+                continue
+            for number, stored in told.states.items():
+                partition = topic.partitions[number] if 0 <= number < len(topic.partitions) else None
+                if partition is None or (partition.stored is not None and stored.version <= partition.stored.version):
+                    continue
+                if self._epoch_unsure(partition, stored):
+                    unsure.append(partition)
+                elif self.adopt(partition, stored):
+                    changed.append(partition)
+        self.reread(unsure)
+        self._outbox.partitions_changed(changed)
+
+    def take_unsure(self, topic: Topic) -> None:
+        """The record that belongs to epochs found before is known now."""
+        changed = []
+        for partition in topic.partitions:
+            stored, partition.found = partition.found, None
+            if stored is not None:
+                partition.rereading = False
+                if self.adopt(partition, stored):
+                    changed.append(partition)
+        self._outbox.partitions_changed(changed)
+
+    def adopt(self, partition: Partition, stored: VersionedState) -> bool:
+        """Take over a state if it is newer than the known one."""
+        newer = partition.stored is None or stored.version > partition.stored.version
+        if newer:
+            self._state.store(partition, stored)
+        self._suspicions.review(partition)
+        self.mark((partition,))
+        return newer
+
+    def reread(self, partitions: Iterable[Partition]) -> None:
+        tps = []
+        for partition in partitions:
+            partition.rereading = True
+            tps.append(partition.tp)
+        if tps and self.connected:
+            self._effects.append(ReadStates(tuple(tps)))
+
+    @staticmethod
+    def _epoch_unsure(partition: Partition, stored: VersionedState) -> bool:
+        """Whether a move may have ended, or another begun, with an epoch that was found and not heard of: replicas from
+        before must not be told with it, or its leader would add to the ISR who is a replica no more."""
+        known = partition.stored
+        return partition.move is not None and known is not None and stored.state.leader_epoch > known.state.leader_epoch

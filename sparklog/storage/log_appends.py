@@ -1,0 +1,89 @@
+"""How a log becomes longer: the plan of an append carried out whole, or the log is as it was.
+
+Segments first, then what is derived from their batches: leader epochs, producers and transactions, the newest batches
+in memory. ``append_plan`` has decided what is written.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+
+from sparklog.errors import BrokerError, ErrorCode, StorageError
+from sparklog.record.marker import Marker
+from sparklog.storage.append_plan import NO_MAXIMUM, LogTail, Run, markers_of
+from sparklog.storage.disk import is_full
+from sparklog.storage.hot_batches import HotBatch
+from sparklog.storage.log_state import LogState
+
+
+def tail(log: LogState, *, reopen_sealed: bool) -> LogTail:
+    """Where the next batch goes. ``reopen_sealed``: a follower goes on in a sealed segment if its leader did; a leader
+    begins a new one."""
+    last = log.chain.last
+    if last is None:
+        return LogTail(log.log_end_offset, log.epochs.last_epoch, -1, NO_MAXIMUM, -1, -1)
+    # behind what a cleaner wrote a leader rolls, so that replicas are byte-identical again
+    appendable = reopen_sealed or not (last.sealed or last.cleaned)
+    return LogTail(
+        log.log_end_offset,
+        log.epochs.last_epoch,
+        last.data_size if appendable else -1,
+        last.running_max,
+        last.first_append_us,
+        last.schema_id,
+        last.cleaned,
+    )
+
+
+def carry_out(log: LogState, runs: Sequence[Run], now_us: int) -> int:
+    """Append; return how many records these were.
+
+    Raises:
+        BrokerError: nothing was appended. CORRUPT_MESSAGE for a marker that cannot be read; KAFKA_STORAGE_ERROR when
+            the disk is full.
+        StorageError: the log directory must go offline.
+    """
+    markers = markers_of(runs)
+    _write(log, runs)
+    log.clean = False
+    log.absence.last_progress_us = time.time_ns() // 1000
+    if log.log_start_offset == log.log_end_offset:
+        # an empty follower took its leader's first segment, which may begin below
+        log.log_start_offset = min(log.log_start_offset, runs[0].headers[0].base_offset)
+    records = _record(log, runs, now_us, markers)
+    log.log_end_offset = runs[-1].headers[-1].next_offset
+    log.high_watermark = min(log.high_watermark, log.log_end_offset)
+    return records
+
+
+def _write(log: LogState, runs: Sequence[Run]) -> None:
+    directory = log.directory
+    try:
+        directory.prepare_for_append()
+        log.chain.append(runs, directory.prelude)
+    except OSError as failure:
+        if is_full(failure):
+            raise BrokerError(
+                ErrorCode.KAFKA_STORAGE_ERROR, f"{log.tp}: no room left in {directory.path.parent}: {failure}"
+            ) from failure
+        raise log.services.offline(f"appending to {log.tp}: {failure}") from failure
+    except StorageError as failure:
+        raise log.services.offline(str(failure)) from failure
+
+
+def _record(log: LogState, runs: Sequence[Run], now_us: int, markers: Mapping[int, Marker]) -> int:
+    """Bring everything that is derived from the batches up to date; return how many records they hold."""
+    hot, own_hot, epochs, producers = log.services.hot, log.hot, log.epochs, log.producers
+    records = 0
+    for new_segment, headers, packed, data in runs:
+        base_offset = headers[0].base_offset
+        if new_segment and base_offset != log.first_segment_offset:
+            producers.expire(now_us - log.services.producer_id_expiration_ms * 1000)
+            log.seals.rolled(base_offset, producers.state())
+        for header, packed_header, body in zip(headers, packed, data, strict=True):
+            epochs.assign(header.leader_epoch, header.base_offset)
+            producers.record(header, markers.get(header.base_offset))
+            hot.add(own_hot, header.base_offset, HotBatch(packed_header, body))
+            records += header.record_count
+    return records

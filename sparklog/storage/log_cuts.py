@@ -1,0 +1,133 @@
+"""How a log becomes shorter: cut at its end, begun anew, or let go of at its start.
+
+A cut takes what was appended and must not count: first the checkpoint on disk claims no more than will be left, then
+the segments go newest first, then what is derived from them. At the start whole segments leave the log at once, and
+their files once the new log start is durable.
+"""
+
+from __future__ import annotations
+
+from sparklog.storage import retention
+from sparklog.storage.log_cleaning import LogCleaning
+from sparklog.storage.log_durability import LogDurability
+from sparklog.storage.log_state import LogState
+
+
+class LogCuts:
+    """Owned by its ``Log``, which says what the methods mean to its users. They raise StorageError when the log
+    directory must go offline."""
+
+    __slots__ = ("_cleaning", "_durability", "_state")
+
+    def __init__(self, state: LogState, durability: LogDurability, cleaning: LogCleaning) -> None:
+        self._state = state
+        self._durability = durability
+        self._cleaning = cleaning
+
+    # --- at the end -----------------------------------------------------------------------------------------------
+
+    def truncate(self, offset: int) -> int:
+        state = self._state
+        state.check_open()
+        if offset >= state.log_end_offset:
+            return state.log_end_offset
+        with state.offline_on_error("truncating"):
+            first = state.first_segment_offset
+            end = state.chain.boundary(offset) if offset > first else offset
+            if end <= first:
+                self.restart_at(end)
+                return end
+            served_end, fsynced_end = state.served_end, state.recovery_point
+            self._prepare_cut(end)
+            # the one that ends at the cut becomes the last: it may go on
+            state.seals.cancel(segment for segment in state.chain.segments if segment.end_offset >= end)
+            state.chain.cut(end, served_end=served_end, fsynced_end=fsynced_end)
+            state.forget_from(end)
+            state.producers = state.load_producers(state.chain.segments)
+        return end
+
+    def restart_at(self, offset: int) -> None:
+        state = self._state
+        state.check_open()
+        with state.offline_on_error("restarting"):
+            self._prepare_cut(0)
+            state.seals.cancel(state.chain.segments)
+            if state.directory.exists:
+                state.chain.clear()
+            state.forget_from(-1)
+            state.log_start_offset = state.log_end_offset = offset
+            state.high_watermark = state.served_end = offset
+            state.producers.clear()
+            state.absence.ended()
+
+    def _prepare_cut(self, end: int) -> None:
+        """Before a cut to ``end`` the checkpoint on disk must not claim more than will be left.
+
+        What is appended next above ``end`` is not fsynced, whatever was there before; a log shorter than its
+        checkpoint is taken for a damaged one; and segments below its log start are removed on open. What it claims
+        is not what is known here: whoever orders the cut lowers the high watermark first.
+        """
+        state = self._state
+        if state.directory.exists:
+            self._cleaning.cut(end)
+        self._durability.cancel_flush()
+        if end < max(state.claimed_end, state.high_watermark, state.recovery_point):
+            state.log_start_offset = min(state.log_start_offset, end)
+            state.high_watermark = min(state.high_watermark, end)
+            state.recovery_point = min(state.recovery_point, end)
+            state.services.checkpoint_now()
+            state.claimed_end = max(state.high_watermark, state.recovery_point)
+
+    # --- at the start ---------------------------------------------------------------------------------------------
+
+    def advance_start(self, offset: int) -> int:
+        """The files of what leaves go when a checkpoint has made the new log start durable (``delete_retired``): a log
+        whose first segment is missing in part must not be taken for a damaged one."""
+        state = self._state
+        state.check_open()
+        start = min(offset, state.high_watermark)
+        if start <= state.log_start_offset:
+            return state.log_start_offset
+        leaving = [segment for segment in state.chain.segments[:-1] if segment.end_offset <= start]
+        if leaving and not state.bridge(leaving):
+            return state.log_start_offset
+        if leaving:
+            with state.offline_on_error("stopping the cleaner of"):
+                self._cleaning.stop()
+        state.log_start_offset = start
+        state.seals.cancel(leaving)
+        if leaving:
+            self._durability.cancel_flush()
+        state.chain.retire_below(start)
+        if state.chain.has_retired:
+            state.services.retired.add(state.tp)
+        state.epochs.advance_start(state.first_segment_offset)
+        state.producers.transactions.forget_below(start)
+        return start
+
+    def delete_retired(self, durable_start: int) -> None:
+        state = self._state
+        with state.offline_on_error("deleting segments"):
+            state.services.remove_later(state.chain.delete_retired(durable_start))
+
+    def apply_retention(self, now_us: int, *, read_to: int | None) -> int:
+        state = self._state
+        if "delete" not in state.config.cleanup_policy or state.config.restoring:
+            return 0
+        sealed = [
+            retention.SealedSegment(segment.size_bytes, segment.running_max, segment.end_offset)
+            for segment in state.chain.segments[:-1][: state.chain.sealed_prefix]
+        ]
+        count = retention.deletable(
+            sealed,
+            log_size_bytes=state.chain.size_bytes,
+            now_us=now_us,
+            retention_ms=state.config.retention_ms,
+            retention_bytes=state.config.retention_bytes,
+            read_to=read_to,
+            retention_hard_ms=state.config.retention_hard_ms,
+        )
+        if not count:
+            return 0
+        start = state.chain.segments[count].base_offset
+        return count if self.advance_start(start) >= start else 0

@@ -1,0 +1,166 @@
+"""What of a log is fsynced, and when: with a seal, as ``flush.messages`` and ``flush.ms`` ask, before a clean stop.
+
+Everything else rests on replication. Jobs run in threads; the recovery point moves when the log hears of their end.
+"""
+
+from __future__ import annotations
+
+from sparklog.storage.flushing import FlushJob
+from sparklog.storage.log_state import LogState
+from sparklog.storage.partition_file import PARTITION_FILE
+from sparklog.storage.sealing import SealJob
+
+#: A log of so few batches leaves no state files behind at a clean stop.
+_FEW_BATCHES = 256
+
+
+class LogDurability:
+    """Owned by its ``Log``, on the event loop."""
+
+    __slots__ = ("_job", "_state", "_unflushed_records", "_unflushed_since_us")
+
+    def __init__(self, state: LogState) -> None:
+        self._state = state
+        self._unflushed_since_us = -1
+        self._unflushed_records = 0
+        #: at work in a thread
+        self._job: FlushJob | None = None
+
+    # --- seals ----------------------------------------------------------------------------------------------------
+
+    def seals_due(self) -> list[SealJob]:
+        """Jobs for the rolled segments that are committed by now: run each in a thread, then ``seal_finished``.
+
+        Cheap when there are none. To be asked when the high watermark moved and from time to time: a job that found
+        the disk full is due again.
+        """
+        state = self._state
+        schemas = state.directory.schemas
+        return state.seals.due(state.chain, state.high_watermark, epochs=state.epochs, schemas=schemas)
+
+    def seal_finished(self, job: SealJob) -> None:
+        """``job.run`` returned (when it raised, the directory goes offline instead)."""
+        state = self._state
+        if job.cancelled or state.closed:
+            return
+        state.seals.finished(job)
+        state.chain.count_sealed()
+        if state.chain.sealed_prefix:
+            fsynced = state.chain.segments[state.chain.sealed_prefix - 1].end_offset
+            state.recovery_point = max(state.recovery_point, fsynced)
+
+    # --- flushes --------------------------------------------------------------------------------------------------
+
+    def appended(self, records: int, now_us: int) -> None:
+        """So many are in the page cache alone; with ``flush.messages`` of them there, not for longer.
+
+        Raises:
+            StorageError: the log directory must go offline.
+        """
+        self._unflushed_records += records
+        if self._unflushed_since_us < 0:
+            self._unflushed_since_us = now_us
+        if 0 < self._state.config.flush_messages <= self._unflushed_records:
+            self.flush()
+
+    def flush(self) -> None:
+        """fsync everything up to the log end. Blocks for as long as the disk takes.
+
+        Raises:
+            StorageError: the log directory must go offline.
+        """
+        state = self._state
+        state.check_open()
+        if state.recovery_point >= state.log_end_offset:
+            return
+        with state.offline_on_error("flushing"):
+            state.chain.sync_from(state.recovery_point)
+            state.directory.sync()
+        self._flushed()
+
+    def _flushed(self) -> None:
+        self._state.recovery_point = self._state.log_end_offset
+        self._unflushed_since_us = -1
+        self._unflushed_records = 0
+
+    def flush_due(self, now_us: int) -> FlushJob | None:
+        """A job for what is to be fsynced when ``flush.ms`` have passed since the oldest append that was not: run it in
+        a thread, then ``flush_finished``. None while one is at work."""
+        state = self._state
+        waited_us = now_us - self._unflushed_since_us
+        if self._job is not None or self._unflushed_since_us < 0 or not 0 < state.config.flush_ms * 1000 <= waited_us:
+            return None
+        segments = [segment for segment in state.chain.segments if segment.end_offset > state.recovery_point]
+        self._job = FlushJob(
+            state.disk,
+            [path for segment in segments for path in (segment.data_path, segment.index_path)]
+            + [state.directory.path / PARTITION_FILE],
+            directory=state.directory.path,
+            end_offset=state.log_end_offset,
+            records=self._unflushed_records,
+            since_us=self._unflushed_since_us,
+        )
+        self._unflushed_since_us = -1
+        return self._job
+
+    def flush_finished(self, job: FlushJob) -> None:
+        """``job.run`` returned (when it raised, the directory goes offline instead)."""
+        if job is not self._job:
+            return
+        self._job = None
+        self._state.recovery_point = max(self._state.recovery_point, job.end_offset)
+        self._unflushed_records = max(self._unflushed_records - job.records, 0)
+
+    def cancel_flush(self) -> None:
+        """Files that it knows of are about to go, or to be cut."""
+        job, self._job = self._job, None
+        if job is not None:
+            job.cancelled = True
+            self._unflushed_since_us = job.since_us
+
+    # --- clean stops ----------------------------------------------------------------------------------------------
+
+    @property
+    def is_clean(self) -> bool:
+        """Nothing is to be done before a clean stop."""
+        return self._state.clean or not self._state.directory.exists
+
+    def prepare_clean_stop(self) -> None:
+        """Make everything durable, and the next open quick. Blocks; other logs may be made ready at the same time.
+
+        Raises:
+            StorageError: the log directory must go offline.
+        """
+        state = self._state
+        state.check_open()
+        if self.is_clean:
+            return
+        state.seals.cancel(state.chain.segments)
+        self.flush()
+        with state.offline_on_error("flushing"):
+            state.disk.sync_directory(state.directory.path)  # a cut below what was flushed has renamed files
+        self._write_state(sync=True)
+        state.clean = True
+
+    def leave_state(self) -> None:
+        """As ``prepare_clean_stop``, for one of many logs that are made durable together: ``made_durable`` follows.
+
+        Raises:
+            StorageError: the log directory must go offline.
+        """
+        self._state.check_open()
+        self._state.seals.cancel(self._state.chain.segments)
+        self._write_state(sync=False)
+
+    def made_durable(self) -> None:
+        """All that was written until now is durable, what ``leave_state`` wrote as well."""
+        self._flushed()
+        self._state.clean = True
+
+    def _write_state(self, *, sync: bool) -> None:
+        state = self._state
+        segments = state.chain.segments
+        if len(segments) == 1 and segments[0].count <= _FEW_BATCHES:
+            return  # the next open has read their headers sooner than the files that would spare it that
+        with state.offline_on_error("writing the state of"):
+            state.seals.write_state(state.log_end_offset, producers=state.producers, epochs=state.epochs, sync=sync)

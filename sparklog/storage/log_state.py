@@ -1,0 +1,203 @@
+"""What one log consists of: its segments, what is derived from their batches, and how far it is committed and fsynced.
+
+``Log`` owns it. Who works on a part of the log's life has it from there: ``log_appends`` (how it becomes longer),
+``LogCuts`` (shorter), ``LogDurability`` (seals, flushes, clean stops), ``LogCleaning`` (compaction). All of them on the
+event loop.
+
+Invariants: log start <= high watermark <= log end; everything below the recovery point is fsynced; the leader epochs
+of the batches do not fall.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+from sparklog.config import TopicConfig
+from sparklog.errors import BrokerError, ErrorCode
+from sparklog.model import TopicPartition, TopicSchema
+from sparklog.storage.absence import Absence
+from sparklog.storage.checkpoints import PartitionCheckpoint
+from sparklog.storage.disk import is_full
+from sparklog.storage.epochs import EpochCache
+from sparklog.storage.hot_batches import HotLog, forget_from
+from sparklog.storage.log_services import LogServices
+from sparklog.storage.partition_directory import PartitionDirectory
+from sparklog.storage.producers import ProducerTable
+from sparklog.storage.recovery import load_producers, recover_log, snapshot_offsets
+from sparklog.storage.seal_queue import SealQueue
+from sparklog.storage.segment import Segment
+from sparklog.storage.segment_chain import SegmentChain
+
+
+class LogState:
+    """Owned by its ``Log``. Empty until ``recover`` or the first append."""
+
+    __slots__ = (
+        "_high_watermark", "_log_start_offset", "_recovery_point", "absence", "chain", "claimed_end", "clean", "closed",
+        "config", "directory", "disk", "epochs", "findings", "hot", "log_end_offset", "producers", "seals",
+        "served_end", "services", "topic_id", "tp",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        tp: TopicPartition,
+        topic_id: str,
+        *,
+        directory: Path,
+        schemas: Iterable[TopicSchema],
+        config: TopicConfig,
+        services: LogServices,
+    ) -> None:
+        self.tp = tp
+        self.topic_id = topic_id
+        #: replaced when the topic's settings change
+        self.config = config
+        self.services = services
+        self.disk = services.disk
+        self.directory = PartitionDirectory(directory, tp=tp, topic_id=topic_id, schemas=schemas, services=services)
+        self.chain = SegmentChain(services.disk, directory, files=services.files)
+        self.seals = SealQueue(services.disk, directory, remove_later=services.remove_later)
+        self.epochs = EpochCache()
+        self.producers = ProducerTable()
+        self.hot: HotLog = {}
+        self.absence = Absence()
+        #: next offset to be written
+        self.log_end_offset = 0
+        self._log_start_offset = 0
+        self._high_watermark = 0
+        self._recovery_point = 0
+        #: readers may have mapped the files up to here
+        self.served_end = 0
+        #: the most that a checkpoint, on disk or on its way there, says of this log
+        self.claimed_end = 0
+        #: nothing changed since the state for a clean stop was written
+        self.clean = False
+        self.closed = False
+        #: what the last open had to cut, for people
+        self.findings: tuple[str, ...] = ()
+
+    def recover(self, checkpoint: PartitionCheckpoint | None, *, clean: bool, trusted: bool) -> None:
+        """Open what is in the directory. Raises as ``recover_log``."""
+        recovery_point = checkpoint.recovery_point if checkpoint is not None else 0
+        start = checkpoint.log_start_offset if checkpoint is not None else 0
+        found = recover_log(
+            self.disk,
+            self.directory.path,
+            schemas=self.directory.schemas,
+            files=self.services.files,
+            recovery_point=recovery_point,
+            log_start_offset=start,
+            thorough=not (clean or trusted),
+        )
+        self.directory.exists = True
+        self.clean = clean and not found.findings
+        self.chain = SegmentChain(self.disk, self.directory.path, files=self.services.files, segments=found.segments)
+        self.seals.found(found.snapshots)
+        self.epochs = found.epochs
+        self.producers = found.producers
+        self.findings = found.findings
+        last = self.chain.last
+        self.log_end_offset = last.end_offset if last is not None else start
+        self.log_start_offset = min(max(start, self.first_segment_offset), self.log_end_offset)
+        high_watermark = checkpoint.high_watermark if checkpoint is not None else 0
+        self.claimed_end = max(high_watermark, recovery_point)
+        self.high_watermark = min(max(high_watermark, self.log_start_offset), self.log_end_offset)
+        self.recovery_point = min(recovery_point, self.log_end_offset)
+        # a reader of the earlier process may still have any of this mapped
+        self.served_end = self.log_end_offset
+        if last is not None:
+            self.absence.last_progress_us = last.last_append_us
+
+    # --- marks: what the checkpoint of the log directory says of this log -----------------------------------------
+
+    @property
+    def log_start_offset(self) -> int:
+        return self._log_start_offset
+
+    @log_start_offset.setter
+    def log_start_offset(self, offset: int) -> None:
+        self._log_start_offset = offset
+        self.services.moved.add(self.tp)
+
+    @property
+    def high_watermark(self) -> int:
+        return self._high_watermark
+
+    @high_watermark.setter
+    def high_watermark(self, offset: int) -> None:
+        self._high_watermark = offset
+        self.services.moved.add(self.tp)
+
+    @property
+    def recovery_point(self) -> int:
+        """Everything below is fsynced."""
+        return self._recovery_point
+
+    @recovery_point.setter
+    def recovery_point(self, offset: int) -> None:
+        self._recovery_point = offset
+        self.services.moved.add(self.tp)
+
+    def checkpoint(self) -> PartitionCheckpoint:
+        """What is to be written now; it counts as claimed from here on."""
+        self.claimed_end = max(self.claimed_end, self.high_watermark, self.recovery_point)
+        marks = (self.high_watermark, self.recovery_point, self.log_start_offset)
+        return PartitionCheckpoint(self.tp.topic, self.tp.partition, self.topic_id, *marks)
+
+    # --- what is derived from the batches -------------------------------------------------------------------------
+
+    @property
+    def first_segment_offset(self) -> int:
+        return self.chain.segments[0].base_offset if self.chain.segments else self.log_end_offset
+
+    def last_stable_offset(self, high_watermark: int) -> int:
+        stable = self.producers.transactions.last_stable_offset(high_watermark)
+        return max(stable, min(self.log_start_offset, high_watermark))
+
+    def load_producers(self, segments: list[Segment]) -> ProducerTable:
+        """What these segments, and the snapshots on disk, say of producers."""
+        snapshots = snapshot_offsets(self.disk.names(self.directory.path))
+        return load_producers(self.disk, self.directory.path, segments, snapshots=snapshots)
+
+    def bridge(self, leaving: list[Segment]) -> bool:
+        """Keep what the segments about to go say of producers, if there is room for that."""
+        base = leaving[-1].end_offset
+        return self.write_if_room(
+            "writing the producers of",
+            lambda: self.seals.bridge(base, lambda: self.load_producers(leaving)),
+        )
+
+    def forget_from(self, end: int) -> None:
+        """The segments end at ``end`` now: so does everything derived from them."""
+        self.clean = False
+        forget_from(self.hot, end)
+        self.epochs.truncate(end)
+        if self.directory.exists:
+            self.seals.forget_from(end)
+        self.log_end_offset = end
+        self.log_start_offset = min(self.log_start_offset, end)
+        self.high_watermark = min(self.high_watermark, end)
+        self.served_end = min(self.served_end, end)
+
+    # --- errors ---------------------------------------------------------------------------------------------------
+
+    def check_open(self) -> None:
+        if self.closed:
+            raise BrokerError(ErrorCode.KAFKA_STORAGE_ERROR, f"{self.tp}: the log is closed")
+
+    def write_if_room(self, doing: str, write: Callable[[], None]) -> bool:
+        """False: the disk is full, which other logs may be about to change."""
+        with self.offline_on_error(doing):
+            try:
+                write()
+            except OSError as failure:
+                if not is_full(failure):
+                    raise
+                return False
+        return True
+
+    def offline_on_error(self, doing: str) -> AbstractContextManager[None]:
+        """Whatever the disk refuses inside takes the log directory offline. For the rare paths."""
+        return self.services.offline_on_error(f"{doing} {self.tp}")
