@@ -176,8 +176,9 @@ def pieces(
 def _even_rows(rows: pa.Table | pa.RecordBatch, wanted: int, *, limit: int = sys.maxsize) -> int:
     """How many rows each piece gets where pieces of about ``wanted`` bytes, and of ``limit`` at most, are cut: equal
     ones of up to half as much again. A small one behind each large one would cost as much, and take a turn."""
-    count = max(1, round(rows.nbytes / wanted), -(-rows.nbytes // limit))
-    return -(-rows.num_rows // count)
+    size = int(rows.nbytes)
+    count = max(1, round(size / wanted), -(-size // limit))
+    return -(-int(rows.num_rows) // count)
 
 
 # --- rows to partitions ---
