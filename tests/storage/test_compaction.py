@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 
 import polars
@@ -11,10 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from sparklog.errors import StorageError
+from sparklog.storage.cleaning import CleanJob
+from sparklog.storage.key_table import Rows, SpillFile
 from sparklog.storage.log import Log
 from sparklog.testing.sim_disk import SimDisk
 from tests.storage.batches import append, marker, open_directory
-from tests.storage.compacting import KEYED, Seen, clean, commit_and_seal, keyed, keyed_log, seen
+from tests.storage.compacting import KEYED, Seen, clean, commit_and_seal, keyed, keyed_log, keyed_rules, seen
 
 DAY_US = 86_400_000_000
 NOW_US = 10_000_000
@@ -229,17 +233,81 @@ def copy(leader: Log, follower: Log, *, max_bytes: int = 1 << 30, until: int | N
     follower.set_high_watermark(min(leader.high_watermark, follower.log_end_offset))
 
 
-def test_a_bounded_map_takes_several_cleanings(log: Log) -> None:
-    for number in range(3000):
-        write(log, (b"key %d" % (number % 1500), number))
+@pytest.mark.parametrize("buffer_keys", [1, 40, 400])
+def test_more_keys_than_memory_holds_are_spilled(disk: SimDisk, log: Log, buffer_keys: int) -> None:
+    other = keyed_log(open_directory(disk=SimDisk()))
+    for number in range(1000):
+        write(log, (b"key %d" % (number * 7919 % 500), number))
+        write(other, (b"key %d" % (number * 7919 % 500), number))
+    for one in (log, other):
+        rolled(one)
+    before = seen(log)
+    job, unlimited = clean(log, buffer_bytes=96 * buffer_keys), clean(other)
+    assert job is not None and unlimited is not None
+    assert job.tally.bytes_spilled > 0 == unlimited.tally.bytes_spilled
+    assert (job.tally.keys, job.tally.kept) == (unlimited.tally.keys, unlimited.tally.kept)
+    assert log.cleaning.state == other.cleaning.state and log.cleaning.state.end == log.segments[-1].base_offset
+    assert seen(log) == seen(other) == expected(before, log.cleaning.state.end)
+    assert not any(name.endswith(".tmp") for name in disk.names(log.directory))
+    assert clean(log, buffer_bytes=96 * buffer_keys) is None, "all that was dirty is clean"
+
+
+@pytest.mark.parametrize("after", [0, 1, 2, 3, 5, 7])
+def test_without_room_to_spill_a_cleaning_goes_as_far_as_its_memory(disk: SimDisk, log: Log, after: int) -> None:
+    """And the next one goes on, until all is clean."""
+    for number in range(600):
+        write(log, (b"key %d" % (number % 300), number))
     rolled(log)
     before = seen(log)
-    ends: list[int] = []
-    while (job := clean(log, buffer_bytes=96 * 400)) is not None and len(ends) < 20:
-        assert job.tally.keys <= 400
-        ends.append(log.cleaning.state.end)
-        assert seen(log) == expected(before, ends[-1])
-    assert len(ends) > 3 and ends[-1] == log.segments[-1].base_offset
+    spills, write_to = 0, SpillFile.append
+
+    def full(file: SpillFile, rows: Rows) -> None:
+        nonlocal spills
+        spills += 1
+        if spills > after:
+            raise OSError(errno.ENOSPC, "injected")
+        write_to(file, rows)
+
+    ends = [0]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SpillFile, "append", full)
+        while clean(log, buffer_bytes=96 * 50) is not None:
+            ends.append(log.cleaning.state.end)
+            assert ends[-1] > ends[-2] and len(ends) < 20
+            assert seen(log) == expected(before, ends[-1])
+    assert len(ends) > 2 and ends[-1] == log.segments[-1].base_offset
+
+
+class _Cancels:
+    """A pace that cancels the job when it has spilled."""
+
+    def __init__(self, job: CleanJob) -> None:
+        self._job = job
+
+    def spend(self, count: int) -> None:
+        if self._job._keys.spilled_bytes and not self._job.cancelled:
+            self._job.cancel()
+
+    def stop(self) -> None:
+        pass
+
+
+def test_a_cleaning_that_is_cancelled_while_it_spills_ends(disk: SimDisk, log: Log) -> None:
+    for number in range(600):
+        write(log, (b"key %d" % number, number))
+    rolled(log)
+    before = seen(log)
+    job = log.cleaning.begin(keyed_rules(log, buffer_bytes=96 * 50), NOW_US, at_once=True)
+    assert job is not None
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(job, "_pace", _Cancels(job))
+        with pytest.raises(StorageError, match="cancelled"):
+            job.read_keys()
+    log.cleaning.finished(job, None)
+    assert seen(log) == before
+    named = {id(file) for file in disk._files.values()}
+    assert all(id(file) in named for file in disk._handles.values()), "the file of keys is closed"
+    assert clean(log) is not None and seen(log) == expected(before, log.cleaning.state.end)
 
 
 def test_records_without_key_are_left_alone(log: Log) -> None:
