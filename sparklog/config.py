@@ -38,7 +38,9 @@ TOPIC_SETTINGS: dict[str, Setting] = {
         "what becomes of old segments",
         choices=("delete", "compact", "compact,delete", "delete,compact"),
     ),
-    "retention.ms": Setting("retention_ms", 7 * 86_400_000, "age at which a sealed segment is deleted; -1: never", -1),
+    "retention.ms": Setting(
+        "retention_ms", 7 * 86_400_000, "age at which records are deleted, by segments; -1: never", -1
+    ),
     "retention.bytes": Setting("retention_bytes", -1, "size above which the oldest segments go; -1: no limit", -1),
     "retention.wait.for.groups": Setting(
         "retention_wait_for_groups", "", "records that one of these groups (a,b) has not committed past are kept"
@@ -125,7 +127,7 @@ BROKER_SETTINGS: dict[str, Setting] = {
         "cleaner_io_bytes", 2**40, "the cleaner reads and writes at most", 1024
     ),
     "log.cleaner.dedupe.buffer.size": Setting(
-        "cleaner_buffer_bytes", 128 * MIB, "for the keys of one cleaning, 96 bytes each", 96 * 1024, 2**40
+        "cleaner_buffer_bytes", 128 * MIB, "for keys in memory, 96 bytes each; more go to disk", 96 * 1024, 2**40
     ),
     "producer.id.expiration.ms": Setting("producer_id_expiration_ms", 86_400_000, "idle producer ids expire", 1000),
     "internal.topic.replication.factor": Setting(

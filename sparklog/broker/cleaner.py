@@ -172,6 +172,7 @@ class Cleaner:
         counters["cleaner.bytes.read"] += tally.bytes_read
         counters["cleaner.bytes.before"] += tally.bytes_before
         counters["cleaner.bytes.after"] += tally.bytes_after
+        counters["cleaner.bytes.spilled"] += tally.bytes_spilled
         counters["cleaner.segments.replaced"] += tally.segments
         counters["cleaner.records.removed"] += tally.records - tally.kept
         if state is not None:

@@ -87,12 +87,13 @@ class Answer(NamedTuple):
 
 class PendingProduce(NamedTuple):
     """Batches waiting under a ticket, and whom to tell. ``own``: made by this broker (a marker), not by a producer.
-    ``placed``: of a restore, with the offsets that they had."""
+    ``placed``: of a restore, with the offsets that they had. ``roll``: they begin a segment."""
 
     batches: Batches
     answered: Callable[[Answer], None]
     own: bool = False
     placed: bool = False
+    roll: bool = False
 
 
 class Surroundings(Protocol):
@@ -274,7 +275,11 @@ class Partition:
                 for header, body in pending.batches[self.log.duplicate_count(pending.batches) :]:
                     self._validate(header, body, placed=pending.placed)
             written = self.log.append_as_leader(
-                pending.batches, leader_epoch=effect.leader_epoch, now_us=now_us, placed=pending.placed
+                pending.batches,
+                leader_epoch=effect.leader_epoch,
+                now_us=now_us,
+                placed=pending.placed,
+                roll=pending.roll,
             )
         except BrokerError as error:
             self._answer(effect.ticket, error.code, detail=f"{self.tp}: {error.detail}")

@@ -15,9 +15,11 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from sparklog.broker.group_holds import GroupHolds, read_to
-from sparklog.broker.partition import Partition
+from sparklog.broker.partition import Answer, Partition, PendingProduce
 from sparklog.broker.state import BrokerState
-from sparklog.errors import StorageError
+from sparklog.errors import ErrorCode, StorageError
+from sparklog.record.marker import Marker, encode_marker
+from sparklog.replica.purgatory import NEVER
 from sparklog.storage.flushing import FlushJob
 from sparklog.storage.log_set import LogDirectory
 from sparklog.storage.sealing import SealJob
@@ -148,6 +150,7 @@ class Upkeep:
 
     async def _retain(self) -> None:
         """Leaders delete by age and size; followers delete what their leader has deleted."""
+        await self._roll()
         committed = await self._holds.ask(sorted(self._awaited_groups()))
         now_us = time.time_ns() // 1000
         for partition in self._broker.partitions:
@@ -161,6 +164,27 @@ class Upkeep:
                 self._broker.counters["segments.deleted"] += deleted
                 if deleted:
                     self._broker.fetches.log_start_moved(partition)
+
+    async def _roll(self) -> None:
+        """End the active segments that nobody writes to and whose records are too old to stay. Only a batch tells
+        followers of a new segment, whoever leads next, so it begins with a marker of no transaction: a reader finds
+        nothing at its offset."""
+        now_us = time.time_ns() // 1000
+        for partition in self._broker.partitions:
+            if not partition.replica.is_leader or partition.stopped or partition.offline is not None:
+                continue
+            if not self._guarded(partition, lambda log: log.roll_due(now_us)):
+                continue
+            if self._broker.quiesced or self._closed:
+                return
+            rules = partition.rules
+            header, body = encode_marker(Marker(), rules.schema, schema_id=rules.schema_id)
+            pending = PendingProduce([(header, memoryview(body))], self._rolled, own=True, roll=True)
+            partition.produce(pending, acks=1, deadline_ms=NEVER)
+            await asyncio.sleep(0)  # each makes files
+
+    def _rolled(self, answer: Answer) -> None:
+        self._broker.counters["segments.rolled" if answer.code is ErrorCode.NONE else "segments.not.rolled"] += 1
 
     def _awaited_groups(self) -> set[str]:
         """Of topics led here from which something could go."""

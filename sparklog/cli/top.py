@@ -100,7 +100,7 @@ def snapshot(admin: Admin) -> Snapshot:
     groups = {}
     for name in admin.list_groups():
         groups[name] = admin.group_offsets(name)
-    return Snapshot(time.monotonic(), admin.describe_brokers(), admin.describe_topics(), groups)
+    return Snapshot(time.monotonic(), admin.describe_brokers(), admin.describe_topics(internal=True), groups)
 
 
 def _render(view: View, changes: Iterable[str], rows: int) -> RenderableType:

@@ -131,10 +131,13 @@ def _busiest(
     partitions: Mapping[TopicPartition, PartitionDescription],
     rates: Mapping[TopicPartition, tuple[float, float]],
 ) -> list[PartitionRow]:
-    """All of them, the busiest first, then by size: whoever shows them cuts."""
+    """Those that are written to, the busiest first; all, by their ends, while there are no rates. Whoever shows them
+    cuts."""
     rows = []
     for tp, (end, _, _) in now.leaders.items():
         records, size = rates.get(tp, (0.0, 0.0))
+        if rates and not records:
+            continue
         part = partitions.get(tp)
         in_sync = f"{len(part.isr)}/{len(part.replicas)}" if part is not None else "-"
         rows.append(PartitionRow(tp, part.leader if part is not None else None, in_sync, records, size, end))

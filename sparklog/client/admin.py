@@ -205,11 +205,12 @@ class Admin:
         """Raises BrokerError: UNKNOWN_TOPIC_OR_PARTITION, INVALID_TOPIC_EXCEPTION."""
         return describe_topic(self._link.topic(name, refresh=True))
 
-    def describe_topics(self, names: Iterable[str] | None = None) -> list[TopicDescription]:
-        """The topics named, in that order; without names all there are. Raises as ``describe_topic``."""
+    def describe_topics(self, names: Iterable[str] | None = None, *, internal: bool = False) -> list[TopicDescription]:
+        """The topics named, in that order; without names all there are, with ``internal`` the log's own as well. Raises
+        as ``describe_topic``."""
         if names is not None:
             return [self.describe_topic(name) for name in names]
-        found = [topic for topic in self._metadata(None).topics if not topic.code]
+        found = [topic for topic in self._metadata(None, internal=internal).topics if not topic.code]
         return [describe_topic(topic) for topic in sorted(found, key=lambda topic: topic.name)]
 
     # --- replicas and leaders ---

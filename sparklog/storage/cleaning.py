@@ -1,9 +1,10 @@
 """Cleaning one log, in a thread: which key was written last where, then new segments with the newest records alone.
 
 ``CleanJob`` reads sealed segments, which do not change, by descriptors of its own. First the dirty part: hash and
-offset of each key into a map of bounded size; when that is full, this cleaning ends there. Then group by group from the
-log's front: what is still the newest of its key is copied into a new segment, which the log puts in the place of the
-old ones (``LogCleaning.replace_segments``, on the event loop). Readers in the middle of an old segment keep the file.
+offset of each key into a table that takes bounded memory and spills the rest (``key_table``). Then group by group from
+the log's front: what is still the newest of its key is copied into a new segment, which the log puts in the place of
+the old ones (``LogCleaning.replace_segments``, on the event loop). Readers in the middle of an old segment keep the
+file.
 
 What a batch says is verified by its checksum before it is written anew: damage must not get a new checksum.
 
@@ -36,12 +37,14 @@ from sparklog.storage.cleaned_segment import CleanedSegmentWriter
 from sparklog.storage.cleaning_plan import CLEANER_FILE, CleanerState, Due, SegmentFacts, groups
 from sparklog.storage.disk import Disk, replace_file
 from sparklog.storage.formats import encode_state
-from sparklog.storage.offset_map import OffsetMap
+from sparklog.storage.key_table import SPILL_FILE, KeyTable, SpillFile
 from sparklog.storage.pace import Pace
 from sparklog.storage.segment import DATA_SUFFIX, INDEX_SUFFIX, file_stem
 
 #: Uncompressed bytes of a batch that is put together of several.
 _BATCH_BYTES = 1 << 20
+#: Read of an index: they take 96 bytes each, and a Python object one by one.
+_HEADERS_AT_ONCE = 8192
 _NOTHING = np.empty(0, np.int64)
 
 
@@ -71,13 +74,17 @@ class Replacement(NamedTuple):
 class CleaningTally:
     """What a cleaning did, for counters."""
 
-    __slots__ = ("bytes_after", "bytes_before", "bytes_read", "deletes", "kept", "keys", "records", "segments")
+    __slots__ = (
+        "bytes_after", "bytes_before", "bytes_read", "bytes_spilled", "deletes", "kept", "keys", "records", "segments",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.bytes_read = 0
         #: of the segments that were rewritten
         self.bytes_before = 0
         self.bytes_after = 0
+        #: of keys, to disk
+        self.bytes_spilled = 0
         self.segments = 0
         self.records = 0
         self.kept = 0
@@ -106,7 +113,7 @@ class CleanJob:
         self.tally = CleaningTally()
         self.due = due
         self.cancelled = False
-        #: keys below are in the map
+        #: keys below are in the table
         self.map_end = state.end
         self.segments = segments
         self._disk = disk
@@ -120,7 +127,7 @@ class CleanJob:
         self._last_batches = last_batches
         self._rules = rules
         self._hash = KeyHash(rules.seed)
-        self._map = OffsetMap(rules.buffer_bytes)
+        self._keys = KeyTable(rules.buffer_bytes, open_file=self._spill_file, spend=self._spend)
         self._pace = Pace(rules.bytes_per_second)
         self._by_path = threading.Lock()
         self._decided: Replacement | None = None
@@ -147,18 +154,35 @@ class CleanJob:
         else:
             swap.forget(self._disk, self._directory, decided.bases[0])
 
-    # --- the map --------------------------------------------------------------------------------------------------
+    # --- keys -----------------------------------------------------------------------------------------------------
 
     def read_keys(self) -> None:
-        """Fill the map with the keys of the dirty part, as far as there is room.
+        """Fill the table with the keys of the dirty part: all of them, unless the disk has no room to spill.
 
         Raises:
             OSError, StorageError, BrokerError: as the disk and what is on it; also when cancelled.
         """
-        for segment in self.segments:
-            if segment.end_offset > self._state.end and not self._read_keys_of(segment):
-                break
-        self.tally.keys = len(self._map)
+        try:
+            for segment in self.segments:
+                if segment.end_offset > self._state.end and not self._read_keys_of(segment):
+                    break
+            self._keys.complete()
+        finally:
+            self._keys.close()
+        self.tally.keys, self.tally.bytes_spilled = len(self._keys), self._keys.spilled_bytes
+
+    def _spill_file(self) -> SpillFile:
+        with self._by_path:
+            self._check_wanted()
+            return SpillFile(self._disk, self._directory / SPILL_FILE)
+
+    def _spend(self, count: int) -> None:
+        self._pace.spend(count)
+        self._check_wanted()
+
+    def _check_wanted(self) -> None:
+        if self.cancelled:
+            raise StorageError(f"{self._directory}: the cleaning was cancelled")
 
     def _read_keys_of(self, segment: SegmentFacts) -> bool:
         for header, body in self._batches(segment):
@@ -174,7 +198,7 @@ class CleanJob:
                     wanted &= keys.is_valid().to_numpy(zero_copy_only=False)
                 if not wanted.all():
                     keys, offsets = keys.filter(pa.array(wanted)), offsets[wanted]
-                taken = self._map.put(self._hash.of(keys), offsets)
+                taken = self._keys.put(self._hash.of(keys), offsets)
                 if taken < len(offsets):
                     self.map_end = int(offsets[taken])
                     return False
@@ -184,7 +208,7 @@ class CleanJob:
     # --- new segments ---------------------------------------------------------------------------------------------
 
     def groups(self) -> list[list[SegmentFacts]]:
-        """What to ``rewrite``, in this order: segments that begin below the map's end."""
+        """What to ``rewrite``, in this order: segments that begin below the end of the keys."""
         reached = [segment for segment in self.segments if segment.base_offset < max(self.map_end, self.due.horizon)]
         return groups(reached, segment_bytes=self._rules.config.segment_bytes)
 
@@ -270,7 +294,7 @@ class CleanJob:
             return Source(header, body, empty_records(schema), _NOTHING)
         records, offsets = self._decoded(header, body)
         keys = encode_keys(records, self._rules.key_columns)
-        stays = self._map.newest(self._hash.of(keys)) <= offsets
+        stays = self._keys.newest(self._hash.of(keys)) <= offsets
         if keys.null_count:  # written before the topic was compacted: no cleaner's business
             stays |= keys.is_null().to_numpy(zero_copy_only=False)
         deletes = tombstones(records, self._rules.key_columns)
@@ -333,8 +357,9 @@ class CleanJob:
     def _batches(self, segment: SegmentFacts) -> Iterator[tuple[BatchHeader, memoryview]]:
         """Headers and stored bytes; views of the mapped file."""
         stem = self._directory / file_stem(segment.base_offset)
-        index = self._read_all(stem.with_name(stem.name + INDEX_SUFFIX))
-        last = unpack_header(index, max(0, len(index) - HEADER_BYTES))
+        index = stem.with_name(stem.name + INDEX_SUFFIX)
+        count = self._headers_in(index)
+        last = unpack_header(self._read(index, max(0, count - 1), 1))
         if last.next_offset != segment.end_offset:
             raise StorageError(f"{stem}{INDEX_SUFFIX}: does not end at offset {segment.end_offset}")
         size = last.position + last.stored_bytes
@@ -343,17 +368,26 @@ class CleanJob:
             data = self._disk.map(handle, size)
         finally:
             self._disk.close(handle)
-        # one at a time: a segment of small records has millions
-        for at in range(0, len(index), HEADER_BYTES):
-            header = unpack_header(index, at)
-            self._pace.spend(header.stored_bytes)
-            self.tally.bytes_read += header.stored_bytes
-            yield header, data[header.position : header.position + header.stored_bytes]
+        # some at a time, and one by one: a segment of small records has millions
+        for first in range(0, count, _HEADERS_AT_ONCE):
+            packed = self._read(index, first, min(_HEADERS_AT_ONCE, count - first))
+            for at in range(0, len(packed), HEADER_BYTES):
+                header = unpack_header(packed, at)
+                self._pace.spend(header.stored_bytes)
+                self.tally.bytes_read += header.stored_bytes
+                yield header, data[header.position : header.position + header.stored_bytes]
 
-    def _read_all(self, path: Path) -> bytes:
-        handle = self._disk.open(path)
+    def _headers_in(self, index: Path) -> int:
+        handle = self._disk.open(index)
         try:
-            return self._disk.read(handle, self._disk.size(handle), 0)
+            return self._disk.size(handle) // HEADER_BYTES
+        finally:
+            self._disk.close(handle)
+
+    def _read(self, index: Path, first: int, count: int) -> bytes:
+        handle = self._disk.open(index)
+        try:
+            return self._disk.read(handle, count * HEADER_BYTES, first * HEADER_BYTES)
         finally:
             self._disk.close(handle)
 

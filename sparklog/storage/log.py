@@ -184,12 +184,18 @@ class Log:
     # --- append -------------------------------------------------------------------------------------------------
 
     def append_as_leader(
-        self, batches: Sequence[tuple[BatchHeader, Buffer]], *, leader_epoch: int, now_us: int, placed: bool = False
+        self,
+        batches: Sequence[tuple[BatchHeader, Buffer]],
+        *,
+        leader_epoch: int,
+        now_us: int,
+        placed: bool = False,
+        roll: bool = False,
     ) -> OffsetRange:
         """Append checked batches; return the offsets of the first to the last of them.
 
         Batches that are already in the log are not appended again: the earlier offsets are returned for them.
-        ``placed``: they have their offsets and times already, and continue the log.
+        ``placed``: they have their offsets and times already, and continue the log. ``roll``: in a new segment.
 
         Raises:
             BrokerError: nothing was appended. INVALID_PRODUCER_EPOCH, OUT_OF_ORDER_SEQUENCE_NUMBER,
@@ -208,8 +214,9 @@ class Log:
         fresh = batches[len(known) :] if known else batches
         start = state.log_end_offset
         if fresh:
+            tail = log_appends.tail(state, reopen_sealed=False)
             runs = plan_leader_append(
-                log_appends.tail(state, reopen_sealed=False),
+                tail._replace(position=-1) if roll else tail,
                 fresh,
                 leader_epoch=leader_epoch,
                 now_us=now_us,
@@ -397,6 +404,18 @@ class Log:
             StorageError: the log directory must go offline.
         """
         self._cuts.delete_retired(durable_start)
+
+    def roll_due(self, now_us: int) -> bool:
+        """Whether the leader is to begin a new segment though nothing is written, so that what is in the active one may
+        go: all of it is older than ``retention.ms``, or, where it is compacted, some is than ``max.compaction.lag.ms``.
+
+        Not before it is committed and decided; and never for a segment that another such roll has begun, which holds
+        a marker alone. Source: Kafka's ``UnifiedLog.deleteSegments``, KIP-354.
+
+        Raises:
+            StorageError: the log directory must go offline.
+        """
+        return self._cuts.roll_due(now_us)
 
     def apply_retention(self, now_us: int, *, read_to: int | None = None) -> int:
         """Let go of the sealed segments that ``retention.ms`` and ``retention.bytes`` allow; return how many.

@@ -1,25 +1,29 @@
-"""The newest offset of each key, in a stated number of bytes a key: what a cleaning asks of every record.
+"""The newest offset of each key, in a stated number of bytes a key: the part of a cleaning's keys that is in memory.
 
 Pure numpy: hashes of keys (``record.key_hash``) and offsets in a table that whole batches are put into and asked of at
-a time. A key stands in the first free slot from the one that its hash names; no slot is ever freed. When the table is
-full the cleaning goes as far as it has come, and another one goes on from there. Source: Kafka's ``SkimpyOffsetMap``.
+a time. A key stands in the first free slot from the one that its hash names; no slot is freed but all at once. What
+becomes of a full one is its owner's (``key_table``). Source: Kafka's ``SkimpyOffsetMap``.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import numpy as np
 import numpy.typing as npt
 
 from sparklog.record.key_hash import KeyHashes
 
-#: What a key takes at most: 24 bytes a slot, at most 8/3 slots a key, and half as much again while the table grows.
+#: What a key takes at most: 24 bytes a slot, at most 8/3 slots a key, and half as much again while the table grows, or
+#: is read in order.
 BYTES_PER_KEY = 96
 #: Slots that may be taken, of four.
 _TAKEN_OF_FOUR = 3
 _SMALLEST_SLOTS = 1024
 #: Slots looked through at a time while the table grows: what is copied out of them comes on top of both tables.
 _MOVED_AT_ONCE = 8192
-_ABSENT = -1
+#: Offset of a key that is not there.
+ABSENT = -1
 
 
 class OffsetMap:
@@ -41,7 +45,7 @@ class OffsetMap:
         count = len(offsets)
         room = self.capacity - self._used
         if count > room:  # more of them than there is room for may be there already
-            absent = np.flatnonzero(self.newest(keys) == _ABSENT)
+            absent = np.flatnonzero(self.newest(keys) == ABSENT)
             if len(absent) > room:
                 count = int(absent[room])
                 keys, offsets = KeyHashes(keys.high[:count], keys.low[:count]), offsets[:count]
@@ -55,22 +59,38 @@ class OffsetMap:
         """The newest offset of each key, -1 for one that was not put."""
         at = self._first_slots(keys.high)
         found = self._offsets[at]
-        asking = np.flatnonzero((found != _ABSENT) & ~self._is_at(at, keys.high, keys.low))
+        asking = np.flatnonzero((found != ABSENT) & ~self._is_at(at, keys.high, keys.low))
         at = at[asking]
         while len(asking):
             at = (at + 1) & self._mask
             high, low = keys.high[asking], keys.low[asking]
             found[asking] = self._offsets[at]
-            on = (self._offsets[at] != _ABSENT) & ~self._is_at(at, high, low)
+            on = (self._offsets[at] != ABSENT) & ~self._is_at(at, high, low)
             asking, at = asking[on], at[on]
         return found
+
+    def sorted_rows(self, at_once: int) -> Iterator[npt.NDArray[np.uint64]]:
+        """All keys by hash, ``at_once`` at a time: upper half, lower half and offset of each."""
+        taken = np.flatnonzero(self._offsets != ABSENT)
+        taken = taken[np.argsort(self._high[taken])]
+        for first in range(0, len(taken), at_once):
+            some = taken[first : first + at_once]
+            rows = np.empty((len(some), 3), np.uint64)
+            rows[:, 0], rows[:, 1] = self._high[some], self._low[some]
+            rows[:, 2] = self._offsets[some].view(np.uint64)
+            yield rows
+
+    def clear(self) -> None:
+        """No key is there any more; the table stays as large as it is."""
+        self._used = 0
+        self._offsets.fill(ABSENT)
 
     # --- the table -------------------------------------------------------------------------------------------------
 
     def _make(self, slots: int) -> None:
         self._mask = slots - 1
         self._high, self._low = np.zeros(slots, np.uint64), np.zeros(slots, np.uint64)
-        self._offsets = np.full(slots, _ABSENT, np.int64)
+        self._offsets = np.full(slots, ABSENT, np.int64)
 
     def _make_room(self, more: int) -> None:
         """For so many keys more: the table is doubled until they fit."""
@@ -83,7 +103,7 @@ class OffsetMap:
             self._used = 0
             for first in range(0, len(offsets), _MOVED_AT_ONCE):
                 some = slice(first, first + _MOVED_AT_ONCE)
-                taken = offsets[some] != _ABSENT
+                taken = offsets[some] != ABSENT
                 self._insert(high[some][taken], low[some][taken], offsets[some][taken])
 
     def _insert(
@@ -93,7 +113,7 @@ class OffsetMap:
         more than once, numpy keeps the last."""
         at = self._first_slots(high)
         while len(at):
-            free = np.flatnonzero(self._offsets[at] == _ABSENT)
+            free = np.flatnonzero(self._offsets[at] == ABSENT)
             if len(free):  # of those that want the same slot the last one gets it, whole
                 slots = at[free]
                 self._high[slots], self._low[slots] = high[free], low[free]

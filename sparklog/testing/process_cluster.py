@@ -117,7 +117,9 @@ class ProcessCluster:
     ) -> None:
         self._temporary = tempfile.mkdtemp(prefix="sparklog-")
         self.base_dir = base_dir or Path(self._temporary) / "data"
-        self.settings = {"internal.topic.replication.factor": str(min(3, brokers)), **(settings or {})}
+        # records may be of any time: those that are to be deleted belong to topics that say so
+        kept = {"internal.topic.replication.factor": str(min(3, brokers)), "retention.ms": "-1"}
+        self.settings = {**kept, **(settings or {})}
         self.cluster_id = ""
         self.slots = {
             number: BrokerSlot(number, self.base_dir, Path(self._temporary) / f"{number}.sock")

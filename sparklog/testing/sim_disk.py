@@ -132,7 +132,8 @@ class SimDisk:
 
     @property
     def used_bytes(self) -> int:
-        return sum(len(file.content) for file in dict.fromkeys(self._files.values()))
+        """Of files that have a name, or are open."""
+        return sum(len(file.content) for file in dict.fromkeys([*self._files.values(), *self._handles.values()]))
 
     def flip_bit(self, path: Path, at: int) -> None:
         """Damage one byte of a file, durably."""

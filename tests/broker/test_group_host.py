@@ -88,8 +88,22 @@ def test_offsets_are_dropped_when_the_topic_is_gone_not_when_it_is_unknown_here(
 
 @pytest.mark.parametrize(
     ("known", "knew", "ends"),
-    [({}, 5, True), ({7: "tx"}, 5, False), ({7: "another"}, 5, True), ({}, 4, True), ({}, 6, False)],
-    ids=["over", "open", "another key's", "over, says a later one", "an earlier coordinator may not know it"],
+    [
+        ({}, 5, True),
+        ({7: "tx"}, 5, False),
+        ({8: "tx"}, 5, True),
+        ({7: "another"}, 5, True),
+        ({}, 4, True),
+        ({}, 6, False),
+    ],
+    ids=[
+        "over",
+        "open",
+        "the next one of the key is open",
+        "another key's",
+        "over, says a later one",
+        "an earlier coordinator may not know it",
+    ],
 )
 def test_who_waits_for_a_transaction_finds_out_that_it_is_over(known: dict[int, str], knew: int, ends: bool) -> None:
     """Its coordinator tells a group of what it commits, never of what it aborts."""

@@ -18,10 +18,11 @@ from sparklog.coordinator.log_records import Record
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import TopicPartition, TopicRecord
 from sparklog.storage.cleaning import CleaningRules
-from sparklog.testing.sim_disk import SimDisk
+from sparklog.storage.log import Log
+from sparklog.testing.sim_disk import ProcessDied, SimDisk
 from tests.broker.staged import Stage
 from tests.coordinator.group_host import Chaos
-from tests.storage.batches import open_directory
+from tests.storage.batches import follow, open_directory
 from tests.storage.compacting import clean, commit_and_seal
 
 
@@ -93,14 +94,79 @@ def test_a_compacted_log_tells_the_same_of_groups(seed: int) -> None:
     for now_us in (10_000_000, 20_000_000):
         rules = CleaningRules(record.key_columns, record.event_time, log.config, 1 << 20, 2**40, seed)
         assert clean(log, now_us, rules=rules) is not None
-    left: list[Record] = []
-    at = 0
-    while at < log.high_watermark:
-        piece = log.read(at, max_bytes=1 << 20, end_offset=log.high_watermark)
-        left += [one for records in _decoded(piece) for one in records]
-        at = piece.next_offset
+    left = read(log)
     assert len(left) < len(written) / 2
     assert loaded(left) == loaded(written) != {}
+
+
+@pytest.mark.parametrize("operation", range(0, 40, 8))
+@pytest.mark.parametrize("lost", [False, True], ids=["process", "machine"])
+def test_groups_are_the_same_when_their_coordinator_dies_while_it_compacts(operation: int, lost: bool) -> None:
+    """The next coordinator reads a replica that was compacted at other times; the one that died follows it, leads
+    again, and is read."""
+    history, record = Chaos(operation), made_record(OFFSETS)
+    overrides = {"segment.bytes": "4096", "delete.retention.ms": "600000", "min.cleanable.dirty.ratio": "0"}
+    config = topic_config({**record.config, **overrides})
+    disk = SimDisk(seed=operation)
+    directory = open_directory(disk=disk)
+    first, second = (
+        one.create(TopicPartition(OFFSETS, 0), "id", schemas=record.schemas, config=config)
+        for one in (directory, open_directory(disk=SimDisk()))
+    )
+    written = history.host.log
+
+    def write(log: Log, epoch: int) -> None:
+        begun = turn = len(written)
+        while len(written) < begun + 150:
+            history.run(20)
+            history.host.settle()
+            for member in history.members:
+                history.host.commit(member, dict.fromkeys(member.owned, turn))
+            turn += 1
+        for at in range(begun, len(written), 5):
+            log.append_as_leader(_encoded(written[at : at + 5], 0), leader_epoch=epoch, now_us=5_000_000)
+
+    def compact(log: Log) -> None:
+        commit_and_seal(log)
+        rules = CleaningRules(record.key_columns, record.event_time, log.config, 1 << 10, 2**40, operation)
+        assert clean(log, 10_000_000, rules=rules) is not None
+
+    write(first, 1)
+    follow(second, first)
+    compact(second)
+    write(first, 1)
+    follow(second, first)
+    commit_and_seal(first)
+    first.durability.flush()
+    directory.checkpoint()
+    disk.die_after(operation)
+    with pytest.raises(ProcessDied):
+        compact(first)
+    assert loaded(read(second)) == loaded(written) != {}
+    write(second, 2)
+    compact(second)
+    assert loaded(read(second)) == loaded(written)
+    disk.restart(page_cache_lost=lost)
+    again = open_directory(disk=disk, boot_id="another" if lost else "boot-1").logs()[0]
+    again.config = config
+    assert again.findings == ()
+    follow(again, second)
+    assert loaded(read(again)) == loaded(written)
+    write(again, 3)
+    compact(again)
+    assert loaded(read(again)) == loaded(written)
+
+
+def read(log: Log) -> list[Record]:
+    """As a coordinator that begins."""
+    log.set_high_watermark(log.log_end_offset)
+    found: list[Record] = []
+    at = log.log_start_offset
+    while at < log.high_watermark:
+        piece = log.read(at, max_bytes=1 << 20, end_offset=log.high_watermark)
+        found += [one for records in _decoded(piece) for one in records]
+        at = piece.next_offset
+    return found
 
 
 def made_record(topic: str) -> TopicRecord:

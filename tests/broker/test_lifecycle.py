@@ -24,7 +24,8 @@ from sparklog.model import TopicPartition
 from sparklog.protocol.messages import CONSUMER, Fetch, FetchPartition, FetchReply
 from sparklog.record.schema import DEFAULT_SCHEMA
 from sparklog.testing.process_cluster import ProcessCluster, wait_until
-from tests.broker.topics import PATIENCE_S, leader, replica, running, wait_isr
+from tests.broker.support import encoded
+from tests.broker.topics import PATIENCE_S, Writer, leader, replica, running, wait_isr
 from tests.spark.test_stream_reader import Query
 
 pytestmark = pytest.mark.integration
@@ -371,6 +372,28 @@ def test_records_are_deleted_on_request(cluster: ProcessCluster, admin: Admin) -
     admin.create_topic("never-shortened", partitions=1, replication_factor=3, config=COMPACTED)
     with pytest.raises(BrokerError, match="policy=compact"):
         admin.delete_records({TopicPartition("never-shortened", 0): None})
+
+
+def test_the_last_records_go_as_well_when_nobody_writes_any_more(cluster: ProcessCluster, admin: Admin) -> None:
+    admin.create_topic("quiet", partitions=1, replication_factor=3, config={"retention.ms": 500})
+    with Writer(cluster, "quiet") as writer:
+        writer.write(encoded(5))
+    first = [Path(replica(cluster, one, "quiet").directory) / f"{0:020d}.arrow" for one in running(cluster)]
+
+    def facts() -> set[tuple[int, int]]:
+        found = [replica(cluster, one, "quiet") for one in running(cluster)]
+        return {(one.log_start_offset, one.log_end_offset) for one in found}
+
+    # one offset more: of the marker that has ended the segment
+    wait_until(lambda: facts() == {(5, 6)}, PATIENCE_S, "the records to be deleted")
+    wait_until(lambda: not any(path.exists() for path in first), PATIENCE_S, "their files to go")
+    assert sum(counter(cluster, one, "segments.rolled") for one in running(cluster)) >= 1
+    admin.alter_topic("quiet", {"retention.ms": -1})
+    with Producer(cluster.bootstrap) as producer:
+        assert producer.send("quiet", b"new").result(PATIENCE_S).offset == 6
+    with Consumer(cluster.bootstrap, "quiet", log_columns=True) as consumer:
+        shown = consumer.to_table()
+    assert (shown["_offset"].to_pylist(), shown["value"].to_pylist()) == ([6], [b"new"])
 
 
 def test_retention_waits_for_groups_and_no_longer_than_it_should(cluster: ProcessCluster, admin: Admin) -> None:

@@ -1,0 +1,120 @@
+"""Active segments that nobody writes to, ended so that what is in them may go."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from sparklog.storage.log import Log
+from sparklog.testing.sim_disk import SimDisk
+from tests.storage.batches import (
+    append,
+    batch,
+    commit_and_seal,
+    create_log,
+    follow,
+    marker,
+    open_directory,
+    read_slices,
+)
+from tests.storage.compacting import clean, keyed, keyed_log, seen
+from tests.storage.compacting import commit_and_seal as commit_and_seal_keyed
+
+#: The newest of the records' times, and retention in ms.
+NEWEST_US = 1_000_000
+RETENTION_MS = 500
+EXPIRED_US = NEWEST_US + RETENTION_MS * 1000 + 1000
+
+
+@pytest.fixture
+def disk() -> SimDisk:
+    return SimDisk()
+
+
+def aged(disk: SimDisk, **overrides: int | str) -> Log:
+    """Two batches, both of ``NEWEST_US`` at most."""
+    log = create_log(open_directory(disk=disk), retention_ms=RETENTION_MS, **overrides)
+    append(log, batch(timestamp=NEWEST_US))
+    append(log, batch(timestamp=NEWEST_US - 10))
+    log.set_high_watermark(log.log_end_offset)
+    return log
+
+
+def roll(log: Log, now_us: int) -> None:
+    log.append_as_leader([marker()], leader_epoch=1, now_us=now_us, roll=True)
+
+
+def test_a_segment_whose_newest_record_is_too_old_is_ended_and_goes(disk: SimDisk) -> None:
+    log = aged(disk)
+    assert not log.roll_due(EXPIRED_US - 2000) and log.roll_due(EXPIRED_US)
+    assert log.apply_retention(EXPIRED_US) == 0, "it is active"
+    follower = create_log(open_directory(disk=SimDisk()), retention_ms=RETENTION_MS)
+    follow(follower, log)
+    roll(log, EXPIRED_US)
+    follow(follower, log)
+    assert [segment.base_offset for segment in log.segments] == [0, 6]
+    for one in (log, follower):
+        assert commit_and_seal(one) == 1
+    assert log.apply_retention(EXPIRED_US) == 1
+    follower.advance_log_start(log.log_start_offset)
+    for one in (log, follower):
+        assert (one.log_start_offset, one.log_end_offset, len(one.segments)) == (6, 7, 1)
+    assert [found.headers for found in read_slices(log)] == [found.headers for found in read_slices(follower)]
+    # the marker is too old in its turn, and nothing follows from that
+    assert not log.roll_due(2 * EXPIRED_US) and not log.roll_due(2**50)
+    append(log, batch(timestamp=NEWEST_US))
+    log.set_high_watermark(log.log_end_offset)
+    assert log.roll_due(2 * EXPIRED_US), "it was written to"
+
+
+def test_what_is_left_opens_again(disk: SimDisk) -> None:
+    log = aged(disk)
+    roll(log, EXPIRED_US)
+    commit_and_seal(log)
+    log.apply_retention(EXPIRED_US)
+    log.durability.flush()
+    log._state.services.checkpoint_now()
+    disk.restart(page_cache_lost=True)
+    again = open_directory(disk=disk, boot_id="boot-2").logs()[0]
+    assert (again.log_start_offset, again.log_end_offset, again.findings) == (6, 7, ())
+    again.config = log.config
+    again.set_high_watermark(7)
+    assert not again.roll_due(2**50)
+
+
+def test_nothing_that_is_not_committed_and_decided_is_ended(disk: SimDisk) -> None:
+    log = create_log(open_directory(disk=disk), retention_ms=RETENTION_MS)
+    assert not log.roll_due(EXPIRED_US), "it is empty"
+    append(log, batch(timestamp=NEWEST_US, producer=4, sequence=0, transactional=True))
+    assert not log.roll_due(EXPIRED_US), "it is not committed"
+    log.set_high_watermark(log.log_end_offset)
+    assert not log.roll_due(EXPIRED_US), "it is not decided"
+    append(log, marker(committed=(4,)), now_us=NEWEST_US)
+    assert not log.roll_due(EXPIRED_US)
+    log.set_high_watermark(log.log_end_offset)
+    assert log.roll_due(EXPIRED_US)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"retention_ms": -1}, {"cleanup_policy": "compact"}, {"restoring": True}],
+    ids=["-1", "compact", "restoring"],
+)
+def test_where_age_takes_nothing_nothing_is_ended(disk: SimDisk, settings: dict[str, int | str | bool]) -> None:
+    log = aged(disk)
+    log.config = replace(log.config, **settings)
+    assert not log.roll_due(2**50)
+
+
+def test_a_lag_that_is_too_long_brings_the_active_segment_to_the_cleaner(disk: SimDisk) -> None:
+    log = keyed_log(open_directory(disk=disk), max_compaction_lag_ms=1000)
+    for number in range(6):
+        append(log, keyed([(b"key %d" % (number % 2), number)]), now_us=5_000_000 + number)
+    log.set_high_watermark(log.log_end_offset)
+    assert clean(log) is None and not log.roll_due(6_000_000) and log.roll_due(6_000_001)
+    roll(log, 6_000_001)
+    commit_and_seal_keyed(log)
+    assert log.cleaning.dirty_ratio(6_000_001) is not None
+    assert clean(log, 6_000_001) is not None
+    assert [one.offset for one in seen(log)] == [4, 5]
+    assert not log.roll_due(2**50)
