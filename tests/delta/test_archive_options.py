@@ -14,7 +14,7 @@ from pyspark.sql.types import DataType, IntegerType, LongType, StructField, Stru
 from sparklog.delta.archive import explained
 from sparklog.delta.archive_table import ArchiveFenced, ArchiveRefused
 from sparklog.delta.batches import BatchArchiver
-from sparklog.delta.casting import plan_casting
+from sparklog.delta.casting import Casting
 from sparklog.delta.file_sizes import FileSizes
 from sparklog.delta.job import is_lasting
 from sparklog.delta.options import interval_s, parse_every, parse_retention, parse_schemas, parse_size, parse_trigger
@@ -22,7 +22,7 @@ from sparklog.delta.quarantine import QuarantineMoved
 from sparklog.delta.seam import Seam
 from sparklog.delta.session import PACKAGE, submit_arguments
 from sparklog.delta.stream_ends import BatchEnds, read_batch_ends
-from sparklog.delta.table import own_columns, quarantine_path, table_path
+from sparklog.delta.table import own_columns, quarantine_path, table_columns, table_path
 from sparklog.errors import BrokerError, ConfigError, ErrorCode
 from sparklog.model import OffsetRange, TopicPartition
 from sparklog.record.schema import DEFAULT_SCHEMA
@@ -96,10 +96,9 @@ def test_what_a_checkpoint_says_of_a_batch(tmp_path: Path) -> None:
 def test_columns_of_tables() -> None:
     shape = TopicShape(DEFAULT_SCHEMA, "timestamp")
     read = topic_columns(shape, include_headers=True, include_cast_errors=True)
-    assert own_columns(read, shape.schema.names, is_default=True).names == ["key", "value", "headers"]
-    casting, _ = plan_casting(
-        own_columns(read, shape.schema.names, is_default=True), is_default=True, json=None, table=None
-    )
+    own = own_columns(read, shape.schema.names, is_default=True)
+    assert own.names == ["key", "value", "headers"]
+    casting = Casting(own, is_default=True, json=None, table=table_columns(own))
     wanted = ["key", "value", "partition", "offset", "timestamp", "headers", "_cast_error"]
     assert casting.read_columns(read).names == wanted
     for names in (["a", "A"], ["_Offset"]):
