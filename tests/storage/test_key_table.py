@@ -95,6 +95,25 @@ def test_memory_is_bounded_whatever_the_number_of_keys(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+def test_runs_that_there_is_no_room_to_merge_are_asked_the_newest_first() -> None:
+    disk = SimDisk()
+    files: list[SpillFile] = []
+
+    def open_file() -> SpillFile:
+        if files:
+            raise OSError(errno.ENOSPC, "injected")
+        files.append(SpillFile(disk, Path("/") / SPILL_FILE))
+        return files[0]
+
+    found = KeyTable(2 * BYTES_PER_KEY, open_file=open_file, spend=lambda _: None)
+    again = [(1, 0), (2, 0), (3, 0), (1, 0), (4, 0), (5, 0), (3, 0), (6, 0)]
+    assert found.put(hashes(again), np.arange(8)) == 8
+    found.complete()
+    found.close()
+    assert len(files[0].ends) == 4
+    assert found.newest(hashes([(number, 0) for number in range(8)])).tolist() == [-1, 3, 1, 6, 4, 5, 7, -1]
+
+
 @settings(deadline=None)
 @given(
     runs=st.lists(st.dictionaries(st.tuples(st.integers(0, 9), st.integers(0, 2)), st.integers(0, 99)), min_size=1),
