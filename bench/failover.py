@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from bench.ending import end_in_order
 from bench.machine import Others
 from bench.steady_stream import Report, StreamProcess
 from sparklog import Admin, ClusterError
@@ -268,6 +269,7 @@ def main() -> None:
     parser.add_argument("--zk-outage-s", type=float, default=60.0)
     parser.add_argument("--dir", type=Path, help="where the brokers' data lies meanwhile; default: the system's")
     arguments = parser.parse_args()
+    end_in_order()
     options = Options(arguments.session_s, arguments.zk_outage_s, settle_s=2.0)
     load = os.getloadavg()
     print(

@@ -8,13 +8,13 @@ machine and in turns. Kafka's jars are fetched once (see ``bench/kafka_jars.py``
 from __future__ import annotations
 
 import argparse
-import signal
 import time
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
 from bench import machine, report
+from bench.ending import end_in_order
 from bench.measure import Line, Row, measure
 from bench.picture import svg
 from bench.rows import ROWS
@@ -26,7 +26,7 @@ _NAMES = [row.name for row in ROWS]
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parse(arguments)
-    signal.signal(signal.SIGTERM, _end)  # clusters are processes of their own, and would stay
+    end_in_order()
     results = options.out / "results.json"
     if options.show:
         print(report.text(report.load(results)))
@@ -71,10 +71,6 @@ def _measured(row: Row, bench: Bench, runs: int) -> list[Line] | None:
         return None
     finally:
         bench.say(f"{row.name}: {time.monotonic() - began:.1f} s")
-
-
-def _end(*_: object) -> None:
-    raise SystemExit(143)
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:

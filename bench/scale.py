@@ -12,17 +12,17 @@ from __future__ import annotations
 
 import argparse
 import os
-import signal
 import statistics
 from pathlib import Path
 
 from bench import machine, scale_cluster, scale_core, scale_slots, scale_table
+from bench.ending import end_in_order
 from bench.scale_picture import svg
 
 
 def main() -> int:
     options = _parse()
-    signal.signal(signal.SIGTERM, _end)  # brokers are processes of their own, and would stay
+    end_in_order()
     path = options.out / "results.json"
     if options.core:
         print(scale_core.text(scale_core.measure()))
@@ -49,10 +49,6 @@ def main() -> int:
     print(scale_table.text(results))
     print("\n".join(["", *scale_table.missed(results)]))
     return 0
-
-
-def _end(*_: object) -> None:
-    raise SystemExit(143)
 
 
 def _parse() -> argparse.Namespace:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -34,6 +35,8 @@ def open_session(jars: Sequence[Path], scratch: Path, *, with_delta: bool = Fals
         builder = builder.config("spark.jars.packages", PACKAGE)
         for name, value in SETTINGS.items():
             builder = builder.config(name, value)
+    on_interrupt = signal.getsignal(signal.SIGINT)
     spark = builder.getOrCreate()
+    signal.signal(signal.SIGINT, on_interrupt)  # Spark's own would raise anew while clusters are being stopped
     spark.sparkContext.setLogLevel("ERROR")
     return spark

@@ -13,7 +13,8 @@ from sparklog.broker.partition import Partition
 from sparklog.broker.state import BrokerState
 from sparklog.config import BrokerConfig
 from sparklog.coordinator.assignor import TopicView
-from sparklog.coordinator.group_offsets import Groups, GroupSettings, HoldEnded, TopicsGone, TopicsSeen
+from sparklog.coordinator.group_events import HoldEnded, TopicsGone, TopicsSeen
+from sparklog.coordinator.group_offsets import Groups, GroupSettings
 from sparklog.coordinator.group_records import Hold
 from sparklog.errors import BrokerError, ClusterError
 from sparklog.model import is_internal

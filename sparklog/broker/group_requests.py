@@ -11,9 +11,8 @@ from sparklog.broker.state import BrokerState
 from sparklog.broker.waiting import answer_later
 from sparklog.config import BrokerConfig
 from sparklog.coordinator.effects import Assigned, Done, Outcome, Refused
-from sparklog.coordinator.group_offsets import CommitRequested, DeleteRequested, HoldRequested
+from sparklog.coordinator.group_events import CommitRequested, DeleteRequested, HeartbeatRequested, HoldRequested
 from sparklog.coordinator.group_records import About
-from sparklog.coordinator.membership import HeartbeatRequested
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import TopicPartition
 from sparklog.net.server import ServerConnection

@@ -28,6 +28,7 @@ from sparklog.broker.deliveries import Deliveries
 from sparklog.broker.dispatch import ConnectionHandler
 from sparklog.broker.fetch import Fetches
 from sparklog.broker.fetcher import Fetchers
+from sparklog.broker.hand_over import hand_over
 from sparklog.broker.hanging import Hanging
 from sparklog.broker.lease import Lease, LeaseName, OrphanStep, relief
 from sparklog.broker.local_reads import LocalReads, readers_socket
@@ -36,7 +37,6 @@ from sparklog.broker.partition import Partition
 from sparklog.broker.partitions import Partitions
 from sparklog.broker.process_config import EXIT_RESTART, ProcessConfig
 from sparklog.broker.registry import Registry
-from sparklog.broker.remaining import Remaining
 from sparklog.broker.state import BrokerState
 from sparklog.broker.upkeep import Upkeep
 from sparklog.broker.verifications import Verifications
@@ -64,8 +64,6 @@ EXIT_LOG_FAILED = 74
 #: Beyond the wait for successors: closing connections, fsync, ZooKeeper.
 _STOP_LIMIT_S = 20.0
 _ORPHAN_CHECK_S = 1.0
-#: News that come within this time are looked at together: a look goes over all partitions, and each may have its own.
-_NEWS_S = 0.03
 #: A loop that stands still for less is not ended, however short sessions are: on a busy machine a death costs more.
 _STALL_MS = 6000
 
@@ -407,7 +405,7 @@ class BrokerProcess:
         if self._registry is not None and self._ending is Ending.CONTROLLED:
             if self._directory is not None:
                 ahead = asyncio.get_running_loop().run_in_executor(None, self._directory.sync_ahead)
-            await self._hand_over()
+            await hand_over(broker, goes_on=lambda: self._ending is Ending.CONTROLLED)
         relieved_ms = broker.now_ms()
         await self._leave()
         left_ms = broker.now_ms()
@@ -425,35 +423,6 @@ class BrokerProcess:
             left_ms - relieved_ms,
             broker.now_ms() - left_ms,
         )
-
-    async def _hand_over(self) -> None:
-        """Wait until no partition needs this broker, as far as others can take over, or time is up, or it is to end in
-        a quicker way. Leaders first; then the in-sync sets: whoever ends while leaders count on it stops their
-        writes."""
-        broker = self._broker
-
-        partitions = broker.partitions
-        movable = Remaining(partitions.leading, partitions.movable)
-        counted_on = Remaining(lambda: partitions, partitions.counted_on)
-
-        def needed() -> bool:
-            # Until it leads nothing the controller does not tell leaders that it goes.
-            return movable.any() if partitions.led else counted_on.any()
-
-        async def relieved() -> None:
-            await broker.registry.announce_stopping()
-            while needed() and self._ending is Ending.CONTROLLED:
-                news = {broker.next_role_change(), broker.next_metadata()}
-                await asyncio.wait(news, return_when=asyncio.FIRST_COMPLETED)
-                await asyncio.sleep(_NEWS_S)
-
-        timeout_s = broker.config.controlled_stop_timeout_ms / 1000
-        try:
-            await asyncio.wait_for(relieved(), timeout_s)
-        except (asyncio.TimeoutError, SparklogError) as error:
-            detail = str(error) or f"still after {timeout_s:g} s"
-            left = f"leading {partitions.led} partitions, counted on in {counted_on.count()}"
-            _log.warning("stopping while %s: %s", left, detail)
 
     async def _leave(self) -> None:
         """Answer what waits, close connections, end the ZooKeeper session."""

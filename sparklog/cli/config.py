@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import Annotated, NamedTuple
 
@@ -23,6 +23,11 @@ from sparklog.config import (
 from sparklog.errors import BrokerError, ConfigError, ErrorCode
 
 config = typer.Typer(help="Settings of topics and brokers: list, describe, alter.", no_args_is_help=True)
+
+
+Unset = Annotated[
+    list[str] | None, typer.Option("--unset", "-u", metavar="NAME", help="Back to the default; repeatable.")
+]
 
 
 class Kind(str, Enum):
@@ -131,9 +136,7 @@ def alter(
         list[str] | None, typer.Argument(metavar="[NAME=VALUE...]", show_default=False, help="Set these.")
     ] = None,
     *,
-    unset: Annotated[
-        list[str] | None, typer.Option("--unset", "-u", metavar="NAME", help="Back to the default; repeatable.")
-    ] = None,
+    unset: Unset = None,
     bootstrap: Bootstrap = None,
     timeout: Timeout = 30.0,
     as_json: AsJson = False,
@@ -155,6 +158,13 @@ def alter(
             raise ConfigError(f"{name} is a setting of brokers, fixed when the cluster is started (--set, broker.conf)")
     check_topic_settings([*wanted, *(unset or [])])
     with open_admin(bootstrap, timeout) as admin:
-        found = admin.alter_topic(topic, wanted, unset=unset or ())
+        alter_topic(admin, topic, wanted, unset=unset, as_json=as_json)
+
+
+def alter_topic(
+    admin: Admin, topic: str, wanted: Mapping[str, str], *, unset: Sequence[str] | None, as_json: bool
+) -> None:
+    """Change it and say what it has now. Raises as ``Admin.alter_topic``."""
+    found = admin.alter_topic(topic, wanted, unset=unset or ())
     told = ", ".join(f"{name}={value}" for name, value in sorted(found.config.items())) or "all defaults"
     done({"topic": topic, "config": dict(found.config)}, f"{topic}: {told}", as_json=as_json)

@@ -145,27 +145,14 @@ def cancel(
         cancel_moves(admin, which, as_json=as_json)
 
 
-@partitions.command("elect")
-def elect(
-    which: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[TOPIC[:PARTITION]...]", show_default=False, autocompletion=topic_names),
-    ] = None,
-    *,
-    unclean: Annotated[
-        bool, typer.Option("--unclean", help="Any live replica where none in sync is alive. Loses records.")
-    ] = False,
-    yes: Yes = False,
-    bootstrap: Bootstrap = None,
-    timeout: Timeout = 30.0,
-    as_json: AsJson = False,
-) -> None:
-    """Give leaderships to the preferred leaders, the first replicas; without names of all partitions. With --unclean it
-    asks first, unless --yes.
+partitions.command(
+    "elect",
+    help="""Give leaderships to the preferred leaders, the first replicas; without names of all partitions. With
+    --unclean it asks first, unless --yes.
 
     Example: sparklog partitions elect flights
-    """
-    elect_leaders(which, unclean=unclean, yes=yes, bootstrap=bootstrap, timeout=timeout, as_json=as_json)
+    """,
+)(elect_leaders)
 
 
 def _read(file: Path) -> dict[TopicPartition, tuple[int, ...]]:

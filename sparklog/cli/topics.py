@@ -9,6 +9,7 @@ from typing import Annotated
 import pyarrow as pa
 import typer
 
+from sparklog.cli.config import Unset, alter_topic
 from sparklog.cli.files import schema_of_file
 from sparklog.cli.locate import locate
 from sparklog.cli.moves import add_partitions, elect_leaders, reassign
@@ -199,9 +200,7 @@ def alter(
     config: Annotated[
         list[str] | None, typer.Option("--config", "-c", metavar="NAME=VALUE", help="Set it; repeatable.")
     ] = None,
-    unset: Annotated[
-        list[str] | None, typer.Option("--unset", "-u", metavar="NAME", help="Back to the default; repeatable.")
-    ] = None,
+    unset: Unset = None,
     bootstrap: Bootstrap = None,
     timeout: Timeout = 30.0,
     as_json: AsJson = False,
@@ -213,9 +212,7 @@ def alter(
     if not config and not unset:
         raise ConfigError("nothing to change: give --config NAME=VALUE or --unset NAME")
     with open_admin(bootstrap, timeout) as admin:
-        topic = admin.alter_topic(name, pairs(config or [], what="setting"), unset=unset or ())
-    told = ", ".join(f"{key}={value}" for key, value in sorted(topic.config.items())) or "all defaults"
-    done({"topic": name, "config": dict(topic.config)}, f"{name}: {told}", as_json=as_json)
+        alter_topic(admin, name, pairs(config or [], what="setting"), unset=unset, as_json=as_json)
 
 
 @topics.command("delete-records")

@@ -13,7 +13,8 @@ from concurrent.futures import Future
 from typing import Protocol
 
 from sparklog.client.errors import CommitRefused
-from sparklog.client.group_session import GroupMetadata, GroupSession, Place, Word
+from sparklog.client.group_commits import Place
+from sparklog.client.group_session import GroupMetadata, GroupSession, Word
 from sparklog.errors import BrokerError, ErrorCode, SparklogError
 from sparklog.model import TopicPartition
 

@@ -19,7 +19,6 @@ import os
 import threading
 import time
 import uuid
-from collections import deque
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
 from concurrent.futures import Future
 from typing import Any, NamedTuple, TypeVar
@@ -28,17 +27,15 @@ from sparklog.client.async_coordination import AsyncCoordination, Attempts
 from sparklog.client.async_link import AsyncLink
 from sparklog.client.coordination import GROUP
 from sparklog.client.errors import ClientTimeout, CommitRefused
+from sparklog.client.group_commits import REMOVED, REMOVED_SINCE, Commit, GroupCommits, Place
 from sparklog.errors import BrokerError, ErrorCode, SparklogError
 from sparklog.net.loop import new_event_loop
 from sparklog.protocol.messages import (
     JOIN,
     LEAVE,
     LEAVE_STATIC,
-    CommitOffsets,
-    CommitOffsetsReply,
     FetchOffsets,
     FetchOffsetsReply,
-    GroupOffset,
     Heartbeat,
     HeartbeatReply,
     TopicPartitions,
@@ -48,15 +45,8 @@ _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-#: Topic, topic id, partition.
-Place = tuple[str, str, int]
-#: After these the member is none any more, and begins anew.
-_REMOVED = frozenset({ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.FENCED_MEMBER_EPOCH})
-#: After these a commit is refused for good.
-FENCED = frozenset({*_REMOVED, ErrorCode.STALE_MEMBER_EPOCH, ErrorCode.FENCED_INSTANCE_ID})
 _LEAST_PAUSE_S = 0.05
 _LEAVE_S = 3.0
-_REMOVED_SINCE = "this consumer was removed from the group, and others may have read its partitions since"
 
 
 class MemberSettings(NamedTuple):
@@ -90,16 +80,6 @@ class Word(NamedTuple):
     give_up: frozenset[Place]
 
 
-class _Commit(NamedTuple):
-    """``epoch``: when it was asked for. What is sent late, under a newer one, could pass for a commit of partitions
-    that were given up since and have come back."""
-
-    life: int
-    epoch: int
-    offsets: Mapping[Place, int]
-    done: Future[None]
-
-
 class GroupSession:
     """Owner: one consumer, whose thread calls the methods; ``close`` ends the thread."""
 
@@ -122,7 +102,6 @@ class GroupSession:
         self._away = False
         self._closing = False
         self._ended = False
-        self._commits: deque[_Commit] = deque()
         #: Readable when there is something for the consumer to look at.
         self.wake_fd, self._tell_fd = os.pipe()
         os.set_blocking(self.wake_fd, False)
@@ -135,8 +114,10 @@ class GroupSession:
             self._close_pipe()
             raise
         self._coordination = AsyncCoordination(self._link, GROUP, settings.group, request_timeout_s=10.0)
+        self._commits = GroupCommits(
+            self._coordination, settings.group, timeout_s=timeout_s, member=lambda: (self._life, self._member_id)
+        )
         self._news = asyncio.Event()
-        self._to_commit = asyncio.Event()
         self._thread = threading.Thread(target=self._run, name="sparklog-group", daemon=True)
         self._thread.start()
 
@@ -179,7 +160,7 @@ class GroupSession:
         """Raises CommitRefused: that life is over."""
         with self._lock:
             if self._life != life:
-                raise CommitRefused(ErrorCode.UNKNOWN_MEMBER_ID, _REMOVED_SINCE)
+                raise CommitRefused(ErrorCode.UNKNOWN_MEMBER_ID, REMOVED_SINCE)
             return GroupMetadata(self._settings.group, self._member_id, self._epoch, topic_ids)
 
     def given_up(self, places: Collection[Place]) -> None:
@@ -193,8 +174,8 @@ class GroupSession:
         done: Future[None] = Future()
         with self._lock:
             if not self._ended:
-                self._commits.append(_Commit(life, self._epoch, offsets, done))
-                self._call(self._to_commit.set)
+                self._commits.put(Commit(life, self._epoch, offsets, done))
+                self._call(self._commits.look)
                 return done
         done.set_exception(_closed())
         return done
@@ -210,7 +191,7 @@ class GroupSession:
         if not self._closing:
             self._closing = True
             self._awake()
-            self._call(self._to_commit.set)
+            self._call(self._commits.end)
             self._thread.join(_LEAVE_S + 10)
             if not self._thread.is_alive():  # or it would write into what has these numbers next
                 self._close_pipe()
@@ -264,12 +245,10 @@ class GroupSession:
             self._loop.run_until_complete(asyncio.sleep(0))
             asyncio.set_event_loop(None)
             self._loop.close()
-            for left in self._commits:
-                if left.done.set_running_or_notify_cancel():
-                    left.done.set_exception(_closed())
+            self._commits.refuse_rest(_closed())
 
     async def _live(self) -> None:
-        commits = asyncio.ensure_future(self._commit_all())
+        commits = asyncio.ensure_future(self._commits.send_all())
         try:
             failures = 0
             while not self._closing and self._error is None:
@@ -369,7 +348,7 @@ class GroupSession:
             await asyncio.wait_for(self._news.wait(), max(0.001, min(seconds, self._left_s())))
 
     def _refused(self, error: BrokerError) -> None:
-        if error.code in _REMOVED:
+        if error.code in REMOVED:
             _log.warning("group %s: %s; joining again", self._settings.group, error)
             self._new_life()
         elif not error.retriable:
@@ -416,63 +395,10 @@ class GroupSession:
         try:
             await attempts.ask(self._heartbeat(LEAVE_STATIC if static else LEAVE), HeartbeatReply)
         except (BrokerError, ClientTimeout) as error:
-            if not isinstance(error, BrokerError) or error.code not in _REMOVED:
+            if not isinstance(error, BrokerError) or error.code not in REMOVED:
                 _log.info("group %s: leaving was not heard: %s", self._settings.group, error)
 
     # --- offsets ---
-
-    async def _commit_all(self) -> None:
-        """One request after the other, so that positions never go back; what comes meanwhile goes together."""
-        while True:
-            while self._commits:
-                first = self._commits.popleft()
-                together = [first]
-                while self._commits and self._commits[0][:2] == first[:2]:
-                    together.append(self._commits.popleft())
-                wanted = [one for one in together if one.done.set_running_or_notify_cancel()]
-                if wanted:
-                    await self._commit(wanted)
-            if self._closing:
-                return
-            self._to_commit.clear()
-            if not self._commits and not self._closing:
-                await self._to_commit.wait()
-
-    async def _commit(self, commits: Collection[_Commit]) -> None:
-        error: Exception | None = None
-        try:
-            await self._ask_commit(commits)
-        except Exception as failed:
-            error = failed
-        except asyncio.CancelledError:
-            error = ClientTimeout("the consumer was closed before the commit was answered")
-            raise
-        finally:
-            for commit in commits:
-                if error is None:
-                    commit.done.set_result(None)
-                else:
-                    commit.done.set_exception(error)
-
-    async def _ask_commit(self, commits: Iterable[_Commit]) -> None:
-        offsets: dict[Place, int] = {}
-        epoch = self._epoch
-        for commit in commits:
-            epoch = commit.epoch
-            if commit.life != self._life:
-                raise CommitRefused(ErrorCode.UNKNOWN_MEMBER_ID, _REMOVED_SINCE)
-            offsets.update(commit.offsets)
-        named = tuple(GroupOffset(place[0], place[2], offset, place[1]) for place, offset in offsets.items())
-        attempts = Attempts(self._coordination, timeout_s=self._timeout_s)
-        member = (self._member_id, epoch)
-        request = CommitOffsets(0, self._settings.group, named, None, *member)
-        try:
-            reply = await attempts.ask(request, CommitOffsetsReply)
-        except BrokerError as error:
-            raise CommitRefused(error.code, error.detail) if error.code in FENCED else error from None
-        for result in reply.results:
-            if result.code and result.code != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
-                raise BrokerError(result.code, result.detail)
 
     async def _fetch_offsets(self, places: frozenset[Place]) -> dict[Place, int | None]:
         wanted = tuple((topic, number) for topic, _, number in sorted(places))

@@ -18,7 +18,7 @@ from sparklog.client.backoff import Backoff
 from sparklog.client.bootstrap import Address, parse_bootstrap
 from sparklog.client.errors import ClientTimeout
 from sparklog.client.metadata import Leader, MetadataCache, MetadataPieces, topic_error
-from sparklog.errors import BrokerError, ErrorCode
+from sparklog.errors import BrokerError, ConfigError, ErrorCode
 from sparklog.model import TopicPartition
 from sparklog.net.blocking import BlockingConnection
 from sparklog.protocol.messages import Metadata, MetadataReply, Reply, Request, TopicMetadata
@@ -78,11 +78,14 @@ class ClusterLink:
         self._connect_timeout_s = connect_timeout_s
         self._backoff = backoff
         self._connections: dict[int, BlockingConnection] = {}
+        self._closed = False
         self._random = random.Random()
         #: Which of several brokers is asked first differs from client to client, and moves on after each failure.
         self._turn = self._random.randrange(1 << 16)
 
     def close(self) -> None:
+        """For good: what is asked after it, perhaps by a thread that came late, raises ConfigError."""
+        self._closed = True
         connections, self._connections = self._connections, {}
         for connection in connections.values():
             connection.close()
@@ -285,6 +288,8 @@ class ClusterLink:
         return bool(self.metadata.brokers or self._connections)
 
     def _open(self, address: Address, *, at_most_s: float | None = None) -> BlockingConnection:
+        if self._closed:
+            raise ConfigError("this client is closed")
         limit_s = self.timeout_s if at_most_s is None else min(at_most_s, self.timeout_s)
         return BlockingConnection(
             address.host,

@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import Any
 
 from sparklog.client.accumulator import ProducerIdentity
+from sparklog.client.batch_outcomes import Ticket
 from sparklog.client.bootstrap import parse_bootstrap
 from sparklog.client.collector import Collector, RecordChunk, header_list, utf8
 from sparklog.client.errors import ClientTimeout, CommitOutcomeUnknown, ProducerClosed
@@ -34,7 +35,7 @@ from sparklog.client.partitioning import (
     to_table,
 )
 from sparklog.client.results import Completion, RecordMetadata, TableWrite, WriteResult
-from sparklog.client.sender import Sender, SenderSettings, Ticket
+from sparklog.client.sender import Sender, SenderSettings
 from sparklog.client.transaction_run import Joined
 from sparklog.client.transactional import ProducerTransactions, producer_run
 from sparklog.errors import BrokerError, ConfigError, ErrorCode, SparklogError

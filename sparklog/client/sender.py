@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import logging
 import math
 import random
@@ -20,27 +19,22 @@ from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Future
 from typing import Any, NamedTuple, TypeVar
 
-import numpy as np
-
 from sparklog.client.accumulator import Accumulator, BatchState, ProducerBatch, ProducerIdentity
 from sparklog.client.async_link import AsyncLink
+from sparklog.client.batch_outcomes import BatchOutcomes, Ticket
+from sparklog.client.chunk_encoder import ChunkEncoder, not_encoded
 from sparklog.client.collector import Attendant, Collector, RecordChunk
-from sparklog.client.errors import ClientTimeout, ProducerClosed, closed_for, transaction_error
+from sparklog.client.errors import ClientTimeout, ProducerClosed, closed_for
 from sparklog.client.loop_lease import LoopLease
-from sparklog.client.partitioning import EncodedPart, ProducerTopic, Rows, encode_few, encode_parts, under_newest_schema
+from sparklog.client.partitioning import ProducerTopic, under_newest_schema
 from sparklog.client.produce_requests import ProduceRequests
-from sparklog.client.results import BatchOutcome, Completion
 from sparklog.client.sender_transactions import SenderTransactions
+from sparklog.client.stand_in import StandIn
 from sparklog.client.topic_board import UNKNOWN_TOPIC_GRACE_S, TopicBoard, TopicWish
-from sparklog.errors import TRAITS, BrokerError, ErrorCode
+from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import TopicPartition
-from sparklog.net.async_client import AsyncConnection
 from sparklog.net.loop import new_event_loop
-from sparklog.protocol.messages import (
-    InitProducerId,
-    InitProducerIdReply,
-    ProduceResult,
-)
+from sparklog.protocol.messages import InitProducerId, InitProducerIdReply
 from sparklog.record.codec import EncodedBatch
 
 T = TypeVar("T")
@@ -48,10 +42,6 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 _STOP_TIMEOUT_S = 15.0
-#: Who has waited for so many records one after the other will wait for the next one as well.
-_WAITS_IN_TURN = 4
-#: An answer that takes longer is waited for by the I/O thread: it has other things to look after as well.
-_ANSWER_S = 0.005
 #: As fine as uvloop's timers are: for less than half of it they would not wait at all.
 _TICK_MS = 1.0
 
@@ -71,14 +61,6 @@ class SenderSettings(NamedTuple):
     metadata_max_age_s: float
     #: Key of this producer's transactions; empty: it writes without.
     transaction: str = ""
-
-
-class Ticket(NamedTuple):
-    """What a batch carries through the accumulator: whom to tell, and the room to give back."""
-
-    completion: Completion
-    number: int
-    reserved: int
 
 
 class Sender:
@@ -114,15 +96,22 @@ class Sender:
         self._board = TopicBoard(self._link)
         self._accumulator = Accumulator(idempotent=settings.idempotent, transactional=bool(settings.transaction))
         self.transactions = self._transactions() if settings.transaction else None
+        self._encoder = ChunkEncoder(compression=settings.compression, batch_bytes=settings.batch_bytes)
         self._incoming: deque[ProducerBatch] = deque()
-        #: What is in the log, and whom to tell so.
-        self._acknowledged: deque[tuple[Completion, int, BatchOutcome]] = deque()
+        self._outcomes = BatchOutcomes(
+            self._link,
+            self._accumulator,
+            release=self.collector.release,
+            retried=self._follow,
+            transaction=f"transaction {settings.transaction!r}" if settings.transaction else "",
+            delivery_timeout_s=settings.delivery_timeout_s,
+        )
         self._requests = ProduceRequests(
             self._link,
             acks=settings.acks,
             transaction=settings.transaction,
             request_timeout_s=settings.request_timeout_s,
-            told=self._told,
+            told=self._outcomes.told,
             changed=self._pump,
         )
         self._getting_identity = False
@@ -135,10 +124,9 @@ class Sender:
         self._ended = False
         self._ending = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="sparklog-producer", daemon=True)
-        self._waits = 0
-        #: A thread that acts for this one only waits: nothing is lost where it is interrupted.
-        self._resting = False
-        self._waiting_thread = -1
+        self._stand_in = StandIn(
+            self._lease, self._requests, loop_needed=self._needs_loop, broken=self._break, wake=self.wake
+        )
         self._thread.start()
 
     # --- from any thread ---
@@ -155,7 +143,7 @@ class Sender:
 
     def begun(self) -> None:
         """A chunk was begun that may perhaps be sent at once."""
-        if not self._lease.lent or not self._act(self._pump):
+        if not self._lease.lent or not self._stand_in.act(self._pump):
             self.wake()
 
     def hurry(self) -> None:
@@ -163,72 +151,8 @@ class Sender:
         self._lease.recall()
 
     def attend(self, finished: Callable[[], bool]) -> None:
-        """Called by a thread that will wait until something is ``finished``: the caller who does so for one record
-        after the other may do the I/O meanwhile. Returns sooner or later."""
-        if not self._lease.lent and self._waits_in_turn():
-            try:
-                self._lease.borrow(lambda: not self._needs_loop())
-            except RuntimeError:
-                return  # the thread has just ended, and all that was open with it
-            if not self._lease.lent:
-                self._waits = -_WAITS_IN_TURN  # something goes on that will take a moment
-        if self._lease.lent:
-            self._act(functools.partial(self._receive, finished))
-
-    def _waits_in_turn(self) -> bool:
-        """Whether it was always this thread that waited, the last few times."""
-        thread = threading.get_ident()
-        if thread != self._waiting_thread:
-            self._waiting_thread, self._waits = thread, 0
-        self._waits += 1
-        return self._waits > _WAITS_IN_TURN
-
-    def _act(self, work: Callable[[], None]) -> bool:
-        """Do some of the thread's work in its place, if it has lent its loop. False: not done."""
-        if self.on_io_thread():
-            return False  # in a callback: it is doing some already
-        try:
-            return self._act_inside(work)
-        except BaseException:
-            self._lease.leave_interrupted()
-            self.wake()  # perhaps nothing was done yet, and nobody else would say that there is something to do
-            raise
-
-    def _act_inside(self, work: Callable[[], None]) -> bool:
-        if not self._lease.enter():
-            return False
-        try:
-            work()
-        except BaseException as error:
-            if not self._resting:  # an interrupt, perhaps, in the middle of something: nothing is certain any more
-                self._break(error)
-            raise
-        finally:
-            self._resting = False
-            needed = self._needs_loop()
-            self._lease.leave()
-            if needed:
-                self._lease.recall()
-        return True
-
-    def _receive(self, finished: Callable[[], bool]) -> None:
-        """Take answers as they come, for as long as they usually take."""
-        until = time.monotonic() + _ANSWER_S
-        while not finished():
-            connection = self._requests.only_connection()
-            left_s = until - time.monotonic()
-            if connection is None or left_s <= 0 or not self._wait_readable(connection, left_s):
-                self._lease.recall()
-                return
-            if not connection.read_now():
-                self._lease.recall()
-                return
-
-    def _wait_readable(self, connection: AsyncConnection, timeout_s: float) -> bool:
-        self._resting = True
-        readable = connection.wait_readable(timeout_s)
-        self._resting = False
-        return readable
+        """Called by a thread that will wait until something is ``finished``. Returns sooner or later."""
+        self._stand_in.attend(finished)
 
     def _needs_loop(self) -> bool:
         """Something is to be done that only a loop that turns can do."""
@@ -331,7 +255,7 @@ class Sender:
             self._link.close()
             self._loop.run_until_complete(self._link.closed())
         finally:
-            self._tell_acknowledged()  # answers that came after the last look
+            self._outcomes.tell_acknowledged()  # answers that came after the last look
             with self._ending:
                 self._ended = True
             # One more turn answers who came just before that, and lets the transports close their sockets.
@@ -362,12 +286,7 @@ class Sender:
                 self._look()
         finally:
             # Last, since this thread waits then: whoever it wakes would only wait for it to let go of the interpreter.
-            self._tell_acknowledged()
-
-    def _tell_acknowledged(self) -> None:
-        while self._acknowledged:
-            completion, number, outcome = self._acknowledged.popleft()
-            completion.batch_done(number, outcome)
+            self._outcomes.tell_acknowledged()
 
     def _look(self) -> None:
         try:
@@ -385,7 +304,7 @@ class Sender:
             for name, error in self._board.gone(now):
                 self._give_up_topic(name, error)
             for batch in self._accumulator.expire(now):
-                self._expired(batch)
+                self._outcomes.expired(batch)
             self._requests.end_deposed()
             if self.transactions is not None:
                 self.transactions.look()
@@ -417,73 +336,23 @@ class Sender:
         leader = self._link.metadata.leader(tp)
         return leader.broker_id if leader else None
 
-    # --- outcomes ---
-
-    def _told(self, batch: ProducerBatch, result: ProduceResult) -> None:
-        """What became of a batch in flight."""
-        if result.code == ErrorCode.NONE:
-            self._succeeded(batch, result.base_offset)
-        elif result.code == ErrorCode.DUPLICATE_SEQUENCE_NUMBER:
-            self._succeeded(batch, -1)  # in the log, so long ago that the broker does not know where
-        else:
-            leader_known = self._link.metadata.leader_told(batch.tp, result.leader, result.leader_epoch)
-            self._failed(batch, ErrorCode(result.code), result.detail, leader_known=leader_known)
-
-    def _succeeded(self, batch: ProducerBatch, base_offset: int) -> None:
-        self._accumulator.succeeded(batch)
-        self._link.progress()
-        ticket, outcome = self._concluded(batch, base_offset, None)
-        self._acknowledged.append((ticket.completion, ticket.number, outcome))
-
-    def _failed(self, batch: ProducerBatch, code: ErrorCode, detail: str, *, leader_known: bool) -> None:
-        if TRAITS[code].refresh_metadata and not leader_known:
-            self._link.want_metadata([batch.tp.topic])
-        if not self._accumulator.failed(batch, code, now_ms=_now_ms(), roll=random.random(), detail=detail):
-            error = BrokerError(code, detail or f"partition {batch.tp}")
-            self._finish(batch, -1, transaction_error(error, str(self.transactions)) if self.transactions else error)
-        else:  # the topic may have changed while it was in flight
-            self._follow(batch)
-
-    def _expired(self, batch: ProducerBatch) -> None:
-        last = batch.last_error or self._link.last_problem or "it was never sent: no leader is known"
-        if batch.last_refusal not in {"", batch.last_error}:
-            last += f"; before that: {batch.last_refusal}"
-        self._finish(
-            batch,
-            -1,
-            ClientTimeout(
-                f"writing {batch.encoded.header.record_count} records to {batch.tp}: not acknowledged within"
-                f" {self._settings.delivery_timeout_s:g} s, last: {last}"
-            ),
-        )
-
-    def _finish(self, batch: ProducerBatch, base_offset: int, error: BaseException | None) -> None:
-        ticket, outcome = self._concluded(batch, base_offset, error)
-        ticket.completion.batch_done(ticket.number, outcome)
-
-    def _concluded(
-        self, batch: ProducerBatch, base_offset: int, error: BaseException | None
-    ) -> tuple[Ticket, BatchOutcome]:
-        ticket = batch.handle
-        assert isinstance(ticket, Ticket)
-        self.collector.release(ticket.reserved)
-        return ticket, BatchOutcome(batch.tp.partition, base_offset, batch.encoded.header.record_count, error)
+    # --- the end ---
 
     def _break(self, reason: BaseException) -> None:
         """The end, wanted or not: everything that is open fails with ``reason``."""
         if self._broken is not None:
             return
-        self._tell_acknowledged()
+        self._outcomes.tell_acknowledged()
         self._broken = reason
         closed = reason if isinstance(reason, ProducerClosed) else closed_for(reason)
         self._closed_error = closed
-        self._tell_acknowledged()
+        self._outcomes.tell_acknowledged()
         for chunk in self.collector.close(closed):
             chunk.fail(closed)
         self._fail_incoming()
         for batch in self._accumulator.batches():
             self._accumulator.give_up(batch)
-            self._finish(batch, -1, closed)
+            self._outcomes.fail(batch, closed)
         self._board.fail_all(closed)
         self._forsake(closed)
         self._lease.stop()
@@ -494,10 +363,10 @@ class Sender:
             self.collector.release(chunk.size)
             chunk.fail(error)
         while self._incoming:
-            self._finish(self._incoming.popleft(), -1, error)
+            self._outcomes.fail(self._incoming.popleft(), error)
         for batch in self._accumulator.batches():
             self._accumulator.give_up(batch)
-            self._finish(batch, -1, error)
+            self._outcomes.fail(batch, error)
 
     def _fail_incoming(self) -> None:
         """Called by this thread when it ends, and by others afterwards."""
@@ -506,7 +375,7 @@ class Sender:
                 batch = self._incoming.popleft()
             except IndexError:
                 return
-            self._finish(batch, -1, self._closed_error)
+            self._outcomes.fail(batch, self._closed_error)
 
     # --- chunks to batches ---
 
@@ -521,7 +390,7 @@ class Sender:
 
     def _encode_chunk(self, chunk: RecordChunk) -> None:
         topic = self._board.topics.get(chunk.topic.name, chunk.topic)
-        parts = self._few_parts(topic, chunk) or self._parts_by_halves(topic, chunk, np.arange(len(chunk)))
+        parts = self._encoder.parts(topic, chunk)
         if not parts:
             assert chunk.error is not None, "every record was refused"
             self.collector.release(chunk.size)
@@ -533,37 +402,6 @@ class Sender:
             share = left if index == len(parts) - 1 else chunk.size * len(part.rows) // rows
             left -= share
             self._accumulator.add(self._batch(topic, part.partition, part.encoded, Ticket(chunk, index, share)))
-
-    def _few_parts(self, topic: ProducerTopic, chunk: RecordChunk) -> list[EncodedPart] | None:
-        if self._settings.compression is not None:
-            return None
-        batch_bytes = self._settings.batch_bytes
-        try:
-            return encode_few(topic, chunk.records, chunk.partition, size=chunk.size, batch_bytes=batch_bytes)
-        except Exception:
-            return None  # because of one of them; which one, is found in another way
-
-    def _parts_by_halves(self, topic: ProducerTopic, chunk: RecordChunk, rows: Rows) -> list[EncodedPart]:
-        """Without the records that cannot be encoded, for whatever reason: others are none the worse for them."""
-        try:
-            return self._parts(topic, chunk, rows)
-        except Exception as error:
-            if len(rows) == 1:
-                chunk.refuse(int(rows[0]), error if isinstance(error, BrokerError) else _not_encoded(topic, error))
-                return []
-        half = len(rows) // 2
-        return [*self._parts_by_halves(topic, chunk, rows[:half]), *self._parts_by_halves(topic, chunk, rows[half:])]
-
-    def _parts(self, topic: ProducerTopic, chunk: RecordChunk, rows: Rows) -> list[EncodedPart]:
-        """Raises BrokerError when a record does not fit the topic's schema, or is too large."""
-        parts = encode_parts(
-            topic,
-            chunk.to_batch(topic, rows),
-            chunk.partition,
-            compression=self._settings.compression,
-            batch_bytes=self._settings.batch_bytes,
-        )
-        return [part._replace(rows=rows[part.rows]) for part in parts]
 
     # --- metadata and identity ---
 
@@ -596,19 +434,19 @@ class Sender:
         if batch.topic_id != topic.topic_id:
             self._accumulator.give_up(batch)
             detail = f"topic {topic.name!r} was deleted and created again since the records were handed over"
-            self._finish(batch, -1, BrokerError(ErrorCode.INCONSISTENT_TOPIC_ID, detail))
+            self._outcomes.fail(batch, BrokerError(ErrorCode.INCONSISTENT_TOPIC_ID, detail))
         elif batch.encoded.header.schema_id < topic.schema_id:
             try:
                 batch.encoded = under_newest_schema(batch.encoded, topic)
             except Exception as error:
                 self._accumulator.give_up(batch)
-                self._finish(batch, -1, error if isinstance(error, BrokerError) else _not_encoded(topic, error))
+                self._outcomes.fail(batch, error if isinstance(error, BrokerError) else not_encoded(topic, error))
 
     def _give_up_topic(self, name: str, error: BrokerError) -> None:
         for batch in self._accumulator.batches(name) if self._accumulator.topic_busy(name) else ():
             if batch.state is not BatchState.IN_FLIGHT:
                 self._accumulator.give_up(batch)
-                self._finish(batch, -1, error)
+                self._outcomes.fail(batch, error)
 
     def _want_what_is_missing(self, now: float) -> None:
         if self._accumulator.leaderless:
@@ -646,12 +484,6 @@ class Sender:
             self._timer = None
         if times:
             self._timer = self._loop.call_later(max(_TICK_MS, min(times) - now) / 1000, self._pump)
-
-
-def _not_encoded(topic: ProducerTopic, error: BaseException) -> BrokerError:
-    refused = BrokerError(ErrorCode.INVALID_RECORD, f"a record of {topic.name!r} cannot be encoded: {error!r}")
-    refused.__cause__ = error
-    return refused
 
 
 def _now_ms() -> float:

@@ -18,7 +18,8 @@ from sparklog.client.async_coordination import AsyncCoordination, Attempts
 from sparklog.client.async_link import AsyncLink
 from sparklog.client.coordination import GROUP
 from sparklog.client.errors import ClientTimeout, CommitRefused, transaction_error
-from sparklog.client.group_session import FENCED, GroupMetadata
+from sparklog.client.group_commits import FENCED
+from sparklog.client.group_session import GroupMetadata
 from sparklog.client.transaction_run import MARKERS_WAIT_S, SERVER_SHARE, TransactionRun, end_error
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import TopicPartition

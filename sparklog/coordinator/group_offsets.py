@@ -23,9 +23,20 @@ from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any
 
-from sparklog.coordinator.assignor import TopicView
 from sparklog.coordinator.core import CoordinatorCore
 from sparklog.coordinator.effects import Answer, Done, Effect, Refused, Report
+from sparklog.coordinator.group_events import (
+    CommitRequested,
+    DeleteRequested,
+    GroupEvent,
+    GroupRequest,
+    HeartbeatRequested,
+    HoldEnded,
+    HoldRequested,
+    TopicsGone,
+    TopicsSeen,
+)
+from sparklog.coordinator.group_member import NEVER
 from sparklog.coordinator.group_records import (
     FORMAT_VERSION,
     CommittedOffset,
@@ -45,7 +56,7 @@ from sparklog.coordinator.group_records import (
 )
 from sparklog.coordinator.group_topics import Topics
 from sparklog.coordinator.log_records import Record
-from sparklog.coordinator.membership import NEVER, HeartbeatRequested, Membership
+from sparklog.coordinator.membership import Membership
 from sparklog.errors import ErrorCode
 from sparklog.model import assert_never
 from sparklog.protocol.messages import GroupDescription, GroupOffset
@@ -68,67 +79,6 @@ class GroupSettings:
     max_size: int = 10_000
     #: No transaction is open for so long.
     hold_ms: int = 2 * 86_400_000
-
-
-@dataclass(frozen=True, slots=True)
-class CommitRequested:
-    """As ``messages.CommitOffsets``."""
-
-    ticket: int
-    group: str
-    offsets: tuple[GroupOffset, ...]
-    transaction: tuple[str, int] | None = None
-    member_id: str = ""
-    member_epoch: int = -1
-
-
-@dataclass(frozen=True, slots=True)
-class HoldRequested:
-    """As ``messages.HoldOffsets``; ``coordinator_epoch``: of the transaction's, who knows the producer."""
-
-    ticket: int
-    group: str
-    key: str
-    producer_id: int
-    coordinator_epoch: int
-    offsets: tuple[GroupOffset, ...]
-    member_id: str
-    member_epoch: int
-
-
-@dataclass(frozen=True, slots=True)
-class HoldEnded:
-    """The transaction of ``key`` that ``producer_id`` took part in is over."""
-
-    group: str
-    key: str
-    producer_id: int
-
-
-@dataclass(frozen=True, slots=True)
-class DeleteRequested:
-    """As ``messages.DeleteGroup``."""
-
-    ticket: int
-    group: str
-
-
-@dataclass(frozen=True, slots=True)
-class TopicsSeen:
-    """What is known of topics now; those left out are as they were."""
-
-    topics: Mapping[str, TopicView]
-
-
-@dataclass(frozen=True, slots=True)
-class TopicsGone:
-    """These topics (name, topic id) were deleted; an empty id: whatever had this name."""
-
-    topics: tuple[tuple[str, str], ...]
-
-
-GroupRequest = CommitRequested | HoldRequested | HeartbeatRequested | DeleteRequested
-GroupEvent = GroupRequest | HoldEnded | TopicsSeen | TopicsGone
 
 
 @dataclass(slots=True)

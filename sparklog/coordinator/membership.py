@@ -31,11 +31,11 @@ Source: KIP-848. There a member's epoch alone decides whether it may commit, and
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Set
-from dataclasses import dataclass, field
-from itertools import groupby
 
 from sparklog.coordinator.assignor import Part, Subscriber, TopicView, assign
 from sparklog.coordinator.effects import Answer, Assigned, Outcome, Refused
+from sparklog.coordinator.group_events import HeartbeatRequested
+from sparklog.coordinator.group_member import NEVER, Member, owned_parts, topic_partitions
 from sparklog.coordinator.group_records import (
     FORMAT_VERSION,
     About,
@@ -45,7 +45,6 @@ from sparklog.coordinator.group_records import (
     GroupValue,
     MemberKey,
     MemberState,
-    OwnedTopic,
 )
 from sparklog.coordinator.group_topics import Topics, pattern_error
 from sparklog.errors import ErrorCode
@@ -55,68 +54,13 @@ from sparklog.protocol.messages import (
     LEAVE_STATIC,
     GroupDescription,
     GroupOffset,
-    MemberDescription,
-    TopicPartitions,
 )
 
-NEVER = 2**63 - 1
 #: Heartbeats that would be answered so soon anyway are answered together.
 _TOGETHER_MS = 100
 #: After an assignment so many members and partitions rest it by a millisecond: many that join one by one must not keep
 #: the coordinator busy with nothing else.
 _PER_MS = 50
-
-
-@dataclass(frozen=True, slots=True)
-class HeartbeatRequested:
-    """As ``messages.Heartbeat``."""
-
-    ticket: int
-    group: str
-    member_id: str
-    member_epoch: int
-    sequence: int
-    owned: tuple[TopicPartitions, ...]
-    about: About
-
-
-@dataclass(slots=True)
-class Member:
-    member_id: str
-    about: About
-    #: The newest it has been told.
-    epoch: int = 0
-    #: The group's epoch when it came: what claims an earlier one is of an earlier life.
-    joined: int = 0
-    #: With the epoch of the group in which each was given.
-    owned: dict[Part, int] = field(default_factory=dict)
-    target: set[Part] = field(default_factory=set)
-    #: What it had, or was about to take, by its last heartbeat, which had this number.
-    reported: frozenset[Part] = frozenset()
-    sequence: int = -1
-    #: When it is removed: for silence, and for not giving up.
-    session_ms: int = NEVER
-    give_up_ms: int = NEVER
-    #: The heartbeat that waits for news, and for how long.
-    held: int | None = None
-    held_until_ms: int = NEVER
-
-    @property
-    def giving_up(self) -> bool:
-        return not self.owned.keys() <= self.target
-
-    @property
-    def assigned(self) -> frozenset[Part]:
-        return frozenset(self.owned.keys() & self.target)
-
-    @property
-    def due_ms(self) -> int:
-        return min(self.session_ms, self.give_up_ms, self.held_until_ms if self.held is not None else NEVER)
-
-    def state(self) -> MemberState:
-        return MemberState(
-            FORMAT_VERSION, self.about, self.epoch, _owned_topics(self.owned), self.sequence, self.joined
-        )
 
 
 class Membership:
@@ -167,7 +111,7 @@ class Membership:
         self._look_ahead()
 
     def _restore_member(self, member_id: str, value: MemberState, before: Member | None, now_ms: int) -> None:
-        member = Member(member_id, value.about, value.epoch, owned=dict(_parts(value.owned)))
+        member = Member(member_id, value.about, value.epoch, owned=dict(owned_parts(value.owned)))
         member.sequence, member.joined = value.sequence, value.joined
         member.session_ms = now_ms + value.about.session_timeout_ms
         if before is not None:
@@ -319,7 +263,7 @@ class Membership:
 
     def describe(self) -> GroupDescription:
         found = sorted(self.members.items())
-        return GroupDescription(self.group, self.condition, self.epoch, tuple(_describe(member) for _, member in found))
+        return GroupDescription(self.group, self.condition, self.epoch, tuple(member.describe() for _, member in found))
 
     @property
     def condition(self) -> str:
@@ -493,45 +437,3 @@ class Membership:
 
     def _look_ahead(self) -> None:
         self.due_ms = min((member.due_ms for member in self.members.values()), default=NEVER)
-
-
-def topic_partitions(parts: Iterable[Part]) -> tuple[TopicPartitions, ...]:
-    """By topic, in order."""
-    return tuple(
-        TopicPartitions(topic, topic_id, tuple(part[2] for part in found))
-        for (topic, topic_id), found in groupby(sorted(parts), key=lambda part: part[:2])
-    )
-
-
-def _owned_topics(owned: Mapping[Part, int]) -> tuple[OwnedTopic, ...]:
-    return tuple(
-        OwnedTopic(
-            found.topic,
-            found.topic_id,
-            found.partitions,
-            tuple(owned[found.topic, found.topic_id, number] for number in found.partitions),
-        )
-        for found in topic_partitions(owned)
-    )
-
-
-def _parts(owned: Iterable[OwnedTopic]) -> Iterable[tuple[Part, int]]:
-    for found in owned:
-        for number, epoch in zip(found.partitions, found.epochs, strict=True):
-            yield (found.topic, found.topic_id, number), epoch
-
-
-def _describe(member: Member) -> MemberDescription:
-    about = member.about
-    return MemberDescription(
-        member.member_id,
-        about.instance_id,
-        about.client_id,
-        about.host,
-        about.rack,
-        member.epoch,
-        about.topics,
-        about.pattern,
-        topic_partitions(member.owned),
-        topic_partitions(member.target),
-    )

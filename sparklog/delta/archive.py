@@ -170,9 +170,10 @@ class TopicArchive:
         while query.isActive and not self._is_over:
             self._wake.wait(_POLL_S)
         has_ended = not self._is_over
-        if query.isActive and self._busy.acquire(timeout=_STOP_PATIENCE_S):
-            self._busy.release()
         self._wake.set()
+        # Also of a query that somebody else stopped: its batch goes on in a thread of its own, with our connections.
+        if self._busy.acquire(timeout=_STOP_PATIENCE_S):
+            self._busy.release()
         query.stop()
         if self._failure is not None:
             raise self._failure

@@ -1,4 +1,4 @@
-"""One ZooKeeper session, seen from one asyncio loop. The only module that knows kazoo.
+"""One ZooKeeper session, seen from one asyncio loop. It alone knows kazoo, with ``kazoo_parts``.
 
 kazoo works in threads of its own; its callbacks do nothing but hand a fact to the loop (``call_soon_threadsafe``,
 several facts a wake-up). Every request returns a future at once, so requests pipeline: start many, then await them.
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import select
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
@@ -21,13 +20,13 @@ from typing import Any, NamedTuple, TypeVar
 
 from kazoo import exceptions as kazoo_errors
 from kazoo.client import KazooClient, KazooRetry
-from kazoo.handlers.threading import KazooTimeoutError, SequentialThreadingHandler
-from kazoo.protocol.connection import ConnectionHandler
+from kazoo.handlers.threading import KazooTimeoutError
 from kazoo.protocol.states import KazooState
 
 from sparklog.errors import ClusterError
 from sparklog.zk.company import Company
 from sparklog.zk.errors import ZkBadVersion, ZkError, ZkMultiFailed, ZkNodeExists, ZkNoNode, ZkUnreachable
+from sparklog.zk.kazoo_parts import Connections, Handler
 from sparklog.zk.ops import Check, Create, Delete, Op, SetData
 
 #: Requests inside kazoo at a time. kazoo wakes its thread with one byte a request over a blocking socket pair that
@@ -68,43 +67,6 @@ _STATES = {
 }
 
 
-#: How many silent connections in a row a session lives through: each attempt gets this share of its time.
-_GREETINGS_IN_A_SESSION = 4
-
-
-class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
-    """kazoo's threads with a cheaper ``select``: kazoo asks before each read and each write, four times a request, and
-    its own makes and closes an epoll descriptor every time, which was most of what a request cost."""
-
-    def select(
-        self, readers: Sequence[Any], writers: Sequence[Any], _: Sequence[Any], timeout: float | None = None
-    ) -> tuple[list[Any], list[Any], list[Any]]:
-        """As ``select.select``, for any descriptor number. No socket is asked for both, and trouble with one counts as
-        readiness: the read or write that follows says what it is."""
-        poll = select.poll()
-        for waiting in readers:
-            poll.register(waiting, select.POLLIN)
-        for waiting in writers:
-            poll.register(waiting, select.POLLOUT)
-        ready = {number for number, _events in poll.poll(None if timeout is None else timeout * 1000)}
-        return (
-            [waiting for waiting in readers if waiting.fileno() in ready],
-            [waiting for waiting in writers if waiting.fileno() in ready],
-            [],
-        )
-
-
-class _Connections(ConnectionHandler):  # type: ignore[misc]
-    """kazoo's connections, but one that does not answer a known session's greeting is given up while the session still
-    has time for another. kazoo waits for as long as the session lasts: a server that had just started and had taken the
-    connection before it could serve it cost the session."""
-
-    def _invoke(self, timeout: float, request: Any, xid: Any = None) -> Any:
-        if self.client._session_id:
-            timeout = min(timeout, self.client._session_timeout / 1000 / _GREETINGS_IN_A_SESSION)
-        return super()._invoke(timeout, request, xid)
-
-
 class ZkSession:
     """Owner: one asyncio loop; all methods are called there. Life cycle: ``open``, requests, ``close``."""
 
@@ -126,7 +88,7 @@ class ZkSession:
         self._connected = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._company = Company(self.multi)
-        handler = _Handler()
+        handler = Handler()
         # Not kazoo's default back-off: it grows to a minute and has lost sessions that ZooKeeper still held.
         delay_s = session_timeout_ms / 10_000
         retry = KazooRetry(
@@ -140,7 +102,7 @@ class ZkSession:
             connection_retry=retry,
             logger=_kazoo_log,
         )
-        self._client._connection = _Connections(self._client, self._client._conn_retry.copy(), logger=_kazoo_log)
+        self._client._connection = Connections(self._client, self._client._conn_retry.copy(), logger=_kazoo_log)
         self._client.add_listener(self._state_changed)
 
     @classmethod

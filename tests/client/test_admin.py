@@ -135,6 +135,14 @@ def test_one_broker_is_enough(fake: FakeCluster) -> None:
         assert len(admin.describe_brokers()) == 1
 
 
+def test_a_closed_one_opens_nothing(fake: FakeCluster) -> None:
+    admin = Admin(fake.bootstrap)
+    admin.create_topic("t", partitions=1, replication_factor=1)
+    admin.close()
+    with pytest.raises(ConfigError, match="this client is closed"):
+        admin.list_topics()
+
+
 def test_nobody_there() -> None:
     started = time.monotonic()
     with Admin("127.0.0.1:1", timeout_s=0.4) as admin, pytest.raises(ClientTimeout, match=r"127\.0\.0\.1:1"):

@@ -182,7 +182,7 @@ def test_nobody_there(fake: FakeCluster) -> None:
 
 
 def test_added_partitions_are_read_from_their_start(fake: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sparklog.client.consumer._METADATA_MAX_AGE_S", 0.05)
+    monkeypatch.setattr("sparklog.client.assignment._METADATA_MAX_AGE_S", 0.05)
     fill(fake, records=10)
     with Consumer(fake.bootstrap, "t", start="latest") as consumer:
         log_type = type(fake.topics["t"].logs[0])

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from sparklog.client.group_commits import Place
 from sparklog.client.group_reading import GroupReading
-from sparklog.client.group_session import Place, Word
+from sparklog.client.group_session import Word
 from sparklog.model import TopicPartition
 from tests.waiting import wait_until
 

@@ -210,35 +210,20 @@ def test_a_wait_that_is_interrupted_loses_nothing(fake: FakeCluster, monkeypatch
         assert producer.send("t", b"v").result(_TIMEOUT_S).offset == sent + 1
 
 
-def test_an_interrupt_in_the_middle_of_the_work_ends_the_producer_and_says_so(
-    fake: FakeCluster, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("work", ["drain", "succeeded"])
+def test_an_interrupt_while_it_sends_or_takes_an_answer_is_the_callers_and_ends_the_producer(
+    fake: FakeCluster, monkeypatch: pytest.MonkeyPatch, work: str
 ) -> None:
     fake.create("t", partitions=1)
     producer = Producer(fake.bootstrap)
     acting(producer)
     with monkeypatch.context() as patch:
-        patch.setattr(producer._sender._accumulator, "drain", _interrupted)
+        patch.setattr(producer._sender._accumulator, work, _interrupted)
         with pytest.raises(KeyboardInterrupt):
-            producer.send("t", b"v").result()
+            _send_while_lent(producer)
     with pytest.raises(ProducerClosed) as closed:
         producer.send("t", b"v").result(_TIMEOUT_S)
     assert isinstance(closed.value.__cause__, KeyboardInterrupt)
-    with contextlib.suppress(ProducerClosed):
-        producer.close()
-
-
-def test_an_interrupt_while_an_answer_is_taken_is_the_callers(
-    fake: FakeCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fake.create("t", partitions=1)
-    producer = Producer(fake.bootstrap)
-    acting(producer)
-    with monkeypatch.context() as patch:
-        patch.setattr(producer._sender._accumulator, "succeeded", _interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            _send_while_lent(producer)
-    with pytest.raises(ProducerClosed):
-        producer.send("t", b"v").result(_TIMEOUT_S)
     with contextlib.suppress(ProducerClosed):
         producer.close()
 

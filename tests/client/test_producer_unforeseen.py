@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from sparklog.client import fetching, sender, topic_board
+from sparklog.client import chunk_encoder, fetching, topic_board
 from sparklog.client.consumer import Consumer
 from sparklog.client.errors import ProducerClosed
 from sparklog.client.partitioning import ProducerTopic, encode_parts
@@ -140,7 +140,7 @@ def test_what_goes_wrong_in_encoding_fails_the_records_that_were_encoded_togethe
 
     with Producer(fake.bootstrap, compression="lz4") as producer:
         with monkeypatch.context() as patched:
-            patched.setattr(sender, "encode_parts", encode)
+            patched.setattr(chunk_encoder, "encode_parts", encode)
             with pytest.raises(BrokerError, match=r"INVALID_RECORD: a record of 't' cannot be encoded: .*on purpose"):
                 producer.send("t", b"1").result(30)
             assert producer.send("other", b"2").result(30).offset == 0

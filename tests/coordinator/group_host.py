@@ -11,10 +11,11 @@ from typing import Any
 from sparklog.coordinator.assignor import Part, TopicView
 from sparklog.coordinator.effects import Answer, Append, Assigned, Outcome, Refused, Report, Rewritten
 from sparklog.coordinator.events import Appended, AppendRefused, Ticked
-from sparklog.coordinator.group_offsets import CommitRequested, DeleteRequested, Groups, GroupSettings, TopicsSeen
+from sparklog.coordinator.group_events import CommitRequested, DeleteRequested, HeartbeatRequested, TopicsSeen
+from sparklog.coordinator.group_member import topic_partitions
+from sparklog.coordinator.group_offsets import Groups, GroupSettings
 from sparklog.coordinator.group_records import About, MemberKey, MemberState, decode_group_record
 from sparklog.coordinator.log_records import Record
-from sparklog.coordinator.membership import HeartbeatRequested, topic_partitions
 from sparklog.protocol.messages import JOIN, LEAVE, LEAVE_STATIC, GroupOffset
 
 SESSION_MS = 6000
@@ -314,3 +315,16 @@ class Chaos:
         view = self.host.views["u"]
         self.host.views["u"] = view._replace(partitions=view.partitions + 1)
         self.host.see()
+
+
+def parts(*numbers: int, topic: str = "t") -> set[Part]:
+    """Partitions of a topic."""
+    return {(topic, f"id-{topic}", number) for number in numbers}
+
+
+def group(host: GroupsHost, size: int, **about: Any) -> list[SimMember]:
+    """So many members, which have come to an even share."""
+    members = [SimMember(host, f"m{number}", **about) for number in range(size)]
+    host.see()
+    balance(host, members)
+    return members

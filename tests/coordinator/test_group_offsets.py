@@ -6,7 +6,8 @@ import pytest
 
 from sparklog.coordinator.effects import Answer, Append, Done, Outcome, Refused, Rewritten
 from sparklog.coordinator.events import Appended, AppendRefused, RewriteRequested, Ticked
-from sparklog.coordinator.group_offsets import CommitRequested, Groups, GroupSettings, TopicsGone
+from sparklog.coordinator.group_events import CommitRequested, TopicsGone
+from sparklog.coordinator.group_offsets import Groups, GroupSettings
 from sparklog.coordinator.group_records import FORMAT_VERSION, CommittedOffset, OffsetKey, group_record
 from sparklog.coordinator.log_records import Record
 from sparklog.errors import ClusterError

@@ -11,8 +11,9 @@ import pytest
 from sparklog.coordinator.assignor import Part
 from sparklog.coordinator.effects import Answer
 from sparklog.coordinator.events import Ticked
-from sparklog.coordinator.group_offsets import CommitRequested, Groups
-from sparklog.coordinator.membership import HeartbeatRequested, topic_partitions
+from sparklog.coordinator.group_events import CommitRequested, HeartbeatRequested
+from sparklog.coordinator.group_member import topic_partitions
+from sparklog.coordinator.group_offsets import Groups
 from sparklog.protocol.messages import JOIN, LEAVE, GroupOffset
 from tests.coordinator.group_host import SESSION_MS, GroupsHost, SimMember, balance
 

@@ -4,29 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from typing import Any
 
 import pytest
 
-from sparklog.coordinator.assignor import Part, TopicView
+from sparklog.coordinator.assignor import TopicView
 from sparklog.coordinator.effects import Assigned
 from sparklog.coordinator.events import Ticked
-from sparklog.coordinator.group_offsets import CommitRequested, GroupSettings, HoldEnded, HoldRequested, TopicsGone
+from sparklog.coordinator.group_events import CommitRequested, HeartbeatRequested, TopicsGone
+from sparklog.coordinator.group_offsets import GroupSettings
 from sparklog.coordinator.group_records import decode_group_record
-from sparklog.coordinator.membership import HeartbeatRequested
 from sparklog.protocol.messages import GroupOffset
-from tests.coordinator.group_host import SESSION_MS, Chaos, GroupsHost, SimMember, balance, code
-
-
-def parts(*numbers: int, topic: str = "t") -> set[Part]:
-    return {(topic, f"id-{topic}", number) for number in numbers}
-
-
-def group(host: GroupsHost, size: int, **about: Any) -> list[SimMember]:
-    members = [SimMember(host, f"m{number}", **about) for number in range(size)]
-    host.see()
-    balance(host, members)
-    return members
+from tests.coordinator.group_host import SESSION_MS, Chaos, GroupsHost, SimMember, balance, code, group, parts
 
 
 def loads(members: list[SimMember]) -> list[int]:
@@ -498,83 +486,3 @@ def test_a_thousand_members_join_and_one_dies() -> None:
     assert sum(len(member.owned) for member in alive) == 10_000
     moved = set().union(*(member.owned - before[member.member_id] for member in alive))
     assert moved == dead.owned, "nothing else has moved"
-
-
-# --- offsets sent with a transaction ---
-
-
-def hold(
-    host: GroupsHost, member: SimMember, numbers: set[Part], *, producer: int = 7, epoch: int | None = None
-) -> str:
-    ticket = host.ticket()
-    offsets = tuple(GroupOffset(part[0], part[2], 5, part[1]) for part in sorted(numbers))
-    who = (member.member_id, member.epoch if epoch is None else epoch)
-    host.step(HoldRequested(ticket, "g", "tx", producer, 3, offsets, *who))
-    host.settle()
-    return code(host.answers[ticket])
-
-
-def held(host: GroupsHost, member: SimMember) -> set[tuple[str, int]]:
-    asked = [(part[0], part[2]) for part in member.owned]
-    return {place for _, found in host.core.holds("g", member.member_id, asked) for place in found.partitions}
-
-
-def test_offsets_of_a_transaction_are_fenced_as_commits_are_and_held_until_it_ends() -> None:
-    host = GroupsHost({"t": 4})
-    (first,) = group(host, 1)
-    old_epoch = first.epoch
-    assert hold(host, first, parts(0, 1)) == hold(host, first, parts(2, 3)) == "Done"
-    second = SimMember(host, "m9")
-    balance(host, [first, second])
-    own = {(part[0], part[2]) for part in second.owned}
-    assert held(host, second) >= own and not held(host, first), "its own transaction is no news to it"
-    assert hold(host, first, second.owned, producer=8) == "STALE_MEMBER_EPOCH", "it gave them up"
-    assert hold(host, second, second.owned, producer=9, epoch=old_epoch) == "STALE_MEMBER_EPOCH"
-    assert hold(host, SimMember(host, "ghost"), second.owned, producer=9) == "UNKNOWN_MEMBER_ID"
-    host.crash()
-    assert held(host, second) >= own, "the next coordinator has read it"
-    host.step(HoldEnded("g", "tx", 6))
-    host.settle()
-    assert held(host, second) >= own, "an earlier transaction of the key has ended"
-    host.step(HoldEnded("g", "tx", 7))
-    host.settle()
-    assert not held(host, second)
-    host.crash()
-    assert not held(host, second)
-
-
-def test_a_member_that_gets_a_partition_back_waits_for_its_own_transaction() -> None:
-    """Or it would begin where that began, and the work would be committed twice."""
-    host = GroupsHost({"t": 4})
-    (first,) = group(host, 1)
-    assert hold(host, first, first.owned) == "Done"
-    second = SimMember(host, "m9")
-    balance(host, [first, second])
-    kept = set(first.owned)
-    second.leave()
-    balance(host, [first])
-    back = {(part[0], part[2]) for part in first.owned - kept}
-    assert back and all(host.core.holds("g", first.member_id, [place]) for place in back)
-    assert not host.core.holds("g", first.member_id, [(part[0], part[2]) for part in kept])
-    assert hold(host, first, kept) == "Done"
-    assert all(host.core.holds("g", first.member_id, [place]) for place in back), "it has begun none of these anew"
-    host.crash()
-    assert all(host.core.holds("g", first.member_id, [place]) for place in back)
-    host.step(HoldEnded("g", "tx", 7))
-    host.settle()
-    assert not held(host, first)
-
-
-def test_a_hold_ends_with_what_the_transaction_hands_over() -> None:
-    host = GroupsHost({"t": 2})
-    first, second = group(host, 2)
-    assert hold(host, first, first.owned) == "Done"
-    first.leave()
-    balance(host, [second])
-    ((taken,),) = [held(host, second)]
-    ticket = host.ticket()
-    host.step(CommitRequested(ticket, "g", (GroupOffset(taken[0], taken[1], 5, "id-t"),), ("tx", 1)))
-    assert host.core.holds("g", "m9", [taken]), "not before it is in the log"
-    host.settle()
-    assert not held(host, second)
-    assert host.core.offsets("g")[taken].offset == 5

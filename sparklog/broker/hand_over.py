@@ -1,0 +1,44 @@
+"""A broker that is going to stop waits until nobody counts on it: first for successors, then to be left out."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from sparklog.broker.remaining import Remaining
+from sparklog.broker.state import BrokerState
+from sparklog.errors import SparklogError
+
+_log = logging.getLogger(__name__)
+
+#: News that come within this time are looked at together: a look goes over all partitions, and each may have its own.
+_NEWS_S = 0.03
+
+
+async def hand_over(broker: BrokerState, *, goes_on: Callable[[], bool]) -> None:
+    """Wait until no partition needs this broker, as far as others can take over, or time is up, or the stop does not
+    go on in this way. Leaders first; then the in-sync sets: whoever ends while leaders count on it stops their
+    writes."""
+    partitions = broker.partitions
+    movable = Remaining(partitions.leading, partitions.movable)
+    counted_on = Remaining(lambda: partitions, partitions.counted_on)
+
+    def needed() -> bool:
+        # Until it leads nothing the controller does not tell leaders that it goes.
+        return movable.any() if partitions.led else counted_on.any()
+
+    async def relieved() -> None:
+        await broker.registry.announce_stopping()
+        while needed() and goes_on():
+            news = {broker.next_role_change(), broker.next_metadata()}
+            await asyncio.wait(news, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.sleep(_NEWS_S)
+
+    timeout_s = broker.config.controlled_stop_timeout_ms / 1000
+    try:
+        await asyncio.wait_for(relieved(), timeout_s)
+    except (asyncio.TimeoutError, SparklogError) as error:
+        detail = str(error) or f"still after {timeout_s:g} s"
+        left = f"leading {partitions.led} partitions, counted on in {counted_on.count()}"
+        _log.warning("stopping while %s: %s", left, detail)

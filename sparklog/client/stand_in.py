@@ -1,0 +1,114 @@
+"""A caller who would only wait for the producer's I/O thread acts for it: sends what he handed over, takes the answer.
+
+It may do so while the thread has lent its loop (``LoopLease`` says why). Whoever waits for one record after the other
+borrows it; where something else goes on, or an answer takes longer, the thread gets it back.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import time
+from collections.abc import Callable
+
+from sparklog.client.loop_lease import LoopLease
+from sparklog.client.produce_requests import ProduceRequests
+from sparklog.net.async_client import AsyncConnection
+
+#: Who has waited for so many records one after the other will wait for the next one as well.
+_WAITS_IN_TURN = 4
+#: An answer that takes longer is waited for by the I/O thread: it has other things to look after as well.
+_ANSWER_S = 0.005
+
+
+class StandIn:
+    """Owner: the ``Sender``. Methods are for any thread."""
+
+    def __init__(
+        self,
+        lease: LoopLease,
+        requests: ProduceRequests,
+        *,
+        loop_needed: Callable[[], bool],
+        broken: Callable[[BaseException], None],
+        wake: Callable[[], None],
+    ) -> None:
+        """``loop_needed``: something is to be done that only a loop that turns can do. ``broken`` is told when what
+        was being done was interrupted, ``wake`` has the thread look again."""
+        self._lease = lease
+        self._requests = requests
+        self._loop_needed = loop_needed
+        self._broken = broken
+        self._wake = wake
+        self._waits = 0
+        self._waiting_thread = -1
+        #: Who acts only waits now: nothing is lost where it is interrupted.
+        self._resting = False
+
+    def attend(self, finished: Callable[[], bool]) -> None:
+        """Called by a thread that will wait until something is ``finished``: the caller who does so for one record
+        after the other may do the I/O meanwhile. Returns sooner or later."""
+        if not self._lease.lent and self._waits_in_turn():
+            try:
+                self._lease.borrow(lambda: not self._loop_needed())
+            except RuntimeError:
+                return  # the thread has just ended, and all that was open with it
+            if not self._lease.lent:
+                self._waits = -_WAITS_IN_TURN  # something goes on that will take a moment
+        if self._lease.lent:
+            self.act(functools.partial(self._receive, finished))
+
+    def _waits_in_turn(self) -> bool:
+        """Whether it was always this thread that waited, the last few times."""
+        thread = threading.get_ident()
+        if thread != self._waiting_thread:
+            self._waiting_thread, self._waits = thread, 0
+        self._waits += 1
+        return self._waits > _WAITS_IN_TURN
+
+    def act(self, work: Callable[[], None]) -> bool:
+        """Do some of the thread's work in its place, if it has lent its loop. False: not done."""
+        if threading.get_ident() == self._lease.thread:
+            return False  # in a callback: it is doing some already
+        try:
+            return self._act_inside(work)
+        except BaseException:
+            self._lease.leave_interrupted()
+            self._wake()  # perhaps nothing was done yet, and nobody else would say that there is something to do
+            raise
+
+    def _act_inside(self, work: Callable[[], None]) -> bool:
+        if not self._lease.enter():
+            return False
+        try:
+            work()
+        except BaseException as error:
+            if not self._resting:  # an interrupt, perhaps, in the middle of something: nothing is certain any more
+                self._broken(error)
+            raise
+        finally:
+            self._resting = False
+            needed = self._loop_needed()
+            self._lease.leave()
+            if needed:
+                self._lease.recall()
+        return True
+
+    def _receive(self, finished: Callable[[], bool]) -> None:
+        """Take answers as they come, for as long as they usually take."""
+        until = time.monotonic() + _ANSWER_S
+        while not finished():
+            connection = self._requests.only_connection()
+            left_s = until - time.monotonic()
+            if connection is None or left_s <= 0 or not self._wait_readable(connection, left_s):
+                self._lease.recall()
+                return
+            if not connection.read_now():
+                self._lease.recall()
+                return
+
+    def _wait_readable(self, connection: AsyncConnection, timeout_s: float) -> bool:
+        self._resting = True
+        readable = connection.wait_readable(timeout_s)
+        self._resting = False
+        return readable

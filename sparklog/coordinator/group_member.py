@@ -1,0 +1,96 @@
+"""One member of a group: what it says of itself, what it owns and should own, how long it may be silent. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from itertools import groupby
+
+from sparklog.coordinator.assignor import Part
+from sparklog.coordinator.group_records import FORMAT_VERSION, About, MemberState, OwnedTopic
+from sparklog.protocol.messages import MemberDescription, TopicPartitions
+
+NEVER = 2**63 - 1
+
+
+@dataclass(slots=True)
+class Member:
+    """Owner: its group's ``Membership``."""
+
+    member_id: str
+    about: About
+    #: The newest it has been told.
+    epoch: int = 0
+    #: The group's epoch when it came: what claims an earlier one is of an earlier life.
+    joined: int = 0
+    #: With the epoch of the group in which each was given.
+    owned: dict[Part, int] = field(default_factory=dict)
+    target: set[Part] = field(default_factory=set)
+    #: What it had, or was about to take, by its last heartbeat, which had this number.
+    reported: frozenset[Part] = frozenset()
+    sequence: int = -1
+    #: When it is removed: for silence, and for not giving up.
+    session_ms: int = NEVER
+    give_up_ms: int = NEVER
+    #: The heartbeat that waits for news, and for how long.
+    held: int | None = None
+    held_until_ms: int = NEVER
+
+    @property
+    def giving_up(self) -> bool:
+        return not self.owned.keys() <= self.target
+
+    @property
+    def assigned(self) -> frozenset[Part]:
+        return frozenset(self.owned.keys() & self.target)
+
+    @property
+    def due_ms(self) -> int:
+        return min(self.session_ms, self.give_up_ms, self.held_until_ms if self.held is not None else NEVER)
+
+    def state(self) -> MemberState:
+        return MemberState(
+            FORMAT_VERSION, self.about, self.epoch, _owned_topics(self.owned), self.sequence, self.joined
+        )
+
+    def describe(self) -> MemberDescription:
+        about = self.about
+        return MemberDescription(
+            self.member_id,
+            about.instance_id,
+            about.client_id,
+            about.host,
+            about.rack,
+            self.epoch,
+            about.topics,
+            about.pattern,
+            topic_partitions(self.owned),
+            topic_partitions(self.target),
+        )
+
+
+def topic_partitions(parts: Iterable[Part]) -> tuple[TopicPartitions, ...]:
+    """By topic, in order."""
+    return tuple(
+        TopicPartitions(topic, topic_id, tuple(part[2] for part in found))
+        for (topic, topic_id), found in groupby(sorted(parts), key=lambda part: part[:2])
+    )
+
+
+def _owned_topics(owned: Mapping[Part, int]) -> tuple[OwnedTopic, ...]:
+    return tuple(
+        OwnedTopic(
+            found.topic,
+            found.topic_id,
+            found.partitions,
+            tuple(owned[found.topic, found.topic_id, number] for number in found.partitions),
+        )
+        for found in topic_partitions(owned)
+    )
+
+
+def owned_parts(owned: Iterable[OwnedTopic]) -> Iterable[tuple[Part, int]]:
+    """Each partition with the epoch in which it was given."""
+    for found in owned:
+        for number, epoch in zip(found.partitions, found.epochs, strict=True):
+            yield (found.topic, found.topic_id, number), epoch
