@@ -19,6 +19,7 @@ import tempfile
 import threading
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -43,6 +44,14 @@ from sparklog.model import TopicPartition
 _LOG = logging.getLogger(__name__)
 
 _POLL_S = 0.2
+#: Of the session in which batches are written.
+_BATCH_SETTINGS = {
+    # Spark turns it off for streams; what is done here with a batch are batches.
+    "spark.sql.adaptive.enabled": "true",
+    # A task writes so many directories at the same time, as most batches have few dates; for more it sorts its rows,
+    # as it would do for any number without this.
+    "spark.sql.maxConcurrentOutputFileWriters": "4",
+}
 #: How long a stop waits for the batch that is under way; what is cut off then is done again.
 _STOP_PATIENCE_S = 60.0
 
@@ -108,7 +117,8 @@ class TopicArchive:
 
     def _run_query(self, checkpoint: Path) -> None:
         topic = self._admin.describe_topic(self._options.topic)
-        prepared = prepare(self._spark, self._options, topic, columns=self._source(topic).load().schema)
+        offered = self._source(topic).load().schema
+        prepared = prepare(self._spark, self._options, topic, columns=offered)
         seam = self._own(prepared.seam)
         starting = self._starting(topic, seam)
         archiver = self.batches(
@@ -121,14 +131,16 @@ class TopicArchive:
             sizes=self._sizes,
         )
         self._store(seam)
-        stream = self._source(topic, startingOffsets=starting).load()
+        columns = prepared.casting.read_columns(offered)
+        stream = self._source(topic, startingOffsets=starting).schema(columns).load()
 
-        wake = self._wake
+        wake, ready = self._wake, threading.Event()
 
         def is_over() -> bool:
             return wake.is_set() or self._stopping.is_set()
 
         def run_batch(batch: DataFrame, number: int) -> None:
+            ready.wait()
             # After an end nothing is read any more; what Spark notes as done it notes in a checkpoint that goes.
             while not self._busy.acquire(timeout=_POLL_S):  # maintenance may hold it for long
                 if is_over():
@@ -143,6 +155,12 @@ class TopicArchive:
         writer = writer.option("checkpointLocation", checkpoint.as_uri())
         interval = self._options.interval
         query = (writer.trigger(processingTime=interval) if interval else writer.trigger(availableNow=True)).start()
+        try:
+            prepared.finish()  # while Spark starts the process that plans the query
+        except BaseException as error:
+            self._failure = error
+            wake.set()
+        ready.set()
         self._await(query)
 
     def _run_batch(
@@ -155,8 +173,8 @@ class TopicArchive:
                 self._outdated = True
                 self._wake.set()
                 return
-            # Spark turns it off for streams; what is done here with a batch are batches.
-            batch.sparkSession.conf.set("spark.sql.adaptive.enabled", "true")
+            for name, value in _BATCH_SETTINGS.items():
+                batch.sparkSession.conf.set(name, value)
             done = archiver.archive(batch, read_batch_ends(ends_in, number, topic=topic.name))
         except BaseException as error:
             self._failure = error
@@ -168,7 +186,8 @@ class TopicArchive:
 
     def _await(self, query: StreamingQuery) -> None:
         while query.isActive and not self._is_over:
-            self._wake.wait(_POLL_S)
+            with suppress(StreamingQueryException):  # is asked for below
+                query.awaitTermination(_POLL_S)  # type: ignore[arg-type] # it takes parts of a second
         has_ended = not self._is_over
         self._wake.set()
         # Also of a query that somebody else stopped: its batch goes on in a thread of its own, with our connections.

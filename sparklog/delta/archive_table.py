@@ -100,7 +100,10 @@ class ArchiveTable:
         return int(found.get()) if found.isDefined() else -1
 
     def file_count(self) -> int:
-        return int(self._snapshot().numOfFiles())
+        snapshot = self._snapshot()
+        # The last commit has said it, mostly; else Spark reads the log anew.
+        known = snapshot.numOfFilesIfKnown()
+        return int(known.get() if known.isDefined() else snapshot.numOfFiles())
 
     def files(self) -> DataFrame:
         """Those of the newest version, in Delta's words: ``path``, ``partitionValues``, ``size`` and more."""

@@ -68,18 +68,29 @@ class Casting:
         """The records of ``read``, which has the source's columns, as rows of the table, and the others as rows of the
         quarantine. Where there are keys, rows have a column ``TOMBSTONE`` as well."""
         placed = self._placed(read)
-        reason = self._reason(placed)
+        reasons = self._reasons(placed)
+        is_good = _is_none(reasons)
         record = sf.struct(*(_column(name) for name in self.own.names)).alias(RECORD)
-        bad = placed.withColumn(REASON, reason).where(sf.col(REASON).isNotNull())
-        return self._good(placed.where(reason.isNull())), bad.select(*_PLACE, REASON, record)
+        bad = placed.where(~is_good).select(*_PLACE, _joined(reasons).alias(REASON), record)
+        return self._good(placed.where(is_good)), bad
 
     def rows_or_failure(self, read: DataFrame) -> DataFrame:
         """All records as rows of the table; what is made of them fails, with ``BAD_ROW`` in its message, where there
         is another."""
         placed = self._placed(read)
-        reason = self._reason(placed)
-        failure = sf.raise_error(sf.concat(sf.lit(f"{BAD_ROW}: "), reason)).cast("boolean")
-        return self._good(placed.where(sf.when(reason.isNull(), True).otherwise(failure)))
+        reasons = self._reasons(placed)
+        failure = sf.raise_error(sf.concat(sf.lit(f"{BAD_ROW}: "), _joined(reasons))).cast("boolean")
+        return self._good(placed.where(sf.when(_is_none(reasons), True).otherwise(failure)))
+
+    def read_columns(self, offered: StructType) -> StructType:
+        """Those of the source's columns that rows are made of: each of the others would cost the JVM time."""
+        wanted = {*self.own.names, *self._place_names, _CAST_ERROR}
+        return StructType([field for field in offered.fields if field.name in wanted])
+
+    @property
+    def _place_names(self) -> tuple[str, ...]:
+        """What the source calls a record's place and time."""
+        return ("partition", "offset", "timestamp") if self.is_default else _PLACE
 
     def _good(self, placed: DataFrame) -> DataFrame:
         more = [self._is_tombstone().alias(TOMBSTONE)] if self.keys else []
@@ -97,8 +108,7 @@ class Casting:
 
     def _placed(self, read: DataFrame) -> DataFrame:
         """The topic's own columns under their names, and where and when each record is."""
-        names = ("partition", "offset", "timestamp") if self.is_default else (PARTITION, OFFSET, TIMESTAMP)
-        place = [sf.col(name).alias(alias) for name, alias in zip(names, (PARTITION, OFFSET, TIMESTAMP), strict=True)]
+        place = [sf.col(name).alias(alias) for name, alias in zip(self._place_names, _PLACE, strict=True)]
         told = [name for name in (_CAST_ERROR,) if name in read.columns and name not in self.own.names]
         placed = read.select(*(_column(name) for name in self.own.names), *place, *told)
         if self.json is None:
@@ -124,8 +134,8 @@ class Casting:
             for kind in [wanted[field.name.lower()].dataType]
         ]
 
-    def _reason(self, placed: DataFrame) -> Column:
-        """Why a record is no row, null for one that is."""
+    def _reasons(self, placed: DataFrame) -> list[Column]:
+        """Why a record may be no row: all are null of one that is."""
         wanted = _by_name(self.table)
         found = [sf.col(_CAST_ERROR)] if _CAST_ERROR in placed.columns and _CAST_ERROR not in self.own.names else []
         found += [_time_reason(TIMESTAMP, sf.col(TIMESTAMP), TimestampType())]
@@ -135,7 +145,7 @@ class Casting:
             found.append(sf.when(_all_null(self.keys), sf.lit("the record has no key")))
         for field, source in self._sources():
             found += _reasons(field, source, wanted[field.name.lower()])
-        return sf.nullif(sf.concat_ws("; ", *found), sf.lit(""))
+        return found
 
 
 def plan_casting(
@@ -237,6 +247,15 @@ def _utc_date() -> Column:
     """Whatever the session's zone."""
     since = sf.unix_micros(sf.col(TIMESTAMP))
     return sf.date_from_unix_date(sf.round((since - sf.pmod(since, sf.lit(_DAY_US))) / sf.lit(_DAY_US)).cast("int"))
+
+
+def _is_none(reasons: list[Column]) -> Column:
+    """Asked of every record: nothing is put together for it, as ``_joined`` would."""
+    return reduce(and_, (reason.isNull() for reason in reasons))
+
+
+def _joined(reasons: list[Column]) -> Column:
+    return sf.concat_ws("; ", *reasons)
 
 
 def _reasons(field: StructField, source: Column, wanted: StructField) -> list[Column]:

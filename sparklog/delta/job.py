@@ -121,9 +121,8 @@ def run_archives(
     for thread in threads:
         thread.start()
     remind_at = time.monotonic() + _REMIND_S
-    while any(thread.is_alive() for thread in threads):
-        if stopping.wait(_POLL_S):
-            break
+    while not stopping.is_set() and (alive := next((thread for thread in threads if thread.is_alive()), None)):
+        alive.join(_POLL_S)
         if time.monotonic() >= remind_at:
             remind_at = time.monotonic() + _REMIND_S
             for thread in threads:

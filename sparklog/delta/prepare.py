@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -39,12 +41,14 @@ _LOCAL_TIMES = {"delta.feature.timestampNtz": "supported"}
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """``seam``: what the table holds; of a table without commits of an archive, batch -1 and no ends."""
+    """``seam``: what the table holds; of a table without commits of an archive, batch -1 and no ends. ``finish``: what
+    is left to be done before a batch; it takes Spark seconds, which a query needs to begin as well."""
 
     table: ArchiveTable
     quarantine: Quarantine
     casting: Casting
     seam: Seam
+    finish: Callable[[], None]
 
 
 def prepare(spark: SparkSession, options: ArchiveOptions, topic: TopicDescription, *, columns: StructType) -> Prepared:
@@ -69,8 +73,8 @@ def prepare(spark: SparkSession, options: ArchiveOptions, topic: TopicDescriptio
         _check_mode(table, seam, options)
         _bring_up_to_date(table, topic, added, options=options, detail=detail)
     else:
-        _make(table, topic, casting, options=options)
         seam = _no_seam(topic, options.mode)
+    make = None if table.exists else _making(table, topic, casting, options=options)
     if seam.ends:
         # Partitions that came later begin at 0, whatever their logs begin with by now.
         everywhere = dict.fromkeys((part.partition for part in topic.partitions), 0)
@@ -80,10 +84,20 @@ def prepare(spark: SparkSession, options: ArchiveOptions, topic: TopicDescriptio
     quarantine.begin(seam.ends)
     if not seam.ends:
         quarantine.check_topic(topic_description.origin(topic).ids)
-    return Prepared(table, quarantine, casting, seam)
+
+    def finish() -> None:
+        if make is not None:
+            make()
+        # Delta finds out once for each version, and the first batch's commit will ask.
+        table.transaction(seam.app_id)
+
+    return Prepared(table, quarantine, casting, seam, finish)
 
 
-def _make(table: ArchiveTable, topic: TopicDescription, casting: Casting, *, options: ArchiveOptions) -> None:
+def _making(
+    table: ArchiveTable, topic: TopicDescription, casting: Casting, *, options: ArchiveOptions
+) -> Callable[[], None]:
+    """What makes the table. Raises ConfigError: it cannot be partitioned as asked for."""
     unknown = sorted(set(options.partition_by or ()) - set(casting.table.names))
     if unknown:
         raise ConfigError(f"the table cannot be partitioned by {', '.join(unknown)}: it has no such column")
@@ -92,7 +106,8 @@ def _make(table: ArchiveTable, topic: TopicDescription, casting: Casting, *, opt
         properties["delta.columnMapping.mode"] = "name"
     # Rows of a state change, and with them their dates: a merge would move them between directories.
     default = DEFAULT_PARTITION_BY if options.mode == "append" else ()
-    table.create(
+    return partial(
+        table.create,
         casting.table,
         partition_by=default if options.partition_by is None else options.partition_by,
         properties=properties,

@@ -195,7 +195,9 @@ class _CastErrors:
     """Of one batch: values that cannot be cast become null, and are told by row."""
 
     def __init__(self, rows: int) -> None:
-        self._told: list[list[str]] = [[] for _ in range(rows)]
+        self._rows = rows
+        #: By row: there are none of most batches, and no time is spent on records then.
+        self._told: dict[int, list[str]] = {}
 
     def cast(self, array: pa.Array, field: pa.Field) -> pa.Array:
         if array.type == field.type:
@@ -209,11 +211,14 @@ class _CastErrors:
         try:
             return _truncated(value, field.type)
         except pa.ArrowException as error:
-            self._told[row].append(f"{field.name}: {str(error).splitlines()[0]}")
+            self._told.setdefault(row, []).append(f"{field.name}: {str(error).splitlines()[0]}")
             return pa.nulls(1, field.type)
 
     def column(self) -> pa.Array:
-        return pa.array(["; ".join(told) or None for told in self._told], pa.string())
+        if not self._told:
+            return pa.nulls(self._rows, pa.string())
+        texts = {row: "; ".join(told) for row, told in self._told.items()}
+        return pa.array([texts.get(row) for row in range(self._rows)], pa.string())
 
 
 def _to_utc(times: pa.Array) -> pa.Array:

@@ -76,10 +76,16 @@ def test_a_topic_without_a_schema(
     assert admin.group_offsets(f"archive-{topic}") == {TopicPartition(topic, 0): 2, TopicPartition(topic, 1): 12}
 
     admin.create_partitions(topic, 3)
-    produce(brokers, topic, "new", partition=2)
+    days = [DAY + dt.timedelta(days=number % 6) for number in range(12)]  # more of them than are written side by side
+    with Producer(brokers.bootstrap) as producer:
+        for day in days:
+            producer.send(topic, b"new", partition=2, timestamp=day)
     admin.commit_offsets(f"archive-{topic}", {TopicPartition(topic, 0): 0})  # a group decides nothing
     archived(spark, brokers, topic, lake)
-    assert places(rows(lake, topic)) == [(0, 0), (0, 1), (1, 4), (1, 5), (1, 6), (2, 0)]
+    found = rows(lake, topic)
+    assert places(found) == [(0, 0), (0, 1), (1, 4), (1, 5), (1, 6), *((2, offset) for offset in range(12))]
+    assert found["_timestamp"].to_pylist()[5:] == days
+    assert found["_date"].to_pylist()[5:] == [day.date() for day in days]
     assert admin.group_offsets(f"archive-{topic}")[TopicPartition(topic, 0)] == 2
     assert [seam.batch for seam in seams(lake, topic)] == list(range(len(seams(lake, topic))))
 

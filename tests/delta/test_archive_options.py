@@ -14,6 +14,7 @@ from pyspark.sql.types import DataType, IntegerType, LongType, StructField, Stru
 from sparklog.delta.archive import explained
 from sparklog.delta.archive_table import ArchiveFenced, ArchiveRefused
 from sparklog.delta.batches import BatchArchiver
+from sparklog.delta.casting import plan_casting
 from sparklog.delta.file_sizes import FileSizes
 from sparklog.delta.job import is_lasting
 from sparklog.delta.options import parse_every, parse_retention, parse_schemas, parse_size, parse_trigger
@@ -94,6 +95,11 @@ def test_columns_of_tables() -> None:
     shape = TopicShape(DEFAULT_SCHEMA, "timestamp")
     read = topic_columns(shape, include_headers=True, include_cast_errors=True)
     assert own_columns(read, shape.schema.names, is_default=True).names == ["key", "value", "headers"]
+    casting, _ = plan_casting(
+        own_columns(read, shape.schema.names, is_default=True), is_default=True, json=None, table=None
+    )
+    wanted = ["key", "value", "partition", "offset", "timestamp", "headers", "_cast_error"]
+    assert casting.read_columns(read).names == wanted
     for names in (["a", "A"], ["_Offset"]):
         columns = StructType([StructField(name, IntegerType()) for name in names])
         with pytest.raises(ConfigError, match="Delta ignores case"):

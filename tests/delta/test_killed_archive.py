@@ -74,7 +74,7 @@ def fill_keys(brokers: ProcessCluster, topic: str) -> dict[bytes, int | None]:
     """Records of a few keys, now and then a tombstone, or an object without columns; what they come to."""
     state: dict[bytes, int | None] = {}
     with Producer(brokers.bootstrap) as producer:
-        for number in range(PARTITIONS * RECORDS * 2):
+        for number in range(3 * MAX_OFFSETS):
             key = b"%d" % (number * 7 % 20)
             value = None if number % 7 == 0 else b"{}" if number % 11 == 0 else b'{"a": %d}' % number
             producer.send(topic, value, key=key, partition=int(key) % PARTITIONS)
@@ -164,7 +164,7 @@ def test_no_gap_and_no_duplicate_whenever_the_driver_is_killed(
         assert bad == sorted(place for place, is_good in kept.items() if not is_good), names[name]
         assert [seam.batch for seam in seams(lake, name)] == list(range(len(seams(lake, name))))
     for name, state in states.items():
-        archived(spark, brokers, name, lake, mode="upsert", json=StructType.fromDDL(JSON), max_offsets=MAX_OFFSETS + 5)
+        archived(spark, brokers, name, lake, mode="upsert", json=StructType.fromDDL(JSON))
         found = rows(lake, name).select(["_key", "a"]).to_pylist()
         assert {row["_key"]: row["a"] for row in found} == state and len(found) == len(state), names[name]
         assert [seam.batch for seam in seams(lake, name)] == list(range(len(seams(lake, name))))
