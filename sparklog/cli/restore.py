@@ -58,7 +58,7 @@ def restore(
         raise ConfigError(f"{missing.name} is not installed here: pip install 'sparklog[delta]'") from None
 
     archive = open_archive(find_table(path, name))
-    what = f"{archive.partitions} partitions, {sum(archive.seam.ends.values())} offsets"
+    what = f"{archive.partitions} partitions, {sum(archive.ends.values())} offsets"
     asked = f"Restore {name} ({what}) from {archive.table} at version {archive.version}?"
     confirm(asked, f"restoring {name}", yes=yes)
     done = restore_topic(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -165,11 +166,19 @@ def pieces(
         return
     spreads = isinstance(destination, np.ndarray) or (destination is None and bool(topic.key_columns))
     wanted = min(_MAX_PIECE_BYTES, batch_bytes * (topic.partition_count if spreads else 1))
-    rows = max(1, table.num_rows * wanted // max(1, table.nbytes))
+    rows = _even_rows(table, wanted)
     for at in range(0, table.num_rows, rows):
         for batch in table.slice(at, rows).combine_chunks().to_batches():
             yield batch, destination[at : at + batch.num_rows] if isinstance(destination, np.ndarray) else destination
             at += batch.num_rows
+
+
+def _even_rows(rows: pa.Table | pa.RecordBatch, wanted: int, *, limit: int = sys.maxsize) -> int:
+    """How many rows each piece gets where pieces of about ``wanted`` bytes, and of ``limit`` at most, are cut: equal
+    ones of up to half as much again. A small one behind each large one would cost as much, and take a turn."""
+    size = int(rows.nbytes)
+    count = max(1, round(size / wanted), -(-size // limit))
+    return -(-int(rows.num_rows) // count)
 
 
 # --- rows to partitions ---
@@ -284,12 +293,10 @@ def _encode_cut(
     batch_bytes: int,
 ) -> Iterator[EncodedPart]:
     # A quarter is left for what encoding adds: padding of every buffer and the message's metadata.
-    wanted = min(batch_bytes, topic.max_message_bytes * 3 // 4)
-    rows_wanted = batch.num_rows * wanted // max(1, batch.nbytes) if batch.num_rows > 1 else 1
-    if rows_wanted >= batch.num_rows:
+    count = _even_rows(batch, batch_bytes, limit=topic.max_message_bytes * 3 // 4)
+    if count >= batch.num_rows:
         yield from _encode_one(topic, batch, partition, rows, compression=compression)
         return
-    count = max(1, rows_wanted)
     for at in range(0, batch.num_rows, count):
         yield from _encode_one(topic, batch.slice(at, count), partition, rows[at : at + count], compression=compression)
 

@@ -33,6 +33,8 @@ from sparklog.record.header import BatchHeader
 from sparklog.record.schema import parse_schema
 
 _MAX_WAIT_MS = 500
+#: Of an answer: two of the batches that tables are stored as, which take a little more or less than 4 MiB.
+_MAX_BYTES = 10 * 1024 * 1024
 #: A leader that has not what is wanted for so long may have been deposed without knowing.
 _SUSPECT_AFTER_S = 1.5
 #: Between looks at a log of this host that has not what is wanted yet.
@@ -60,7 +62,7 @@ class PartitionReader:
         last_epoch: int = NO_EPOCH,
         isolation: Isolation | int = "read_committed",
         local: LocalReads = "auto",
-        max_bytes: int = 8 * 1024 * 1024,
+        max_bytes: int = _MAX_BYTES,
         timeout_s: float = 60.0,
         client_id: str = "sparklog-reader",
     ) -> None:

@@ -17,6 +17,7 @@ import re
 import shutil
 import tempfile
 import threading
+import time
 import uuid
 from collections.abc import Callable
 from contextlib import suppress
@@ -34,10 +35,11 @@ from sparklog.delta.archive_table import ArchiveFenced, ArchiveRefused
 from sparklog.delta.batches import Archived, BatchArchiver, data_loss
 from sparklog.delta.file_sizes import FileSizes
 from sparklog.delta.maintenance import maintenance_of
-from sparklog.delta.options import ArchiveOptions
+from sparklog.delta.options import ArchiveOptions, interval_s
 from sparklog.delta.prepare import prepare
+from sparklog.delta.running import may_run, patience_s, this_process
 from sparklog.delta.seam import Seam
-from sparklog.delta.stream_ends import read_batch_ends
+from sparklog.delta.stream_ends import BatchEnds, read_batch_ends
 from sparklog.errors import SparklogError
 from sparklog.model import TopicPartition
 
@@ -78,6 +80,8 @@ class TopicArchive:
         self._outdated = False
         #: The table's progress as this run last saw or made it.
         self._last: Seam | None = None
+        #: How long, in s, the first commit waits for one of the run that made the last.
+        self._gives_way_s = 0.0
         self._sizes = FileSizes(options.maintenance.target_file_size)
         self._maintenance = maintenance_of(spark, options, batches=self._busy, tell=tell)
         #: Commits so far, by which a failure that repeats is told from one after progress.
@@ -175,14 +179,35 @@ class TopicArchive:
                 return
             for name, value in _BATCH_SETTINGS.items():
                 batch.sparkSession.conf.set(name, value)
-            done = archiver.archive(batch, read_batch_ends(ends_in, number, topic=topic.name))
+            ends = read_batch_ends(ends_in, number, topic=topic.name)
+            if not self._has_given_way(archiver, ends):
+                return
+            has_news = archiver.has_news(ends)
+            done = archiver.archive(batch, ends)
         except BaseException as error:
             self._failure = error
             self._wake.set()
         else:
             self.commits += 1
             self._last = done.seam
-            self._tell(_told(done))
+            self._tell(_told(done) if has_news else f"nothing new behind batch {done.seam.batch}")
+
+    def _has_given_way(self, archiver: BatchArchiver, ends: BatchEnds) -> bool:
+        """Wait for the run that made the last commit, which may be going on, to commit what is new; once. False: this
+        one is to end meanwhile. Raises ArchiveFenced, QuarantineMoved: it has."""
+        if not (self._gives_way_s and archiver.has_news(ends)):
+            return True
+        self._tell(
+            f"waits for {self._gives_way_s:.0f} s: another run made the last commit, and may be going on; of two, the "
+            "one that was first does"
+        )
+        until = time.monotonic() + self._gives_way_s
+        while time.monotonic() < until:
+            if self._wake.wait(_POLL_S) or self._stopping.is_set():
+                return False
+            archiver.check_unchanged()
+        self._gives_way_s = 0.0
+        return True
 
     def _await(self, query: StreamingQuery) -> None:
         while query.isActive and not self._is_over:
@@ -225,8 +250,12 @@ class TopicArchive:
                 f"another archive of topic {found.topic} has committed batch {found.batch}; this one had come to batch "
                 f"{self._last.batch}"
             )
+        is_others = found.batch >= 0 and found.attempt != self._attempt
+        self._gives_way_s = patience_s(found.every_s) if is_others and may_run(found.process) else 0.0
         self._last = found
-        return msgspec.structs.replace(found, attempt=self._attempt)
+        return msgspec.structs.replace(
+            found, attempt=self._attempt, process=this_process(), every_s=interval_s(self._options.interval)
+        )
 
     def _starting(self, topic: TopicDescription, seam: Seam) -> str:
         """The option ``startingOffsets``. Raises ArchiveRefused: the log does not hold what comes next."""

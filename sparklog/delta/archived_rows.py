@@ -3,17 +3,18 @@
 Read window by window: so many offsets that their rows, at most as many, take about ``WINDOW_BYTES``. A file that
 several windows need a part of is read several times, but for row groups that hold nothing of it. So memory is bounded
 by the window, whatever compaction has made of the files. Rows of the quarantine, which could not be cast, stand among
-the others with the values they had.
+the others with the values they had; also those of a batch whose other rows the archive has not come to commit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 
+from sparklog.delta.moments import ends_of_rows
 from sparklog.delta.placing import Numbers, Rows
 from sparklog.delta.rows import place_of, read_rows
 from sparklog.delta.seam import Seam, read_seam
@@ -45,6 +46,9 @@ class Archive:
     topic: ArchivedTopic
     seam: Seam
     files: tuple[DataFile, ...]
+    #: By partition, where its log ended as far as the table and the quarantine tell. A log that began below a row of
+    #: the quarantine would give its offset to another record, which the archive would then take for the one it has.
+    ends: Mapping[int, int]
     quarantine: str = ""
     quarantined: tuple[DataFile, ...] = ()
 
@@ -55,11 +59,11 @@ class Archive:
 
     def end(self, partition: int) -> int:
         """Where the log of a partition ended."""
-        return self.seam.ends.get(partition, 0)
+        return self.ends.get(partition, 0)
 
     @property
     def partitions(self) -> int:
-        return max([self.topic.partitions, *(partition + 1 for partition in self.seam.ends)])
+        return max([self.topic.partitions, *(partition + 1 for partition in self.ends)])
 
     def first_offset(self, partition: int) -> int:
         """Of the first record that is left of a partition; where there is none, where its log ended."""
@@ -140,28 +144,28 @@ def open_archive(table: str, version: int | None = None) -> Archive:
     files = data_files(table, found)
     quarantine = _quarantine_of(table)
     bad = DeltaTable(quarantine) if DeltaTable.is_deltatable(quarantine) else None
+    bad_files = data_files(quarantine, bad) if bad is not None else ()
+    seam = said.seam if said is not None else _seam_of_rows(table, topic, files)
+    ends = dict(seam.ends)
+    for partition, end in ends_of_rows(quarantine, bad_files).items():
+        ends[partition] = max(end, ends.get(partition, 0))
     return Archive(
         table,
         found.version(),
         str(found.metadata().id),
         topic,
-        said.seam if said is not None else _seam_of_rows(table, topic, files),
+        seam,
         files,
+        ends,
         quarantine if bad is not None else "",
-        data_files(quarantine, bad) if bad is not None else (),
+        bad_files,
     )
 
 
-def _seam_of_rows(table: str, topic: ArchivedTopic, files: Iterable[DataFile]) -> Seam:
+def _seam_of_rows(table: str, topic: ArchivedTopic, files: Sequence[DataFile]) -> Seam:
     """Where Delta has cleaned away the commits of the archive since it ended: logs ended behind the last rows, or later
     by offsets that no record had."""
-    ends: dict[int, int] = dict.fromkeys(range(topic.partitions), 0)
-    everything = dict.fromkeys(range(topic.partitions), Span())
-    for file in files:
-        for batch in read_rows(table, file, [PARTITION, OFFSET, TIMESTAMP], ranges=everything):
-            partitions, offsets, _ = place_of(batch)
-            for partition in np.unique(partitions).tolist():
-                ends[partition] = max(ends[partition], int(offsets[partitions == partition].max()) + 1)
+    ends = {**dict.fromkeys(range(topic.partitions), 0), **ends_of_rows(table, files)}
     return Seam(topic=topic.name, topic_id=topic.topic_id, batch=-1, ends=ends, mode="append")
 
 

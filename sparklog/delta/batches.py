@@ -69,9 +69,9 @@ class BatchArchiver:
             ArchiveFenced: another archive has come in between.
             ArchiveRefused: the batch does not follow from what the table holds.
         """
-        self._check_unchanged()
+        self.check_unchanged()
         seam = self._next(batch)
-        if self._expected is not None and seam.ends == self.seam.ends:
+        if not self.has_news(batch):
             return Archived(self.seam, 0, 0)  # the first batch of a run has to be, whether there is anything or not
         done = self._in_one_pass(read, seam) or self._in_two_passes(read, seam)
         self.expects_bad_rows = done.bad_rows > 0
@@ -96,7 +96,7 @@ class BatchArchiver:
     def _in_two_passes(self, read: DataFrame, seam: Seam) -> Archived:
         good, bad = self._casting.rows(read)
         bad_rows = self.set_aside(self._quarantine.without_pending(bad, self.seam.ends), seam)
-        self._check_unchanged()
+        self.check_unchanged()
         return Archived(seam, self.commit(self._quarantine.without_pending(good, self.seam.ends), seam), bad_rows)
 
     # --- the steps ---
@@ -123,12 +123,17 @@ class BatchArchiver:
 
     # --- what they rest on ---
 
-    def _check_unchanged(self) -> None:
+    def has_news(self, batch: BatchEnds) -> bool:
+        """Whether there is anything to commit; to a new table there is."""
+        return self._expected is None or {**self.seam.ends, **batch.ends} != self.seam.ends
+
+    def check_unchanged(self) -> None:
+        """Raises ArchiveFenced, QuarantineMoved: another archive has committed since this one last did, or began."""
         found = self._table.look()
         if found != self._expected:
             raise ArchiveFenced(
-                f"another archive has committed to {self._table.path}: batch {found.batch if found else None} found, "
-                f"{self._expected.batch if self._expected else None} expected"
+                f"another archive has committed to {self._table.path}: {_named(found)} found, {_named(self._expected)} "
+                "expected"
             )
         self._quarantine.check()
 
@@ -146,10 +151,22 @@ class BatchArchiver:
             topic_id=before.topic_id,
             batch=before.batch + 1,
             ends=ends,
+            begins=self._begins(batch),
             mode=before.mode,
             attempt=before.attempt,
+            process=before.process,
+            every_s=before.every_s,
             lost=lost,
         )
+
+    def _begins(self, batch: BatchEnds) -> dict[int, int]:
+        """Partitions that come later begin at 0; what is gone of them by then is ``lost``."""
+        before = self.seam
+        if not before.ends:
+            return {number: batch.begun.get(number, 0) for number in batch.ends}
+        if not before.begins:
+            return {}  # not known
+        return {**dict.fromkeys(batch.ends, 0), **before.begins}
 
     def _lost(self, ends: Mapping[int, int], batch: BatchEnds) -> dict[int, tuple[int, int]]:
         """Ranges that the batch left out behind the table's ends."""
@@ -169,6 +186,10 @@ class BatchArchiver:
         if lost:
             _LOG.warning("%s: passed over: %s", self.seam.topic, lost)
         return lost
+
+
+def _named(seam: Seam | None) -> str:
+    return f"batch {seam.batch}" if seam is not None else "no batch"
 
 
 def data_loss(topic: str, lost: Mapping[int, tuple[int, int]]) -> str:

@@ -17,6 +17,8 @@ from sparklog.delta.archive import TopicArchive
 from sparklog.delta.archive_table import SPARK_ERRORS, ArchiveRefused
 from sparklog.delta.maintenance import maintenance_of
 from sparklog.delta.options import ArchiveOptions
+from sparklog.delta.seam import open_log_with_spark
+from sparklog.delta.table import table_path
 from sparklog.errors import BrokerError, ConfigError, ErrorCode, SparklogError
 
 _PAUSES_S = (1.0, 60.0)
@@ -101,8 +103,19 @@ def maintain(
     spark: SparkSession, archives: Sequence[ArchiveOptions], *, tell: Callable[[str], None]
 ) -> dict[str, Exception]:
     """Look after the tables of these topics once; no broker is asked. Returns where something was in the way."""
-    errors = {options.topic: maintenance_of(spark, options, tell=tell).run() for options in archives}
-    return {topic: error for topic, error in errors.items() if error is not None}
+    errors: dict[str, Exception] = {}
+    for options in archives:
+        path = table_path(options.to, options.topic)
+        if not open_log_with_spark(spark, path).versions():
+            errors[options.topic] = ConfigError(f"there is no Delta table at {path}")
+            continue
+        said: list[str] = []
+        error = maintenance_of(spark, options, tell=said.append).run()
+        if error is not None:
+            errors[options.topic] = error
+        for text in said or [f"{path}: nothing was due"] * (error is None):
+            tell(text)
+    return errors
 
 
 def run_archives(

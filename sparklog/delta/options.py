@@ -15,6 +15,7 @@ from sparklog.model import check_topic_name
 
 _INTERVAL = re.compile(r"(\d+)\s*(ms|s|m|h)")
 _UNITS = {"ms": "milliseconds", "s": "seconds", "m": "minutes", "h": "hours"}
+_UNIT_S = {"millisecond": 0.001, "second": 1.0, "minute": 60.0, "hour": 3600.0}
 _TIME = re.compile(r"(\d+)\s*(s|m|h|d)")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _SIZE = re.compile(r"(\d+)\s*(k|m|g|)b?", re.IGNORECASE)
@@ -67,6 +68,14 @@ def parse_trigger(text: str) -> str | None:
     if match is None:
         raise ConfigError(f"--trigger {text}: expected available-now, or an interval such as 500ms, 30s, 5m or 1h")
     return f"{match[1]} {_UNITS[match[2]]}"
+
+
+def interval_s(interval: str | None) -> float:
+    """Of Spark's text for an interval, a number and a unit as ``parse_trigger`` makes it; 0: none."""
+    if interval is None:
+        return 0.0
+    count, unit = interval.split()
+    return int(count) * _UNIT_S[unit.removesuffix("s")]
 
 
 def parse_every(option: str, text: str) -> float | None:

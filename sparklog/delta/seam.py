@@ -1,7 +1,8 @@
 """Up to where a Delta table holds its topic: said by every commit of the archive, in that commit.
 
-    {"sparklog": {"attempt": "...", "batch": 7, "ends": {"0": 120, "1": 88}, "format": 1, "lost": {}, "mode": "append",
-                  "topic": "flights", "topic_id": "..."}}
+    {"sparklog": {"attempt": "...", "batch": 7, "begins": {"0": 0, "1": 12}, "ends": {"0": 120, "1": 88},
+                  "every_s": 30.0, "format": 1, "lost": {}, "mode": "append", "process": "...", "topic": "flights",
+                  "topic_id": "..."}}
 
 is the ``userMetadata`` of a commit. ``ends`` are the next offsets to be archived: all committed records below them are
 in the table or in its quarantine, none at or above them is in the table. So at any version of a table the seam is
@@ -45,8 +46,14 @@ class Seam(msgspec.Struct, frozen=True, kw_only=True):
     #: By partition, the offset behind the last one that is archived. Of a quarantine: what its rows are below.
     ends: dict[int, int]
     mode: Mode
+    #: By partition, where the archive began: all that was in the log below that was gone by then. Rows cannot tell, as
+    #: the first offsets may have none. Empty in tables that are older than this.
+    begins: dict[int, int] = {}
     #: Whose commit it is: made anew by every start of an archive.
     attempt: str = ""
+    #: The process of that run, as ``running`` says it, and how often it looks for records (s; 0: until it is done).
+    process: str = ""
+    every_s: float = 0.0
     #: Half-open ranges, gone from the log before they were archived, that this commit passed over.
     lost: dict[int, tuple[int, int]] = {}
     format: int = FORMAT

@@ -86,6 +86,8 @@ class History:
         return found
 
     def _firsts(self, snapshot: Snapshot, log: Mapping[TopicPartition, LogEnds]) -> Mapping[int, int]:
+        if snapshot.seam.begins:
+            return snapshot.seam.begins
         seam = snapshot.seam.ends
         missing = {
             tp.partition: BEGINNING_US

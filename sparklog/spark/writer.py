@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 #: Spark cuts a task's rows into batches of at most 10,000; so many bytes of them are encoded together, and stored as
 #: one batch where they go to one partition: what a batch costs three brokers besides its bytes is a millisecond.
 _BATCH_BYTES = 4 * 1024 * 1024
+#: What is enough for that: Spark's own batches of so many bytes end a little below or above.
+_ENOUGH_BYTES = _BATCH_BYTES * 7 // 8
 #: How long a batch may wait for its acknowledgement: several elections.
 _DELIVERY_TIMEOUT_S = 120.0
 _CLIENT_ID = "sparklog-spark"
@@ -138,7 +140,7 @@ def write_rows(plan: WritePlan, run: SinkRun | None, batches: Iterator[pa.Record
         destinations = _Destinations(plan, run)
         appender = _Appender(producer, named=plan.options.named is not None)
         known_rows = 0
-        for rows in gathered(batches, _BATCH_BYTES):
+        for rows in gathered(batches, _ENOUGH_BYTES):
             for topic, part in _by_topic(plan, rows):
                 route = destinations.route(topic)
                 if topic in destinations.known:

@@ -244,6 +244,17 @@ def test_a_table_in_many_chunks_does_not_make_many_batches() -> None:
     assert [row["delay"] for row in rows(known, parts[0])] == list(np.arange(500.0))
 
 
+@pytest.mark.parametrize(("rows_given", "batches"), [(1100, 1), (1400, 1), (1600, 2), (2900, 3)])
+def test_a_table_is_cut_into_equal_batches_and_no_small_one_is_left(rows_given: int, batches: int) -> None:
+    """A thousand rows are about a batch; a remainder goes along with the others."""
+    known = topic(partitions=7)
+    table = pa.table({"value": [b"x" * 100] * rows_given})
+    size = int(fit_to_topic(known, table, 0).slice(0, 1000).nbytes)
+    parts = encode(known, table, batch_bytes=size)
+    counts = [part.encoded.header.record_count for part in parts]
+    assert len(counts) == batches and sum(counts) == rows_given and max(counts) - min(counts) < batches
+
+
 def test_columns_that_are_left_out_cost_what_their_rows_cost() -> None:
     known = topic(partitions=1)
     table = pa.table({"value": [b"x" * 10] * 100_000})

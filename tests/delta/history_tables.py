@@ -31,16 +31,21 @@ class Archive:
         self.seam: Seam | None = None
 
     def archive(
-        self, upto: Mapping[int, int] | None = None, *, mode: Mode = "append", by: tuple[str, ...] = ("_date",)
+        self,
+        upto: Mapping[int, int] | None = None,
+        *,
+        mode: Mode = "append",
+        by: tuple[str, ...] = ("_date",),
+        begins: Mapping[int, int] | None = None,
     ) -> Seam:
         """Commit the records below ``upto`` (partitions that it does not name stay where they are; None: all there is)
-        that were not archived yet."""
-        begins = self.seam.ends if self.seam is not None else {}
+        that were not archived yet. ``begins``: None: as in older tables, which do not say it."""
+        before = self.seam.ends if self.seam is not None else {}
         with TopicView(self._bootstrap) as view:
             selected = view.select(Subscribe((self._topic,)))
             topic_id = selected.topics[self._topic].topic_id
             log = view.ends(selected.partitions, 1, known={})
-            starts = {tp: max(begins.get(tp.partition, 0), found.start) for tp, found in log.items()}
+            starts = {tp: max(before.get(tp.partition, 0), found.start) for tp, found in log.items()}
             ends = {tp: found.end if upto is None else upto.get(tp.partition, starts[tp]) for tp, found in log.items()}
             options = ReadOptions(
                 self._bootstrap, Subscribe((self._topic,)), ByOffset("", starts), ByOffset("", ends), True
@@ -54,6 +59,7 @@ class Archive:
             batch=self.seam.batch + 1 if self.seam is not None else 0,
             ends={tp.partition: end for tp, end in sorted(ends.items())},
             mode=mode,
+            begins=dict(begins or {}),
         )
         self._commit(pa.Table.from_batches(batches) if batches else None, by)
         return self.seam

@@ -9,6 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from deltalake import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
@@ -23,6 +24,7 @@ from sparklog.delta.quarantine import Quarantine, QuarantineMoved
 from sparklog.delta.restore import restore_topic
 from sparklog.delta.seam import Seam
 from sparklog.delta.table import quarantine_path, table_path
+from sparklog.errors import ConfigError
 from sparklog.model import TopicPartition
 from sparklog.testing.process_cluster import ProcessCluster
 from tests.delta.archives import archive, archived, asked, bad_rows, ends, places, rows, seams
@@ -31,6 +33,7 @@ from tests.waiting import wait_until
 pytestmark = pytest.mark.integration
 
 UTC = dt.timezone.utc
+UTC_US = pa.timestamp("us", tz="UTC")
 DAY = dt.datetime(2024, 5, 1, tzinfo=UTC)
 
 
@@ -70,6 +73,7 @@ def test_a_topic_without_a_schema(
     assert found["headers"].to_pylist()[:2] == [[{"key": "h", "value": b"x"}], None]
     assert found["_timestamp"].to_pylist()[0] == late
     assert found["_date"].to_pylist()[:2] == [dt.date(2024, 5, 1), dt.date(2024, 5, 2)]
+    assert DeltaTable(table_path(lake, topic)).metadata().partition_columns == ["_date"]
     # Three aborted records, their marker, three committed ones, their marker, and so on.
     assert ends(lake, topic) == {0: 2, 1: 12}
     assert len(seams(lake, topic)) > 1
@@ -282,6 +286,61 @@ def test_two_archives_of_one_topic(
     assert [seam.batch for seam in seams(lake, topic)] == [0, 1]
 
 
+def test_of_two_archives_the_one_that_was_there_first_goes_on(
+    spark: SparkSession,
+    admin: Admin,
+    brokers: ProcessCluster,
+    topic: str,
+    lake: str,
+    *,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Though the later one is quicker. One whose predecessor commits no more does so when it has waited."""
+    admin.create_topic(topic, partitions=1, replication_factor=1)
+    # As if each were a process of another host.
+    monkeypatch.setattr("sparklog.delta.archive.may_run", bool)
+    monkeypatch.setattr("sparklog.delta.archive.patience_s", lambda _: 300.0)
+    stopping, said = threading.Event(), list[str]()
+    failed: dict[str, dict[str, Exception]] = {}
+
+    def start(interval: str) -> threading.Thread:
+        options = [asked(brokers, topic, lake, interval=interval)]
+
+        def run() -> None:
+            failed[interval] = run_archives(spark, options, stopping=stopping, tell=said.append)
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        return thread
+
+    def are_running(count: int) -> bool:
+        return sum((query.name or "").startswith(f"archive-{topic}-") for query in spark.streams.active) == count
+
+    first = start("2 seconds")
+    threads = [first]
+    try:
+        wait_until(lambda: any("batch 0" in text for text in said), "the first commit", timeout_s=120)
+        threads.append(start("100 milliseconds"))
+        wait_until(lambda: are_running(2), "the second archive", timeout_s=120)
+        produce(brokers, topic, "a")
+        threads[1].join(120)
+        error = failed["100 milliseconds"][topic]
+        assert isinstance(error, ArchiveFenced) and "batch 1 found, batch 0 expected" in str(error), said
+        assert first.is_alive()
+    finally:
+        stopping.set()
+        for thread in threads:
+            thread.join(120)
+    assert failed["2 seconds"] == {}, said
+    produce(brokers, topic, "b")
+    monkeypatch.setattr("sparklog.delta.archive.patience_s", lambda every_s: every_s / 2)
+    assert [text.partition(": ")[2] for text in archived(spark, brokers, topic, lake)] == [
+        "waits for 1 s: another run made the last commit, and may be going on; of two, the one that was first does",
+        "batch 2: 1 rows",
+    ]
+    assert places(rows(lake, topic)) == [(0, 0), (0, 1)]
+
+
 def test_two_commits_of_one_number_at_the_same_time(spark: SparkSession, lake: str, topic: str) -> None:
     """Both begin before either commits: Delta itself lets one through."""
     path = table_path(lake, topic)
@@ -312,7 +371,15 @@ def rows_of(spark: SparkSession, path: str) -> int:
     return spark.read.format("delta").load(path).count()
 
 
-def test_what_is_refused(spark: SparkSession, admin: Admin, brokers: ProcessCluster, topic: str, lake: str) -> None:
+def test_what_is_refused(
+    spark: SparkSession,
+    admin: Admin,
+    brokers: ProcessCluster,
+    topic: str,
+    lake: str,
+    *,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     admin.create_topic(topic, partitions=1, replication_factor=1)
     produce(brokers, topic, "a", "b")
     archived(spark, brokers, topic, lake, partition_by=())
@@ -320,6 +387,8 @@ def test_what_is_refused(spark: SparkSession, admin: Admin, brokers: ProcessClus
 
     _, error = archive(spark, brokers, topic, lake, partition_by=("_date",))
     assert "is partitioned by nothing, asked for is _date" in str(error)
+    _, error = archive(spark, brokers, topic, lake, mode="upsert")
+    assert "is kept in mode append, asked for is upsert" in str(error)
 
     admin.delete_records({TopicPartition(topic, 0): 3})
     _, error = archive(spark, brokers, topic, lake)
@@ -328,11 +397,19 @@ def test_what_is_refused(spark: SparkSession, admin: Admin, brokers: ProcessClus
     assert places(rows(lake, topic)) == [(0, 0), (0, 1), (0, 3)]
     assert seams(lake, topic)[-1].lost == {0: (2, 3)}
 
+    # The driver dies when the bad row of a batch is safe and the good one is not, and then the brokers do.
+    with Producer(brokers.bootstrap) as producer:
+        for time_us in (1, 2**62):
+            producer.write(topic, pa.table({"value": [b"x"], "timestamp": pa.array([time_us], UTC_US)})).result()
+    with monkeypatch.context() as patched:
+        patched.setattr(TopicArchive, "batches", _DiesBeforeCommit)
+        assert str(archive(spark, brokers, topic, lake)[1]) == "interrupted"
     admin.delete_topic(topic)
     restore_topic(brokers.bootstrap, topic, open_archive(table_path(lake, topic)))
     produce(brokers, topic, "e")
     archived(spark, brokers, topic, lake)
-    assert places(rows(lake, topic)) == [(0, 0), (0, 1), (0, 3), (0, 4)]
+    assert places(rows(lake, topic)) == [(0, 0), (0, 1), (0, 3), (0, 6)]
+    assert places(bad_rows(lake, topic)) == [(0, 5)]
 
     admin.delete_topic(topic)
     admin.create_topic(topic, partitions=1, replication_factor=1)
@@ -348,3 +425,10 @@ def test_what_is_refused(spark: SparkSession, admin: Admin, brokers: ProcessClus
     admin.create_topic(f"{topic}-other", replication_factor=1)
     _, error = archive(spark, brokers, f"{topic}-other", lake)
     assert "has rows, and none of them came from an archive" in str(error)
+
+    for number, columns in enumerate(("n bigint, N string", "n bigint, _Offset bigint")):
+        name = f"{topic}-case{number}"
+        admin.create_topic(name, replication_factor=1, schema=columns)
+        said, error = archive(spark, brokers, name, lake)
+        assert isinstance(error, ConfigError) and "Delta ignores case" in str(error), said
+        assert len(said) == 1 and "JVM" not in said[0]

@@ -14,15 +14,15 @@ from pyspark.sql.types import DataType, IntegerType, LongType, StructField, Stru
 from sparklog.delta.archive import explained
 from sparklog.delta.archive_table import ArchiveFenced, ArchiveRefused
 from sparklog.delta.batches import BatchArchiver
-from sparklog.delta.casting import plan_casting
+from sparklog.delta.casting import Casting
 from sparklog.delta.file_sizes import FileSizes
 from sparklog.delta.job import is_lasting
-from sparklog.delta.options import parse_every, parse_retention, parse_schemas, parse_size, parse_trigger
+from sparklog.delta.options import interval_s, parse_every, parse_retention, parse_schemas, parse_size, parse_trigger
 from sparklog.delta.quarantine import QuarantineMoved
 from sparklog.delta.seam import Seam
 from sparklog.delta.session import PACKAGE, submit_arguments
 from sparklog.delta.stream_ends import BatchEnds, read_batch_ends
-from sparklog.delta.table import own_columns, quarantine_path, table_path
+from sparklog.delta.table import own_columns, quarantine_path, table_columns, table_path
 from sparklog.errors import BrokerError, ConfigError, ErrorCode
 from sparklog.model import OffsetRange, TopicPartition
 from sparklog.record.schema import DEFAULT_SCHEMA
@@ -44,17 +44,19 @@ def parse(text: str) -> DataType:
 
 
 @pytest.mark.parametrize(
-    ("text", "interval"),
+    ("text", "interval", "seconds"),
     [
-        ("available-now", None),
-        ("30s", "30 seconds"),
-        ("500ms", "500 milliseconds"),
-        ("5 m", "5 minutes"),
-        ("1h", "1 hours"),
+        ("available-now", None, 0),
+        ("30s", "30 seconds", 30),
+        ("500ms", "500 milliseconds", 0.5),
+        ("5 m", "5 minutes", 300),
+        ("1h", "1 hours", 3600),
     ],
 )
-def test_triggers(text: str, interval: str | None) -> None:
+def test_triggers(text: str, interval: str | None, seconds: float) -> None:
     assert parse_trigger(text) == interval
+    assert interval_s(interval) == seconds
+    assert interval_s("1 second") == 1
 
 
 @pytest.mark.parametrize("text", ["once", "30", "-1s", ""])
@@ -94,10 +96,9 @@ def test_what_a_checkpoint_says_of_a_batch(tmp_path: Path) -> None:
 def test_columns_of_tables() -> None:
     shape = TopicShape(DEFAULT_SCHEMA, "timestamp")
     read = topic_columns(shape, include_headers=True, include_cast_errors=True)
-    assert own_columns(read, shape.schema.names, is_default=True).names == ["key", "value", "headers"]
-    casting, _ = plan_casting(
-        own_columns(read, shape.schema.names, is_default=True), is_default=True, json=None, table=None
-    )
+    own = own_columns(read, shape.schema.names, is_default=True)
+    assert own.names == ["key", "value", "headers"]
+    casting = Casting(own, is_default=True, json=None, table=table_columns(own))
     wanted = ["key", "value", "partition", "offset", "timestamp", "headers", "_cast_error"]
     assert casting.read_columns(read).names == wanted
     for names in (["a", "A"], ["_Offset"]):
@@ -152,7 +153,10 @@ def test_a_batch_that_does_not_follow_is_refused() -> None:
         with pytest.raises(ArchiveRefused, match="are gone from the log"):
             archiver(seam)._next(BatchEnds("id", {0: 9, 1: 2}, begun))
     new = Seam(topic="t", topic_id="id", batch=-1, ends={}, mode="append")
-    assert archiver(new)._next(BatchEnds("id", {0: 9}, {0: 7})).lost == {}
+    first = archiver(new)._next(BatchEnds("id", {0: 9}, {0: 7}))
+    assert (first.lost, first.begins) == ({}, {0: 7})
+    assert archiver(first)._next(BatchEnds("id", {0: 12, 1: 2}, {0: 9, 1: 0})).begins == {0: 7, 1: 0}
+    assert archiver(seam)._next(BatchEnds("id", {0: 9}, {0: 5})).begins == {}, "of a table that does not know"
 
 
 def test_intervals_sizes_and_retentions() -> None:

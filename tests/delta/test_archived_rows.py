@@ -89,8 +89,12 @@ def test_bad_rows_stand_among_the_others_once(archived: Archived) -> None:
     archived.append(rows(0, [1, 2, 5, 9]), {0: 12})
     archived.set_aside(rows(0, [0, 3, 7, 11, 15]), "reason")
     archived.set_aside(rows(0, [3, 5, 7]), "said again by a commit that was tried twice")
-    assert read(archived, 0)[1] == expected([0, 1, 2, 3, 5, 7, 9, 11])
-    assert open_archive(archived.table).first_offset(0) == 0
+    archived.set_aside(rows(2, [4]), "of a batch whose other rows were not committed, as 15")
+    assert read(archived, 0)[1] == expected([0, 1, 2, 3, 5, 7, 9, 11, 15])
+    assert read(archived, 2)[1] == expected([4])
+    archive = open_archive(archived.table)
+    assert [archive.first_offset(partition) for partition in range(3)] == [0, 0, 4]
+    assert [archive.end(partition) for partition in range(3)] == [16, 0, 5]
 
 
 def test_an_offset_that_is_there_twice_is_told(archived: Archived) -> None:
@@ -108,6 +112,9 @@ def test_where_logs_ended_when_no_commit_says_it_any_more(archived: Archived) ->
     archive = open_archive(archived.table)
     assert archive.seam.ends == {0: 3, 1: 0, 2: 8}
     assert read(archived, 0)[1] == expected([1, 2])
+    archived.set_aside(rows(0, [2, 5]), "bad rows were the last ones")
+    assert read(archived, 0)[1] == expected([1, 2, 5])
+    assert open_archive(archived.table).end(0) == 6
 
 
 def test_a_table_whose_records_were_taken_apart_is_no_source(tmp_path: Path) -> None:

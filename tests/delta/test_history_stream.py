@@ -240,6 +240,32 @@ def test_a_hole_between_the_two_is_data_loss(query_of: Callable[..., Query], adm
         fresh.plan()
 
 
+def test_offsets_without_rows_where_an_archive_begins_are_no_loss(
+    brokers: ProcessCluster, admin: Admin, topic: str, lake: str
+) -> None:
+    """A query that has read nothing but an aborted transaction yet goes on in the archive when the log is gone."""
+    admin.create_topic(topic, partitions=1, replication_factor=1)
+    with Producer(brokers.bootstrap, transactional_id=topic) as producer:
+        producer.begin()
+        producer.send(topic, b"aborted", partition=0)
+        producer.flush()
+        producer.abort()
+    archive = Archive(brokers.bootstrap, topic, lake)
+    query = Query(brokers.bootstrap, archive)
+    query.without_history()
+    assert query.batch() == []
+    produce(brokers, topic, 4)
+    archive.archive(begins={0: 0})
+    admin.delete_records({TopicPartition(topic, 0): None})
+    query.restart(history=archive.path)
+    assert query.batch() == [(0, offset) for offset in range(2, 6)]
+    for offset, expected in ((0, range(2, 6)), (1, range(2, 6)), (3, range(3, 6))):
+        given = Query(brokers.bootstrap, archive, startingOffsets=json.dumps({topic: {"0": offset}}))
+        assert given.batch() == [(0, number) for number in expected]
+        given.reader.stop()
+    query.reader.stop()
+
+
 def test_where_it_starts(query_of: Callable[..., Query], brokers: ProcessCluster, topic: str) -> None:
     latest = query_of(startingOffsets="latest")
     end = latest.plan()

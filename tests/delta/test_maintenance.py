@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import itertools
+import runpy
 import threading
 from collections import Counter
 from contextlib import nullcontext
@@ -12,6 +13,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
+from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from sparklog.client.admin import Admin
@@ -99,6 +101,46 @@ def test_what_fails_is_told_and_stops_nothing(spark: SparkSession, lake: str, ca
     assert maintenance(spark, str(damaged.parent.parent), []).run() is not None
     assert "maintenance failed" in caplog.text
     assert maintenance(spark, f"{lake}/none", []).run() is None
+
+
+def test_the_job_that_only_maintains(
+    plain_spark: SparkSession,
+    lake: str,
+    topic: str,
+    *,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Tables and quarantines, of several topics; a broker is not even named."""
+    job = runpy.run_path(str(Path(__file__).parent.parent.parent / "jobs" / "archive.py"))
+    table = Archived(lake, described(topic, OWN, partitions=1))
+    for number in range(9):
+        row = placed(pa.table({"n": [number]}), [0], [number], [FIRST_US])
+        table.append(row, {0: number + 1})
+        table.set_aside(row, "bad")
+    ended: list[SparkContext] = []
+    monkeypatch.setitem(job["main"].__globals__, "BOOTSTRAP", None)
+    monkeypatch.setitem(job["main"].__globals__, "end_spark", ended.append)
+    monkeypatch.setattr("signal.signal", lambda *_: None)  # those of the process that runs the tests stay
+
+    def run(*more: str) -> tuple[int, list[str]]:
+        monkeypatch.setattr("sys.argv", ["archive", "--to", lake, "--maintain-only", *more])
+        return job["main"](), capsys.readouterr().err.splitlines()
+
+    expected = rows(lake, topic)
+    names = f"{topic},missing"
+    assert run("--topics", names, "--target-file-size", "1m", "--vacuum-every", "never") == (
+        1,
+        [
+            f"{table.table}: 9 files became 1",
+            f"{table.quarantine}: 9 files became 1",
+            f"error: missing: there is no Delta table at {lake}/missing",
+        ],
+    )
+    assert rows(lake, topic).equals(expected)
+    assert run("--topics", topic, "--vacuum-every", "never") == (0, [f"{table.table}: nothing was due"])
+    assert run("--topics", topic, "--vacuum-every", "often")[0] == 2
+    assert len(ended) == 3
 
 
 def test_maintenance_beside_appends_and_merges(

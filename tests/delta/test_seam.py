@@ -11,7 +11,16 @@ import pytest
 from sparklog.delta.seam import DeltaLog, Seam, SeamAt, SeamError, open_log, parse_seam, read_seam
 
 SEAM = Seam(
-    topic="flights", topic_id="f0", batch=7, ends={10: 3, 9: 120}, mode="append", attempt="a", lost={9: (100, 118)}
+    topic="flights",
+    topic_id="f0",
+    batch=7,
+    ends={10: 3, 9: 120},
+    mode="append",
+    begins={9: 12},
+    attempt="a",
+    process="here",
+    every_s=0.5,
+    lost={9: (100, 118)},
 )
 
 
@@ -31,10 +40,13 @@ def test_a_seam_and_its_text() -> None:
     assert json.loads(text)["sparklog"] == {
         "attempt": "a",
         "batch": 7,
+        "begins": {"9": 12},
         "ends": {"10": 3, "9": 120},
+        "every_s": 0.5,
         "format": 1,
         "lost": {"9": [100, 118]},
         "mode": "append",
+        "process": "here",
         "topic": "flights",
         "topic_id": "f0",
     }

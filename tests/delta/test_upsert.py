@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import datetime as dt
 import random
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 from pyspark.sql.types import BooleanType, LongType, StringType, StructField, StructType
@@ -133,6 +135,28 @@ def frame(spark: SparkSession, records: list[tuple[Any, ...]]) -> DataFrame:
     return spark.createDataFrame(pa.Table.from_arrays(columns, ROWS.names))
 
 
+def empty(spark: SparkSession, path: str) -> ArchiveTable:
+    table = ArchiveTable(spark, path)
+    columns = StructType([field for field in ROWS.fields if field.name != TOMBSTONE])
+    table.create(columns, partition_by=(), properties=PROPERTIES)
+    return table
+
+
+def numbered(topic: str, number: int, ends: dict[int, int]) -> Seam:
+    return Seam(topic=topic, topic_id="id", batch=number, ends=ends, mode="upsert", attempt="a")
+
+
+def latest(records: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    """Of each key the record that counts in a batch: of a partition the last, of several the youngest."""
+    last: dict[tuple[Any, ...], tuple[Any, ...]] = {}
+    for record in sorted(records, key=lambda record: record[3]):
+        last[record[0], record[2]] = record
+    found: dict[Any, tuple[Any, ...]] = {}
+    for record in sorted(last.values(), key=lambda record: (record[4], record[2])):
+        found[record[0]] = record
+    return list(found.values())
+
+
 def fold(found: dict[str, tuple[Any, ...]], record: tuple[Any, ...]) -> None:
     """What a record makes of a state."""
     key, value, partition, offset, when, is_tombstone = record
@@ -148,38 +172,29 @@ def fold(found: dict[str, tuple[Any, ...]], record: tuple[Any, ...]) -> None:
 
 
 def test_any_history_comes_to_what_a_dictionary_holds(spark: SparkSession, lake: str, topic: str) -> None:
-    """Keys mostly of one partition; batches of random bounds, some of them tried twice."""
+    """Keys mostly of one partition, times that are often the same; batches of random bounds, some of them tried
+    twice."""
     seed = random.randrange(2**32)
     chosen = random.Random(seed)
     path = table_path(lake, topic)
-    table = ArchiveTable(spark, path)
-    table.create(
-        StructType([field for field in ROWS.fields if field.name != TOMBSTONE]), partition_by=(), properties=PROPERTIES
-    )
+    table = empty(spark, path)
     expected: dict[str, tuple[Any, ...]] = {}
     next_offsets = [0, 0]
     for number in range(4):
         records = []
         for _ in range(chosen.randrange(1, 60)):
             key = chosen.randrange(12)
-            partition = key % 2
+            partition = (key + (chosen.random() < 0.2)) % 2
             next_offsets[partition] += chosen.randrange(1, 3)
-            when = DAY + dt.timedelta(seconds=chosen.randrange(100))
+            when = DAY + dt.timedelta(seconds=chosen.randrange(5))
             is_tombstone = chosen.random() < 0.3
             value = None if is_tombstone else chosen.randrange(1000)
             records.append((f"k{key}", value, partition, next_offsets[partition], when, is_tombstone))
-        for record in records:
+        for record in latest(records):
             fold(expected, record)
         chosen.shuffle(records)
         read = frame(spark, records)
-        seam = Seam(
-            topic=topic,
-            topic_id="id",
-            batch=number,
-            ends={partition: end + 1 for partition, end in enumerate(next_offsets)},
-            mode="upsert",
-            attempt="a",
-        )
+        seam = numbered(topic, number, {partition: end + 1 for partition, end in enumerate(next_offsets)})
         upsert(table, read, seam, keys=("k",))
         if chosen.random() < 0.4:
             older = frame(spark, [("k1", -1, 1, 0, DAY, False)])
@@ -204,3 +219,66 @@ def test_of_two_partitions_the_later_time_counts(spark: SparkSession) -> None:
     assert chosen((1, 0, 5, late, False), (1, 0, 6, early, False), (1, 1, 2, late, True)) == [(1, 2, True)]
     assert chosen((1, 0, 5, late, False), (1, 1, 6, late, False)) == [(1, 6, False)]
     assert chosen((1, 0, 7, late, False), (1, 1, 9, early, False)) == [(0, 7, False)]
+
+
+def test_a_batch_that_is_merged_again_changes_nothing(spark: SparkSession, lake: str, topic: str) -> None:
+    """Whatever is in it: its number was there. What it did the first time is in the change feed."""
+    path = table_path(lake, topic)
+    table = empty(spark, path)
+
+    def merge(number: int, *records: tuple[Any, ...]) -> int:
+        rows = [(key, value, 0, offset, DAY, value is None) for key, value, offset in records]
+        return upsert(table, frame(spark, rows), numbered(topic, number, {0: 9}), keys=("k",))
+
+    assert merge(0, ("a", 1, 0), ("b", 1, 1), ("c", None, 2)) == 2
+    second = [("a", 2, 3), ("b", None, 4), ("d", 1, 5), ("e", None, 6)]
+    assert merge(1, *second) == 3, "one changed, one deleted, one added"
+    version = DeltaTable(path).version()
+    for again in (second, [("a", 9, 10), ("z", 9, 11)]):
+        assert merge(1, *again) == 3
+    assert DeltaTable(path).version() == version
+    assert state(lake, topic, "k", "_offset") == [{"k": "a", "_offset": 3}, {"k": "d", "_offset": 5}]
+    feed = spark.read.format("delta").option("readChangeFeed", "true").option("startingVersion", version).load(path)
+    assert sorted(tuple(row) for row in feed.select("_change_type", "k", "`odd.name`").collect()) == [
+        ("delete", "b", 1),
+        ("insert", "d", 1),
+        ("update_postimage", "a", 2),
+        ("update_preimage", "a", 1),
+    ]
+    assert spark.conf.get("spark.databricks.delta.write.txnAppId", None) is None
+
+
+def test_a_merge_that_others_come_into_is_done_again(
+    spark: SparkSession, lake: str, topic: str, tmp_path: Path
+) -> None:
+    """While it reads its rows somebody deletes others from the table: once, and then more often than it is tried."""
+    path = table_path(lake, topic)
+    table = empty(spark, path)
+    there = [(f"x{number}", 1, 0, number, DAY, False) for number in range(9)]
+    upsert(table, frame(spark, there), numbered(topic, 0, {0: 9}), keys=("k",))
+
+    def disturbed(times: int, *, offset: int) -> DataFrame:
+        counted = tmp_path / f"deletes-{times}"
+        counted.mkdir()
+
+        def disturb(key: str) -> str:
+            done = len(list(counted.iterdir()))
+            if done < times:
+                (counted / str(done)).touch()
+                DeltaTable(path).delete(f"k = 'x{times + done}'")
+            return key
+
+        rows = frame(spark, [("a", times, 0, offset, DAY, False)])
+        # A function whose types are texts is not understood by Spark.
+        return rows.withColumn("k", sf.udf(lambda key: disturb(key), "string")("k"))  # noqa: PLW0108
+
+    assert upsert(table, disturbed(1, offset=9), numbered(topic, 1, {0: 10}), keys=("k",)) == 1
+    kept = [f"x{number}" for number in range(9) if number != 1]
+    assert [row["k"] for row in state(lake, topic, "k")] == [*kept, "a"]
+    with pytest.raises(PySparkException, match="DELTA_CONCURRENT"):
+        upsert(table, disturbed(3, offset=10), numbered(topic, 2, {0: 11}), keys=("k",))
+    assert [seam.batch for seam in seams(lake, topic)] == [0, 1]
+    assert [row["k"] for row in state(lake, topic, "k")] == [
+        *(key for key in kept if key not in ("x3", "x4", "x5")),
+        "a",
+    ]

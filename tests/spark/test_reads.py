@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -16,10 +17,12 @@ from sparklog.client.admin import Admin
 from sparklog.client.producer import Producer
 from sparklog.client.reader import PartitionReader
 from sparklog.errors import ConfigError
+from sparklog.model import TopicPartition
 from sparklog.spark.read_options import parse_read_options
 from sparklog.spark.reader import BatchReader, plan_read
 from sparklog.spark.topics import TopicView
 from sparklog.testing.process_cluster import ProcessCluster
+from tests.delta.history_tables import Archive
 
 pytestmark = pytest.mark.integration
 
@@ -160,3 +163,32 @@ def test_headers_decide_what_is_fetched_and_decoded(
     assert narrowed.fetched_bytes < everything.fetched_bytes / 2
     assert rows("partition = 0 and timestamp >= '2024-05-02T00:00:00Z'") == 0
     assert readers == []
+
+
+def test_a_table_and_a_view_of_the_catalog_over_archive_and_log(
+    spark: SparkSession, brokers: ProcessCluster, admin: Admin, topic: str, tmp_path: Path
+) -> None:
+    """Each query looks anew at both; the session knows no Delta."""
+    admin.create_topic(topic, partitions=1)
+    archive = Archive(brokers.bootstrap, topic, str(tmp_path))
+    name = topic.replace("-", "_")
+
+    def write(*values: bytes) -> None:
+        with Producer(brokers.bootstrap) as producer:
+            for value in values:
+                producer.send(topic, value, partition=0, timestamp=DAY)
+
+    write(b"a", b"b", b"c")
+    archive.archive({0: 2})
+    try:
+        spark.sql(f"create table {name} using sparklog options (subscribe '{topic}', history '{tmp_path}')")
+        spark.sql(f"create view {name}_values as select cast(value as string) v, offset from {name}")
+        for expected, end in (("abc", 4), ("abcde", 6)):
+            admin.delete_records({TopicPartition(topic, 0): end - 2})
+            rows = spark.sql(f"select v from {name}_values order by offset").collect()
+            assert [row["v"] for row in rows] == list(expected)
+            write(b"d", b"e")
+            archive.archive({0: end})
+    finally:
+        spark.sql(f"drop view if exists {name}_values")
+        spark.sql(f"drop table if exists {name}")

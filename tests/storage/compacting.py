@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import pyarrow as pa
+from msgspec.structs import replace
 
 from sparklog.client.fetched import PartitionBytes, decode_partition
 from sparklog.model import TopicPartition, TopicSchema
@@ -15,11 +16,15 @@ from sparklog.record.schema import schema_message
 from sparklog.storage.cleaning import CleaningRules, CleanJob
 from sparklog.storage.log import Log
 from sparklog.storage.log_set import LogDirectory
-from tests.storage.batches import TOPIC_ID, Batch, config
+from tests.storage.batches import TOPIC_ID, Batch, append, config
 
 TP = TopicPartition("table", 0)
 KEYED = pa.schema([("key", pa.binary()), ("value", pa.int64()), ("more", pa.string())])
 SCHEMAS = (TopicSchema(0, schema_message(KEYED)),)
+DAY_US = 86_400_000_000
+NOW_US = 10_000_000
+#: of appends, before all cleanings
+WRITTEN_US = 1_000
 
 
 class Seen(NamedTuple):
@@ -119,3 +124,40 @@ def seen(log: Log, start: int | None = None, *, committed: bool = True, max_byte
             found += [Seen(*row) for row in rows]
         at = piece.next_offset
     return found
+
+
+def expected(records: list[Seen], cleaned_to: int, *, horizon: int = 0) -> list[Seen]:
+    """What may be left of ``records``, by hand: below the cleaned point the newest of each key, no old tombstones."""
+    newest = {record.key: record.offset for record in records if record.offset < cleaned_to}
+    return [
+        record
+        for record in records
+        if record.offset >= cleaned_to
+        or record.key is None
+        or (newest[record.key] == record.offset and (record.value is not None or record.offset >= horizon))
+    ]
+
+
+def write(log: Log, *records: tuple[bytes | None, int | None], **how: object) -> None:
+    append(log, keyed(list(records), **how), now_us=WRITTEN_US)  # type: ignore[arg-type]
+
+
+def rolled(log: Log) -> None:
+    """All that was written so far is in sealed segments."""
+    log.config = replace(log.config, segment_ms=1)
+    append(log, keyed([(b"last", 0)]), now_us=WRITTEN_US + 2_000 * (1 + log.log_end_offset))
+    log.config = replace(log.config, segment_ms=1 << 40)
+    commit_and_seal(log)
+
+
+def copy(leader: Log, follower: Log, *, max_bytes: int = 1 << 30, until: int | None = None) -> None:
+    """The follower gets what the leader has, as a fetcher brings it."""
+    end = leader.log_end_offset if until is None else until
+    if follower.log_end_offset < leader.first_segment_offset:
+        follower.restart_at(leader.first_segment_offset)
+    while follower.log_end_offset < end:
+        found = leader.read(follower.log_end_offset, max_bytes=max_bytes, end_offset=end, for_follower=True)
+        if not found.batch_count:
+            break
+        follower.append_as_follower(found.headers, memoryview(b"".join(bytes(one) for one in found.bodies)))
+    follower.set_high_watermark(min(leader.high_watermark, follower.log_end_offset))

@@ -10,8 +10,6 @@ import weakref
 import polars
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from sparklog.errors import StorageError
@@ -20,41 +18,21 @@ from sparklog.storage.key_table import Rows, SpillFile
 from sparklog.storage.log import Log
 from sparklog.testing.sim_disk import SimDisk
 from tests.storage.batches import append, marker, open_directory
-from tests.storage.compacting import KEYED, Seen, clean, commit_and_seal, keyed, keyed_log, keyed_rules, seen
-
-DAY_US = 86_400_000_000
-NOW_US = 10_000_000
-#: of appends, before all cleanings
-WRITTEN_US = 1_000
-
-
-def expected(records: list[Seen], cleaned_to: int, *, horizon: int = 0) -> list[Seen]:
-    """What may be left of ``records``, by hand: below the cleaned point the newest of each key, no old tombstones."""
-    newest = {record.key: record.offset for record in records if record.offset < cleaned_to}
-    return [
-        record
-        for record in records
-        if record.offset >= cleaned_to
-        or record.key is None
-        or (newest[record.key] == record.offset and (record.value is not None or record.offset >= horizon))
-    ]
-
-
-def write(log: Log, *records: tuple[bytes | None, int | None], **how: object) -> None:
-    append(log, keyed(list(records), **how), now_us=WRITTEN_US)  # type: ignore[arg-type]
-
-
-def rolled(log: Log) -> None:
-    """All that was written so far is in sealed segments."""
-    log.config = replace(log.config, segment_ms=1)
-    append(log, keyed([(b"last", 0)]), now_us=WRITTEN_US + 2_000 * (1 + log.log_end_offset))
-    log.config = replace(log.config, segment_ms=1 << 40)
-    commit_and_seal(log)
-
-
-@pytest.fixture
-def disk() -> SimDisk:
-    return SimDisk()
+from tests.storage.compacting import (
+    DAY_US,
+    KEYED,
+    NOW_US,
+    WRITTEN_US,
+    clean,
+    commit_and_seal,
+    copy,
+    expected,
+    keyed_log,
+    keyed_rules,
+    rolled,
+    seen,
+    write,
+)
 
 
 @pytest.fixture
@@ -222,19 +200,6 @@ def test_the_last_sequence_of_each_producer_is_in_the_log(disk: SimDisk, log: Lo
         write(follower, (b"key", 9), producer=producer, sequence=50)
 
 
-def copy(leader: Log, follower: Log, *, max_bytes: int = 1 << 30, until: int | None = None) -> None:
-    """The follower gets what the leader has, as a fetcher brings it."""
-    end = leader.log_end_offset if until is None else until
-    if follower.log_end_offset < leader.first_segment_offset:
-        follower.restart_at(leader.first_segment_offset)
-    while follower.log_end_offset < end:
-        found = leader.read(follower.log_end_offset, max_bytes=max_bytes, end_offset=end, for_follower=True)
-        if not found.batch_count:
-            break
-        follower.append_as_follower(found.headers, memoryview(b"".join(bytes(one) for one in found.bodies)))
-    follower.set_high_watermark(min(leader.high_watermark, follower.log_end_offset))
-
-
 @pytest.mark.parametrize("buffer_keys", [1, 40, 400])
 def test_more_keys_than_memory_holds_are_spilled(disk: SimDisk, log: Log, buffer_keys: int) -> None:
     other = keyed_log(open_directory(disk=SimDisk()))
@@ -381,102 +346,6 @@ def test_a_read_of_an_old_segment_outlives_it(log: Log) -> None:
     assert again.headers != early.headers
 
 
-@pytest.mark.parametrize("at", [1, 37, 100, 150, 199])
-def test_a_follower_in_the_middle_goes_on_with_what_the_leader_cleaned(log: Log, at: int) -> None:
-    for number in range(200):
-        write(log, (b"key %d" % (number % 30), number), (b"only %d" % number, number))
-    rolled(log)
-    follower, untouched = (keyed_log(open_directory(disk=SimDisk())) for _ in range(2))
-    copy(log, untouched)
-    copy(log, follower, max_bytes=1, until=2 * at)
-    assert follower.log_end_offset == 2 * at
-    before = seen(log)
-    clean(log)
-    copy(log, follower, max_bytes=2000)
-    assert follower.log_end_offset == log.log_end_offset
-    end = log.cleaning.state.end
-    assert [one for one in seen(follower) if one.offset >= 2 * at] == [one for one in seen(log) if one.offset >= 2 * at]
-    commit_and_seal(follower)
-    clean(follower)
-    assert follower.cleaning.state.end >= end or follower.cleaning.state.end == follower.segments[-1].base_offset
-    shown = {one.key: one for one in seen(follower)}
-    assert shown == {one.key: one for one in before}
-    # as a leader it rolls, and is copied byte by byte from there on
-    first = follower.log_end_offset
-    write(follower, (b"new", 1))
-    copy(follower, untouched)
-    assert (
-        untouched.read(first, max_bytes=1 << 20, end_offset=first + 1).headers
-        == follower.read(first, max_bytes=1 << 20, end_offset=first + 1).headers
-    )
-    third = keyed_log(open_directory(disk=SimDisk()))
-    copy(follower, third)
-    assert seen(third) == seen(follower)
-    assert (
-        third.read(first, max_bytes=1 << 20, end_offset=first + 1).headers
-        == follower.read(first, max_bytes=1 << 20, end_offset=first + 1).headers
-    )
-
-
-def test_a_replica_that_leads_from_the_middle_of_what_was_cleaned_rolls(log: Log) -> None:
-    for number in range(200):
-        write(log, (b"key %d" % (number % 30), number))
-    rolled(log)
-    follower, untouched = (keyed_log(open_directory(disk=SimDisk())) for _ in range(2))
-    copy(log, untouched)
-    copy(log, follower, until=20, max_bytes=1)
-    clean(log)
-    while follower.log_end_offset < 100:
-        copy(log, follower, until=follower.log_end_offset + 1, max_bytes=1)
-        if follower.log_end_offset < 100:
-            found = log.read(follower.log_end_offset, max_bytes=1, end_offset=200, for_follower=True)
-            follower.append_as_follower(found.headers, memoryview(b"".join(bytes(one) for one in found.bodies)))
-    untouched.truncate(follower.log_end_offset)
-    assert untouched.log_end_offset == follower.log_end_offset < log.log_end_offset
-    for number in range(3):
-        append(follower, keyed([(b"new", number)]), leader_epoch=2, now_us=WRITTEN_US)
-    follower.set_high_watermark(follower.log_end_offset)
-    copy(follower, untouched)
-    assert untouched.log_end_offset == follower.log_end_offset
-    assert [one.value for one in seen(untouched) if one.key == b"new"] == [0, 1, 2]
-    both = dict(zip([one.offset for one in seen(untouched)], seen(untouched), strict=True))
-    assert all(both[one.offset] == one for one in seen(follower))
-
-
-def test_a_follower_of_a_cleaned_leader_then_of_one_that_did_not_clean(log: Log) -> None:
-    for number in range(200):
-        write(log, (b"key %d" % (number % 30), number))
-    rolled(log)
-    other, follower = (keyed_log(open_directory(disk=SimDisk())) for _ in range(2))
-    copy(log, other)
-    copy(log, follower, until=50, max_bytes=1)
-    clean(log)
-    copy(log, follower, until=120, max_bytes=1)
-    assert 50 < follower.log_end_offset < 200
-    copy(other, follower, max_bytes=700)
-    assert follower.log_end_offset == other.log_end_offset
-    assert {one.key: one for one in seen(follower)} == {one.key: one for one in seen(other)}
-
-
-@pytest.mark.parametrize("ended", ["committed", "aborted"])
-def test_a_follower_that_has_the_beginning_of_a_transaction_gets_its_marker(log: Log, ended: str) -> None:
-    write(log, (b"begun", 1), producer=9, sequence=0, transactional=True)
-    for number in range(100):
-        write(log, (b"filler %d" % (number % 9), number))
-    append(log, marker(committed=(9,)) if ended == "committed" else marker(aborted=(9,)), now_us=WRITTEN_US)
-    for number in range(100):
-        write(log, (b"filler %d" % (number % 9), number))
-    rolled(log)
-    follower = keyed_log(open_directory(disk=SimDisk()))
-    copy(log, follower, until=50, max_bytes=1)
-    assert follower.open_transactions()
-    clean(log)
-    copy(log, follower, max_bytes=1000)
-    assert not follower.open_transactions()
-    assert [one for one in seen(follower) if one.offset == 0] == [one for one in seen(log) if one.offset == 0]
-    assert any(one.offset == 0 for one in seen(follower)) == (ended == "committed")
-
-
 def test_an_old_snapshot_does_not_open_a_transaction_whose_marker_is_gone(disk: SimDisk, log: Log) -> None:
     log.config = replace(log.config, delete_retention_ms=1000)
     write(log, (b"key", 1), producer=9, sequence=0, transactional=True)
@@ -515,176 +384,3 @@ def test_what_was_cut_is_not_taken_for_cleaned_when_it_is_written_again(disk: Si
     before = seen(again)
     clean(again)
     assert seen(again) == expected(before, again.cleaning.state.end)
-
-
-def test_a_replica_that_was_away_for_too_long_begins_anew(log: Log) -> None:
-    for number in range(200):
-        write(log, (b"key %d" % (number % 30), number))
-    rolled(log)
-    follower = keyed_log(open_directory(disk=SimDisk()))
-    copy(log, follower, max_bytes=1, until=20)
-    before = log.read(20, max_bytes=1, end_offset=200).headers
-    clean(log)
-    after = log.read(20, max_bytes=1, end_offset=200).headers
-    follower.config = replace(follower.config, delete_retention_ms=60_000)
-    now_us = follower._state.absence.last_progress_us
-    assert not follower.is_outdated_for(after, now_us + 59_000_000)
-    assert follower.is_outdated_for(after, now_us + 61_000_000)
-    assert not follower.is_outdated_for(before, now_us + 61_000_000)  # nothing was cleaned: nothing is missing
-    empty = keyed_log(open_directory(disk=SimDisk()))
-    assert not empty.is_outdated_for(after, now_us + 61_000_000)
-    assert not follower.is_outdated_for(b"too short", now_us + 61_000_000)  # the append says what is wrong
-
-
-def test_an_absence_counts_behind_a_segment_in_which_nothing_was_to_be_cleaned(log: Log) -> None:
-    """The leader's tombstone is gone; between it and the end of the replica lies a segment as it always was."""
-    log.config = replace(log.config, delete_retention_ms=1000)
-    write(log, (b"gone", 1))
-    follower = keyed_log(open_directory(disk=SimDisk()), delete_retention_ms=1000)
-    copy(log, follower)
-    log.config = replace(log.config, segment_bytes=1024, segment_ms=1)  # two are never put together
-    append(log, keyed([(b"only %d" % number, number) for number in range(20)]), now_us=NOW_US)
-    log.config = replace(log.config, segment_ms=1 << 40)
-    for number in range(100):
-        write(log, (b"gone", None), (b"other", number))
-    rolled(log)
-    clean(log, NOW_US)
-    clean(log, NOW_US + 2_000_000)
-    assert not any(record.key == b"gone" for record in seen(log))
-    later_us = follower._state.absence.last_progress_us + 11_000_000
-    first = log.read(follower.log_end_offset, max_bytes=1, end_offset=log.high_watermark)
-    assert not follower.is_outdated_for(first.headers, later_us)
-    follower.append_as_follower(first.headers, memoryview(b"".join(first.bodies)))
-    follower.caught_up(log.high_watermark)
-    behind = log.read(follower.log_end_offset, max_bytes=1, end_offset=log.high_watermark)
-    assert follower.is_outdated_for(behind.headers, follower._state.absence.last_progress_us)
-    follower.caught_up(follower.log_end_offset)
-    assert not follower.is_outdated_for(behind.headers, follower._state.absence.last_progress_us)
-
-
-records_of = st.lists(
-    st.tuples(st.sampled_from([b"", b"a", b"b", b"cc", b"d" * 40]), st.one_of(st.none(), st.integers(0, 99))),
-    min_size=1,
-    max_size=4,
-)
-steps = st.lists(
-    st.one_of(
-        records_of,
-        st.tuples(st.sampled_from(["begin", "commit", "abort"]), st.integers(1, 3), records_of),
-        st.sampled_from(["clean", "roll", "restart", "follow", "wait"]),
-    ),
-    min_size=5,
-    max_size=60,
-)
-
-
-@settings(max_examples=60, deadline=None)
-@given(steps=steps, buffer_keys=st.sampled_from([2, 5, 1000]))
-def test_any_history(steps: list[object], buffer_keys: int) -> None:
-    """Readers of committed records see every key's newest record and every record above the cleaned point, whatever
-    was cleaned when; so does a replica that follows and cleans at other times."""
-    run = _Run(buffer_keys)
-    for step in steps:
-        run.step(step)
-    run.end()
-
-
-class _Run:
-    def __init__(self, buffer_keys: int) -> None:
-        self.disk = SimDisk()
-        self.log = keyed_log(open_directory(disk=self.disk), segment_bytes=2048, delete_retention_ms=1000)
-        self.follower = keyed_log(open_directory(disk=SimDisk()), segment_bytes=2048, delete_retention_ms=1000)
-        self.buffer_bytes = 96 * buffer_keys
-        self.now_us = NOW_US
-        self.producers = iter(range(100, 10_000))
-        self.open: dict[int, tuple[int, int, list[Seen]]] = {}
-        #: committed records, by offset
-        self.model: dict[int, Seen] = {}
-
-    def step(self, step: object) -> None:
-        if isinstance(step, list):
-            self._write(step, None)
-        elif isinstance(step, tuple):
-            self._transaction(*step)
-        else:
-            getattr(self, str(step))()
-        self.check(self.log)
-
-    def _write(self, records: list[tuple[bytes, int | None]], slot: int | None) -> None:
-        start = self.log.log_end_offset
-        found = [Seen(start + at, *record) for at, record in enumerate(records)]
-        if slot is None:
-            write(self.log, *records)
-            self.model.update((one.offset, one) for one in found)
-        else:
-            producer, sequence, earlier = self.open.get(slot) or (next(self.producers), 0, [])
-            write(self.log, *records, producer=producer, sequence=sequence, transactional=True)
-            self.open[slot] = (producer, sequence + len(records), earlier + found)
-
-    def _transaction(self, what: str, slot: int, records: list[tuple[bytes, int | None]]) -> None:
-        self._write(records, slot)
-        if what == "begin":
-            return
-        producer, _, found = self.open.pop(slot)
-        said = marker(committed=(producer,)) if what == "commit" else marker(aborted=(producer,))
-        append(self.log, said, now_us=WRITTEN_US)
-        if what == "commit":
-            self.model.update((one.offset, one) for one in found)
-
-    def roll(self) -> None:
-        self.model[self.log.log_end_offset] = Seen(self.log.log_end_offset, b"last", 0)
-        rolled(self.log)
-
-    def clean(self) -> None:
-        self.log.set_high_watermark(self.log.log_end_offset)
-        clean(self.log, self.now_us, buffer_bytes=self.buffer_bytes)
-
-    def wait(self) -> None:
-        self.now_us += 600_000
-
-    def follow(self) -> None:
-        self.log.set_high_watermark(self.log.log_end_offset)
-        if self.log.cleaning.state.deletes_end > self.follower.log_end_offset:
-            # it was away for longer than tombstones are kept: see ``is_outdated_for``
-            self.follower.restart_at(self.log.first_segment_offset)
-        copy(self.log, self.follower, max_bytes=500)
-        commit_and_seal(self.follower)
-        clean(self.follower, self.now_us, buffer_bytes=self.buffer_bytes)
-        self.check(self.follower)
-
-    def restart(self) -> None:
-        self.log.durability.flush()
-        self.log._state.services.checkpoint_now()
-        config = self.log.config
-        self.disk.restart(page_cache_lost=False)
-        self.log = open_directory(disk=self.disk).logs()[0] if self.log.log_end_offset else self.log
-        if self.log.config != config:
-            self.log.config = config
-        assert self.log.findings == ()
-
-    def check(self, log: Log) -> None:
-        log.set_high_watermark(log.log_end_offset)
-        stable = log.last_stable_offset(log.high_watermark)
-        found = {one.offset: one for one in seen(log)}
-        truth = {offset: one for offset, one in self.model.items() if offset < stable}
-        assert found.items() <= truth.items()
-        cleaned_to = log.cleaning.state.end
-        newest = {one.key: one.offset for _, one in sorted(truth.items()) if one.offset < cleaned_to}
-        for offset, one in truth.items():
-            if offset >= cleaned_to or (newest[one.key] == offset and one.value is not None):
-                assert offset in found, one
-        # whoever applies what is there has the table that all records make
-        assert _table(found) == _table(truth)
-
-    def end(self) -> None:
-        for slot in list(self.open):
-            self._transaction("abort", slot, [(b"a", 1)])
-        self.check(self.log)
-        assert self.log.last_stable_offset(self.log.log_end_offset) == self.log.log_end_offset
-
-
-def _table(records: dict[int, Seen]) -> dict[bytes | None, int]:
-    table: dict[bytes | None, int | None] = {}
-    for _, one in sorted(records.items()):
-        table[one.key] = one.value
-    return {key: value for key, value in table.items() if value is not None}
