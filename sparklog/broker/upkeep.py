@@ -173,7 +173,7 @@ class Upkeep:
         for partition in self._broker.partitions:
             if not partition.replica.is_leader or partition.stopped or partition.offline is not None:
                 continue
-            if not self._guarded(partition, lambda log: log.roll_due(now_us)):
+            if not partition.log.roll_due(now_us):
                 continue
             if self._broker.quiesced or self._closed:
                 return

@@ -171,6 +171,9 @@ class Leader:
             detail = f"offset {offset} is outside [{first}, {end}]"
             return RefuseFetch(ErrorCode.OFFSET_OUT_OF_RANGE, detail)
         if event.last_epoch < 0:
+            if offset != first and end > first:
+                # what it lost of a segment cannot be gone on with in the middle: its file would not be ours
+                return RefuseFetch(ErrorCode.OFFSET_OUT_OF_RANGE, f"an empty log begins at {first}, not at {offset}")
             return None
         epoch_end = log.end_of_epoch(event.last_epoch)
         if epoch_end.epoch != event.last_epoch or epoch_end.end_offset < offset:

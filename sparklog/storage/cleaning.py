@@ -14,6 +14,7 @@ The log may be cut, shortened or deleted meanwhile: after ``cancel`` nothing is 
 from __future__ import annotations
 
 import contextlib
+import errno
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -35,7 +36,7 @@ from sparklog.storage import swap
 from sparklog.storage.aborted_ranges import EndedTransaction
 from sparklog.storage.cleaned_segment import CleanedSegmentWriter
 from sparklog.storage.cleaning_plan import CLEANER_FILE, CleanerState, Due, SegmentFacts, groups
-from sparklog.storage.disk import Disk, replace_file
+from sparklog.storage.disk import Disk, is_full, replace_file
 from sparklog.storage.formats import encode_state
 from sparklog.storage.key_table import SPILL_FILE, KeyTable, SpillFile
 from sparklog.storage.pace import Pace
@@ -109,10 +110,13 @@ class CleanJob:
         aborted: Sequence[EndedTransaction],
         last_batches: frozenset[int],
         rules: CleaningRules,
+        may_spill: bool = True,
     ) -> None:
         self.tally = CleaningTally()
         self.due = due
         self.cancelled = False
+        #: there was no room for a new segment
+        self.out_of_room = False
         #: keys below are in the table
         self.map_end = state.end
         self.segments = segments
@@ -128,6 +132,7 @@ class CleanJob:
         self._rules = rules
         self._hash = KeyHash(rules.seed)
         self._keys = KeyTable(rules.buffer_bytes, open_file=self._spill_file, spend=self._spend)
+        self._may_spill = may_spill
         self._pace = Pace(rules.bytes_per_second)
         self._by_path = threading.Lock()
         self._decided: Replacement | None = None
@@ -172,6 +177,8 @@ class CleanJob:
         self.tally.keys, self.tally.bytes_spilled = len(self._keys), self._keys.spilled_bytes
 
     def _spill_file(self) -> SpillFile:
+        if not self._may_spill:
+            raise OSError(errno.ENOSPC, "what room there is left to new segments")
         with self._by_path:
             self._check_wanted()
             return SpillFile(self._disk, self._directory / SPILL_FILE)
@@ -232,9 +239,10 @@ class CleanJob:
             finally:
                 writer.close()
             return self._decide(group, writer)
-        except OSError:
+        except OSError as failure:
             if self.cancelled:
                 return None
+            self.out_of_room = is_full(failure)
             self._discard(base)
             raise
         except (BrokerError, StorageError):

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -127,7 +128,9 @@ class KeyTable:
         self._runs = self._file.runs()
 
     def close(self) -> None:
-        """The files; what is complete can still be asked."""
+        """The files; what is complete can still be asked. Whose methods this has called is let go of: an owner in a
+        cycle would keep memory, and the room of the mapped file, until the collector comes by."""
+        self._open_file = self._spend = _closed
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -184,6 +187,10 @@ class KeyTable:
         self._spend(rows.nbytes)
         file.append(rows)
         self.spilled_bytes += rows.nbytes
+
+
+def _closed(*_: object) -> NoReturn:
+    raise AssertionError("the table is closed")
 
 
 def merged(runs: Sequence[Rows], *, at_once: int) -> Iterator[Rows]:

@@ -407,13 +407,12 @@ class Log:
 
     def roll_due(self, now_us: int) -> bool:
         """Whether the leader is to begin a new segment though nothing is written, so that what is in the active one may
-        go: all of it is older than ``retention.ms``, or, where it is compacted, some is than ``max.compaction.lag.ms``.
+        go: all of the log is older than ``retention.ms``, or, where it is compacted, some of that segment is than
+        ``max.compaction.lag.ms``.
 
         Not before it is committed and decided; and never for a segment that another such roll has begun, which holds
-        a marker alone. Source: Kafka's ``UnifiedLog.deleteSegments``, KIP-354.
-
-        Raises:
-            StorageError: the log directory must go offline.
+        a marker alone. Asked of idle logs again and again: no file is touched. Source: Kafka's
+        ``UnifiedLog.deleteSegments``, KIP-354.
         """
         return self._cuts.roll_due(now_us)
 

@@ -20,12 +20,14 @@ logger = logging.getLogger(__name__)
 class LogCleaning:
     """Owned by its ``Log``, on the event loop."""
 
-    __slots__ = ("_durability", "_log", "job", "state")
+    __slots__ = ("_durability", "_log", "_may_spill", "job", "state")
 
     def __init__(self, log: LogState, durability: LogDurability) -> None:
         #: how far the log was compacted
         self.state = CleanerState()
         self.job: CleanJob | None = None
+        #: not after a cleaning whose spilled keys left no room for segments: the next one makes some, in its memory
+        self._may_spill = True
         self._log = log
         self._durability = durability
 
@@ -84,6 +86,7 @@ class LogCleaning:
                 ),
                 last_batches=self._last_batches(now_us),
                 rules=rules,
+                may_spill=self._may_spill,
             )
         return self.job
 
@@ -132,6 +135,7 @@ class LogCleaning:
         if self.job is not job:
             return
         self.job = None
+        self._may_spill = not (job.out_of_room and job.tally.bytes_spilled)
         if state is not None:
             self.state = state
             # aborted records are gone from there

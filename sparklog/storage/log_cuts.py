@@ -7,7 +7,6 @@ their files once the new log start is durable.
 
 from __future__ import annotations
 
-from sparklog.record.header import Flag
 from sparklog.storage import retention
 from sparklog.storage.log_cleaning import LogCleaning
 from sparklog.storage.log_durability import LogDurability
@@ -113,14 +112,14 @@ class LogCuts:
 
     def roll_due(self, now_us: int) -> bool:
         state, last, config = self._state, self._state.chain.last, self._state.config
-        if last is None or config.restoring:
+        if last is None or config.restoring or (last.count == 1 and last.begins_with_marker):
             return False
-        expired = "delete" in config.cleanup_policy and 0 <= config.retention_ms < (now_us - last.running_max) / 1000
+        expired = "delete" in config.cleanup_policy and config.retention_ms >= 0
+        if expired:  # segments go in order: behind one that stays the active one would be ended again and again
+            oldest_kept_us = now_us - config.retention_ms * 1000
+            expired = all(segment.running_max < oldest_kept_us for segment in reversed(state.chain.segments))
         lagging = config.compacted and now_us - last.first_append_us > config.max_compaction_lag_ms * 1000
-        if not (expired or lagging) or state.last_stable_offset(state.high_watermark) < state.log_end_offset:
-            return False
-        with state.offline_on_error("looking at"):
-            return last.count > 1 or not last.header(0).flags & Flag.CONTROL
+        return (expired or lagging) and state.last_stable_offset(state.high_watermark) == state.log_end_offset
 
     def apply_retention(self, now_us: int, *, read_to: int | None) -> int:
         state = self._state

@@ -30,7 +30,7 @@ INDEX_SUFFIX = ".index"
 #: A segment with a file of this further suffix is being deleted; what is left of it is removed on open.
 DELETED_SUFFIX = ".deleted"
 COPY_SUFFIX = ".copy"
-_CLEANED = int(Flag.CLEANED)
+_CLEANED, _CONTROL = int(Flag.CLEANED), int(Flag.CONTROL)
 
 
 def file_stem(base_offset: int) -> str:
@@ -48,6 +48,7 @@ class Segment:
         "_mapped",
         "_positions",
         "base_offset",
+        "begins_with_marker",
         "cleaned",
         "count",
         "data_path",
@@ -81,6 +82,8 @@ class Segment:
         self.sealed = False
         #: its last batch has a place of this replica's own (``Flag.CLEANED``)
         self.cleaned = False
+        #: its first batch is a control marker
+        self.begins_with_marker = False
         self._data = -1
         self._index = -1
         self._bases: array[int] = array("q")
@@ -104,6 +107,7 @@ class Segment:
         self.first_append_us = first.append_time
         self.last_append_us = last.append_time
         self.cleaned = bool(last.flags & _CLEANED)
+        self.begins_with_marker = bool(first.flags & _CONTROL)
 
     # --- append -------------------------------------------------------------------------------------------------
 
@@ -133,6 +137,7 @@ class Segment:
         if new:
             self.schema_id = headers[0].schema_id
             self.first_append_us = headers[0].append_time
+            self.begins_with_marker = bool(headers[0].flags & _CONTROL)
         self.data_size = data_size + written
         self.end_offset = last.next_offset
         self.running_max = last.running_max

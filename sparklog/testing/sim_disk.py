@@ -31,7 +31,9 @@ class ProcessDied(BaseException):
 class _Mapping(bytearray):
     """The memory of one map; alive as long as a view of it is."""
 
-    __slots__ = ("__weakref__",)
+    __slots__ = ("__weakref__", "file")
+
+    file: _File
 
 
 class _File:
@@ -94,6 +96,7 @@ class SimDisk:
         self._durable_names: dict[Path, _File] = {}
         self._directories: set[Path] = {Path("/"), Path()}
         self._handles: dict[int, _File] = {}
+        self._mapped: weakref.WeakSet[_File] = weakref.WeakSet()
         self._next_handle = 3
         self._locks: dict[Path, int] = {}
 
@@ -132,8 +135,10 @@ class SimDisk:
 
     @property
     def used_bytes(self) -> int:
-        """Of files that have a name, or are open."""
-        return sum(len(file.content) for file in dict.fromkeys([*self._files.values(), *self._handles.values()]))
+        """Of files that have a name, or are open, or mapped."""
+        mapped = [file for file in self._mapped if any(one() is not None for one in file.mappings)]
+        files = dict.fromkeys([*self._files.values(), *self._handles.values(), *mapped])
+        return sum(len(file.content) for file in files)
 
     def flip_bit(self, path: Path, at: int) -> None:
         """Damage one byte of a file, durably."""
@@ -207,6 +212,8 @@ class SimDisk:
         mapping = _Mapping(file.content[:length])
         file.mappings = [reference for reference in file.mappings if reference() is not None]
         file.mappings.append(weakref.ref(mapping))
+        mapping.file = file
+        self._mapped.add(file)
         return memoryview(mapping).toreadonly()
 
     def size(self, handle: int) -> int:

@@ -18,9 +18,9 @@ SETTINGS = ReplicaSettings(lag_time_max_ms=1000, connection_grace_ms=100, isr_re
 _E = TypeVar("_E")
 
 
-def log_of(*epochs: int) -> SimLog:
-    """A log with one record of each given leader epoch, in order; equal epochs give equal records."""
-    log = SimLog()
+def log_of(*epochs: int, start: int = 0) -> SimLog:
+    """A log with one record of each given leader epoch, in order, from ``start`` on; equal epochs: equal records."""
+    log = SimLog(start)
     for epoch in epochs:
         log.append(f"e{epoch}", 1, leader_epoch=epoch, now_ms=0)
     return log

@@ -194,6 +194,18 @@ def test_divergence_is_found_by_epoch(offset: int, last_epoch: int, point: tuple
     assert effects == ([fx.AnswerDiverging(*point)] if point else [fx.ServeFetch(offset)])
 
 
+def test_an_empty_log_begins_where_the_leaders_first_segment_does() -> None:
+    """Not in the middle of it, where a replica may have been cut to nothing: its file would lack what is before."""
+    stage = Stage(log_of(1, 1, 3, start=4))
+    stage.lead(epoch=9)
+    assert stage.fetch(2, 4, last_epoch=-1) == [fx.ServeFetch(4)]
+    for offset in (5, 7):
+        assert one(stage.fetch(2, offset, last_epoch=-1), fx.RefuseFetch).code == ErrorCode.OFFSET_OUT_OF_RANGE
+    empty = Stage(log_of(start=4))
+    empty.lead(epoch=9)
+    assert empty.fetch(2, 4, last_epoch=-1) == [fx.ServeFetch(4)]
+
+
 # --- in-sync set ------------------------------------------------------------------------------------------------------
 
 

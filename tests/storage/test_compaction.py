@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import gc
 import io
+import weakref
 
 import polars
 import pyarrow as pa
@@ -241,6 +243,43 @@ def test_without_room_to_spill_a_cleaning_goes_as_far_as_its_memory(disk: SimDis
             assert ends[-1] > ends[-2] and len(ends) < 20
             assert seen(log) == expected(before, ends[-1])
     assert len(ends) > 2 and ends[-1] == log.segments[-1].base_offset
+
+
+def test_keys_that_leave_no_room_for_segments_are_not_spilled_again(disk: SimDisk, log: Log) -> None:
+    """Else the disk would never be freed. A file without name takes its room while it is mapped."""
+    for number in range(40):
+        write(log, *[(b"key %d" % (number // 8 * 100 + one), number) for one in range(100)])
+    rolled(log)
+    before = seen(log)
+    disk.capacity_bytes = disk.used_bytes + 8_000
+    ends, full = [0], 0
+    while len(ends) + full < 40:
+        try:
+            if clean(log, buffer_bytes=96 * 100) is None:
+                break
+        except OSError as failure:
+            assert failure.errno == errno.ENOSPC
+            full += 1
+            continue
+        ends.append(log.cleaning.state.end)
+        assert seen(log) == expected(before, ends[-1])
+    assert full and ends[-1] == log.segments[-1].base_offset
+
+
+def test_what_a_cleaning_has_held_is_given_back_at_once(log: Log) -> None:
+    """Its table, and the room of the file that is mapped: not when the collector of cycles comes by."""
+    for number in range(300):
+        write(log, (b"key %d" % number, number))
+    rolled(log)
+    gc.disable()
+    try:
+        job = clean(log, buffer_bytes=96 * 100)
+        assert job is not None and job.tally.bytes_spilled
+        gone = weakref.ref(job)
+        del job
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 class _Cancels:

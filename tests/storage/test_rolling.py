@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+
 import pytest
 from msgspec.structs import replace
 
+from sparklog.model import OffsetRange
 from sparklog.storage.log import Log
 from sparklog.testing.sim_disk import SimDisk
 from tests.storage.batches import (
@@ -93,6 +96,46 @@ def test_nothing_that_is_not_committed_and_decided_is_ended(disk: SimDisk) -> No
     assert not log.roll_due(EXPIRED_US)
     log.set_high_watermark(log.log_end_offset)
     assert log.roll_due(EXPIRED_US)
+
+
+def test_behind_a_segment_that_stays_nothing_is_ended(disk: SimDisk) -> None:
+    log = create_log(open_directory(disk=disk), retention_ms=RETENTION_MS, segment_ms=1)
+    append(log, batch(timestamp=EXPIRED_US), now_us=1)
+    append(log, batch(timestamp=NEWEST_US), now_us=EXPIRED_US)
+    log.set_high_watermark(log.log_end_offset)
+    assert len(log.segments) == 2 and not log.roll_due(EXPIRED_US)
+    assert log.roll_due(EXPIRED_US + RETENTION_MS * 1000 + 1)
+
+
+def test_idle_logs_are_looked_at_without_their_files(disk: SimDisk) -> None:
+    log = aged(disk)
+    roll(log, EXPIRED_US)
+    commit_and_seal(log)
+    log.apply_retention(EXPIRED_US)
+    log._state.services.checkpoint_now()
+    disk.restart(page_cache_lost=False)
+    again = open_directory(disk=disk).logs()[0]
+    again.config = log.config
+    again.set_high_watermark(again.log_end_offset)
+    again.close()
+    disk.fail_next("open", errno.EIO)
+    assert not again.roll_due(2**50)
+
+
+def test_a_retry_is_known_when_its_segment_has_gone(disk: SimDisk) -> None:
+    log = create_log(open_directory(disk=disk), retention_ms=RETENTION_MS)
+    sent = batch(timestamp=NEWEST_US, producer=4, sequence=0)
+    assert append(log, sent, now_us=NEWEST_US) == OffsetRange(0, 3)
+    log.set_high_watermark(log.log_end_offset)
+    roll(log, EXPIRED_US)
+    commit_and_seal(log)
+    assert log.apply_retention(EXPIRED_US) == 1
+    assert append(log, sent, now_us=EXPIRED_US) == OffsetRange(0, 3)
+    log._state.services.checkpoint_now()
+    disk.restart(page_cache_lost=False)
+    again = open_directory(disk=disk).logs()[0]
+    assert (again.log_start_offset, again.log_end_offset) == (3, 4)
+    assert append(again, sent, now_us=EXPIRED_US) == OffsetRange(0, 3)
 
 
 @pytest.mark.parametrize(
