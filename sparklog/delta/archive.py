@@ -78,7 +78,7 @@ class TopicArchive:
         self._busy = threading.Lock()
         self._failure: BaseException | None = None
         self._outdated = False
-        #: The table's progress as this run last saw or made it.
+        #: The table's progress as this run last saw it said, or said it itself.
         self._last: Seam | None = None
         #: How long, in s, the first commit waits for one of the run that made the last.
         self._gives_way_s = 0.0
@@ -189,7 +189,8 @@ class TopicArchive:
             self._wake.set()
         else:
             self.commits += 1
-            self._last = done.seam
+            if has_news:
+                self._last = done.seam
             self._tell(_told(done) if has_news else f"nothing new behind batch {done.seam.batch}")
 
     def _has_given_way(self, archiver: BatchArchiver, ends: BatchEnds) -> bool:
@@ -245,13 +246,13 @@ class TopicArchive:
 
     def _own(self, found: Seam) -> Seam:
         """The table's progress under this run's name. Raises ArchiveFenced: it has moved since this run last saw it."""
-        if self._last is not None and found.attempt != self._attempt and found != self._last:
+        if self._last is None:
+            self._gives_way_s = patience_s(found.every_s) if may_run(found.process) else 0.0
+        elif found.attempt != self._attempt and found.commit != self._last.commit:
             raise ArchiveFenced(
                 f"another archive of topic {found.topic} has committed batch {found.batch}; this one had come to batch "
                 f"{self._last.batch}"
             )
-        is_others = found.batch >= 0 and found.attempt != self._attempt
-        self._gives_way_s = patience_s(found.every_s) if is_others and may_run(found.process) else 0.0
         self._last = found
         return msgspec.structs.replace(
             found, attempt=self._attempt, process=this_process(), every_s=interval_s(self._options.interval)

@@ -147,8 +147,10 @@ def open_archive(table: str, version: int | None = None) -> Archive:
     bad_files = data_files(quarantine, bad) if bad is not None else ()
     seam = said.seam if said is not None else _seam_of_rows(table, topic, files)
     ends = dict(seam.ends)
-    for partition, end in ends_of_rows(quarantine, bad_files).items():
-        ends[partition] = max(end, ends.get(partition, 0))
+    # The quarantine is the newest one: of an older version of the table it has rows that later batches came upon.
+    if version is None or read_seam(table) == said:
+        for partition, end in ends_of_rows(quarantine, bad_files).items():
+            ends[partition] = max(end, ends.get(partition, 0))
     return Archive(
         table,
         found.version(),

@@ -106,7 +106,12 @@ def maintain(
     errors: dict[str, Exception] = {}
     for options in archives:
         path = table_path(options.to, options.topic)
-        if not open_log_with_spark(spark, path).versions():
+        try:
+            is_there = bool(open_log_with_spark(spark, path).versions())
+        except SPARK_ERRORS as reason:  # a file system that is not known, or lets nobody in
+            errors[options.topic] = reason
+            continue
+        if not is_there:
             errors[options.topic] = ConfigError(f"there is no Delta table at {path}")
             continue
         said: list[str] = []

@@ -63,6 +63,11 @@ class Seam(msgspec.Struct, frozen=True, kw_only=True):
         """Name of the table's Delta transactions."""
         return app_id(self.topic_id)
 
+    @property
+    def commit(self) -> tuple[int, str]:
+        """What tells the commit that says it from others of the table, whatever the topic has become since."""
+        return self.batch, self.attempt
+
     def to_json(self) -> str:
         """The text for ``userMetadata``, with sorted keys."""
         return msgspec.json.encode({_KEY: msgspec.to_builtins(self, str_keys=True)}, order="sorted").decode()

@@ -97,6 +97,17 @@ def test_bad_rows_stand_among_the_others_once(archived: Archived) -> None:
     assert [archive.end(partition) for partition in range(3)] == [16, 0, 5]
 
 
+def test_an_older_version_does_not_end_behind_bad_rows_of_later_batches(archived: Archived) -> None:
+    archived.append(rows(0, [1, 2]), {0: 3})
+    archived.set_aside(rows(0, [5]), "its batch is not committed")
+    before = open_archive(archived.table)
+    assert (before.end(0), open_archive(archived.table, before.version).end(0)) == (6, 6)
+    archived.append(rows(0, [3, 4]), {0: 6})
+    archived.set_aside(rows(0, [9]), "of the next one")
+    assert open_archive(archived.table, before.version).end(0) == 3
+    assert open_archive(archived.table).end(0) == 10
+
+
 def test_an_offset_that_is_there_twice_is_told(archived: Archived) -> None:
     archived.append(rows(0, [1, 2]), {0: 3})
     archived.append(rows(0, [2, 3]), {0: 4})
