@@ -188,8 +188,8 @@ class TopicArchive:
             self._failure = error
             self._wake.set()
         else:
-            self.commits += 1
             if has_news:
+                self.commits += 1
                 self._last = done.seam
             self._tell(_told(done) if has_news else f"nothing new behind batch {done.seam.batch}")
 
