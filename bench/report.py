@@ -35,6 +35,11 @@ def _number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:,.3g}"
 
 
+def named(lines: Iterable[Line], scale: float) -> list[Line]:
+    """Titles name the whole size: those of another one say so."""
+    return [line if scale == 1 else line._replace(title=f"{line.title} (x {scale:g})") for line in lines]
+
+
 def merged(path: Path, lines: Iterable[Line], order: Sequence[str]) -> list[Line]:
     """What ``path`` holds, with these lines in place of those of the same rows; in the order of the rows."""
     new = list(lines)

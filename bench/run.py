@@ -65,7 +65,7 @@ def _measured(row: Row, bench: Bench, runs: int) -> list[Line] | None:
     began = time.monotonic()
     try:
         found = measure(row, bench, runs)
-        return [line._replace(goal=None) for line in found] if bench.quick else found
+        return [line._replace(goal=None) for line in found] if bench.quick else report.named(found, bench.scale)
     except Exception:
         bench.say(traceback.format_exc())
         return None

@@ -165,7 +165,7 @@ class Bench:
         self, *, quick: bool = False, scale: float = 1.0, with_kafka: bool | None = True, with_delta: bool = False
     ) -> None:
         self.quick = quick
-        self._scale = scale
+        self.scale = scale
         self._with_kafka = with_kafka
         self._with_delta = with_delta
         #: Whether the session can read and write Kafka; known when there is one.
@@ -193,7 +193,7 @@ class Bench:
 
     def count(self, records: int, quick: int) -> int:
         """How many records a run has."""
-        return quick if self.quick else max(quick, round(records * self._scale))
+        return quick if self.quick else max(quick, round(records * self.scale))
 
     @cached_property
     def ours(self) -> Sparklog:

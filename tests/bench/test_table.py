@@ -104,6 +104,11 @@ def test_rows_measured_at_another_time_are_kept(tmp_path: Path) -> None:
     assert [(line.row, line.ours) for line in found] == [("three", 40), ("two", 50), ("one", 30)]
 
 
+def test_a_title_tells_that_another_size_was_measured() -> None:
+    line = only(row(), {"ours": [10], "a": [5], "b": [4]})
+    assert [found.title for scale in (1.0, 0.4) for found in report.named([line], scale)] == ["work", "work (x 0.4)"]
+
+
 def test_the_picture_has_a_bar_for_each_ratio() -> None:
     picture = ET.fromstring(svg([line_of("one", 30), line_of("two", 5), line_of("three", 1e6)]))
     bars = picture.findall(".//{*}rect")
