@@ -37,6 +37,32 @@ def archived(spark: SparkSession, brokers: ProcessCluster, topic: str, lake: str
     return said
 
 
+class RunningArchives:
+    """Archives in a thread of their own, until they end or the ``with`` block does."""
+
+    def __init__(self, spark: SparkSession, *options: ArchiveOptions) -> None:
+        self.said: list[str] = []
+        #: As ``run_archives`` returns it; None while they run.
+        self.failed: Mapping[str, Exception] | None = None
+        self._stopping = threading.Event()
+
+        def run() -> None:
+            self.failed = run_archives(spark, options, stopping=self._stopping, tell=self.said.append)
+
+        self._thread = threading.Thread(target=run)
+
+    def __enter__(self) -> RunningArchives:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopping.set()
+        self.join()
+
+    def join(self) -> None:
+        self._thread.join(120)
+
+
 def rows(lake: str, topic: str) -> pa.Table:
     """In order of partition and offset."""
     table = DeltaTable(table_path(lake, topic)).to_pyarrow_table()

@@ -19,7 +19,6 @@ from sparklog.delta.archive import TopicArchive
 from sparklog.delta.archive_table import ArchiveFenced, ArchiveRefused, ArchiveTable
 from sparklog.delta.archived_rows import open_archive
 from sparklog.delta.batches import BatchArchiver
-from sparklog.delta.job import run_archives
 from sparklog.delta.quarantine import Quarantine, QuarantineMoved
 from sparklog.delta.restore import restore_topic
 from sparklog.delta.seam import Seam
@@ -27,7 +26,7 @@ from sparklog.delta.table import quarantine_path, table_path
 from sparklog.errors import ConfigError
 from sparklog.model import TopicPartition
 from sparklog.testing.process_cluster import ProcessCluster
-from tests.delta.archives import archive, archived, asked, bad_rows, ends, places, rows, seams
+from tests.delta.archives import RunningArchives, archive, archived, asked, bad_rows, ends, places, rows, seams
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.integration
@@ -128,27 +127,20 @@ def test_a_typed_topic_whose_schema_grows_while_it_is_archived(
     write([1, 2, 3], [0, beyond, 86_400_000_000])
     write([0], [0], seconds=beyond)
     archived(spark, brokers, topic, lake)
-    stopping, said = threading.Event(), list[str]()
     options = asked(brokers, topic, lake, interval="100 milliseconds")
-    outcome: dict[str, Exception] = {}
-    thread = threading.Thread(
-        target=lambda: outcome.update(run_archives(spark, [options], stopping=stopping, tell=said.append))
-    )
-    thread.start()
-    try:
-        wait_until(lambda: any("nothing new" in text for text in said), "the first batch", timeout_s=120)
+    with RunningArchives(spark, options) as running:
+        wait_until(lambda: any("nothing new" in text for text in running.said), "the first batch", timeout_s=120)
         # A query that ends without an error is not the end of the archive, nor is what an earlier run committed.
         for query in spark.streams.active:
             if (query.name or "").startswith(f"archive-{topic}-"):
                 query.stop()
-        wait_until(lambda: any("ended by somebody else" in text for text in said), "another query", timeout_s=120)
+        wait_until(
+            lambda: any("ended by somebody else" in text for text in running.said), "another query", timeout_s=120
+        )
         admin.add_columns(topic, pa.schema([("note", pa.string()), ("local", pa.timestamp("us"))]))
         write([4], [5], note=pa.array(["new"]), local=pa.array([7], pa.timestamp("us")))
         wait_until(lambda: ends(lake, topic) == {0: 5}, "the wider rows", timeout_s=120)
-    finally:
-        stopping.set()
-        thread.join(120)
-    assert not thread.is_alive() and outcome == {}, said
+    assert running.failed == {}, running.said
     found = rows(lake, topic)
     assert places(found) == [(0, 0), (0, 2), (0, 4)]
     assert found.select(["a", "note"]).to_pylist() == [
@@ -301,38 +293,23 @@ def test_of_two_archives_the_one_that_was_there_first_goes_on(
     # As if each were a process of another host.
     monkeypatch.setattr("sparklog.delta.archive.may_run", bool)
     monkeypatch.setattr("sparklog.delta.archive.patience_s", lambda _: 300.0)
-    stopping, said = threading.Event(), list[str]()
-    failed: dict[str, dict[str, Exception]] = {}
-
-    def start(interval: str) -> threading.Thread:
-        options = [asked(brokers, topic, lake, interval=interval)]
-
-        def run() -> None:
-            failed[interval] = run_archives(spark, options, stopping=stopping, tell=said.append)
-
-        thread = threading.Thread(target=run)
-        thread.start()
-        return thread
+    first = RunningArchives(spark, asked(brokers, topic, lake, interval="2 seconds"))
+    later = RunningArchives(spark, asked(brokers, topic, lake, interval="100 milliseconds"))
 
     def are_running(count: int) -> bool:
         return sum((query.name or "").startswith(f"archive-{topic}-") for query in spark.streams.active) == count
 
-    first = start("2 seconds")
-    threads = [first]
-    try:
-        wait_until(lambda: any("batch 0" in text for text in said), "the first commit", timeout_s=120)
-        threads.append(start("100 milliseconds"))
-        wait_until(lambda: are_running(2), "the second archive", timeout_s=120)
-        produce(brokers, topic, "a")
-        threads[1].join(120)
-        error = failed["100 milliseconds"][topic]
-        assert isinstance(error, ArchiveFenced) and "batch 1 found, batch 0 expected" in str(error), said
-        assert first.is_alive()
-    finally:
-        stopping.set()
-        for thread in threads:
-            thread.join(120)
-    assert failed["2 seconds"] == {}, said
+    with first:
+        wait_until(lambda: any("batch 0" in text for text in first.said), "the first commit", timeout_s=120)
+        with later:
+            wait_until(lambda: are_running(2), "the second archive", timeout_s=120)
+            produce(brokers, topic, "a")
+            later.join()
+        assert later.failed is not None, later.said
+        error = later.failed[topic]
+        assert isinstance(error, ArchiveFenced) and "batch 1 found, batch 0 expected" in str(error), later.said
+        assert first.failed is None
+    assert first.failed == {}, first.said
     produce(brokers, topic, "b")
     monkeypatch.setattr("sparklog.delta.archive.patience_s", lambda every_s: every_s / 2)
     assert [text.partition(": ")[2] for text in archived(spark, brokers, topic, lake)] == [

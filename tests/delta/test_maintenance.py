@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime as dt
 import itertools
 import runpy
-import threading
 from collections import Counter
 from contextlib import nullcontext
 from pathlib import Path
@@ -19,13 +18,12 @@ from pyspark.sql import SparkSession
 from sparklog.client.admin import Admin
 from sparklog.client.producer import Producer
 from sparklog.delta.archive_table import ArchiveTable
-from sparklog.delta.job import run_archives
 from sparklog.delta.maintenance import RETENTION, VACUUMED, Maintenance
 from sparklog.delta.options import MaintenanceOptions
 from sparklog.delta.seam import open_log, read_seam
 from sparklog.delta.table import table_path
 from sparklog.testing.process_cluster import ProcessCluster
-from tests.delta.archives import asked, places, rows, seams
+from tests.delta.archives import RunningArchives, asked, places, rows, seams
 from tests.delta.tables import Archived, described, placed
 from tests.waiting import wait_until
 
@@ -162,19 +160,13 @@ def test_maintenance_beside_appends_and_merges(
     ]
     for name in names:
         admin.create_topic(name, partitions=2, replication_factor=1)
-    stopping, said = threading.Event(), list[str]()
-    failed: dict[str, Exception] = {}
-    thread = threading.Thread(
-        target=lambda: failed.update(run_archives(spark, options, stopping=stopping, tell=said.append))
-    )
-    thread.start()
     sent, when = 0, dt.datetime(2024, 5, 1, tzinfo=UTC)
 
     def is_level(name: str) -> bool:
         found = read_seam(table_path(lake, name))
         return found is not None and found.seam.ends == {0: sent, 1: sent}
 
-    try:
+    with RunningArchives(spark, *options) as running:
         with Producer(brokers.bootstrap) as producer:
 
             def send() -> None:
@@ -196,10 +188,7 @@ def test_maintenance_beside_appends_and_merges(
             wait_until(is_done, "both tables to be compacted", timeout_s=180)
             send()
         wait_until(lambda: all(is_level(name) for name in names), "the last rows", timeout_s=120)
-    finally:
-        stopping.set()
-        thread.join(120)
-    assert not thread.is_alive() and failed == {}, said
+    assert running.failed == {}, running.said
     append, upsert = names
     assert places(rows(lake, append)) == [(partition, offset) for partition in range(2) for offset in range(sent)]
     newest = list(range(1, sent))
