@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable
 from enum import Enum, auto
 from typing import NamedTuple
@@ -100,14 +100,13 @@ class ProducerBatch:
         """Give it its place among the producer's batches, or take it away again."""
         self.identity = identity
         flags = self.encoded.header.flags
-        self.encoded = self.encoded._replace(
-            header=self.encoded.header._replace(
-                flags=flags | Flag.TRANSACTIONAL if transactional else flags,
-                producer_id=identity.producer_id if identity else -1,
-                producer_epoch=identity.epoch if identity else -1,
-                first_sequence=first_sequence,
-            )
+        header = self.encoded.header._replace(
+            flags=flags | Flag.TRANSACTIONAL if transactional else flags,
+            producer_id=identity.producer_id if identity else -1,
+            producer_epoch=identity.epoch if identity else -1,
+            first_sequence=first_sequence,
         )
+        self.encoded = EncodedBatch(header, self.encoded.body)
 
     def __repr__(self) -> str:
         header = self.encoded.header
@@ -138,7 +137,10 @@ class _Partition:
         return bool(self.queued) or self.first_waiting() is not None
 
     def first_waiting(self) -> ProducerBatch | None:
-        return next((batch for batch in self.outstanding if batch.state is BatchState.WAITING), None)
+        for batch in self.outstanding:
+            if batch.state is BatchState.WAITING:
+                return batch
+        return None
 
 
 class Accumulator:
@@ -170,7 +172,8 @@ class Accumulator:
         self._retries_ms: list[float] = []
         #: Topics of which a partition had something to send and no leader, when last looked at.
         self.leaderless: set[str] = set()
-        self._busy_topics: Counter[str] = Counter()
+        #: How many partitions of each have batches.
+        self._busy_topics: dict[str, int] = {}
         self._identity: ProducerIdentity | None = None
         self._identity_wanted = False
         #: How often a sequence was given up for a new producer id.
@@ -186,7 +189,7 @@ class Accumulator:
         partition.queued.append(batch)
         if batch.tp not in self._busy:
             self._busy[batch.tp] = partition
-            self._busy_topics[batch.tp.topic] += 1
+            self._busy_topics[batch.tp.topic] = self._busy_topics.get(batch.tp.topic, 0) + 1
         self._sendable.setdefault(batch.tp, partition)
         self._deadline_ms = min(self._deadline_ms, batch.deadline_ms)
 
@@ -372,9 +375,9 @@ class Accumulator:
             self._sendable.pop(batch.tp, None)
         if not partition.outstanding and not partition.queued:
             del self._busy[batch.tp]
-            self._busy_topics[batch.tp.topic] -= 1
-            if not self._busy_topics[batch.tp.topic]:
-                del self._busy_topics[batch.tp.topic]
+            others = self._busy_topics.pop(batch.tp.topic) - 1
+            if others:
+                self._busy_topics[batch.tp.topic] = others
 
     # --- questions ---
 

@@ -98,7 +98,9 @@ class AsyncLink:
 
     def connection(self, broker_id: int) -> AsyncConnection | None:
         """The open connection to a broker; else None, and one is being opened unless that failed just now."""
-        broker = self._brokers.setdefault(broker_id, _Broker())
+        broker = self._brokers.get(broker_id)
+        if broker is None:
+            broker = self._brokers[broker_id] = _Broker()
         if broker.connection is not None and not broker.connection.closed:
             return broker.connection
         endpoint = self.metadata.endpoint(broker_id)

@@ -14,7 +14,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -22,7 +21,7 @@ import pyarrow as pa
 
 from sparklog.client.errors import BufferFull, ProducerClosed, closed_for
 from sparklog.client.partitioning import ProducerTopic, Rows
-from sparklog.client.results import BatchOutcome, RecordFuture, RecordMetadata, tell
+from sparklog.client.results import BatchOutcome, Ending, RecordFuture, RecordMetadata, tell
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.record.schema import DEFAULT_SCHEMA, fit_table
 
@@ -67,7 +66,7 @@ class RecordChunk:
         self.created_ms = created_ms
         self.size = 0
         self.lock = threading.Lock()
-        self.finished: Future[None] = Future()
+        self.finished = Ending()
         #: One tuple a record, put into columns when the chunk is encoded: a single append is all that ``send`` does.
         self.records: list[Record] = []
         self._batch_of: Rows | Sequence[int] | None = None
@@ -157,9 +156,13 @@ class RecordChunk:
         offset = batch.base_offset + int(self._place_of[index]) if batch.base_offset >= 0 else -1
         return RecordMetadata(self.topic.name, batch.partition, offset, self.records[index][3])
 
-    def attend(self, index: int) -> None:
-        if self.attendant is not None and self.outcome(index) is None:
-            self.attendant.attend(lambda: self.outcome(index) is not None)
+    def attend(self, index: int) -> RecordMetadata | BaseException | None:
+        outcome = self.outcome(index)
+        if outcome is not None or self.attendant is None:
+            return outcome
+        ending = self.finished
+        self.attendant.attend(lambda: ending.done or self.outcome(index) is not None)
+        return self.outcome(index)
 
     def hurry(self) -> None:
         if self.attendant is not None:
@@ -178,19 +181,25 @@ class RecordChunk:
         self._error_seen = True
 
     def _tell(self, *, ended: bool) -> None:
-        ready = []
         with self.lock:
-            waiting, self._listeners = self._listeners, []
-            for index, resolve in waiting:
-                outcome = self.outcome(index)
-                if outcome is None:
-                    self._listeners.append((index, resolve))
-                else:
-                    ready.append((resolve, outcome))
+            ready = self._take_ready() if self._listeners else ()
         for resolve, outcome in ready:
             tell(resolve, outcome)
-        if ended and not self.finished.done():
-            self.finished.set_result(None)
+        if ended:
+            self.finished.end()
+
+    def _take_ready(
+        self,
+    ) -> list[tuple[Callable[[RecordMetadata | BaseException], None], RecordMetadata | BaseException]]:
+        waiting, self._listeners = self._listeners, []
+        ready = []
+        for index, resolve in waiting:
+            outcome = self.outcome(index)
+            if outcome is None:
+                self._listeners.append((index, resolve))
+            else:
+                ready.append((resolve, outcome))
+        return ready
 
 
 def _default_batch(records: Sequence[Record]) -> pa.RecordBatch:
@@ -232,6 +241,8 @@ class Collector:
         self._opened = opened
         self._lock = threading.Lock()
         self._room = threading.Condition(self._lock)
+        #: How many threads wait for room.
+        self._blocked = 0
         self._used = 0
         self._closed: BaseException | None = None
         self._open: dict[tuple[str, int | None], RecordChunk] = {}
@@ -240,6 +251,11 @@ class Collector:
     @property
     def used_bytes(self) -> int:
         return self._used
+
+    @property
+    def empty(self) -> bool:
+        """Nothing is to be taken. What comes just now says so by ``wake`` or ``begun``."""
+        return not self._open and not self._full
 
     def append(self, topic: ProducerTopic, partition: int | None, *, record: Record, size: int) -> RecordFuture:
         """Take one record. Raises BufferFull or ProducerClosed."""
@@ -270,15 +286,16 @@ class Collector:
 
     def reserve(self, size: int) -> None:
         """Room for a batch of a table. Raises BufferFull or ProducerClosed."""
-        with self._room:
+        with self._lock:
             if self._closed is not None or self._used + size > self._buffer_bytes:
                 self._wait_for_room(size)
             self._used += size
 
     def release(self, size: int) -> None:
-        with self._room:
+        with self._lock:
             self._used -= size
-            self._room.notify_all()
+            if self._blocked:
+                self._room.notify_all()
 
     def take_due(self, now_ms: float, busy: Callable[[str], bool], patience_ms: float) -> list[RecordChunk]:
         """Chunks that are full, whose topic has nothing on its way, or that have waited for ``patience_ms``, at most
@@ -286,7 +303,7 @@ class Collector:
         if not self._open and not self._full:
             return []
         wait_ms = min(self._linger_ms, patience_ms)
-        with self._room:
+        with self._lock:
             due = list(self._full)
             self._full.clear()
             for slot, chunk in list(self._open.items()):
@@ -298,13 +315,13 @@ class Collector:
         """When the oldest open chunk has waited long enough."""
         if not self._open:
             return None
-        with self._room:
+        with self._lock:
             oldest_ms = min((chunk.created_ms for chunk in self._open.values()), default=0.0)
         return oldest_ms + min(self._linger_ms, patience_ms)
 
     def seal(self) -> None:
         """Nothing that is here waits for company any longer."""
-        with self._room:
+        with self._lock:
             self._full.extend(self._open.values())
             self._open.clear()
         self._wake()
@@ -336,7 +353,11 @@ class Collector:
             self._full.extend(self._open.values())
             self._open.clear()
             self._wake()
-            self._room.wait(left)
+            self._blocked += 1
+            try:
+                self._room.wait(left)
+            finally:
+                self._blocked -= 1
 
 
 def header_list(headers: Mapping[str, str | bytes | None] | Sequence[tuple[str, str | bytes | None]]) -> list[Header]:

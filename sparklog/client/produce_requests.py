@@ -91,6 +91,10 @@ class ProduceRequests:
         oldest = next(iter(self._sent))
         return max(self._round_trip_ms, now_ms - oldest.sent_ms) / 2
 
+    @property
+    def under_way(self) -> bool:
+        return bool(self._sent)
+
     def can_take(self, broker_id: int) -> bool:
         """A connection is there and has room for one request more; if not, ``changed`` is called when it has."""
         connection = self._link.connection(broker_id)

@@ -10,12 +10,12 @@ from __future__ import annotations
 import atexit
 import contextlib
 import datetime as dt
+import functools
 import operator
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeoutError
 from types import TracebackType
 from typing import Any
 
@@ -275,10 +275,8 @@ class Producer:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         for completion in waiting:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            try:
-                completion.finished.result(left)
-            except FutureTimeoutError:
-                raise ClientTimeout(f"flush: not everything was acknowledged within {timeout_s:g} s") from None
+            if not completion.finished.wait(left):
+                raise ClientTimeout(f"flush: not everything was acknowledged within {timeout_s:g} s")
         with self._lock:
             failed, self._failed = self._failed, []
         for completion in failed:
@@ -410,7 +408,7 @@ class Producer:
     def _opened(self, completion: Completion | RecordChunk) -> None:
         with self._lock:
             self._open.add(completion)
-        completion.finished.add_done_callback(lambda _: self._ended(completion))
+        completion.finished.then(functools.partial(self._ended, completion))
 
     def _forsake(self, error: BaseException) -> None:
         """The I/O thread ends: nothing that is open may be waited for in vain, wherever it was."""
@@ -432,7 +430,7 @@ class Producer:
         with self._lock:
             waiting = list(self._open)
         for completion in waiting:
-            completion.finished.result()
+            completion.finished.wait()
         return next((completion.error for completion in waiting if completion.failed), None)
 
     def _forget(self) -> None:

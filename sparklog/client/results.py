@@ -53,11 +53,47 @@ class BatchOutcome(NamedTuple):
     error: BaseException | None = None
 
 
+class Ending:
+    """That something has ended, to be waited for or told: what a future is for, without what most of them cost."""
+
+    __slots__ = ("_told", "done")
+
+    #: Held for a moment only, so one serves all.
+    _guard = threading.Lock()
+
+    def __init__(self) -> None:
+        self.done = False
+        self._told: list[Callable[[], None]] = []
+
+    def then(self, told: Callable[[], None]) -> None:
+        """Call ``told`` once: now, or in the thread that calls ``end``."""
+        with self._guard:
+            if not self.done:
+                self._told.append(told)
+                return
+        told()
+
+    def end(self) -> None:
+        """It has ended. Once is enough, and more is the same."""
+        with self._guard:
+            self.done = True
+            told, self._told = self._told, []
+        for tell_one in told:
+            tell_one()
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Until it has ended. False: it has not within ``timeout_s``."""
+        ended = threading.Lock()
+        ended.acquire()
+        self.then(ended.release)
+        return ended.acquire(timeout=-1 if timeout_s is None else min(timeout_s, threading.TIMEOUT_MAX))
+
+
 class Completion(Protocol):
     """What was handed to a producer in one go and ends as one: a chunk of records, or a table."""
 
-    #: Resolved, never with an exception, when no batch of it is under way any more.
-    finished: Future[None]
+    #: No batch of it is under way any more.
+    finished: Ending
 
     @property
     def failed(self) -> bool:
@@ -94,8 +130,9 @@ class RecordOutcomes(Protocol):
 
     lock: threading.Lock
 
-    def attend(self, index: int) -> None:
-        """This thread waits for the outcome and does nothing else: it may do what there is to be done for it."""
+    def attend(self, index: int) -> RecordMetadata | BaseException | None:
+        """This thread waits for the outcome and does nothing else: it may do what there is to be done for it. Returns
+        sooner or later, with the outcome if there is one."""
 
     def hurry(self) -> None:
         """Somebody waits for it in another way."""
@@ -133,8 +170,9 @@ class RecordFuture(Future[RecordMetadata]):
 
     def result(self, timeout: float | None = None) -> RecordMetadata:
         if timeout is None and "_condition" not in self.__dict__:
-            self._wait()
-        outcome = self._chunk.outcome(self._index)
+            outcome = self._wait()
+        else:
+            outcome = self._chunk.outcome(self._index)
         if isinstance(outcome, RecordMetadata):
             return outcome
         try:
@@ -142,14 +180,16 @@ class RecordFuture(Future[RecordMetadata]):
         finally:
             self._saw_error()
 
-    def _wait(self) -> None:
-        """Until there is an outcome: by a bare lock, which takes a third of the time of a full future's condition."""
-        self._chunk.attend(self._index)
-        if self._chunk.outcome(self._index) is None:
-            told = threading.Lock()
-            told.acquire()
-            self._chunk.listen(self._index, lambda _: told.release())
-            told.acquire()
+    def _wait(self) -> RecordMetadata | BaseException | None:
+        """The outcome: by a bare lock, which takes a third of the time of a full future's condition."""
+        outcome = self._chunk.attend(self._index)
+        if outcome is not None:
+            return outcome
+        told = threading.Lock()
+        told.acquire()
+        self._chunk.listen(self._index, lambda _: told.release())
+        told.acquire()
+        return self._chunk.outcome(self._index)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         if isinstance(self._chunk.outcome(self._index), RecordMetadata):
@@ -205,7 +245,7 @@ class TableWrite:
     def __init__(self, topic: str) -> None:
         self.topic = topic
         self.future = WriteFuture()
-        self.finished: Future[None] = Future()
+        self.finished = Ending()
         self._lock = threading.Lock()
         self._open = 1  # the writer itself, until sealed
         self._ended = False
@@ -258,7 +298,7 @@ class TableWrite:
             tell(self.future.set_exception, self._error)
         else:
             tell(self.future.set_result, self._result())
-        self.finished.set_result(None)
+        self.finished.end()
 
     def _result(self) -> WriteResult:
         ranges: list[WrittenRange] = []

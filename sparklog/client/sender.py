@@ -290,6 +290,8 @@ class Sender:
 
     def _look(self) -> None:
         try:
+            if self._at_rest():
+                return
             now = _now_ms()
             for topic in self._board.follow():
                 self._follow_topic(topic)
@@ -298,9 +300,10 @@ class Sender:
                 batch = self._incoming.popleft()
                 self._accumulator.add(batch)
                 self._follow(batch)
-            patience_ms = self._requests.patience_ms(now)
-            for chunk in self.collector.take_due(now + _TICK_MS / 2, self._accumulator.topic_busy, patience_ms):
-                self._encode_chunk(chunk)
+            if not self.collector.empty:
+                patience_ms = self._requests.patience_ms(now)
+                for chunk in self.collector.take_due(now + _TICK_MS / 2, self._accumulator.topic_busy, patience_ms):
+                    self._encode_chunk(chunk)
             for name, error in self._board.gone(now):
                 self._give_up_topic(name, error)
             for batch in self._accumulator.expire(now):
@@ -314,6 +317,18 @@ class Sender:
         except Exception as error:  # a bug of ours must not leave futures open for ever
             self._break(error)
             raise
+
+    def _at_rest(self) -> bool:
+        """Nothing is there, nothing under way, nothing awaited: so it is behind the answer to a single record."""
+        return (
+            self._accumulator.empty
+            and self.collector.empty
+            and not self._incoming
+            and not self._requests.under_way
+            and self._board.settled
+            and self._timer is None
+            and self.transactions is None
+        )
 
     def _send_all(self, now: float) -> None:
         self._accumulator.leaderless.clear()
@@ -475,6 +490,9 @@ class Sender:
         self._pump()
 
     def _set_timer(self, now: float) -> None:
+        quiet = self._timer is None and not self._accumulator.sendable
+        if quiet and self.collector.empty and self._board.settled:
+            return
         times = self._board.next_times_ms(now)
         for at in (self._accumulator.next_time_ms(now), self.collector.next_due_ms(self._requests.patience_ms(now))):
             if at is not None:

@@ -45,6 +45,16 @@ class TopicBoard:
         self._wishes.append(wish)
         self._link.want_metadata([wish.name])
 
+    @property
+    def settled(self) -> bool:
+        """Nobody waits, and nothing new is known: whatever is asked here, the answer is nothing."""
+        return (
+            self._seen_version == self._link.version
+            and not self._wishes
+            and not self._unknown_since_ms
+            and not self._link.topic_errors
+        )
+
     def follow(self) -> list[ProducerTopic]:
         """Bring ``topics`` up to date with the metadata; those that a batch may have to follow."""
         if self._seen_version == self._link.version and not self._wishes:
