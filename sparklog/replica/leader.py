@@ -400,20 +400,25 @@ class Leader:
     def cluster_changed(self, now_ms: int) -> list[Effect]:
         """Assignment, live brokers or min.insync.replicas may have changed: look at everything again."""
         self.follow_assignment(now_ms)
+        self._take_incarnations()
         self._isr_became(self.isr)
-        effects = self.brokers_changed(now_ms)
+        effects: list[Effect] = []
         self.advance(effects)
+        self.reconsider(effects, now_ms)
         return effects
 
     def brokers_changed(self, now_ms: int) -> list[Effect]:
-        """Who is alive has changed, and nothing else: that commits nothing, as nobody's log is any longer by it."""
+        """Who is alive has changed, and nothing else. Nobody has more records by that: nothing is committed."""
+        self._take_incarnations()
+        effects: list[Effect] = []
+        self.reconsider(effects, now_ms)
+        return effects
+
+    def _take_incarnations(self) -> None:
         incarnations = self.view.incarnations
         for broker, peer in self.progress.items():
             if incarnations.get(broker, -1) > peer.incarnation:
                 peer.reincarnated(incarnations[broker])
-        effects: list[Effect] = []
-        self.reconsider(effects, now_ms)
-        return effects
 
     def ticked(self, now_ms: int) -> list[Effect]:
         effects: list[Effect] = []
