@@ -14,6 +14,7 @@ import logging
 import math
 import time
 from collections.abc import Callable
+from typing import TypeVar
 
 from sparklog.broker.fetch_look import Look, follower_has_all, look_for_consumer, look_for_follower
 from sparklog.broker.partition import FetchVerdict, Partition
@@ -33,6 +34,7 @@ _log = logging.getLogger(__name__)
 #: A follower learns of a moved high watermark this late at most, unless records take the news along earlier.
 _MARK_LINGER_S = 0.01
 _MAX_WAIT_MS = 60_000
+_M = TypeVar("_M")
 
 
 class _OpenFetch:
@@ -283,13 +285,13 @@ class Fetches:
         if self._due and self._due[0][0] < self._timer_s:
             self._arm(self._due[0][0])
 
-    def after_consumers(self, work: Callable[[], None]) -> None:
-        """Do it now, or behind the answers to consumers that are on their way: whom it wakes may take this process's
+    def after_consumers(self, answer: Callable[[_M], None], message: _M) -> None:
+        """Answer now, or behind the answers to consumers that are on their way: whom it wakes may take this process's
         core, and they would wait for that."""
         if self.consumers_due:
-            asyncio.get_running_loop().call_soon(work)
+            asyncio.get_running_loop().call_soon(answer, message)
         else:
-            work()
+            answer(message)
 
     # --- requests ---
 

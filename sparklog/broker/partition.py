@@ -269,15 +269,18 @@ class Partition:
         pending = self._pending[effect.ticket]
         now_us = time.time_ns() // 1000
         try:
+            known = None
             # A retry of what is in the log already is answered as such, even when the schema has moved on since.
             if not pending.own:
                 self._check_restoring(placed=pending.placed)
-                for header, body in pending.batches[self.log.duplicate_count(pending.batches) :]:
+                known = self.log.known(pending.batches)
+                for header, body in pending.batches[len(known) :]:
                     self._validate(header, body, placed=pending.placed)
             written = self.log.append_as_leader(
                 pending.batches,
                 leader_epoch=effect.leader_epoch,
                 now_us=now_us,
+                known=known,
                 placed=pending.placed,
                 roll=pending.roll,
             )

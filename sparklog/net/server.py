@@ -148,13 +148,14 @@ class ServerConnection(asyncio.BufferedProtocol):
 
     def reply(self, message: Reply, body: Sequence[Buffer] = ()) -> None:
         """Answer the request with the message's ``cid``. Body buffers must not change until they are sent."""
-        if self.closed or self._transport is None:
+        transport = self._transport
+        if self.closed or transport is None:
             return
         buffers = encode_reply(message, body)
         if len(buffers) == 1:
-            self._transport.write(buffers[0])
+            transport.write(buffers[0])
         else:
-            self._transport.writelines(buffers)
+            transport.writelines(buffers)
         self.done(message.cid)
 
     def done(self, cid: int) -> None:
@@ -186,35 +187,44 @@ class ServerConnection(asyncio.BufferedProtocol):
         """Handle queued requests as far as the bounds allow; read the socket only when none is left waiting."""
         if self._transport is None or self._handler is None:
             return
-        while not self.closed and self._queue:
-            event = self._queue[0]
+        queue = self._queue
+        while queue and not self.closed:
+            event = queue[0]
             # A greeting costs no budget: a client that must wait shall know that it waits for a living broker.
             if not (self._writable if isinstance(event, ImmediateAnswer) else self._may_take(event)):
                 break
-            self._queue.popleft()
+            queue.popleft()
             if isinstance(event, ImmediateAnswer):
-                self._transport.writelines(encode_reply(event.reply))
-                if event.close:
-                    self._queue.clear()
-                    self.close()
-                    return
-                continue
-            if event.request.cid in self._in_hand:
-                # Two under one number would be counted as one: neither bound would hold any more.
-                detail = f"correlation id {event.request.cid} found, its earlier request is not answered yet"
-                self._transport.writelines(
-                    encode_reply(ErrorReply(event.request.cid, ErrorCode.INVALID_REQUEST, detail))
-                )
-                continue
-            self._in_hand[event.request.cid] = event.frame_bytes
-            self._budget.take(event.frame_bytes)
-            self._going_on = True
-            try:
-                self._handler.request_received(event.request, event.body)
-            finally:
-                self._going_on = False
+                self._answer(event)
+            else:
+                self._take(event)
         if not self.closed:
-            self._set_reading(self._may_read())
+            reading = self._may_read()
+            if reading is not self._reading:
+                self._set_reading(reading)
+
+    def _answer(self, event: ImmediateAnswer) -> None:
+        assert self._transport is not None
+        self._transport.writelines(encode_reply(event.reply))
+        if event.close:
+            self._queue.clear()
+            self.close()
+
+    def _take(self, event: ReceivedRequest) -> None:
+        assert self._transport is not None and self._handler is not None
+        request = event.request
+        if request.cid in self._in_hand:
+            # Two under one number would be counted as one: neither bound would hold any more.
+            detail = f"correlation id {request.cid} found, its earlier request is not answered yet"
+            self._transport.writelines(encode_reply(ErrorReply(request.cid, ErrorCode.INVALID_REQUEST, detail)))
+            return
+        self._in_hand[request.cid] = event.frame_bytes
+        self._budget.take(event.frame_bytes)
+        self._going_on = True
+        try:
+            self._handler.request_received(request, event.body)
+        finally:
+            self._going_on = False
 
     def _may_take(self, event: ReceivedRequest) -> bool:
         if self._budget.exhausted and event.body:
@@ -233,7 +243,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         return self._writable and not self._held and len(self._in_hand) < self._limits.max_in_flight
 
     def _set_reading(self, reading: bool) -> None:
-        if reading != self._reading and self._transport is not None and not self._transport.is_closing():
+        if self._transport is not None and not self._transport.is_closing():
             self._reading = reading
             if reading:
                 self._transport.resume_reading()

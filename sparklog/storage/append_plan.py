@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import msgspec
+
 from sparklog.config import TopicConfig
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.record.checksum import crc32c
@@ -45,7 +47,7 @@ class LogTail(NamedTuple):
     cleaned: bool = False
 
 
-class Run(NamedTuple):
+class Run(msgspec.Struct, frozen=True):
     """Batches for one segment. ``packed`` and ``data`` are what to write; together, not item by item."""
 
     new_segment: bool
@@ -249,12 +251,12 @@ def markers_of(runs: Sequence[Run]) -> dict[int, Marker]:
     Raises:
         BrokerError: CORRUPT_MESSAGE for a marker that cannot be read.
     """
-    return {
-        header.base_offset: decode_marker(header, body)
-        for run in runs
-        for header, body in zip(run.headers, run.data, strict=True)
-        if header.flags & _CONTROL
-    }
+    markers = {}
+    for run in runs:
+        for header, body in zip(run.headers, run.data, strict=True):
+            if header.flags & _CONTROL:
+                markers[header.base_offset] = decode_marker(header, body)
+    return markers
 
 
 def _corrupt(offset: int, what: str, *, found: object, expected: object) -> BrokerError:

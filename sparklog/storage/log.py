@@ -189,12 +189,14 @@ class Log:
         *,
         leader_epoch: int,
         now_us: int,
+        known: Sequence[OffsetRange] | None = None,
         placed: bool = False,
         roll: bool = False,
     ) -> OffsetRange:
         """Append checked batches; return the offsets of the first to the last of them.
 
         Batches that are already in the log are not appended again: the earlier offsets are returned for them.
+        ``known``: what ``known`` has just said of the batches, None if it was not asked.
         ``placed``: they have their offsets and times already, and continue the log. ``roll``: in a new segment.
 
         Raises:
@@ -210,7 +212,8 @@ class Log:
                 ErrorCode.FENCED_LEADER_EPOCH,
                 f"{self.tp}: leader epoch {leader_epoch} found, {state.epochs.last_epoch} is in the log",
             )
-        known = state.producers.known([header for header, _ in batches], self.tp)
+        if known is None:
+            known = self.known(batches)
         fresh = batches[len(known) :] if known else batches
         start = state.log_end_offset
         if fresh:
@@ -250,10 +253,10 @@ class Log:
             self._carry_out(runs, runs[-1].headers[-1].append_time)
         return state.log_end_offset
 
-    def duplicate_count(self, batches: Sequence[tuple[BatchHeader, Buffer]]) -> int:
-        """How many of the first batches are in the log already: a retry is answered as such before its content is
-        checked against a schema that may have moved on. Raises BrokerError as ``append_as_leader``."""
-        return len(self._state.producers.known([header for header, _ in batches], self.tp))
+    def known(self, batches: Sequence[tuple[BatchHeader, Buffer]]) -> list[OffsetRange]:
+        """Offsets of the first batches, as far as they are in the log already: a retry is answered as such before its
+        content is checked against a schema that may have moved on. Raises BrokerError as ``append_as_leader``."""
+        return self._state.producers.known(batches, self.tp)
 
     def _cut_front(self, header: BatchHeader, body: memoryview, start: int) -> tuple[BatchHeader, Buffer]:
         return cut_front(header, body, start, schema=self.schema(header.schema_id))
