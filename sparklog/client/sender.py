@@ -412,6 +412,10 @@ class Sender:
             chunk.fail(chunk.error)
             return
         chunk.placed([part.rows for part in parts])
+        if len(parts) == 1:
+            (part,) = parts
+            self._accumulator.add(self._batch(topic, part.partition, part.encoded, Ticket(chunk, 0, chunk.size)))
+            return
         left, rows = chunk.size, sum(len(part.rows) for part in parts)
         for index, part in enumerate(parts):
             share = left if index == len(parts) - 1 else chunk.size * len(part.rows) // rows
