@@ -21,7 +21,6 @@ from sparklog.broker.partition import FetchVerdict, Partition
 from sparklog.broker.partitions import Partitions
 from sparklog.broker.state import BrokerState
 from sparklog.errors import BrokerError, ErrorCode
-from sparklog.model import TopicPartition
 from sparklog.net.server import ServerConnection
 from sparklog.protocol.frames import Buffer
 from sparklog.protocol.messages import CONSUMER, ErrorReply, Fetch, FetchedPartition, FetchPartition, FetchReply
@@ -50,16 +49,19 @@ class _OpenFetch:
         "context",
         "done",
         "due_s",
+        "number",
         "of_follower",
         "request",
         "verdicts",
     )
 
     def __init__(
-        self, broker: BrokerState, connection: ServerConnection, *, request: Fetch, context: FetchContext
+        self, broker: BrokerState, connection: ServerConnection, number: int, *, request: Fetch, context: FetchContext
     ) -> None:
         self._broker = broker
         self.connection = connection
+        #: Its session's id: of a session one fetch waits at most. Below 0 without a session.
+        self.number = number
         self.request = request
         self.context = context
         #: What the leader's replicas said to the positions named in this request; ServeFetch is not kept.
@@ -77,32 +79,30 @@ class _OpenFetch:
 
     def begin(self) -> None:
         """Answer now if there is a reason to, else wait."""
-        self._stale = {(wanted.topic, wanted.partition): wanted for wanted in self.context.due()}
-        has_all = self._has_all()
-        if self.request.max_wait_ms <= 0 or (not has_all and self._enough()):
+        self._stale = self.context.due()
+        has_news = self._has_only_marks()
+        if self.request.max_wait_ms <= 0 or (has_news is None and self._enough()):
             self._complete()
             return
-        self._answer_after(min(self.request.max_wait_ms, _MAX_WAIT_MS) / 1000)
-        if self.of_follower and (self._marks_moved() if has_all else self._has_news()):
-            self.answer_shortly()
+        wait_s = min(self.request.max_wait_ms, _MAX_WAIT_MS) / 1000
+        if self.of_follower and (self._has_news() if has_news is None else has_news):
+            wait_s = min(wait_s, _MARK_LINGER_S)
+        self._answer_after(wait_s)
 
-    def _has_all(self) -> bool:
-        """Whether this is a follower that has all there is in what it names, and nothing to be told but marks: found
-        with less than a look takes, since it is so after nearly every batch."""
+    def _has_only_marks(self) -> bool | None:
+        """Whether marks have moved for a follower that has all there is in what it names, and nothing to be told but
+        marks: found with less than a look takes, since it is so after nearly every batch. None for any other."""
         if not self.of_follower or self.verdicts or self.request.session_epoch == FULL:
-            return False
-        hosted = self._broker.partitions
-        return all(follower_has_all(hosted.get(TopicPartition(*key)), wanted) for key, wanted in self._stale.items())
-
-    def _marks_moved(self) -> bool:
-        hosted = self._broker.partitions
-        for topic, number in self._stale:
-            partition = hosted.get(TopicPartition(topic, number))
-            if partition is None or self.context.marks_moved(
-                (topic, number), partition.replica.high_watermark, partition.log.log_start_offset
-            ):
-                return True
-        return False
+            return None
+        hosted, have_moved = self._broker.partitions, False
+        for key, wanted in self._stale.items():
+            partition = hosted.get(key)
+            if partition is None or not follower_has_all(partition, wanted):
+                return None
+            if not have_moved:
+                start = partition.log.log_start_offset
+                have_moved = self.context.marks_moved(key, partition.replica.high_watermark, start)
+        return have_moved
 
     def moved(self, key: Key, wanted: FetchPartition) -> None:
         """This partition is worth another look."""
@@ -123,7 +123,7 @@ class _OpenFetch:
         due_s = time.monotonic() + delay_s
         if due_s < self.due_s and not self.done:
             self.due_s = due_s
-            self._broker.fetches.answer_at(due_s, self)
+            self._broker.fetches.answer_in_time(self)
 
     def complete(self) -> None:
         """Answer with what there is."""
@@ -145,20 +145,19 @@ class _OpenFetch:
     def _complete(self) -> None:
         self._look()
         self.abandon()
-        looks, self._looks = self._looks, {}  # who waited for its time still holds this, but not the records
-        results = [look.result for look in looks.values()]
-        reply = self.context.reply(results)
+        results: list[FetchedPartition] = []
         body: list[Buffer] = []
         body_bytes = 0
-        for look in looks.values():
+        for look in self._looks.values():
+            results.append(look.result)
             if look.records is not None:
                 body.append(look.records.headers)
-                body.extend(look.records.bodies)
+                body += look.records.bodies
                 body_bytes += look.size
                 if look.result.stored_bytes:
                     self._count_projected(look.result)
         self._broker.counters["fetch.follower.bytes" if self.of_follower else "fetch.consumer.bytes"] += body_bytes
-        self.connection.reply(FetchReply(self.request.cid, reply.code, reply.session_id, reply.partitions), body)
+        self.connection.reply(self.context.reply(results, self.request.cid), body)
 
     def _count_projected(self, result: FetchedPartition) -> None:
         counters = self._broker.counters
@@ -192,28 +191,30 @@ class _OpenFetch:
     def _look(self) -> None:
         """Look at all partitions that are new or moved. What the size limit leaves no room for is not looked at, and
         stays due in its session; nothing is while the peer does not read."""
+        looks = self._looks
         if self._peer_is_full():
-            self._looks = {}
+            looks.clear()
             return
         if not self._stale:
             return
         stale, self._stale = self._stale, {}
-        for key in stale:
-            self._looks.pop(key, None)
-        left = self._max_bytes - sum(look.cost for look in self._looks.values())
+        left = self._max_bytes
+        if looks:
+            for key in stale:
+                looks.pop(key, None)
+            left -= sum(look.cost for look in looks.values())
         look_at = self._broker.fetches.look_for_follower if self.of_follower else look_for_consumer
         for key, wanted in stale.items():
             if left <= 0:
                 self._stale[key] = wanted
                 continue
-            look = look_at(
+            look = looks[key] = look_at(
                 self._broker.partitions,
                 wanted,
                 verdict=self.verdicts.get(key),
                 max_bytes=left,
                 isolation=self.request.isolation,
             )
-            self._looks[key] = look
             left -= look.cost
 
     def _peer_is_full(self) -> bool:
@@ -245,14 +246,18 @@ class Fetches:
     def __init__(self, broker: BrokerState, sessions: SessionCache) -> None:
         self._broker = broker
         self._sessions = sessions
-        self._by_session: dict[int, _OpenFetch] = {}
+        #: By number.
+        self._waiting: dict[int, _OpenFetch] = {}
         #: Fetches without a session, by partition.
         self._sessionless: dict[Key, dict[_OpenFetch, FetchPartition]] = {}
         self._by_connection: dict[ServerConnection, set[_OpenFetch]] = {}
         self._followers: dict[int, ServerConnection] = {}
-        #: When waiting fetches are to be answered at the latest; most have been by then. One timer for all.
-        self._due: list[tuple[float, int, _OpenFetch]] = []
-        self._numbers = itertools.count()
+        #: When waiting fetches are to be looked after, and their numbers. One timer for all.
+        self._due: list[tuple[float, int]] = []
+        #: The earliest of these times by number. Most fetches have been answered by then: whoever waits under their
+        #: number then is looked after, so that the next fetch of a session need not be noted again.
+        self._due_s: dict[int, float] = {}
+        self._numbers = itertools.count(-1, -1)
         self._timer: asyncio.TimerHandle | None = None
         self._timer_s = math.inf
         #: What was last seen for a follower, as long as nothing has moved: others wait at the same place.
@@ -262,9 +267,13 @@ class Fetches:
 
     # --- time ---
 
-    def answer_at(self, due_s: float, fetch: _OpenFetch) -> None:
-        """Answer with what there is then, if that has not been done by then."""
-        heapq.heappush(self._due, (due_s, next(self._numbers), fetch))
+    def answer_in_time(self, fetch: _OpenFetch) -> None:
+        """Answer with what there is when it is due, if that has not been done by then."""
+        due_s, number = fetch.due_s, fetch.number
+        if self._due_s.get(number, math.inf) <= due_s:
+            return
+        self._due_s[number] = due_s
+        heapq.heappush(self._due, (due_s, number))
         if due_s < self._timer_s:
             self._arm(due_s)
 
@@ -278,10 +287,16 @@ class Fetches:
     def _answer_due(self) -> None:
         self._timer, self._timer_s = None, math.inf
         now = time.monotonic()
-        while self._due and (self._due[0][2].done or self._due[0][0] <= now):
-            _, _, fetch = heapq.heappop(self._due)
-            if fetch.due_s <= now:
+        while self._due and self._due[0][0] <= now:
+            due_s, number = heapq.heappop(self._due)
+            if self._due_s.get(number) != due_s:
+                continue  # it was to be sooner
+            del self._due_s[number]
+            fetch = self._waiting.get(number)
+            if fetch is not None and fetch.due_s <= now:
                 fetch.complete()
+            elif fetch is not None:
+                self.answer_in_time(fetch)
         if self._due and self._due[0][0] < self._timer_s:
             self._arm(self._due[0][0])
 
@@ -297,7 +312,7 @@ class Fetches:
 
     def handle(self, connection: ServerConnection, request: Fetch) -> None:
         broker = self._broker
-        earlier = self._by_session.get(request.session_id) if request.session_id else None
+        earlier = self._waiting.get(request.session_id) if request.session_id > 0 else None
         if earlier is not None:
             # The fetcher has changed its mind about what it wants; the older request must not hold up the newer.
             earlier.complete()
@@ -308,7 +323,9 @@ class Fetches:
             _log.info("fetch of %s: %s", connection.peer, error)
             connection.reply(FetchReply(request.cid, error.code, 0, ()))
             return
-        fetch = _OpenFetch(broker, connection, request=request, context=context)
+        session = context.session
+        number = next(self._numbers) if session is None else session.session_id
+        fetch = _OpenFetch(broker, connection, number, request=request, context=context)
         if fetch.of_follower:
             broker.counters["fetch.follower.requests"] += 1
             if broker.cache.endpoint(request.replica_id) is not None:
@@ -324,7 +341,7 @@ class Fetches:
         """Tell each named partition how far the follower is."""
         request = fetch.request
         for wanted in fetch.context.named:
-            partition = self._broker.partitions.get(TopicPartition(wanted.topic, wanted.partition))
+            partition = self._broker.partitions.get((wanted.topic, wanted.partition))
             if partition is None or partition.offline is not None:
                 continue
             if wanted.topic_id and wanted.topic_id != partition.topic_id:
@@ -342,20 +359,16 @@ class Fetches:
                 fetch.verdicts[wanted.topic, wanted.partition] = verdict
 
     def _hold(self, fetch: _OpenFetch) -> None:
-        session = fetch.context.session
-        if session is not None:
-            self._by_session[session.session_id] = fetch
-        else:
+        self._waiting[fetch.number] = fetch
+        if fetch.context.session is None:
             for wanted in fetch.context.named:
                 self._sessionless.setdefault((wanted.topic, wanted.partition), {})[fetch] = wanted
         self._by_connection.setdefault(fetch.connection, set()).add(fetch)
 
     def forget(self, fetch: _OpenFetch) -> None:
-        session = fetch.context.session
-        if session is not None:
-            if self._by_session.get(session.session_id) is fetch:
-                del self._by_session[session.session_id]
-        else:
+        if self._waiting.get(fetch.number) is fetch:
+            del self._waiting[fetch.number]
+        if fetch.context.session is None:
             for wanted in fetch.context.named:
                 key = (wanted.topic, wanted.partition)
                 waiting = self._sessionless.get(key)
@@ -423,16 +436,18 @@ class Fetches:
     def _concerned(self, partition: Partition) -> list[_OpenFetch]:
         """Waiting fetches that name this partition; it is marked for another look in each."""
         self._seen = None
-        key: Key = (partition.tp.topic, partition.tp.partition)
+        key: Key = partition.tp
         found = []
-        for session in self._sessions.wake(*key):
-            fetch = self._by_session.get(session.session_id)
+        for session in self._sessions.wake(key):
+            fetch = self._waiting.get(session.session_id)
             if fetch is not None:
                 fetch.moved(key, session.wanted[key])
                 found.append(fetch)
-        for fetch, wanted in self._sessionless.get(key, {}).items():
-            fetch.moved(key, wanted)
-            found.append(fetch)
+        sessionless = self._sessionless.get(key)
+        if sessionless is not None:
+            for fetch, wanted in sessionless.items():
+                fetch.moved(key, wanted)
+                found.append(fetch)
         return found
 
 

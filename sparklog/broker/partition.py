@@ -175,7 +175,9 @@ class Partition:
             self._fail(error)
         finally:
             self._stepping = False
-        self._surroundings.deadline_moved(self)
+        deadline_ms = self.replica.deadline_ms
+        if deadline_ms is not None and (self.timer_ms is None or deadline_ms < self.timer_ms):
+            self._surroundings.deadline_moved(self)
 
     def produce(self, pending: PendingProduce, *, acks: int, deadline_ms: int) -> None:
         """Append batches if this is the leader; ``pending.answered`` is called once, now or later."""

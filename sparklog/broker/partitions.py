@@ -35,7 +35,7 @@ class Partitions:
     def __init__(self, broker: BrokerState, directory: LogDirectory) -> None:
         self._broker = broker
         self.directory = directory
-        self._hosted: dict[TopicPartition, Partition] = {}
+        self._hosted: dict[tuple[str, int], Partition] = {}
         #: Those of topics that are fsynced by time: looked at again and again, as the others are not.
         self._flushing: dict[TopicPartition, Partition] = {}
         #: Those led here, as their replicas said last.
@@ -53,7 +53,8 @@ class Partitions:
     def __len__(self) -> int:
         return len(self._hosted)
 
-    def get(self, tp: TopicPartition) -> Partition | None:
+    def get(self, tp: tuple[str, int]) -> Partition | None:
+        """``tp``: a TopicPartition, or what equals one."""
         return self._hosted.get(tp)
 
     def require(self, tp: TopicPartition, topic_id: str = "") -> Partition:
@@ -70,7 +71,8 @@ class Partitions:
             raise BrokerError(
                 ErrorCode.INCONSISTENT_TOPIC_ID, f"{tp}: topic id {topic_id} asked for, {partition.topic_id} is here"
             )
-        partition.check_usable()
+        if partition.offline is not None:
+            partition.check_usable()
         return partition
 
     def _absent(self, tp: TopicPartition) -> BrokerError:
