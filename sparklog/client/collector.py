@@ -30,6 +30,9 @@ RECORD_OVERHEAD_BYTES = 64
 
 _DEFAULT_TYPES = [DEFAULT_SCHEMA.field(name).type for name in ("key", "value", "headers", "timestamp")]
 
+#: The rows of the only batch of a chunk of one.
+_ALONE = (range(1),)
+
 Header: TypeAlias = "dict[str, str | bytes | None]"
 #: Key, value, headers, timestamp in microseconds.
 Record: TypeAlias = "tuple[bytes | str | None, Any, list[Header] | None, int]"
@@ -284,6 +287,14 @@ class Collector:
         elif begun:
             self._attendant.begun()
         return RecordFuture(chunk, index)
+
+    def alone(self, topic: ProducerTopic, partition: int, record: Record) -> RecordChunk:
+        """A chunk of one record that is in a batch already. It waits for no company and takes no room."""
+        chunk = RecordChunk(topic, partition, 0.0, self._attendant)
+        chunk.records.append(record)
+        chunk.placed(_ALONE)
+        self._opened(chunk)
+        return chunk
 
     def reserve(self, size: int) -> None:
         """Room for a batch of a table. Raises BufferFull or ProducerClosed."""
