@@ -47,22 +47,18 @@ class SendAlone:
 
     def send(self, topic: ProducerTopic, partition: int | None, record: Record, size: int) -> RecordChunk | None:
         """The chunk that has the record, which is on its way; None: this was not the case for it."""
-        if self._requests.under_way or record[2] or size > _MOST_BYTES or not topic.hand_written:
+        if self._requests.under_way or size > _MOST_BYTES or not topic.hand_written:
             return None
-        if partition is None:
-            if topic.partition_count > 1:
-                return None
-            partition = 0
+        if partition is None and record[0] is None and topic.partition_count > 1:
+            return None  # partitions take turns, and a turn that came to nothing would be one less
         sent: list[RecordChunk] = []
         self._stand_in.act(lambda: self._send(topic, partition, record, size, sent))
         return sent[0] if sent else None
 
-    def _send(self, topic: ProducerTopic, partition: int, record: Record, size: int, sent: list[RecordChunk]) -> None:
+    def _send(
+        self, topic: ProducerTopic, partition: int | None, record: Record, size: int, sent: list[RecordChunk]
+    ) -> None:
         if not self._at_rest(topic):
-            return
-        tp = TopicPartition(topic.name, partition)
-        leader = self._link.metadata.leader(tp)
-        if leader is None or not self._requests.can_take(leader.broker_id) or not self._accumulator.may_start(tp):
             return
         try:
             parts = encode_few(topic, (record,), partition, size=size, batch_bytes=_MOST_BYTES)
@@ -70,11 +66,16 @@ class SendAlone:
             return
         if parts is None:
             return
-        chunk = self._collector.alone(topic, partition, record)
+        (part,) = parts
+        tp = TopicPartition(topic.name, part.partition)
+        leader = self._link.metadata.leader(tp)
+        if leader is None or not self._requests.can_take(leader.broker_id) or not self._accumulator.may_start(tp):
+            return
+        chunk = self._collector.alone(topic, part.partition, record)
         sent.append(chunk)
         batch = ProducerBatch(
             tp,
-            parts[0].encoded,
+            part.encoded,
             topic_id=topic.topic_id,
             deadline_ms=(time.monotonic() + self._delivery_timeout_s) * 1000,
             handle=Ticket(chunk, 0, 0),

@@ -14,6 +14,7 @@ from sparklog.client.errors import ClientTimeout, ProducerClosed
 from sparklog.errors import ErrorCode
 from sparklog.model import TopicPartition
 from sparklog.protocol.messages import Produce
+from sparklog.record.partitioner import partition_for_key
 from tests.client.fake_cluster import FakeCluster
 from tests.client.producing import produce_requests, refuse, say_nothing, times, values
 from tests.client.test_loop_lease import acting, until
@@ -142,6 +143,25 @@ def test_of_several_at_once_only_the_first_goes_on_its_own(fake: FakeCluster, al
             first.result().offset + 1 + number for number in range(500)
         ]
         assert len(produce_requests(fake)) - before < 500, "the others went together"
+
+
+def test_keys_and_turns_choose_partitions_as_always(fake: FakeCluster, alone: list[bool]) -> None:
+    fake.create("t", partitions=6)
+    with Producer(fake.bootstrap) as producer:
+        for _ in range(3):  # the first record of each partition has no sequence to go on with
+            for key in range(30):
+                for idle in range(6):
+                    producer.send("t", b"v", partition=idle).result()
+                told = producer.send("t", b"v", key=b"%d" % key).result()
+                assert told.partition == partition_for_key(b"%d" % key, 6)
+    assert any(alone)
+
+
+def test_records_without_a_key_go_to_all_partitions_in_turn(fake: FakeCluster) -> None:
+    fake.create("t", partitions=2)
+    with Producer(fake.bootstrap) as producer:
+        turns = [producer.send("t", b"v").result().partition for _ in range(100)]
+    assert turns in ([0, 1] * 50, [1, 0] * 50)
 
 
 def test_what_is_compressed_goes_the_usual_way(fake: FakeCluster, alone: list[bool]) -> None:
