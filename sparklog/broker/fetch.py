@@ -250,6 +250,7 @@ class Fetches:
         self._waiting: dict[int, _OpenFetch] = {}
         #: Fetches without a session, by partition.
         self._sessionless: dict[Key, dict[_OpenFetch, FetchPartition]] = {}
+        #: Of those that have fetched, as long as they are open.
         self._by_connection: dict[ServerConnection, set[_OpenFetch]] = {}
         self._followers: dict[int, ServerConnection] = {}
         #: When waiting fetches are to be looked after, and their numbers. One timer for all.
@@ -328,14 +329,18 @@ class Fetches:
         fetch = _OpenFetch(broker, connection, number, request=request, context=context)
         if fetch.of_follower:
             broker.counters["fetch.follower.requests"] += 1
-            if broker.cache.endpoint(request.replica_id) is not None:
-                self._followers[request.replica_id] = connection
+            if self._followers.get(request.replica_id) is not connection:
+                self._note_line(request.replica_id, connection)
             self._note_positions(fetch)
         else:
             broker.counters["fetch.consumer.requests"] += 1
         fetch.begin()
         if not fetch.done:
             self._hold(fetch)
+
+    def _note_line(self, replica_id: int, connection: ServerConnection) -> None:
+        if self._broker.cache.endpoint(replica_id) is not None:
+            self._followers[replica_id] = connection
 
     def _note_positions(self, fetch: _OpenFetch) -> None:
         """Tell each named partition how far the follower is."""
@@ -363,7 +368,10 @@ class Fetches:
         if fetch.context.session is None:
             for wanted in fetch.context.named:
                 self._sessionless.setdefault((wanted.topic, wanted.partition), {})[fetch] = wanted
-        self._by_connection.setdefault(fetch.connection, set()).add(fetch)
+        of_connection = self._by_connection.get(fetch.connection)
+        if of_connection is None:
+            of_connection = self._by_connection[fetch.connection] = set()
+        of_connection.add(fetch)
 
     def forget(self, fetch: _OpenFetch) -> None:
         if self._waiting.get(fetch.number) is fetch:
@@ -377,11 +385,9 @@ class Fetches:
         of_connection = self._by_connection.get(fetch.connection)
         if of_connection is not None:
             of_connection.discard(fetch)
-            if not of_connection:
-                del self._by_connection[fetch.connection]
 
     def connection_lost(self, connection: ServerConnection) -> None:
-        for fetch in list(self._by_connection.get(connection, ())):
+        for fetch in self._by_connection.pop(connection, ()):
             fetch.abandon()
         self._sessions.line_lost(connection)
         for replica_id, of in list(self._followers.items()):

@@ -45,18 +45,17 @@ class _Budget:
         self.used = 0
         #: The most that ``used`` has been.
         self.peak = 0
+        self.exhausted = limit <= 0
         self.waiting: set[ServerConnection] = set()
-
-    @property
-    def exhausted(self) -> bool:
-        return self.used >= self.limit
 
     def take(self, size: int) -> None:
         self.used += size
         self.peak = max(self.peak, self.used)
+        self.exhausted = self.used >= self.limit
 
     def release(self, size: int) -> None:
         self.used -= size
+        self.exhausted = self.used >= self.limit
         if self.waiting and not self.exhausted:
             waiting, self.waiting = self.waiting, set()
             for connection in waiting:
@@ -190,18 +189,19 @@ class ServerConnection(asyncio.BufferedProtocol):
         queue = self._queue
         while queue and not self.closed:
             event = queue[0]
-            # A greeting costs no budget: a client that must wait shall know that it waits for a living broker.
-            if not (self._writable if isinstance(event, ImmediateAnswer) else self._may_take(event)):
-                break
-            queue.popleft()
-            if isinstance(event, ImmediateAnswer):
-                self._answer(event)
-            else:
+            if isinstance(event, ReceivedRequest):
+                if not self._may_take(event):
+                    break
+                queue.popleft()
                 self._take(event)
-        if not self.closed:
-            reading = self._may_read()
-            if reading is not self._reading:
-                self._set_reading(reading)
+            else:
+                # A greeting costs no budget: a client that must wait shall know that it waits for a living broker.
+                if not self._writable:
+                    break
+                queue.popleft()
+                self._answer(event)
+        if not self.closed and self._may_read() is not self._reading:
+            self._set_reading(not self._reading)
 
     def _answer(self, event: ImmediateAnswer) -> None:
         assert self._transport is not None

@@ -108,12 +108,12 @@ class FrameDecoder:
             if self._filled < len(self._large):
                 return []
             whole, self._large = self._large, None
-            return [_cut(whole)]
+            return [_cut(whole, PREFIX.unpack_from(whole)[1])]
         if self._end == 0 and PREFIX_BYTES <= count <= self._limit and not self._skip and self._oversize is None:
             # One frame and nothing else, as it mostly is where latency counts.
             length, header_length = PREFIX.unpack_from(self._scratch)
             if length + 4 == count and PREFIX_BYTES + header_length <= count:
-                return [_cut(memoryview(bytes(self._scratch[:count])))]
+                return [_cut(memoryview(bytes(self._scratch[:count])), header_length)]
         self._end += count
         return self._cut_scratch()
 
@@ -148,7 +148,7 @@ class FrameDecoder:
                 self._oversize = OversizeFrame(header, total, self._limit)
                 self._skip = total
             elif end - start >= total:
-                frames.append(_cut(memoryview(bytes(scratch[start : start + total]))))
+                frames.append(_cut(memoryview(bytes(scratch[start : start + total])), header_length))
                 start += total
             elif total > _OWN_MEMORY_BYTES:
                 self._large = np.empty(total, dtype=np.uint8).data
@@ -165,6 +165,6 @@ class FrameDecoder:
         return frames
 
 
-def _cut(whole: memoryview) -> Frame:
-    header_end = PREFIX_BYTES + PREFIX.unpack_from(whole)[1]
+def _cut(whole: memoryview, header_length: int) -> Frame:
+    header_end = PREFIX_BYTES + header_length
     return Frame(whole[PREFIX_BYTES:header_end], whole[(header_end + 7) & ~7 :])

@@ -173,7 +173,8 @@ class SessionCache:
             session = self._open(fetch, now_ms) if self._has_room(fetch, None) else None
         else:
             session = self._resume(fetch, now_ms)
-            if not self._has_room(fetch, session):
+            at_most = self._partitions + len(fetch.partitions)
+            if at_most > self._max_partitions and not self._has_room(fetch, session):
                 detail = (
                     f"{self._partitions} partitions are held by sessions and more named, at most "
                     f"{self._max_partitions} expected"
@@ -317,18 +318,14 @@ class SessionBuilder:
     def __len__(self) -> int:
         return len(self._wanted)
 
-    def want(self, partition: FetchPartition) -> None:
-        """Fetch this partition from this position. The same position again is no change."""
+    def want(self, partition: FetchPartition, *, again: bool = False) -> None:
+        """Fetch this partition from this position. The same position again is no change, unless it is to be named
+        ``again``: its answer was not used."""
         key = (partition.topic, partition.partition)
-        if self._wanted.get(key) != partition:
+        if again or self._wanted.get(key) != partition:
             self._wanted[key] = partition
             self._changed[key] = None
             self._forgotten.pop(key, None)
-
-    def again(self, topic: str, partition: int) -> None:
-        """Name the partition in the next request though its position is the same: its answer was not used."""
-        if (topic, partition) in self._wanted:
-            self._changed[topic, partition] = None
 
     def forget(self, topic: str, partition: int) -> None:
         key = (topic, partition)
@@ -354,7 +351,7 @@ class SessionBuilder:
         if self._epoch == FULL:
             request = SessionRequest(self._session_id, FULL, tuple(self._wanted.values()), ())
         else:
-            changed = tuple(self._wanted[key] for key in self._changed)
+            changed = tuple([self._wanted[key] for key in self._changed])
             request = SessionRequest(self._session_id, self._epoch, changed, tuple(self._forgotten))
             self._epoch += 1
         self._changed.clear()

@@ -185,8 +185,8 @@ def test_a_fetcher_without_a_slot_goes_on_naming_all() -> None:
 
 def test_an_answer_that_was_not_used_can_be_asked_for_again() -> None:
     builder, _ = opened(SessionCache(slots=1), 0, 1)
-    builder.again("t", 1)
-    builder.again("t", 9)
+    builder.want(wanted(0))
+    builder.want(wanted(1), again=True)
     assert named(builder.next_request().partitions) == [1]
 
 
