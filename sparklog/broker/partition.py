@@ -161,13 +161,15 @@ class Partition:
 
     def step(self, event: Event) -> None:
         """Hand over one event and carry out all that follows from it."""
-        self._events.append(event)
+        events = self._events
+        events.append(event)
         if self._stepping:
             return
         self._stepping = True
         try:
-            while self._events:
-                for effect in self.replica.step(self._events.popleft(), self._surroundings.now_ms()):
+            step, now_ms = self.replica.step, self._surroundings.now_ms
+            while events:
+                for effect in step(events.popleft(), now_ms()):
                     _PERFORM[type(effect)](self, effect)
         except Exception as error:
             # Core and log may disagree from here on: this replica must not go on as if nothing had happened.
