@@ -76,7 +76,7 @@ class AppendRules(NamedTuple):
     stamped_by_log: bool = False
 
 
-class Answer(NamedTuple):
+class Answer(msgspec.Struct, frozen=True, gc=False):
     """How a produce to one partition ended."""
 
     code: ErrorCode
@@ -85,7 +85,7 @@ class Answer(NamedTuple):
     detail: str
 
 
-class PendingProduce(NamedTuple):
+class PendingProduce(msgspec.Struct, frozen=True):
     """Batches waiting under a ticket, and whom to tell. ``own``: made by this broker (a marker), not by a producer.
     ``placed``: of a restore, with the offsets that they had. ``roll``: they begin a segment."""
 
