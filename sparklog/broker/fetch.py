@@ -14,13 +14,13 @@ import logging
 import math
 import time
 from collections.abc import Callable
+from typing import TypeVar
 
 from sparklog.broker.fetch_look import Look, follower_has_all, look_for_consumer, look_for_follower
 from sparklog.broker.partition import FetchVerdict, Partition
 from sparklog.broker.partitions import Partitions
 from sparklog.broker.state import BrokerState
 from sparklog.errors import BrokerError, ErrorCode
-from sparklog.model import TopicPartition
 from sparklog.net.server import ServerConnection
 from sparklog.protocol.frames import Buffer
 from sparklog.protocol.messages import CONSUMER, ErrorReply, Fetch, FetchedPartition, FetchPartition, FetchReply
@@ -33,6 +33,7 @@ _log = logging.getLogger(__name__)
 #: A follower learns of a moved high watermark this late at most, unless records take the news along earlier.
 _MARK_LINGER_S = 0.01
 _MAX_WAIT_MS = 60_000
+_M = TypeVar("_M")
 
 
 class _OpenFetch:
@@ -42,22 +43,25 @@ class _OpenFetch:
         "_broker",
         "_looks",
         "_max_bytes",
-        "_next_look",
         "_stale",
         "connection",
         "context",
         "done",
         "due_s",
+        "is_to_look",
+        "number",
         "of_follower",
         "request",
         "verdicts",
     )
 
     def __init__(
-        self, broker: BrokerState, connection: ServerConnection, *, request: Fetch, context: FetchContext
+        self, broker: BrokerState, connection: ServerConnection, number: int, *, request: Fetch, context: FetchContext
     ) -> None:
         self._broker = broker
         self.connection = connection
+        #: Its session's id: of a session one fetch waits at most. Below 0 without a session.
+        self.number = number
         self.request = request
         self.context = context
         #: What the leader's replicas said to the positions named in this request; ServeFetch is not kept.
@@ -71,36 +75,38 @@ class _OpenFetch:
         self._max_bytes = min(request.max_bytes, limit)
         self._looks: dict[Key, Look] = {}
         self._stale: dict[Key, FetchPartition] = {}
-        self._next_look: asyncio.Handle | None = None
+        #: It looks again on the next turn of the loop.
+        self.is_to_look = False
 
     def begin(self) -> None:
         """Answer now if there is a reason to, else wait."""
-        self._stale = {(wanted.topic, wanted.partition): wanted for wanted in self.context.due()}
-        has_all = self._has_all()
-        if self.request.max_wait_ms <= 0 or (not has_all and self._enough()):
+        self._stale = self.context.due()
+        has_news = self._has_only_marks()
+        if self.request.max_wait_ms <= 0:
             self._complete()
             return
-        self._answer_after(min(self.request.max_wait_ms, _MAX_WAIT_MS) / 1000)
-        if self.of_follower and (self._marks_moved() if has_all else self._has_news()):
-            self.answer_shortly()
+        if has_news is None and self._enough():
+            self._answer()
+            return
+        wait_s = min(self.request.max_wait_ms, _MAX_WAIT_MS) / 1000
+        if self.of_follower and (self._has_news() if has_news is None else has_news):
+            wait_s = min(wait_s, _MARK_LINGER_S)
+        self._answer_after(wait_s)
 
-    def _has_all(self) -> bool:
-        """Whether this is a follower that has all there is in what it names, and nothing to be told but marks: found
-        with less than a look takes, since it is so after nearly every batch."""
+    def _has_only_marks(self) -> bool | None:
+        """Whether marks have moved for a follower that has all there is in what it names, and nothing to be told but
+        marks: found with less than a look takes, since it is so after nearly every batch. None for any other."""
         if not self.of_follower or self.verdicts or self.request.session_epoch == FULL:
-            return False
-        hosted = self._broker.partitions
-        return all(follower_has_all(hosted.get(TopicPartition(*key)), wanted) for key, wanted in self._stale.items())
-
-    def _marks_moved(self) -> bool:
-        hosted = self._broker.partitions
-        for topic, number in self._stale:
-            partition = hosted.get(TopicPartition(topic, number))
-            if partition is None or self.context.marks_moved(
-                (topic, number), partition.replica.high_watermark, partition.log.log_start_offset
-            ):
-                return True
-        return False
+            return None
+        hosted, have_moved = self._broker.partitions, False
+        for key, wanted in self._stale.items():
+            partition = hosted.get(key)
+            if partition is None or not follower_has_all(partition, wanted):
+                return None
+            if not have_moved:
+                start = partition.log.log_start_offset
+                have_moved = self.context.marks_moved(key, partition.replica.high_watermark, start)
+        return have_moved
 
     def moved(self, key: Key, wanted: FetchPartition) -> None:
         """This partition is worth another look."""
@@ -108,10 +114,9 @@ class _OpenFetch:
 
     def look_soon(self) -> None:
         """Look again on the next turn of the loop: there may be enough now."""
-        if self._next_look is None and not self.done:
-            self._next_look = asyncio.get_running_loop().call_soon(self._look_again)
-            if not self.of_follower:
-                self._broker.fetches.consumers_due += 1
+        if not (self.is_to_look or self.done):
+            self.is_to_look = True
+            self._broker.fetches.look_soon(self)
 
     def answer_shortly(self) -> None:
         """Answer with what there is once the linger is over."""
@@ -121,7 +126,7 @@ class _OpenFetch:
         due_s = time.monotonic() + delay_s
         if due_s < self.due_s and not self.done:
             self.due_s = due_s
-            self._broker.fetches.answer_at(due_s, self)
+            self._broker.fetches.answer_in_time(self)
 
     def complete(self) -> None:
         """Answer with what there is."""
@@ -142,21 +147,24 @@ class _OpenFetch:
 
     def _complete(self) -> None:
         self._look()
+        self._answer()
+
+    def _answer(self) -> None:
+        """With what was found."""
         self.abandon()
-        looks, self._looks = self._looks, {}  # who waited for its time still holds this, but not the records
-        results = [look.result for look in looks.values()]
-        reply = self.context.reply(results)
+        results: list[FetchedPartition] = []
         body: list[Buffer] = []
         body_bytes = 0
-        for look in looks.values():
+        for look in self._looks.values():
+            results.append(look.result)
             if look.records is not None:
                 body.append(look.records.headers)
-                body.extend(look.records.bodies)
+                body += look.records.bodies
                 body_bytes += look.size
                 if look.result.stored_bytes:
                     self._count_projected(look.result)
         self._broker.counters["fetch.follower.bytes" if self.of_follower else "fetch.consumer.bytes"] += body_bytes
-        self.connection.reply(FetchReply(self.request.cid, reply.code, reply.session_id, reply.partitions), body)
+        self.connection.reply(self.context.reply(results, self.request.cid), body)
 
     def _count_projected(self, result: FetchedPartition) -> None:
         counters = self._broker.counters
@@ -168,61 +176,56 @@ class _OpenFetch:
         """No answer any more: it was given, or nobody waits for it."""
         self.done = True
         self._broker.fetches.forget(self)
-        if self._next_look is not None:
-            self._next_look.cancel()
-            self._looked()
 
-    def _looked(self) -> None:
-        self._next_look = None
-        if not self.of_follower:
-            self._broker.fetches.consumers_due -= 1
-
-    def _look_again(self) -> None:
-        self._looked()
+    def look_again(self) -> None:
+        """Answer if there is enough now."""
+        self.is_to_look = False
         self._guarded(self._reconsider)
 
     def _reconsider(self) -> None:
         if self._enough():
-            self._complete()
+            self._answer()
         elif self.of_follower and self._has_news():
             self.answer_shortly()
 
-    def _look(self) -> None:
+    def _look(self) -> bool:
         """Look at all partitions that are new or moved. What the size limit leaves no room for is not looked at, and
-        stays due in its session; nothing is while the peer does not read."""
-        if self._peer_is_full():
-            self._looks = {}
-            return
+        stays due in its session.
+
+        Nothing is looked at, and False is returned, while a consumer does not read what it has been answered: each of
+        the fetches that wait on its connection would put an answer into memory. It asks again when it has read.
+        """
+        looks = self._looks
+        if not (self.of_follower or self.connection.writable):
+            looks.clear()
+            return False
         if not self._stale:
-            return
+            return True
         stale, self._stale = self._stale, {}
-        for key in stale:
-            self._looks.pop(key, None)
-        left = self._max_bytes - sum(look.cost for look in self._looks.values())
+        left = self._max_bytes
+        if looks:
+            for key in stale:
+                looks.pop(key, None)
+            left -= sum(look.cost for look in looks.values())
         look_at = self._broker.fetches.look_for_follower if self.of_follower else look_for_consumer
         for key, wanted in stale.items():
             if left <= 0:
                 self._stale[key] = wanted
                 continue
-            look = look_at(
+            look = looks[key] = look_at(
                 self._broker.partitions,
                 wanted,
                 verdict=self.verdicts.get(key),
                 max_bytes=left,
                 isolation=self.request.isolation,
             )
-            self._looks[key] = look
             left -= look.cost
-
-    def _peer_is_full(self) -> bool:
-        """A consumer that does not read what it has been answered gets no more records: each of the fetches that wait
-        on its connection would put an answer into memory. It asks again when it has read."""
-        return not (self.of_follower or self.connection.writable)
+        return True
 
     def _enough(self) -> bool:
-        if self._peer_is_full():
+        """Look; whether there is a reason to answer."""
+        if not self._look():
             return True
-        self._look()
         size = 0
         for look in self._looks.values():
             if look.urgent:
@@ -243,26 +246,36 @@ class Fetches:
     def __init__(self, broker: BrokerState, sessions: SessionCache) -> None:
         self._broker = broker
         self._sessions = sessions
-        self._by_session: dict[int, _OpenFetch] = {}
+        #: By number.
+        self._waiting: dict[int, _OpenFetch] = {}
         #: Fetches without a session, by partition.
         self._sessionless: dict[Key, dict[_OpenFetch, FetchPartition]] = {}
+        #: Of those that have fetched, as long as they are open.
         self._by_connection: dict[ServerConnection, set[_OpenFetch]] = {}
         self._followers: dict[int, ServerConnection] = {}
-        #: When waiting fetches are to be answered at the latest; most have been by then. One timer for all.
-        self._due: list[tuple[float, int, _OpenFetch]] = []
-        self._numbers = itertools.count()
+        #: When waiting fetches are to be looked after, and their numbers. One timer for all.
+        self._due: list[tuple[float, int]] = []
+        #: The earliest of these times by number. Most fetches have been answered by then: whoever waits under their
+        #: number then is looked after, so that the next fetch of a session need not be noted again.
+        self._due_s: dict[int, float] = {}
+        self._numbers = itertools.count(-1, -1)
         self._timer: asyncio.TimerHandle | None = None
         self._timer_s = math.inf
         #: What was last seen for a follower, as long as nothing has moved: others wait at the same place.
         self._seen: tuple[FetchPartition, int, Look] | None = None
-        #: Consumers' fetches that are looked at on the next turn of the loop.
-        self.consumers_due = 0
+        #: Those that look again on the next turn of the loop, and how many of them are consumers'.
+        self._to_look: list[_OpenFetch] = []
+        self._consumers_due = 0
 
     # --- time ---
 
-    def answer_at(self, due_s: float, fetch: _OpenFetch) -> None:
-        """Answer with what there is then, if that has not been done by then."""
-        heapq.heappush(self._due, (due_s, next(self._numbers), fetch))
+    def answer_in_time(self, fetch: _OpenFetch) -> None:
+        """Answer with what there is when it is due, if that has not been done by then."""
+        due_s, number = fetch.due_s, fetch.number
+        if self._due_s.get(number, math.inf) <= due_s:
+            return
+        self._due_s[number] = due_s
+        heapq.heappush(self._due, (due_s, number))
         if due_s < self._timer_s:
             self._arm(due_s)
 
@@ -276,26 +289,48 @@ class Fetches:
     def _answer_due(self) -> None:
         self._timer, self._timer_s = None, math.inf
         now = time.monotonic()
-        while self._due and (self._due[0][2].done or self._due[0][0] <= now):
-            _, _, fetch = heapq.heappop(self._due)
-            if fetch.due_s <= now:
+        while self._due and self._due[0][0] <= now:
+            due_s, number = heapq.heappop(self._due)
+            if self._due_s.get(number) != due_s:
+                continue  # it was to be sooner
+            del self._due_s[number]
+            fetch = self._waiting.get(number)
+            if fetch is not None and fetch.due_s <= now:
                 fetch.complete()
+            elif fetch is not None:
+                self.answer_in_time(fetch)
         if self._due and self._due[0][0] < self._timer_s:
             self._arm(self._due[0][0])
 
-    def after_consumers(self, work: Callable[[], None]) -> None:
-        """Do it now, or behind the answers to consumers that are on their way: whom it wakes may take this process's
+    def after_consumers(self, answer: Callable[[_M], None], message: _M) -> None:
+        """Answer now, or behind the answers to consumers that are on their way: whom it wakes may take this process's
         core, and they would wait for that."""
-        if self.consumers_due:
-            asyncio.get_running_loop().call_soon(work)
+        if self._consumers_due:
+            asyncio.get_running_loop().call_soon(answer, message)
         else:
-            work()
+            answer(message)
+
+    # --- looks ---
+
+    def look_soon(self, fetch: _OpenFetch) -> None:
+        if not self._to_look:
+            asyncio.get_running_loop().call_soon(self._look_again)
+        self._to_look.append(fetch)
+        if not fetch.of_follower:
+            self._consumers_due += 1
+
+    def _look_again(self) -> None:
+        to_look, self._to_look = self._to_look, []
+        for fetch in to_look:
+            if not fetch.of_follower:
+                self._consumers_due -= 1
+            fetch.look_again()
 
     # --- requests ---
 
     def handle(self, connection: ServerConnection, request: Fetch) -> None:
         broker = self._broker
-        earlier = self._by_session.get(request.session_id) if request.session_id else None
+        earlier = self._waiting.get(request.session_id) if request.session_id > 0 else None
         if earlier is not None:
             # The fetcher has changed its mind about what it wants; the older request must not hold up the newer.
             earlier.complete()
@@ -306,11 +341,13 @@ class Fetches:
             _log.info("fetch of %s: %s", connection.peer, error)
             connection.reply(FetchReply(request.cid, error.code, 0, ()))
             return
-        fetch = _OpenFetch(broker, connection, request=request, context=context)
+        session = context.session
+        number = next(self._numbers) if session is None else session.session_id
+        fetch = _OpenFetch(broker, connection, number, request=request, context=context)
         if fetch.of_follower:
             broker.counters["fetch.follower.requests"] += 1
-            if broker.cache.endpoint(request.replica_id) is not None:
-                self._followers[request.replica_id] = connection
+            if self._followers.get(request.replica_id) is not connection:
+                self._note_line(request.replica_id, connection)
             self._note_positions(fetch)
         else:
             broker.counters["fetch.consumer.requests"] += 1
@@ -318,11 +355,15 @@ class Fetches:
         if not fetch.done:
             self._hold(fetch)
 
+    def _note_line(self, replica_id: int, connection: ServerConnection) -> None:
+        if self._broker.cache.endpoint(replica_id) is not None:
+            self._followers[replica_id] = connection
+
     def _note_positions(self, fetch: _OpenFetch) -> None:
         """Tell each named partition how far the follower is."""
         request = fetch.request
         for wanted in fetch.context.named:
-            partition = self._broker.partitions.get(TopicPartition(wanted.topic, wanted.partition))
+            partition = self._broker.partitions.get((wanted.topic, wanted.partition))
             if partition is None or partition.offline is not None:
                 continue
             if wanted.topic_id and wanted.topic_id != partition.topic_id:
@@ -340,20 +381,19 @@ class Fetches:
                 fetch.verdicts[wanted.topic, wanted.partition] = verdict
 
     def _hold(self, fetch: _OpenFetch) -> None:
-        session = fetch.context.session
-        if session is not None:
-            self._by_session[session.session_id] = fetch
-        else:
+        self._waiting[fetch.number] = fetch
+        if fetch.context.session is None:
             for wanted in fetch.context.named:
                 self._sessionless.setdefault((wanted.topic, wanted.partition), {})[fetch] = wanted
-        self._by_connection.setdefault(fetch.connection, set()).add(fetch)
+        of_connection = self._by_connection.get(fetch.connection)
+        if of_connection is None:
+            of_connection = self._by_connection[fetch.connection] = set()
+        of_connection.add(fetch)
 
     def forget(self, fetch: _OpenFetch) -> None:
-        session = fetch.context.session
-        if session is not None:
-            if self._by_session.get(session.session_id) is fetch:
-                del self._by_session[session.session_id]
-        else:
+        if self._waiting.get(fetch.number) is fetch:
+            del self._waiting[fetch.number]
+        if fetch.context.session is None:
             for wanted in fetch.context.named:
                 key = (wanted.topic, wanted.partition)
                 waiting = self._sessionless.get(key)
@@ -362,11 +402,9 @@ class Fetches:
         of_connection = self._by_connection.get(fetch.connection)
         if of_connection is not None:
             of_connection.discard(fetch)
-            if not of_connection:
-                del self._by_connection[fetch.connection]
 
     def connection_lost(self, connection: ServerConnection) -> None:
-        for fetch in list(self._by_connection.get(connection, ())):
+        for fetch in self._by_connection.pop(connection, ()):
             fetch.abandon()
         self._sessions.line_lost(connection)
         for replica_id, of in list(self._followers.items()):
@@ -421,16 +459,18 @@ class Fetches:
     def _concerned(self, partition: Partition) -> list[_OpenFetch]:
         """Waiting fetches that name this partition; it is marked for another look in each."""
         self._seen = None
-        key: Key = (partition.tp.topic, partition.tp.partition)
+        key: Key = partition.tp
         found = []
-        for session in self._sessions.wake(*key):
-            fetch = self._by_session.get(session.session_id)
+        for session in self._sessions.wake(key):
+            fetch = self._waiting.get(session.session_id)
             if fetch is not None:
                 fetch.moved(key, session.wanted[key])
                 found.append(fetch)
-        for fetch, wanted in self._sessionless.get(key, {}).items():
-            fetch.moved(key, wanted)
-            found.append(fetch)
+        sessionless = self._sessionless.get(key)
+        if sessionless is not None:
+            for fetch, wanted in sessionless.items():
+                fetch.moved(key, wanted)
+                found.append(fetch)
         return found
 
 

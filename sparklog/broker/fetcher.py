@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import struct
 import time
 from collections import deque
 from collections.abc import Iterator
 from functools import partial
 from typing import NamedTuple
+
+import msgspec
 
 from sparklog.broker.logs import Lines
 from sparklog.broker.partition import Partition
@@ -44,9 +45,6 @@ _LONGEST_PAUSE_S = 1.0
 _CONNECT_TIMEOUT_S = 3.0
 #: On top of the long poll: after that a leader that does not answer is given up, and the connection with it.
 _ANSWER_TIMEOUT_S = 10.0
-_BASE_OFFSET = struct.Struct("<q")
-_OFFSET_SPAN = struct.Struct("<I")
-_OFFSET_SPAN_AT = 56
 
 
 class Followed(NamedTuple):
@@ -56,19 +54,11 @@ class Followed(NamedTuple):
     leader_epoch: int
 
 
-class Position(NamedTuple):
-    """Where a request asked the leader to go on, and the leader epoch of the last batch before it."""
-
-    leader_epoch: int
-    offset: int
-    last_epoch: int
-
-
-class _UnderWay(NamedTuple):
+class _UnderWay(msgspec.Struct, frozen=True):
     """A request whose answer has not come. ``session_id`` as it was when the request was made."""
 
     session_id: int
-    named: dict[Key, Position]
+    named: tuple[FetchPartition, ...]
     #: monotonic time
     sent_s: float
 
@@ -83,7 +73,7 @@ class LeaderFetcher:
         self._followed: dict[Key, Followed] = {}
         self._session = SessionBuilder()
         #: Where each partition stood in the requests answered so far.
-        self._positions: dict[Key, Position] = {}
+        self._positions: dict[Key, FetchPartition] = {}
         self._under_way: deque[_UnderWay] = deque()
         #: What is left to apply of the answers that have come.
         self._answers: deque[Iterator[None]] = deque()
@@ -206,10 +196,6 @@ class LeaderFetcher:
         assert self._connection is not None
         broker, config = self._broker, self._broker.config
         session = self._session.next_request()
-        named = {
-            (wanted.topic, wanted.partition): Position(wanted.leader_epoch, wanted.fetch_offset, wanted.last_epoch)
-            for wanted in session.partitions
-        }
         broker.counters["fetcher.requests"] += 1
         request = Fetch(
             0,
@@ -224,26 +210,30 @@ class LeaderFetcher:
             session.partitions,
             session.forgotten,
         )
-        under_way = _UnderWay(session.session_id, named, time.monotonic())
+        under_way = _UnderWay(session.session_id, session.partitions, time.monotonic())
         self._under_way.append(under_way)
         self._connection.ask(request, (), partial(self._answered, under_way))
 
     def _want(self, key: Key) -> None:
         followed = self._followed[key]
-        partition = followed.partition
+        self._want_at_end(key, followed, self._throttle.limit(followed.partition.tp))
+
+    def _want_at_end(self, key: Key, followed: Followed, limit: int, *, again: bool = False) -> None:
+        """``limit``: what the throttle says of it. ``again``: name it even where it stands as it stood."""
+        partition, otherwise = followed.partition, self._broker.config.replica_fetch_max_bytes
+        log = partition.log
         self._session.want(
             FetchPartition(
                 key[0],
                 key[1],
                 partition.topic_id,
                 followed.leader_epoch,
-                partition.log.log_end_offset,
-                self._throttle.max_bytes(
-                    self._throttle.limit(partition.tp), self._broker.config.replica_fetch_max_bytes
-                ),
-                partition.log.last_epoch,
-                partition.log.log_start_offset,
-            )
+                log.log_end_offset,
+                self._throttle.max_bytes(limit, otherwise) if limit else otherwise,
+                log.last_epoch,
+                log.log_start_offset,
+            ),
+            again=again,
         )
 
     # --- answers ---
@@ -257,15 +247,26 @@ class LeaderFetcher:
         reply, body = answer
         assert isinstance(reply, FetchReply)
         self._under_way.popleft()
-        self._positions.update(request.named)
+        for wanted in request.named:
+            self._positions[wanted.topic, wanted.partition] = wanted
         if request.session_id == self._session.session_id:
             self._session.answered(reply)
         if reply.code != ErrorCode.NONE:
             self._broker.counters["fetcher.sessions.lost"] += 1
+        elif len(reply.partitions) == 1 and not self._answers:  # as it is where latency counts
+            self._apply_alone(reply.partitions[0], body)
+            return
         else:
             self._answers.append(self._apply_all(reply, body))
         if self._next_turn is None:
             self._go_on()
+
+    def _apply_alone(self, answer: FetchedPartition, body: memoryview) -> None:
+        try:
+            self._apply(answer, body)
+            self._send_next()
+        except Exception as error:
+            self._end(error)
 
     def _go_on(self) -> None:
         """Apply what has come, and ask for more. Others have their turn in between: a thousand new logs take longer
@@ -287,45 +288,36 @@ class LeaderFetcher:
         """One partition a step."""
         at = 0
         for answer in reply.partitions:
-            headers_end = at + answer.batch_count * HEADER_BYTES
-            end = headers_end + answer.body_bytes
-            key = (answer.topic, answer.partition)
-            followed = self._followed.get(key)
-            position = self._positions.get(key)
-            if followed is not None and position is not None and not followed.partition.stopped:
-                self._apply(followed, position, answer, headers=body[at:headers_end], bodies=body[headers_end:end])
+            end = at + answer.batch_count * HEADER_BYTES + answer.body_bytes
+            self._apply(answer, body[at:end])
             at = end
             yield
 
-    def _apply(
-        self,
-        followed: Followed,
-        position: Position,
-        answer: FetchedPartition,
-        *,
-        headers: memoryview,
-        bodies: memoryview,
-    ) -> None:
+    def _apply(self, answer: FetchedPartition, body: memoryview) -> None:
+        """``body``: the batches of this partition, headers first."""
         key = (answer.topic, answer.partition)
+        followed, position = self._followed.get(key), self._positions.get(key)
+        if followed is None or position is None or followed.partition.stopped:
+            return
         partition = followed.partition
         before = partition.log.log_end_offset
+        headers_end = answer.batch_count * HEADER_BYTES
         refused = partition.leader_answered(
             LeaderAnswered(
                 leader_epoch=position.leader_epoch,
-                fetch_offset=position.offset,
+                fetch_offset=position.fetch_offset,
                 code=answer.code,
                 high_watermark=answer.high_watermark,
                 log_start_offset=answer.log_start_offset,
                 log_end_offset=answer.log_end_offset,
                 diverging=answer.diverging,
                 batch_count=answer.batch_count,
-                end_offset=_end_offset(headers) if answer.batch_count else before,
                 last_epoch=position.last_epoch,
             ),
-            headers,
-            bodies,
+            body[:headers_end],
+            body[headers_end:],
         )
-        self._broker.counters["fetcher.bytes"] += len(headers) + len(bodies)
+        self._broker.counters["fetcher.bytes"] += len(body)
         # A late answer of a deposed leader says nothing about the log of the present one.
         current = answer.code == ErrorCode.NONE and position.leader_epoch == partition.replica.leader_epoch
         if current and answer.log_start_offset > partition.log.log_start_offset:
@@ -342,15 +334,15 @@ class LeaderFetcher:
             early = answer.code == ErrorCode.UNKNOWN_LEADER_EPOCH
             self._rest(key, followed, _EPOCH_PAUSE_S if early else _PARTITION_PAUSE_S)
         elif moved or answer.batch_count or answer.diverging is not None:
-            if self._throttle.limit(partition.tp):
-                self._throttle.received(len(headers) + len(bodies))
+            limit = self._throttle.limit(partition.tp)
+            if limit:
+                self._throttle.received(len(body))
                 # Whoever has all that is committed may be in the ISR by now, with no controller there to say so. Held
                 # back it would hold producers back.
                 if partition.log.log_end_offset < answer.high_watermark and self._throttle.exhausted:
                     self._hold(key, followed)
                     return
-            self._want(key)
-            self._session.again(*key)
+            self._want_at_end(key, followed, limit, again=True)
 
     def _rest(self, key: Key, followed: Followed, pause_s: float = _PARTITION_PAUSE_S) -> None:
         """Leave the partition out of the session for a moment."""
@@ -367,14 +359,6 @@ class LeaderFetcher:
         if self._followed.get(key) is followed and not followed.partition.stopped:
             self._want(key)
             self._nudge_soon()
-
-
-def _end_offset(headers: memoryview) -> int:
-    """Exclusive end of the last of these batches; the log verifies the headers before it believes them."""
-    last = len(headers) - HEADER_BYTES
-    return int(
-        _BASE_OFFSET.unpack_from(headers, last)[0] + _OFFSET_SPAN.unpack_from(headers, last + _OFFSET_SPAN_AT)[0]
-    )
 
 
 class Fetchers:

@@ -76,7 +76,7 @@ class AppendRules(NamedTuple):
     stamped_by_log: bool = False
 
 
-class Answer(NamedTuple):
+class Answer(msgspec.Struct, frozen=True, gc=False):
     """How a produce to one partition ended."""
 
     code: ErrorCode
@@ -85,7 +85,7 @@ class Answer(NamedTuple):
     detail: str
 
 
-class PendingProduce(NamedTuple):
+class PendingProduce(msgspec.Struct, frozen=True):
     """Batches waiting under a ticket, and whom to tell. ``own``: made by this broker (a marker), not by a producer.
     ``placed``: of a restore, with the offsets that they had. ``roll``: they begin a segment."""
 
@@ -161,13 +161,15 @@ class Partition:
 
     def step(self, event: Event) -> None:
         """Hand over one event and carry out all that follows from it."""
-        self._events.append(event)
+        events = self._events
+        events.append(event)
         if self._stepping:
             return
         self._stepping = True
         try:
-            while self._events:
-                for effect in self.replica.step(self._events.popleft(), self._surroundings.now_ms()):
+            step, now_ms = self.replica.step, self._surroundings.now_ms
+            while events:
+                for effect in step(events.popleft(), now_ms()):
                     _PERFORM[type(effect)](self, effect)
         except Exception as error:
             # Core and log may disagree from here on: this replica must not go on as if nothing had happened.
@@ -175,7 +177,9 @@ class Partition:
             self._fail(error)
         finally:
             self._stepping = False
-        self._surroundings.deadline_moved(self)
+        deadline_ms = self.replica.deadline_ms
+        if deadline_ms is not None and (self.timer_ms is None or deadline_ms < self.timer_ms):
+            self._surroundings.deadline_moved(self)
 
     def produce(self, pending: PendingProduce, *, acks: int, deadline_ms: int) -> None:
         """Append batches if this is the leader; ``pending.answered`` is called once, now or later."""
@@ -269,15 +273,18 @@ class Partition:
         pending = self._pending[effect.ticket]
         now_us = time.time_ns() // 1000
         try:
+            known = None
             # A retry of what is in the log already is answered as such, even when the schema has moved on since.
             if not pending.own:
                 self._check_restoring(placed=pending.placed)
-                for header, body in pending.batches[self.log.duplicate_count(pending.batches) :]:
+                known = self.log.known(pending.batches)
+                for header, body in pending.batches[len(known) :]:
                     self._validate(header, body, placed=pending.placed)
             written = self.log.append_as_leader(
                 pending.batches,
                 leader_epoch=effect.leader_epoch,
                 now_us=now_us,
+                known=known,
                 placed=pending.placed,
                 roll=pending.roll,
             )

@@ -35,7 +35,7 @@ class Partitions:
     def __init__(self, broker: BrokerState, directory: LogDirectory) -> None:
         self._broker = broker
         self.directory = directory
-        self._hosted: dict[TopicPartition, Partition] = {}
+        self._hosted: dict[tuple[str, int], Partition] = {}
         #: Those of topics that are fsynced by time: looked at again and again, as the others are not.
         self._flushing: dict[TopicPartition, Partition] = {}
         #: Those led here, as their replicas said last.
@@ -53,11 +53,12 @@ class Partitions:
     def __len__(self) -> int:
         return len(self._hosted)
 
-    def get(self, tp: TopicPartition) -> Partition | None:
+    def get(self, tp: tuple[str, int]) -> Partition | None:
+        """``tp``: a TopicPartition, or what equals one."""
         return self._hosted.get(tp)
 
-    def require(self, tp: TopicPartition, topic_id: str = "") -> Partition:
-        """The hosted replica of ``tp``; ``topic_id`` empty is not checked.
+    def require(self, tp: tuple[str, int], topic_id: str = "") -> Partition:
+        """The hosted replica of ``tp`` (as in ``get``); ``topic_id`` empty is not checked.
 
         Raises:
             BrokerError: UNKNOWN_TOPIC_OR_PARTITION, NOT_LEADER_OR_FOLLOWER when it lives on other brokers,
@@ -65,12 +66,12 @@ class Partitions:
         """
         partition = self._hosted.get(tp)
         if partition is None:
-            raise self._absent(tp)
+            raise self._absent(TopicPartition(*tp))
         if topic_id and topic_id != partition.topic_id:
-            raise BrokerError(
-                ErrorCode.INCONSISTENT_TOPIC_ID, f"{tp}: topic id {topic_id} asked for, {partition.topic_id} is here"
-            )
-        partition.check_usable()
+            detail = f"{partition.tp}: topic id {topic_id} asked for, {partition.topic_id} is here"
+            raise BrokerError(ErrorCode.INCONSISTENT_TOPIC_ID, detail)
+        if partition.offline is not None:
+            partition.check_usable()
         return partition
 
     def _absent(self, tp: TopicPartition) -> BrokerError:

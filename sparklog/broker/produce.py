@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterator
+from typing import cast
 
 from sparklog.broker.fetch import Fetches
 from sparklog.broker.internal_topics import refuse_internal
 from sparklog.broker.partition import Answer, Batches, Partition, PendingProduce
 from sparklog.broker.state import BrokerState
 from sparklog.errors import BrokerError, ErrorCode
-from sparklog.model import INTERNAL_PREFIX, NO_EPOCH, NO_LEADER, TopicPartition
+from sparklog.model import INTERNAL_PREFIX, NO_EPOCH, NO_LEADER
 from sparklog.net.server import ServerConnection
 from sparklog.protocol.messages import ACKS_ALL, ErrorReply, Produce, ProducePartition, ProduceReply, ProduceResult
 from sparklog.record.header import HEADER_BYTES, Flag, unpack_header
@@ -26,6 +27,7 @@ _TURN_S = 0.05
 _LOOK_AT_CLOCK = 8
 #: Flags that say what may become of a batch: those that only the log sets, and whether it is in a transaction.
 _TELLING = int(Flag.CONTROL | Flag.OFFSET_ARRAY | Flag.FIRST_OF_SEGMENT | Flag.TRANSACTIONAL | Flag.PROJECTED)
+_TRANSACTIONAL = int(Flag.TRANSACTIONAL)
 
 
 class _OpenProduce:
@@ -58,10 +60,9 @@ class _OpenProduce:
             self._connection.reply(ErrorReply(self._cid, ErrorCode.UNKNOWN_SERVER_ERROR, detail))
 
     def finish(self) -> None:
-        results = tuple(result for result in self._results if result)
+        results = cast("list[ProduceResult]", self._results)  # none is missing
         if self._acks != 0:
-            reply = ProduceReply(self._cid, results)
-            self._fetches.after_consumers(lambda: self._connection.reply(reply))
+            self._fetches.after_consumers(self._connection.reply, ProduceReply(self._cid, tuple(results)))
             return
         self._connection.done(self._cid)
         # Nothing else can tell a producer without answers that it writes to the wrong broker. Source: Kafka's acks=0.
@@ -71,7 +72,7 @@ class _OpenProduce:
 
 def handle_produce(broker: BrokerState, connection: ServerConnection, request: Produce, body: memoryview) -> None:
     """Answer with per-partition results; a request that contradicts itself is refused as a whole."""
-    refusal = _refusal(broker, request, body)
+    refusal = _refusal(broker, request, len(body))
     if refusal is not None:
         broker.counters["produce.requests.refused"] += 1
         if request.acks == 0:
@@ -86,6 +87,9 @@ def handle_produce(broker: BrokerState, connection: ServerConnection, request: P
         open_produce.finish()
         return
     deadline_ms = broker.now_ms() + min(max(request.timeout_ms, 0), _MAX_TIMEOUT_MS)
+    if len(request.partitions) == 1:  # as it is where latency counts: nobody else can have a turn in between
+        _produce(broker, request, 0, body, deadline_ms=deadline_ms, open_produce=open_produce)
+        return
     slices = _slices(broker, request, body, deadline_ms=deadline_ms, open_produce=open_produce)
     for _ in slices:
         connection.hold()
@@ -117,16 +121,7 @@ def _slices(
             yield
             turn_ends = time.monotonic() + _TURN_S
         size = wanted.batch_count * HEADER_BYTES + wanted.body_bytes
-        _produce(
-            broker,
-            wanted,
-            body[at : at + size],
-            acks=_owed(broker, request.acks),
-            transaction=request.transaction,
-            deadline_ms=deadline_ms,
-            open_produce=open_produce,
-            index=index,
-        )
+        _produce(broker, request, index, body[at : at + size], deadline_ms=deadline_ms, open_produce=open_produce)
         at += size
 
 
@@ -136,38 +131,39 @@ def _owed(broker: BrokerState, acks: int) -> int:
     return ACKS_ALL if acks == 1 and broker.state == "stopping" else acks
 
 
-def _refusal(broker: BrokerState, request: Produce, body: memoryview) -> BrokerError | None:
+def _refusal(broker: BrokerState, request: Produce, body_bytes: int) -> BrokerError | None:
     if request.acks not in {0, 1, ACKS_ALL}:
         return BrokerError(ErrorCode.INVALID_REQUIRED_ACKS, f"acks={request.acks} found, 0, 1 or -1 (all) expected")
     if broker.quiesced:
         return BrokerError(ErrorCode.BROKER_STOPPING, f"broker {broker.broker_id} takes no new writes")
+    said = 0
     for wanted in request.partitions:
+        said += wanted.batch_count * HEADER_BYTES + wanted.body_bytes
         if wanted.batch_count < 0 or wanted.body_bytes < 0:
             return BrokerError(
                 ErrorCode.INVALID_REQUEST,
                 f"{wanted.topic[:249]}-{wanted.partition}: {wanted.batch_count} batches in {wanted.body_bytes} bytes "
                 "found, neither may be negative",
             )
-    said = sum(wanted.batch_count * HEADER_BYTES + wanted.body_bytes for wanted in request.partitions)
-    if said != len(body):
+    if said != body_bytes:
         return BrokerError(
-            ErrorCode.INVALID_REQUEST, f"body of {len(body)} bytes found, {said} announced by the partitions"
+            ErrorCode.INVALID_REQUEST, f"body of {body_bytes} bytes found, {said} announced by the partitions"
         )
     return None
 
 
 def _produce(
     broker: BrokerState,
-    wanted: ProducePartition,
+    request: Produce,
+    index: int,
     body: memoryview,
     *,
-    acks: int,
-    transaction: str,
     deadline_ms: int,
     open_produce: _OpenProduce,
-    index: int,
 ) -> None:
-    tp = TopicPartition(wanted.topic, wanted.partition)
+    """The request's partition of this number, whose headers and batches are ``body``."""
+    wanted, transaction, acks = request.partitions[index], request.transaction, _owed(broker, request.acks)
+    tp = (wanted.topic, wanted.partition)
 
     def answered(answer: Answer) -> None:
         hosted = broker.partitions.get(tp)
@@ -262,11 +258,8 @@ def cut_batches(body: memoryview, batch_count: int, *, transactional: bool = Fal
     """
     if batch_count == 0:
         raise BrokerError(ErrorCode.INVALID_RECORD, "no batches found, at least one expected")
-    return list(_cut(body, batch_count, Flag.TRANSACTIONAL if transactional else Flag(0)))
-
-
-def _cut(body: memoryview, batch_count: int, kind: int) -> Iterator[tuple]:  # type: ignore[type-arg]
-    kind = int(kind)
+    kind = _TRANSACTIONAL if transactional else 0
+    batches = []
     at = batch_count * HEADER_BYTES
     for number in range(batch_count):
         header = unpack_header(body, number * HEADER_BYTES)
@@ -278,9 +271,10 @@ def _cut(body: memoryview, batch_count: int, kind: int) -> Iterator[tuple]:  # t
                 ErrorCode.CORRUPT_MESSAGE,
                 f"batch {number}: header says {header.length} bytes, {len(body) - at} are left",
             )
-        yield header, body[at:end]
+        batches.append((header, body[at:end]))
         at = end
     if at != len(body):
         raise BrokerError(
             ErrorCode.CORRUPT_MESSAGE, f"bodies of {len(body)} bytes found, headers say {at} with the headers"
         )
+    return batches

@@ -183,6 +183,10 @@ class Accumulator:
 
     def add(self, batch: ProducerBatch) -> None:
         """Queue a batch behind all others of its partition."""
+        self._sendable.setdefault(batch.tp, self._queue(batch))
+        self._deadline_ms = min(self._deadline_ms, batch.deadline_ms)
+
+    def _queue(self, batch: ProducerBatch) -> _Partition:
         partition = self._partitions.get(batch.tp)
         if partition is None:
             partition = self._partitions[batch.tp] = _Partition()
@@ -190,8 +194,7 @@ class Accumulator:
         if batch.tp not in self._busy:
             self._busy[batch.tp] = partition
             self._busy_topics[batch.tp.topic] = self._busy_topics.get(batch.tp.topic, 0) + 1
-        self._sendable.setdefault(batch.tp, partition)
-        self._deadline_ms = min(self._deadline_ms, batch.deadline_ms)
+        return partition
 
     def set_identity(self, identity: ProducerIdentity) -> None:
         """A new producer id is there."""
@@ -249,6 +252,17 @@ class Accumulator:
         for batches in requests.values():
             self._move_to_the_end(batches)
         return requests
+
+    def may_start(self, tp: TopicPartition) -> bool:
+        """Whether a batch for this partition may be sent at once: there is no other, and it has its sequence."""
+        if self._busy or not self._idempotent:
+            return not self._busy
+        partition = self._partitions.get(tp)
+        return partition is not None and partition.identity is not None and not partition.renumber
+
+    def start(self, batch: ProducerBatch, broker_id: int) -> None:
+        """What ``add`` and ``drain`` do for a batch that ``may_start``."""
+        self._start(self._queue(batch), batch, broker_id)
 
     def _next(self, partition: _Partition, now_ms: float, broker_id: int) -> ProducerBatch | None:
         """The batch that may go to ``broker_id`` now, if any; changes nothing but ``identity_wanted``."""

@@ -30,6 +30,9 @@ RECORD_OVERHEAD_BYTES = 64
 
 _DEFAULT_TYPES = [DEFAULT_SCHEMA.field(name).type for name in ("key", "value", "headers", "timestamp")]
 
+#: The rows of the only batch of a chunk of one.
+_ALONE = (range(1),)
+
 Header: TypeAlias = "dict[str, str | bytes | None]"
 #: Key, value, headers, timestamp in microseconds.
 Record: TypeAlias = "tuple[bytes | str | None, Any, list[Header] | None, int]"
@@ -101,11 +104,12 @@ class RecordChunk:
     def placed(self, rows_of_batches: Sequence[Rows | Sequence[int]]) -> None:
         """Which rows went into which batch, in the order of the batches; those of a batch rise. Called once, before
         any ``batch_done``."""
-        self._outcomes = [None] * len(rows_of_batches)
         self._open = len(rows_of_batches)
-        if len(rows_of_batches[0]) == len(self):
-            self._place_of = range(len(self))
-            self._batch_of = bytes(len(self))
+        self._outcomes = [None] * self._open
+        count = len(self.records)
+        if len(rows_of_batches[0]) == count:
+            self._place_of = range(count)
+            self._batch_of = bytes(count)
             return
         batch_of = np.zeros(len(self), np.int64)
         place_of = np.zeros(len(self), np.int64)
@@ -284,6 +288,14 @@ class Collector:
             self._attendant.begun()
         return RecordFuture(chunk, index)
 
+    def alone(self, topic: ProducerTopic, partition: int, record: Record) -> RecordChunk:
+        """A chunk of one record that is in a batch already. It waits for no company and takes no room."""
+        chunk = RecordChunk(topic, partition, 0.0, self._attendant)
+        chunk.records.append(record)
+        chunk.placed(_ALONE)
+        self._opened(chunk)
+        return chunk
+
     def reserve(self, size: int) -> None:
         """Room for a batch of a table. Raises BufferFull or ProducerClosed."""
         with self._lock:
@@ -306,9 +318,11 @@ class Collector:
         with self._lock:
             due = list(self._full)
             self._full.clear()
-            for slot, chunk in list(self._open.items()):
-                if chunk.created_ms + wait_ms <= now_ms or not busy(slot[0]):
-                    due.append(self._open.pop(slot))
+            begun_before = now_ms - wait_ms
+            ready = [
+                slot for slot, chunk in self._open.items() if chunk.created_ms <= begun_before or not busy(slot[0])
+            ]
+            due += [self._open.pop(slot) for slot in ready]
         return due
 
     def next_due_ms(self, patience_ms: float) -> float | None:

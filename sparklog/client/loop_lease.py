@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import threading
 import time
+from asyncio import _get_running_loop, _set_running_loop
 from collections import deque
 from collections.abc import Callable
+from os import getpid
+from threading import get_ident
 from typing import Any
 
 #: Nobody has entered for so long: then something may have come that nobody has read.
@@ -37,7 +39,7 @@ class LoopLease:
         self.thread: int | None = None
         self._home: int | None = None
         #: A forked child has a copy of this, and the very connections of its parent.
-        self._process = os.getpid()
+        self._process = getpid()
         #: Held by who is in. One that can be held twice: then a thread can find out whether it holds it.
         self._guard = threading.RLock()
         self._entered = 0
@@ -52,7 +54,7 @@ class LoopLease:
 
     def run(self) -> None:
         """Run the loop until it is stopped, but for the times when it is lent."""
-        self.thread = self._home = threading.get_ident()
+        self.thread = self._home = get_ident()
         while True:
             self._loop.run_forever()
             if not self._lending or self._stopped:
@@ -120,17 +122,16 @@ class LoopLease:
     def enter(self) -> bool:
         """Act for the loop until ``leave``: what belongs to it is this thread's. False: it is not lent, or somebody
         else is in."""
-        if not self.lent or self.thread == threading.get_ident() or os.getpid() != self._process:
-            return False
-        if not self._guard.acquire(blocking=False):
+        thread = get_ident()
+        if not self.lent or self.thread == thread or getpid() != self._process or not self._guard.acquire(False):
             return False
         if self._taken_back():
             self._guard.release()
             return False
         self._entered += 1
-        self.thread = threading.get_ident()
-        self._running_before = asyncio._get_running_loop()
-        asyncio._set_running_loop(self._loop)
+        self.thread = thread
+        self._running_before = _get_running_loop()
+        _set_running_loop(self._loop)
         return True
 
     def _taken_back(self) -> bool:
@@ -138,7 +139,7 @@ class LoopLease:
 
     def leave(self) -> None:
         self.thread = self._home
-        asyncio._set_running_loop(self._running_before)
+        _set_running_loop(self._running_before)
         self._guard.release()
 
     def leave_interrupted(self) -> None:
@@ -147,8 +148,8 @@ class LoopLease:
         if not self._guard.acquire(blocking=False):
             return  # somebody else is in
         self.thread = self._home
-        if asyncio._get_running_loop() is self._loop:
-            asyncio._set_running_loop(self._running_before)
+        if _get_running_loop() is self._loop:
+            _set_running_loop(self._running_before)
         with contextlib.suppress(RuntimeError):  # when it is held no more
             while True:
                 self._guard.release()

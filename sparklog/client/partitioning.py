@@ -70,6 +70,9 @@ class ProducerTopic:
             self.max_message_bytes = topic_config(metadata.config).max_message_bytes
         except ConfigError:  # settings of a newer broker: the broker has the last word on sizes anyway
             self.max_message_bytes = topic_config({}).max_message_bytes
+        #: Whether few records of it may be encoded without Arrow, of at most how many bytes.
+        self.hand_written = self.is_default and self.event_time in {None, DEFAULT_EVENT_TIME}
+        self.hand_written_bytes = self.max_message_bytes * 3 // 4
         self._turns = itertools.count(random.randrange(1 << 16))
 
     def next_partition(self) -> int:
@@ -218,13 +221,12 @@ def encode_few(
 ) -> list[EncodedPart] | None:
     """What ``encode_parts`` gives without compression for records of a default topic, when they are so few that they
     cost less one by one; else None. ``size``: bytes of keys and values, at least."""
-    few = len(records) <= _FEW and topic.is_default and topic.event_time in {None, DEFAULT_EVENT_TIME}
-    if not few or size > min(batch_bytes, topic.max_message_bytes * 3 // 4):
+    if len(records) > _FEW or not topic.hand_written or size > batch_bytes or size > topic.hand_written_bytes:
         return None
-    keys, _, headers, _ = zip(*records, strict=True)
-    if any(headers):
-        return None
-    assigned = _assign_few(topic, keys, destination)
+    for record in records:
+        if record[2]:  # headers
+            return None
+    assigned = _assign_few(topic, records, destination)
     if assigned is None:
         return None
     parts = []
@@ -238,13 +240,14 @@ def encode_few(
 
 
 def _assign_few(
-    topic: ProducerTopic, keys: Sequence[bytes | str | None], destination: int | None
+    topic: ProducerTopic, records: Sequence[FewRecord], destination: int | None
 ) -> Mapping[int, Sequence[int]] | None:
     """As ``_assign``: the numbers of the records that go to each partition; None where these are too many keys to hash
     one by one."""
-    every = range(len(keys))
+    every = range(len(records))
     if destination is not None:
         return {destination: every}
+    keys = [record[0] for record in records]
     if topic.partition_count == 1 or keys.count(None) == len(keys):
         return {topic.next_partition(): every}
     if len(keys) > _FEW_KEYS:

@@ -117,7 +117,7 @@ class ProduceRequests:
         connection = self._link.connection(broker_id)
         assert connection is not None, "drain asked can_take"
         now = _now_ms()
-        latest = min(batch.deadline_ms for batch in batches)
+        latest = batches[0].deadline_ms if len(batches) == 1 else min(batch.deadline_ms for batch in batches)
         timeout_s = max(0.001, min(self._request_timeout_s, (latest - now) / 1000))
         request, body = self._request(batches, int(timeout_s * 1000 * _BROKERS_SHARE) or 1)
         if self._acks == 0:
@@ -126,7 +126,8 @@ class ProduceRequests:
         self._in_flight[connection] = self._in_flight.get(connection, 0) + 1
         sent = _Sent(connection, batches, now_ms=now, deadline_ms=now + timeout_s * 1000)
         self._sent[sent] = None
-        self._look_by(sent.look_at_ms)
+        if sent.look_at_ms < self._timer_at_ms:
+            self._look_by(sent.look_at_ms)
         connection.ask(request, body, functools.partial(self._answered, sent))
 
     def _request(self, batches: Sequence[ProducerBatch], broker_timeout_ms: int) -> tuple[Produce, list[Buffer]]:
@@ -203,9 +204,9 @@ class ProduceRequests:
     def _answered(self, sent: _Sent, answer: Answer | BrokerError) -> None:
         del self._sent[sent]
         self._suspected.pop(sent, None)
-        self._in_flight[sent.connection] -= 1
-        if not self._in_flight[sent.connection]:
-            del self._in_flight[sent.connection]
+        left = self._in_flight.pop(sent.connection) - 1
+        if left:
+            self._in_flight[sent.connection] = left
         if isinstance(answer, BrokerError):
             self._tell_all(sent.batches, answer.code, answer.detail)
         else:

@@ -35,7 +35,8 @@ from sparklog.client.partitioning import (
     to_table,
 )
 from sparklog.client.results import Completion, RecordMetadata, TableWrite, WriteResult
-from sparklog.client.sender import Sender, SenderSettings
+from sparklog.client.sender import Sender
+from sparklog.client.sender_settings import SenderSettings
 from sparklog.client.transaction_run import Joined
 from sparklog.client.transactional import ProducerTransactions, producer_run
 from sparklog.errors import BrokerError, ConfigError, ErrorCode, SparklogError
@@ -224,7 +225,10 @@ class Producer:
         if headers:
             found = header_list(headers)
             size += sum(len(header["key"] or "") + len(header["value"] or b"") for header in found)
-        return self._collector.append(known, partition, record=(key, value, found, time_us), size=size)
+        record = (key, value, found, time_us)
+        return self._sender.send_alone(known, partition, record, size) or self._collector.append(
+            known, partition, record=record, size=size
+        )
 
     def write(self, topic: str, data: Any, *, partition: int | None = None) -> Future[WriteResult]:
         """Hand a table over: pyarrow ``Table`` or ``RecordBatch``, a pandas or polars frame, or what exports Arrow.

@@ -11,30 +11,32 @@ import asyncio
 import contextlib
 import logging
 import math
-import random
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Future
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
-from sparklog.client.accumulator import Accumulator, BatchState, ProducerBatch, ProducerIdentity
+from sparklog.client.accumulator import Accumulator, BatchState, ProducerBatch
+from sparklog.client.alone import SendAlone
 from sparklog.client.async_link import AsyncLink
 from sparklog.client.batch_outcomes import BatchOutcomes, Ticket
 from sparklog.client.chunk_encoder import ChunkEncoder, not_encoded
-from sparklog.client.collector import Attendant, Collector, RecordChunk
+from sparklog.client.collector import Attendant, Collector, Record, RecordChunk
 from sparklog.client.errors import ClientTimeout, ProducerClosed, closed_for
 from sparklog.client.loop_lease import LoopLease
 from sparklog.client.partitioning import ProducerTopic, under_newest_schema
 from sparklog.client.produce_requests import ProduceRequests
+from sparklog.client.producer_id import ProducerIdRequest
+from sparklog.client.results import RecordFuture
+from sparklog.client.sender_settings import SenderSettings
 from sparklog.client.sender_transactions import SenderTransactions
 from sparklog.client.stand_in import StandIn
 from sparklog.client.topic_board import UNKNOWN_TOPIC_GRACE_S, TopicBoard, TopicWish
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import TopicPartition
 from sparklog.net.loop import new_event_loop
-from sparklog.protocol.messages import InitProducerId, InitProducerIdReply
 from sparklog.record.codec import EncodedBatch
 
 T = TypeVar("T")
@@ -44,23 +46,6 @@ _log = logging.getLogger(__name__)
 _STOP_TIMEOUT_S = 15.0
 #: As fine as uvloop's timers are: for less than half of it they would not wait at all.
 _TICK_MS = 1.0
-
-
-class SenderSettings(NamedTuple):
-    """What the producer was made with, in this thread's terms."""
-
-    bootstrap: str
-    client_id: str
-    acks: int
-    idempotent: bool
-    batch_bytes: int
-    compression: str | None
-    request_timeout_s: float
-    delivery_timeout_s: float
-    max_request_bytes: int
-    metadata_max_age_s: float
-    #: Key of this producer's transactions; empty: it writes without.
-    transaction: str = ""
 
 
 class Sender:
@@ -114,7 +99,7 @@ class Sender:
             told=self._outcomes.told,
             changed=self._pump,
         )
-        self._getting_identity = False
+        self._producer_id = ProducerIdRequest(self._link, self._accumulator, changed=self._pump)
         self._timer: asyncio.TimerHandle | None = None
         self._refreshed_ms = 0.0
         self._woken = False
@@ -127,6 +112,17 @@ class Sender:
         self._stand_in = StandIn(
             self._lease, self._requests, loop_needed=self._needs_loop, broken=self._break, wake=self.wake
         )
+        self._alone: SendAlone | None = None
+        if settings.acks != 0 and settings.compression is None and not settings.transaction:
+            self._alone = SendAlone(
+                self._link,
+                self.collector,
+                self._accumulator,
+                self._requests,
+                self._stand_in,
+                at_rest=self._at_rest_with,
+                delivery_timeout_s=settings.delivery_timeout_s,
+            )
         self._thread.start()
 
     # --- from any thread ---
@@ -140,6 +136,13 @@ class Sender:
             except RuntimeError:
                 if self._broken is None:  # only an ended thread's loop is closed
                     raise
+
+    def send_alone(self, topic: ProducerTopic, partition: int | None, record: Record, size: int) -> RecordFuture | None:
+        """Send a record at once if it is this thread that acts for the producer's and nothing else is to be done."""
+        if not self._lease.lent or self._alone is None:
+            return None
+        chunk = self._alone.send(topic, partition, record, size)
+        return RecordFuture(chunk, 0) if chunk is not None else None
 
     def begun(self) -> None:
         """A chunk was begun that may perhaps be sent at once."""
@@ -330,6 +333,16 @@ class Sender:
             and self.transactions is None
         )
 
+    def _at_rest_with(self, topic: ProducerTopic) -> bool:
+        """At rest, and there is no news of the topic, nor any to be asked for."""
+        return (
+            self._broken is None
+            and self.collector.empty
+            and self._board.topics.get(topic.name) is topic
+            and _now_ms() - self._refreshed_ms <= self._settings.metadata_max_age_s * 1000
+            and self._at_rest()
+        )
+
     def _send_all(self, now: float) -> None:
         self._accumulator.leaderless.clear()
         while self._accumulator.sendable:
@@ -412,6 +425,10 @@ class Sender:
             chunk.fail(chunk.error)
             return
         chunk.placed([part.rows for part in parts])
+        if len(parts) == 1:
+            (part,) = parts
+            self._accumulator.add(self._batch(topic, part.partition, part.encoded, Ticket(chunk, 0, chunk.size)))
+            return
         left, rows = chunk.size, sum(len(part.rows) for part in parts)
         for index, part in enumerate(parts):
             share = left if index == len(parts) - 1 else chunk.size * len(part.rows) // rows
@@ -469,25 +486,8 @@ class Sender:
         elif self._board.topics and now - self._refreshed_ms > self._settings.metadata_max_age_s * 1000:
             self._refreshed_ms = now
             self._link.want_metadata(self._board.topics)
-        if self._accumulator.identity_wanted and self.transactions is None and not self._getting_identity:
-            self._getting_identity = True
-            self._link.start(self._get_identity())
-
-    async def _get_identity(self) -> None:
-        attempt = 0
-        while self._broken is None and not self._accumulator.empty:
-            try:
-                reply = await self._link.ask_any(InitProducerId(0))
-            except BrokerError as error:
-                self._link.last_problem = str(error)
-                await asyncio.sleep(min(1.0, 0.025 * 2**attempt) * random.uniform(0.8, 1.2))
-                attempt = min(attempt + 1, 10)
-                continue
-            if isinstance(reply, InitProducerIdReply):
-                self._accumulator.set_identity(ProducerIdentity(reply.producer_id, reply.producer_epoch))
-            break
-        self._getting_identity = False
-        self._pump()
+        if self._accumulator.identity_wanted and self.transactions is None:
+            self._producer_id.begin()
 
     def _set_timer(self, now: float) -> None:
         quiet = self._timer is None and not self._accumulator.sendable

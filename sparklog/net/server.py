@@ -45,18 +45,17 @@ class _Budget:
         self.used = 0
         #: The most that ``used`` has been.
         self.peak = 0
+        self.exhausted = limit <= 0
         self.waiting: set[ServerConnection] = set()
-
-    @property
-    def exhausted(self) -> bool:
-        return self.used >= self.limit
 
     def take(self, size: int) -> None:
         self.used += size
         self.peak = max(self.peak, self.used)
+        self.exhausted = self.used >= self.limit
 
     def release(self, size: int) -> None:
         self.used -= size
+        self.exhausted = self.used >= self.limit
         if self.waiting and not self.exhausted:
             waiting, self.waiting = self.waiting, set()
             for connection in waiting:
@@ -148,13 +147,14 @@ class ServerConnection(asyncio.BufferedProtocol):
 
     def reply(self, message: Reply, body: Sequence[Buffer] = ()) -> None:
         """Answer the request with the message's ``cid``. Body buffers must not change until they are sent."""
-        if self.closed or self._transport is None:
+        transport = self._transport
+        if self.closed or transport is None:
             return
         buffers = encode_reply(message, body)
         if len(buffers) == 1:
-            self._transport.write(buffers[0])
+            transport.write(buffers[0])
         else:
-            self._transport.writelines(buffers)
+            transport.writelines(buffers)
         self.done(message.cid)
 
     def done(self, cid: int) -> None:
@@ -186,41 +186,45 @@ class ServerConnection(asyncio.BufferedProtocol):
         """Handle queued requests as far as the bounds allow; read the socket only when none is left waiting."""
         if self._transport is None or self._handler is None:
             return
-        while not self.closed and self._queue:
-            event = self._queue[0]
-            # A greeting costs no budget: a client that must wait shall know that it waits for a living broker.
-            if not (self._writable if isinstance(event, ImmediateAnswer) else self._may_take(event)):
-                break
-            self._queue.popleft()
-            if isinstance(event, ImmediateAnswer):
-                self._transport.writelines(encode_reply(event.reply))
-                if event.close:
-                    self._queue.clear()
-                    self.close()
-                    return
-                continue
-            if event.request.cid in self._in_hand:
-                # Two under one number would be counted as one: neither bound would hold any more.
-                detail = f"correlation id {event.request.cid} found, its earlier request is not answered yet"
-                self._transport.writelines(
-                    encode_reply(ErrorReply(event.request.cid, ErrorCode.INVALID_REQUEST, detail))
-                )
-                continue
-            self._in_hand[event.request.cid] = event.frame_bytes
-            self._budget.take(event.frame_bytes)
-            self._going_on = True
-            try:
-                self._handler.request_received(event.request, event.body)
-            finally:
-                self._going_on = False
-        if not self.closed:
-            self._set_reading(self._may_read())
+        queue = self._queue
+        while queue and not self.closed:
+            event = queue[0]
+            if isinstance(event, ReceivedRequest):
+                if not self._has_room() or (self._budget.exhausted and event.body):
+                    break  # until there is; ``_may_read`` notes who waits for the budget
+                queue.popleft()
+                self._take(event)
+            else:
+                # A greeting costs no budget: a client that must wait shall know that it waits for a living broker.
+                if not self._writable:
+                    break
+                queue.popleft()
+                self._answer(event)
+        if not self.closed and self._may_read() is not self._reading:
+            self._set_reading(not self._reading)
 
-    def _may_take(self, event: ReceivedRequest) -> bool:
-        if self._budget.exhausted and event.body:
-            self._budget.waiting.add(self)
-            return False
-        return self._has_room()
+    def _answer(self, event: ImmediateAnswer) -> None:
+        assert self._transport is not None
+        self._transport.writelines(encode_reply(event.reply))
+        if event.close:
+            self._queue.clear()
+            self.close()
+
+    def _take(self, event: ReceivedRequest) -> None:
+        assert self._transport is not None and self._handler is not None
+        request = event.request
+        if request.cid in self._in_hand:
+            # Two under one number would be counted as one: neither bound would hold any more.
+            detail = f"correlation id {request.cid} found, its earlier request is not answered yet"
+            self._transport.writelines(encode_reply(ErrorReply(request.cid, ErrorCode.INVALID_REQUEST, detail)))
+            return
+        self._in_hand[request.cid] = event.frame_bytes
+        self._budget.take(event.frame_bytes)
+        self._going_on = True
+        try:
+            self._handler.request_received(request, event.body)
+        finally:
+            self._going_on = False
 
     def _may_read(self) -> bool:
         """What has a body is not read to its end, and nothing behind it, while there is no budget for it."""
@@ -233,7 +237,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         return self._writable and not self._held and len(self._in_hand) < self._limits.max_in_flight
 
     def _set_reading(self, reading: bool) -> None:
-        if reading != self._reading and self._transport is not None and not self._transport.is_closing():
+        if self._transport is not None and not self._transport.is_closing():
             self._reading = reading
             if reading:
                 self._transport.resume_reading()

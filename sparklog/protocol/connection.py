@@ -40,7 +40,7 @@ class ReceivedReply(NamedTuple):
     body: memoryview
 
 
-class ReceivedRequest(NamedTuple):
+class ReceivedRequest(msgspec.Struct, frozen=True, gc=False):
     request: Request
     body: memoryview
     frame_bytes: int
@@ -132,7 +132,7 @@ class ServerEnd:
             return [ImmediateAnswer(ErrorReply(-1, error.code, error.detail), close=True)]
         events: list[ReceivedRequest | ImmediateAnswer] = []
         for frame in frames:
-            event = self._oversize(frame) if isinstance(frame, OversizeFrame) else self._understand(frame)
+            event = self._understand(frame) if isinstance(frame, Frame) else self._oversize(frame)
             events.append(event)
             if isinstance(event, ImmediateAnswer) and event.close:
                 break
@@ -156,8 +156,8 @@ class ServerEnd:
         if not self.version:
             detail = f"{type(request).__name__} found, Hello expected first"
             return ImmediateAnswer(ErrorReply(request.cid, ErrorCode.INVALID_REQUEST, detail), close=False)
-        frame_bytes = len(frame.header) + len(frame.body)
-        return ReceivedRequest(request, frame.body, frame_bytes)
+        body = frame.body
+        return ReceivedRequest(request, body, len(frame.header) + len(body))
 
     def _greet(self, request: Hello) -> ImmediateAnswer:
         if self.version:

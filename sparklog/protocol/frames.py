@@ -19,6 +19,7 @@ import struct
 from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
+import msgspec
 import numpy as np
 
 from sparklog.errors import ErrorCode, ProtocolError
@@ -36,7 +37,7 @@ _JOIN_BYTES = 32 * 1024
 _ZEROS = bytes(8)
 
 
-class Frame(NamedTuple):
+class Frame(msgspec.Struct, frozen=True, gc=False):
     """One received frame; both views keep the frame's memory alive and are never written to again."""
 
     header: memoryview
@@ -57,15 +58,18 @@ def _body_start(header_length: int) -> int:
 
 def encode_frame(header: bytes, body: Sequence[Buffer] = ()) -> list[Buffer]:
     """Return buffers to be sent in order; large body parts are passed through without a copy."""
+    header_bytes = len(header)
     body_bytes = 0
     for part in body:
         body_bytes += len(part) if isinstance(part, bytes) else memoryview(part).nbytes
-    start = _body_start(len(header)) if body_bytes else PREFIX_BYTES + len(header)
-    padding = start - PREFIX_BYTES - len(header)
-    head = PREFIX.pack(start - 4 + body_bytes, len(header)) + header + _ZEROS[:padding]
+    if not body_bytes:
+        return [PREFIX.pack(PREFIX_BYTES - 4 + header_bytes, header_bytes) + header]
+    start = _body_start(header_bytes)
+    prefix = PREFIX.pack(start - 4 + body_bytes, header_bytes)
+    padding = _ZEROS[: start - PREFIX_BYTES - header_bytes]
     if body_bytes <= _JOIN_BYTES:
-        return [b"".join((head, *body))] if body_bytes else [head]
-    return [head, *body]
+        return [b"".join((prefix, header, padding, *body))]
+    return [prefix + header + padding, *body]
 
 
 class FrameDecoder:
@@ -88,7 +92,7 @@ class FrameDecoder:
         """Where the transport may write received bytes; never empty."""
         if self._large is not None:
             return self._large[self._filled :]
-        return self._scratch[self._end :]
+        return self._scratch[self._end :] if self._end else self._scratch
 
     @property
     def body_under_way(self) -> bool:
@@ -104,22 +108,14 @@ class FrameDecoder:
             if self._filled < len(self._large):
                 return []
             whole, self._large = self._large, None
-            return [_cut(whole)]
-        if self._end == 0 and not self._skip and self._oversize is None:
-            frame = self._only_frame(count)
-            if frame is not None:
-                return [frame]
+            return [_cut(whole, PREFIX.unpack_from(whole)[1])]
+        if self._end == 0 and PREFIX_BYTES <= count <= self._limit and not self._skip and self._oversize is None:
+            # One frame and nothing else, as it mostly is where latency counts.
+            length, header_length = PREFIX.unpack_from(self._scratch)
+            if length + 4 == count and PREFIX_BYTES + header_length <= count:
+                return [_cut(memoryview(bytes(self._scratch[:count])), header_length)]
         self._end += count
         return self._cut_scratch()
-
-    def _only_frame(self, count: int) -> Frame | None:
-        """What was received, if that is one frame and nothing else, as it mostly is where latency counts."""
-        if count < PREFIX_BYTES:
-            return None
-        length, header_length = PREFIX.unpack_from(self._scratch)
-        if length + 4 != count or header_length > length - 4 or count > self._limit:
-            return None
-        return _cut(memoryview(bytes(self._scratch[:count])))
 
     def _cut_scratch(self) -> list[Frame | OversizeFrame]:
         frames: list[Frame | OversizeFrame] = []
@@ -152,7 +148,7 @@ class FrameDecoder:
                 self._oversize = OversizeFrame(header, total, self._limit)
                 self._skip = total
             elif end - start >= total:
-                frames.append(_cut(memoryview(bytes(scratch[start : start + total]))))
+                frames.append(_cut(memoryview(bytes(scratch[start : start + total])), header_length))
                 start += total
             elif total > _OWN_MEMORY_BYTES:
                 self._large = np.empty(total, dtype=np.uint8).data
@@ -169,7 +165,6 @@ class FrameDecoder:
         return frames
 
 
-def _cut(whole: memoryview) -> Frame:
-    header_length = PREFIX.unpack_from(whole)[1]
+def _cut(whole: memoryview, header_length: int) -> Frame:
     header_end = PREFIX_BYTES + header_length
-    return Frame(whole[PREFIX_BYTES:header_end], whole[min(_body_start(header_length), len(whole)) :])
+    return Frame(whole[PREFIX_BYTES:header_end], whole[(header_end + 7) & ~7 :])

@@ -42,8 +42,10 @@ class _Shape(NamedTuple):
 
     rows: int
     message_bytes: int
-    #: what has to be there, and where
-    fixed: tuple[tuple[int, bytes], ...]
+    #: takes the parts out of a message that can hold but one thing
+    fixed: struct.Struct
+    #: what they have to hold
+    expected: tuple[bytes, ...]
     #: what else there is to look at but for the times; of one record nothing
     columns: tuple[_Binary, ...]
     times_at: int
@@ -56,14 +58,13 @@ def times_of_few(message: bytes, record_count: int) -> tuple[int, int] | None:
     shape = _shape(message[:METADATA_BYTES])
     if shape is None or shape.rows != record_count or shape.message_bytes != len(message):
         return None
-    for at, expected in shape.fixed:
-        if message[at : at + len(expected)] != expected:
-            return None
+    if shape.fixed.unpack_from(message) != shape.expected:
+        return None
     for column in shape.columns:
         if not _sound(message, column, record_count):
             return None
     times = _TIMES[record_count].unpack_from(message, shape.times_at)
-    return min(times), max(times)
+    return (times[0], times[0]) if record_count == 1 else (min(times), max(times))
 
 
 def _sound(message: bytes, column: _Binary, rows: int) -> bool:
@@ -95,7 +96,24 @@ def _shape(metadata: bytes) -> _Shape | None:
     no_headers = [(at[number], bytes(sizes[number])) for number in (6, 7, 10, 13)]
     columns = _Binary(nulls[0], at[0], at[1], lengths[0]), _Binary(nulls[1], at[3], at[4], lengths[1])
     fixed = no_headers if rows > 1 else [*no_headers, *(part for column in columns for part in _of_one(column))]
-    return _Shape(rows, at[16] + sizes[16], tuple(fixed), columns if rows > 1 else (), at[16])
+    fixed.sort()
+    return _Shape(
+        rows,
+        at[16] + sizes[16],
+        _taking(fixed),
+        tuple(expected for _, expected in fixed),
+        columns if rows > 1 else (),
+        at[16],
+    )
+
+
+def _taking(parts: list[tuple[int, bytes]]) -> struct.Struct:
+    """Takes the parts at these places, which rise, out of a message."""
+    form, end = "<", 0
+    for at, expected in parts:
+        form += f"{at - end}x{len(expected)}s"
+        end = at + len(expected)
+    return struct.Struct(form)
 
 
 def _of_one(column: _Binary) -> list[tuple[int, bytes]]:

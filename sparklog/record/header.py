@@ -45,9 +45,13 @@ HEADER_BYTES = 96
 FORMAT_VERSION = 1
 _VERSION_SHIFT = 12
 _FLAG_MASK = (1 << _VERSION_SHIFT) - 1
+_VERSION_BITS = FORMAT_VERSION << _VERSION_SHIFT
 _STRUCT = struct.Struct("<7q4I3iIhHI")
-_CRC_AT = HEADER_BYTES - 4
-assert _STRUCT.size == HEADER_BYTES
+#: All but the CRC, which is of these bytes.
+_FIELDS = struct.Struct("<7q4I3iIhH")
+_CRC = struct.Struct("<I")
+_CRC_AT = HEADER_BYTES - _CRC.size
+assert _STRUCT.size == HEADER_BYTES and _FIELDS.size == _CRC_AT
 
 #: numpy view of an array of headers; field names equal ``BatchHeader``'s.
 HEADER_DTYPE = np.dtype(
@@ -118,12 +122,13 @@ class BatchHeader(NamedTuple):
     @property
     def stored_bytes(self) -> int:
         """Bytes the batch takes in the .arrow file: body, offset array, padding to 8."""
-        return self.length + -(-self.offset_array_length // 8) * 8
+        array_bytes = self.offset_array_length
+        return self.length + -(-array_bytes // 8) * 8 if array_bytes else self.length
 
     def pack(self) -> bytes:
         """The 96 bytes, with format version and CRC."""
-        head = _STRUCT.pack(*self[:-1], self.flags | FORMAT_VERSION << _VERSION_SHIFT, 0)[:_CRC_AT]
-        return head + int(google_crc32c.value(head)).to_bytes(4, "little")
+        head = _FIELDS.pack(*self[:-1], self.flags | _VERSION_BITS)
+        return head + _CRC.pack(google_crc32c.value(head))
 
 
 def unpack_header(source: bytes | bytearray | memoryview, at: int = 0) -> BatchHeader:
@@ -137,7 +142,7 @@ def unpack_header(source: bytes | bytearray | memoryview, at: int = 0) -> BatchH
             ErrorCode.CORRUPT_MESSAGE, f"batch header: {len(source) - at} bytes found, {HEADER_BYTES} expected"
         )
     *fields, version_and_flags, crc = _STRUCT.unpack_from(source, at)
-    expected = int(google_crc32c.value(bytes(source[at : at + _CRC_AT])))
+    expected = google_crc32c.value(bytes(source[at : at + _CRC_AT]))
     if crc != expected:
         raise BrokerError(ErrorCode.CORRUPT_MESSAGE, f"batch header CRC32C is {crc:#010x}, computed {expected:#010x}")
     version = version_and_flags >> _VERSION_SHIFT
@@ -145,7 +150,8 @@ def unpack_header(source: bytes | bytearray | memoryview, at: int = 0) -> BatchH
         raise BrokerError(
             ErrorCode.CORRUPT_MESSAGE, f"batch header format version {version} found, {FORMAT_VERSION} expected"
         )
-    return BatchHeader._make((*fields, version_and_flags & _FLAG_MASK))
+    fields.append(version_and_flags & _FLAG_MASK)
+    return tuple.__new__(BatchHeader, fields)  # what the class itself does, without a call of Python's own
 
 
 def unpack_headers(source: bytes | bytearray | memoryview) -> list[BatchHeader]:

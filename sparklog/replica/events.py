@@ -124,8 +124,8 @@ class LeaderAnswered(msgspec.Struct, frozen=True, gc=False):
 
     ``last_epoch`` is what the fetch named as such: a doubled or late answer may find the log at the same end again,
     yet with another history; -2: not told, for a performer whose connections bring no answer twice or late.
-    ``end_offset`` is where the log will end after appending the ``batch_count`` batches that came. ``diverging`` is
-    (epoch, end offset) or None. ``code`` is a wire error code.
+    ``end_offset`` is where the log will end after appending the ``batch_count`` batches that came: for traces, -1: not
+    told. ``diverging`` is (epoch, end offset) or None. ``code`` is a wire error code.
     """
 
     leader_epoch: int
@@ -136,7 +136,7 @@ class LeaderAnswered(msgspec.Struct, frozen=True, gc=False):
     log_end_offset: int
     diverging: tuple[int, int] | None
     batch_count: int
-    end_offset: int
+    end_offset: int = -1
     last_epoch: int = -2
 
 

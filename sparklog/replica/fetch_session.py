@@ -21,6 +21,8 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from typing import NamedTuple
 
+import msgspec
+
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.protocol.messages import CONSUMER, Fetch, FetchedPartition, FetchPartition, FetchReply
 
@@ -55,21 +57,20 @@ class FetchSession:
         #: the connection that the last request came by
         self.line: object = None
 
-    def take(self, partitions: Iterable[FetchPartition]) -> None:
-        """Note what a request names; another topic or leader epoch makes what was told worthless."""
-        for partition in partitions:
-            key = (partition.topic, partition.partition)
-            before = self.wanted.get(key)
-            if before is not None and (before.topic_id, before.leader_epoch) != (
-                partition.topic_id,
-                partition.leader_epoch,
-            ):
-                self.told.pop(key, None)
-            self.wanted[key] = partition
-            self.due[key] = None
+    def take(self, key: Key, partition: FetchPartition) -> bool:
+        """Note what a request names; another topic or leader epoch makes what was told worthless. Returns whether the
+        partition is new here."""
+        before = self.wanted.get(key)
+        self.wanted[key] = partition
+        self.due[key] = None
+        if before is None:
+            return True
+        if before.leader_epoch != partition.leader_epoch or before.topic_id != partition.topic_id:
+            self.told.pop(key, None)
+        return False
 
     def belongs_to(self, fetch: Fetch) -> bool:
-        return (self.replica_id, self.incarnation) == (fetch.replica_id, fetch.incarnation)
+        return self.replica_id == fetch.replica_id and self.incarnation == fetch.incarnation
 
     def drop(self, key: Key) -> None:
         self.wanted.pop(key, None)
@@ -77,18 +78,19 @@ class FetchSession:
         self.due.pop(key, None)
 
 
-class FetchContext(NamedTuple):
+class FetchContext(msgspec.Struct, frozen=True):
     """One request being served. ``session`` None: sessionless, then ``named`` is all there is."""
 
     session: FetchSession | None
     #: partitions of this request: the fetcher's position is news
     named: tuple[FetchPartition, ...]
 
-    def due(self) -> list[FetchPartition]:
+    def due(self) -> dict[Key, FetchPartition]:
         """Partitions to look at now, the longest unserved first. Ask again after a wake-up."""
-        if self.session is None:
-            return list(self.named)
-        return [self.session.wanted[key] for key in self.session.due]
+        session = self.session
+        if session is None:
+            return {(wanted.topic, wanted.partition): wanted for wanted in self.named}
+        return {key: session.wanted[key] for key in session.due}
 
     def has_news(self, result: FetchedPartition) -> bool:
         """Whether the fetcher must be told ``result``."""
@@ -109,25 +111,28 @@ class FetchContext(NamedTuple):
             self.session.due.pop((result.topic, result.partition), None)
         return False
 
-    def reply(self, results: Iterable[FetchedPartition]) -> FetchReply:
+    def reply(self, results: Iterable[FetchedPartition], cid: int = 0) -> FetchReply:
         """Choose what is said and what stays due. ``results`` are of partitions that were due; others stay so.
 
         A partition answered with records or an error stays due until the fetcher names it again or nothing is left
         to say, for it may not have used the answer. It goes to the end of the line.
         """
         if self.session is None:
-            return FetchReply(0, ErrorCode.NONE, NO_SESSION, tuple(results))
+            return FetchReply(cid, ErrorCode.NONE, NO_SESSION, tuple(results))
         session = self.session
         said = []
         for result in results:
             key = (result.topic, result.partition)
-            if self.has_news(result):
-                said.append(result)
-                session.told[key] = (result.high_watermark, result.log_start_offset)
+            marks = (result.high_watermark, result.log_start_offset)
             session.due.pop(key, None)
-            if key in session.wanted and (result.batch_count or result.code or result.diverging is not None):
-                session.due[key] = None
-        return FetchReply(0, ErrorCode.NONE, session.session_id, tuple(said))
+            if result.batch_count or result.code or result.diverging is not None:
+                if key in session.wanted:
+                    session.due[key] = None
+            elif session.told.get(key) == marks:
+                continue
+            said.append(result)
+            session.told[key] = marks
+        return FetchReply(cid, ErrorCode.NONE, session.session_id, tuple(said))
 
 
 class SessionCache:
@@ -168,7 +173,8 @@ class SessionCache:
             session = self._open(fetch, now_ms) if self._has_room(fetch, None) else None
         else:
             session = self._resume(fetch, now_ms)
-            if not self._has_room(fetch, session):
+            at_most = self._partitions + len(fetch.partitions)
+            if at_most > self._max_partitions and not self._has_room(fetch, session):
                 detail = (
                     f"{self._partitions} partitions are held by sessions and more named, at most "
                     f"{self._max_partitions} expected"
@@ -177,21 +183,27 @@ class SessionCache:
                 raise BrokerError(ErrorCode.THROTTLING_QUOTA_EXCEEDED, detail)
         if session is None:
             return FetchContext(None, fetch.partitions)
-        before = len(session.wanted)
-        for key in fetch.forgotten:
-            session.drop((key[0], key[1]))
-            self._release((key[0], key[1]), session.session_id)
-        session.take(fetch.partitions)
-        self._partitions += len(session.wanted) - before
+        if fetch.forgotten:
+            before = len(session.wanted)
+            for topic, number in fetch.forgotten:
+                session.drop((topic, number))
+                self._release((topic, number), session.session_id)
+            self._partitions += len(session.wanted) - before
         for partition in fetch.partitions:
-            self._holders.setdefault((partition.topic, partition.partition), {})[session.session_id] = session
-        self._move(session, line)
+            key = (partition.topic, partition.partition)
+            if session.take(key, partition):
+                self._holders.setdefault(key, {})[session.session_id] = session
+                self._partitions += 1
+        if session.line is not line:
+            self._move(session, line)
         return FetchContext(session, fetch.partitions)
 
-    def wake(self, topic: str, partition: int) -> list[FetchSession]:
+    def wake(self, key: Key) -> list[FetchSession]:
         """Records came or a mark moved: make the partition due. Returns the sessions whose long poll may end now."""
-        key = (topic, partition)
-        woken = list(self._holders.get(key, {}).values())
+        holders = self._holders.get(key)
+        if holders is None:
+            return []
+        woken = list(holders.values())
         for session in woken:
             session.due[key] = None
         return woken
@@ -268,9 +280,7 @@ class SessionCache:
                 del self._holders[key]
 
     def _move(self, session: FetchSession, line: object) -> None:
-        """Note the connection a session is used on, None for none."""
-        if session.line is line:
-            return
+        """Note the other connection a session is used on, None for none."""
         earlier = self._by_line.get(session.line)
         if earlier is not None:
             del earlier[session.session_id]
@@ -308,18 +318,14 @@ class SessionBuilder:
     def __len__(self) -> int:
         return len(self._wanted)
 
-    def want(self, partition: FetchPartition) -> None:
-        """Fetch this partition from this position. The same position again is no change."""
+    def want(self, partition: FetchPartition, *, again: bool = False) -> None:
+        """Fetch this partition from this position. The same position again is no change, unless it is to be named
+        ``again``: its answer was not used."""
         key = (partition.topic, partition.partition)
-        if self._wanted.get(key) != partition:
+        if again or self._wanted.get(key) != partition:
             self._wanted[key] = partition
             self._changed[key] = None
             self._forgotten.pop(key, None)
-
-    def again(self, topic: str, partition: int) -> None:
-        """Name the partition in the next request though its position is the same: its answer was not used."""
-        if (topic, partition) in self._wanted:
-            self._changed[topic, partition] = None
 
     def forget(self, topic: str, partition: int) -> None:
         key = (topic, partition)
@@ -345,7 +351,7 @@ class SessionBuilder:
         if self._epoch == FULL:
             request = SessionRequest(self._session_id, FULL, tuple(self._wanted.values()), ())
         else:
-            changed = tuple(self._wanted[key] for key in self._changed)
+            changed = tuple([self._wanted[key] for key in self._changed])
             request = SessionRequest(self._session_id, self._epoch, changed, tuple(self._forgotten))
             self._epoch += 1
         self._changed.clear()

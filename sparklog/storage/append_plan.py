@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import msgspec
+
 from sparklog.config import TopicConfig
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.record.checksum import crc32c
@@ -45,7 +47,7 @@ class LogTail(NamedTuple):
     cleaned: bool = False
 
 
-class Run(NamedTuple):
+class Run(msgspec.Struct, frozen=True):
     """Batches for one segment. ``packed`` and ``data`` are what to write; together, not item by item."""
 
     new_segment: bool
@@ -161,21 +163,23 @@ def plan_follower_append(
     for header_at in range(0, len(packed), HEADER_BYTES):
         sent = header = unpack_header(packed, header_at)
         packed_header = packed[header_at : header_at + HEADER_BYTES]
-        body = bodies[at : at + header.stored_bytes]
+        flags, stored = header.flags, header.stored_bytes
+        body = bodies[at : at + stored]
         at += len(body)
-        if header.flags & _PROJECTED:
-            raise _corrupt(end, "flags", found=repr(Flag(header.flags)), expected="a batch with all its columns")
-        if header.flags & _FIRST and header.base_offset == end:
+        if flags & _PROJECTED:
+            raise _corrupt(end, "flags", found=repr(Flag(flags)), expected="a batch with all its columns")
+        if flags & _FIRST and header.base_offset == end:
             own_place = False
-        if (header.flags & _CLEANED or own_place) and not empty:
-            _check_body(end, header, body)
+        _check_body(end, header, body, stored)
+        if (flags & _CLEANED or own_place) and not empty:
             header, body = _placed_here(
                 header, body, end=end, position=position, running_max=running_max, schema_id=schema_id,
                 prelude_length=prelude_length, cut_front=cut_front,
             )  # fmt: skip
             if header is not sent:
                 packed_header = memoryview(header.pack())
-        first = bool(header.flags & _FIRST)
+                flags, stored = header.flags, header.stored_bytes
+        first = bool(flags & _FIRST)
         if first:
             position = prelude_length(header.schema_id)
             running_max = NO_MAXIMUM
@@ -190,8 +194,6 @@ def plan_follower_append(
         running_max = max(running_max, header.max_timestamp)
         if header.running_max != running_max:
             raise _corrupt(end, "running maximum timestamp", found=header.running_max, expected=running_max)
-        if header is sent:
-            _check_body(end, header, body)
         if first or not runs:
             runs.append(Run(first, [], [], []))
         run = runs[-1]
@@ -202,15 +204,15 @@ def plan_follower_append(
         last_epoch = header.leader_epoch
         schema_id = header.schema_id
         end += header.offset_span
-        position += header.stored_bytes
+        position += stored
     if at != len(bodies):
         raise _corrupt(end, "bytes of bodies", found=len(bodies), expected=at)
     return runs
 
 
-def _check_body(end: int, header: BatchHeader, body: memoryview) -> None:
-    if len(body) != header.stored_bytes or header.offset_span < 1:
-        raise _corrupt(end, "bytes of body", found=len(body), expected=header.stored_bytes)
+def _check_body(end: int, header: BatchHeader, body: memoryview, stored: int) -> None:
+    if len(body) != stored or header.offset_span < 1:
+        raise _corrupt(end, "bytes of body", found=len(body), expected=stored)
     crc = crc32c(body)
     if crc != header.body_crc:
         raise _corrupt(end, "CRC32C", found=f"{crc:#010x}", expected=f"{header.body_crc:#010x}")
@@ -249,12 +251,12 @@ def markers_of(runs: Sequence[Run]) -> dict[int, Marker]:
     Raises:
         BrokerError: CORRUPT_MESSAGE for a marker that cannot be read.
     """
-    return {
-        header.base_offset: decode_marker(header, body)
-        for run in runs
-        for header, body in zip(run.headers, run.data, strict=True)
-        if header.flags & _CONTROL
-    }
+    markers = {}
+    for run in runs:
+        for header, body in zip(run.headers, run.data, strict=True):
+            if header.flags & _CONTROL:
+                markers[header.base_offset] = decode_marker(header, body)
+    return markers
 
 
 def _corrupt(offset: int, what: str, *, found: object, expected: object) -> BrokerError:

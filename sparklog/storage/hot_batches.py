@@ -7,7 +7,8 @@ batches are therefore always a suffix of the log.
 from __future__ import annotations
 
 from collections import deque
-from typing import NamedTuple
+
+import msgspec
 
 from sparklog.storage.disk import Buffer
 
@@ -15,7 +16,7 @@ from sparklog.storage.disk import Buffer
 _OVERHEAD = 600
 
 
-class HotBatch(NamedTuple):
+class HotBatch(msgspec.Struct, frozen=True, gc=False):
     """A batch as it arrived: packed header, and the bytes stored for it."""
 
     header: Buffer

@@ -191,12 +191,14 @@ class Log:
         *,
         leader_epoch: int,
         now_us: int,
+        known: Sequence[OffsetRange] | None = None,
         placed: bool = False,
         roll: bool = False,
     ) -> OffsetRange:
         """Append checked batches; return the offsets of the first to the last of them.
 
         Batches that are already in the log are not appended again: the earlier offsets are returned for them.
+        ``known``: what ``known`` has just said of the batches, None if it was not asked.
         ``placed``: they have their offsets and times already, and continue the log. ``roll``: in a new segment.
 
         Raises:
@@ -212,7 +214,8 @@ class Log:
                 ErrorCode.FENCED_LEADER_EPOCH,
                 f"{self.tp}: leader epoch {leader_epoch} found, {state.epochs.last_epoch} is in the log",
             )
-        known = state.producers.known([header for header, _ in batches], self.tp)
+        if known is None:
+            known = self.known(batches)
         fresh = batches[len(known) :] if known else batches
         start = state.log_end_offset
         if fresh:
@@ -252,10 +255,10 @@ class Log:
             self._carry_out(runs, runs[-1].headers[-1].append_time)
         return state.log_end_offset
 
-    def duplicate_count(self, batches: Sequence[tuple[BatchHeader, Buffer]]) -> int:
-        """How many of the first batches are in the log already: a retry is answered as such before its content is
-        checked against a schema that may have moved on. Raises BrokerError as ``append_as_leader``."""
-        return len(self._state.producers.known([header for header, _ in batches], self.tp))
+    def known(self, batches: Sequence[tuple[BatchHeader, Buffer]]) -> list[OffsetRange]:
+        """Offsets of the first batches, as far as they are in the log already: a retry is answered as such before its
+        content is checked against a schema that may have moved on. Raises BrokerError as ``append_as_leader``."""
+        return self._state.producers.known(batches, self.tp)
 
     def _cut_front(self, header: BatchHeader, body: memoryview, start: int) -> tuple[BatchHeader, Buffer]:
         return cut_front(header, body, start, schema=self.schema(header.schema_id))
@@ -430,7 +433,7 @@ class Log:
         """Whether a leader's batches show that this replica was away for longer than tombstones and markers are kept:
         it may hold what they deleted, and must begin anew."""
         state = self._state
-        if state.log_end_offset == state.first_segment_offset:
+        if not state.absence.is_possible(now_us) or state.log_end_offset == state.first_segment_offset:
             return False
         return state.absence.is_shown_by(headers, now_us, delete_retention_ms=state.config.delete_retention_ms)
 

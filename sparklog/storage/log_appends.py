@@ -53,7 +53,8 @@ def carry_out(log: LogState, runs: Sequence[Run], now_us: int) -> int:
         log.log_start_offset = min(log.log_start_offset, runs[0].headers[0].base_offset)
     records = _record(log, runs, now_us, markers)
     log.log_end_offset = runs[-1].headers[-1].next_offset
-    log.high_watermark = min(log.high_watermark, log.log_end_offset)
+    if log.high_watermark > log.log_end_offset:  # noqa: PLR1730 - what is set is checkpointed
+        log.high_watermark = log.log_end_offset
     return records
 
 
@@ -76,14 +77,14 @@ def _record(log: LogState, runs: Sequence[Run], now_us: int, markers: Mapping[in
     """Bring everything that is derived from the batches up to date; return how many records they hold."""
     hot, own_hot, epochs, producers = log.services.hot, log.hot, log.epochs, log.producers
     records = 0
-    for new_segment, headers, packed, data in runs:
-        base_offset = headers[0].base_offset
-        if new_segment and base_offset != log.first_segment_offset:
+    for run in runs:
+        if run.new_segment and run.headers[0].base_offset != log.first_segment_offset:
             producers.expire(now_us - log.services.producer_id_expiration_ms * 1000)
-            log.seals.rolled(base_offset, producers.state())
-        for header, packed_header, body in zip(headers, packed, data, strict=True):
-            epochs.assign(header.leader_epoch, header.base_offset)
-            producers.record(header, markers.get(header.base_offset))
-            hot.add(own_hot, header.base_offset, HotBatch(packed_header, body))
+            log.seals.rolled(run.headers[0].base_offset, producers.state())
+        for header, packed_header, body in zip(run.headers, run.packed, run.data, strict=True):
+            base_offset = header.base_offset
+            epochs.assign(header.leader_epoch, base_offset)
+            producers.record(header, markers.get(base_offset) if markers else None)
+            hot.add(own_hot, base_offset, HotBatch(packed_header, body))
             records += header.record_count
     return records

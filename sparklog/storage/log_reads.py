@@ -52,15 +52,17 @@ def whole_batches(
     if first >= last:
         return nothing_at(offset)
     bases = segment.bases()
-    if bases[first] in hot:
-        found = [hot[base] for base in bases[first:last]]
-        bodies: list[Buffer] = [body for _, body in found]
-        headers = b"".join([header for header, _ in found])
-    else:
+    next_offset = bases[last] if last < segment.count else segment.end_offset
+    newest = hot.get(bases[first])
+    if newest is None:
         headers, body = segment.read(first, last, for_now=for_now)
-        bodies = [body]
-    size = segment.position_of(last) - segment.position_of(first)
-    return LogSlice(headers, bodies, size, last - first, _offset_of(segment, last))
+        return LogSlice(headers, [body], len(body), last - first, next_offset)
+    if last == first + 1:  # as it is where latency counts
+        return LogSlice(bytes(newest.header), [newest.body], len(newest.body), 1, next_offset)
+    found = [hot[base] for base in bases[first:last]]
+    bodies = [batch.body for batch in found]
+    headers = b"".join([batch.header for batch in found])
+    return LogSlice(headers, bodies, sum(map(len, bodies)), last - first, next_offset)
 
 
 def headers_alone(chain: SegmentChain, offset: int, *, max_batches: int, end_offset: int) -> LogSlice:

@@ -96,13 +96,13 @@ def check_sequence(entry: ProducerEntry | None, header: BatchHeader) -> OffsetRa
                 f"producer {header.producer_id}, {what}: sequence {first} found, 0 expected",
             )
         return None
+    expected = (entry.batches[-1].last_sequence + 1) % _SEQUENCES
+    if first == expected:  # none of the five begins there: they hold fewer records than there are sequences
+        return None
     last = _last_sequence(header)
     for batch in reversed(entry.batches):
         if batch.first_sequence == first and batch.last_sequence == last:
             return OffsetRange(batch.base_offset, batch.end_offset)
-    expected = (entry.batches[-1].last_sequence + 1) % _SEQUENCES
-    if first == expected:
-        return None
     if (expected - 1 - last) % _SEQUENCES < _SEQUENCES // 2:
         raise BrokerError(
             ErrorCode.DUPLICATE_SEQUENCE_NUMBER,
@@ -116,7 +116,9 @@ def check_sequence(entry: ProducerEntry | None, header: BatchHeader) -> OffsetRa
 
 def with_batch(entry: ProducerEntry | None, header: BatchHeader) -> ProducerEntry:
     """The entry after ``header``, which has its offsets, was appended."""
-    batch = AppendedBatch(header.first_sequence, _last_sequence(header), header.base_offset, header.next_offset)
+    base_offset = header.base_offset
+    end_offset = base_offset + header.offset_span
+    batch = AppendedBatch(header.first_sequence, _last_sequence(header), base_offset, end_offset)
     if entry is None or header.producer_epoch > entry.epoch:
         return ProducerEntry(header.producer_epoch, (batch,), header.append_time)
     return ProducerEntry(entry.epoch, (*entry.batches[1 - KEPT_BATCHES :], batch), header.append_time)
@@ -138,24 +140,35 @@ class ProducerTable:
     def entries(self) -> Iterable[ProducerEntry]:
         return self._entries.values()
 
-    def known(self, headers: Sequence[BatchHeader], tp: TopicPartition) -> list[OffsetRange]:
+    def known(self, batches: Sequence[tuple[BatchHeader, object]], tp: TopicPartition) -> list[OffsetRange]:
         """Offsets of the first of these batches, as far as they are in the log already: a prefix, since a retry begins
         with the oldest batch. ``tp`` is for the error.
 
         Raises:
             BrokerError: as ``check_sequence``; INVALID_REQUEST for a known batch behind a new one.
         """
+        if len(batches) == 1:
+            earlier = self._earlier(batches[0][0])
+            return [] if earlier is None else [earlier]
+        return self._known_of_several(batches, tp)
+
+    def _earlier(self, header: BatchHeader) -> OffsetRange | None:
+        if header.producer_id < 0 or header.first_sequence < 0:
+            return None
+        return check_sequence(self._entries.get(header.producer_id), header)
+
+    def _known_of_several(self, batches: Sequence[tuple[BatchHeader, object]], tp: TopicPartition) -> list[OffsetRange]:
+        """Each is looked at as if those before it were in the log."""
         known: list[OffsetRange] = []
         staged: dict[int, ProducerEntry] = {}
-        for number, header in enumerate(headers):
+        for number, (header, _) in enumerate(batches):
             producer_id = header.producer_id
             if producer_id < 0 or header.first_sequence < 0:
                 continue
             entry = staged.get(producer_id) or self._entries.get(producer_id)
             earlier = check_sequence(entry, header)
             if earlier is None:
-                if len(headers) > 1:
-                    staged[producer_id] = with_batch(entry, header)
+                staged[producer_id] = with_batch(entry, header)
             elif len(known) < number:
                 raise BrokerError(
                     ErrorCode.INVALID_REQUEST,

@@ -132,13 +132,14 @@ class Segment:
         except OSError as failure:
             self._cut_back(failure)
             raise
-        last = headers[-1]
-        assert data_size + written == last.position + last.stored_bytes, (self, last)
+        first, last = headers[0], headers[-1]
+        data_size += written
+        assert data_size == last.position + last.stored_bytes, (self, last)
         if new:
-            self.schema_id = headers[0].schema_id
-            self.first_append_us = headers[0].append_time
-            self.begins_with_marker = bool(headers[0].flags & _CONTROL)
-        self.data_size = data_size + written
+            self.schema_id = first.schema_id
+            self.first_append_us = first.append_time
+            self.begins_with_marker = bool(first.flags & _CONTROL)
+        self.data_size = data_size
         self.end_offset = last.next_offset
         self.running_max = last.running_max
         self.count += len(headers)

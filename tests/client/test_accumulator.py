@@ -315,7 +315,12 @@ def test_every_batch_gets_in_once_and_in_order(seed: int, count: int, lossy: boo
     next_id = 8
     for _ in range(5000):
         if waiting and rng.random() < 0.6:
-            acc.add(waiting.pop(0))
+            one = waiting.pop(0)
+            if rng.random() < 0.5 and acc.may_start(one.tp):  # alone, without a turn of its own
+                acc.start(one, 1)
+                flying.append((one, broker.produce(one)))
+            else:
+                acc.add(one)
         if lossy and rng.random() < 0.02:
             broker.table.clear()
         flying.extend((one, broker.produce(one)) for one in drain(acc, now))
@@ -338,6 +343,32 @@ def test_every_batch_gets_in_once_and_in_order(seed: int, count: int, lossy: boo
         assert acc.sequence_resets == 0
     else:
         assert set(broker.log) == set(batches), "nothing is lost"
+
+
+def test_a_batch_may_be_started_on_its_own_where_it_has_a_sequence_and_no_other_is_there() -> None:
+    acc = accumulator()
+    assert not acc.may_start(TP), "its partition has no place in a sequence yet"
+    first = batch(count=2)
+    acc.add(first)
+    assert drain(acc) == [first] and not acc.may_start(TP)
+    acc.succeeded(first)
+    assert acc.may_start(TP) and not acc.may_start(OTHER)
+    alone = batch(count=3)
+    acc.start(alone, 1)
+    assert sequences([alone]) == [2] and alone.state is BatchState.IN_FLIGHT
+    assert not acc.empty and not acc.sendable and not acc.may_start(TP)
+    assert fail(acc, alone, ErrorCode.NOT_LEADER_OR_FOLLOWER)
+    assert drain(acc, 1000, leader=2) == [alone] and alone.broker_id == 2
+    assert fail(acc, alone, ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER)
+    acc.give_up(alone)
+    assert acc.empty and not acc.may_start(TP), "its sequence is broken"
+
+
+def test_without_sequences_a_batch_may_be_started_wherever_no_other_is() -> None:
+    acc = accumulator(idempotent=False)
+    assert acc.may_start(TP)
+    acc.start(batch(), 1)
+    assert not acc.may_start(TP) and not acc.may_start(OTHER)
 
 
 def test_numbers_wrap_as_the_broker_expects() -> None:

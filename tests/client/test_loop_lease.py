@@ -210,9 +210,9 @@ def test_a_wait_that_is_interrupted_loses_nothing(fake: FakeCluster, monkeypatch
         assert producer.send("t", b"v").result(_TIMEOUT_S).offset == sent + 1
 
 
-@pytest.mark.parametrize("work", ["drain", "succeeded"])
+@pytest.mark.parametrize(("work", "headers"), [("drain", {"h": b""}), ("start", None), ("succeeded", None)])
 def test_an_interrupt_while_it_sends_or_takes_an_answer_is_the_callers_and_ends_the_producer(
-    fake: FakeCluster, monkeypatch: pytest.MonkeyPatch, work: str
+    fake: FakeCluster, monkeypatch: pytest.MonkeyPatch, work: str, headers: dict[str, bytes] | None
 ) -> None:
     fake.create("t", partitions=1)
     producer = Producer(fake.bootstrap)
@@ -220,7 +220,7 @@ def test_an_interrupt_while_it_sends_or_takes_an_answer_is_the_callers_and_ends_
     with monkeypatch.context() as patch:
         patch.setattr(producer._sender._accumulator, work, _interrupted)
         with pytest.raises(KeyboardInterrupt):
-            _send_while_lent(producer)
+            _send_while_lent(producer, headers)
     with pytest.raises(ProducerClosed) as closed:
         producer.send("t", b"v").result(_TIMEOUT_S)
     assert isinstance(closed.value.__cause__, KeyboardInterrupt)
@@ -324,11 +324,11 @@ def test_who_begins_to_wait_when_the_thread_has_just_ended_waits_for_nothing(fak
         producer._sender.attend(lambda: False)
 
 
-def _send_while_lent(producer: Producer) -> None:
+def _send_while_lent(producer: Producer, headers: dict[str, bytes] | None = None) -> None:
     """Until this thread has acted, which may take a few records."""
     deadline = time.monotonic() + _TIMEOUT_S
     while time.monotonic() < deadline:
-        producer.send("t", b"v").result()
+        producer.send("t", b"v", headers=headers).result()
     raise AssertionError("never interrupted")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable
 
 import pytest
 
@@ -23,7 +24,7 @@ def fetch(request: SessionRequest, *, replica: int = 2, incarnation: int = 1) ->
     return Fetch(0, replica, incarnation, 500, 1, 1 << 20, 0, *request)
 
 
-def named(partitions: tuple[FetchPartition, ...] | list[FetchPartition]) -> list[int]:
+def named(partitions: Iterable[FetchPartition]) -> list[int]:
     return [partition.partition for partition in partitions]
 
 
@@ -49,40 +50,40 @@ def test_the_first_request_names_all_and_the_next_what_changed() -> None:
     assert (request.session_id, request.session_epoch) == (70, 1)
     assert (named(request.partitions), request.forgotten) == ([2], (("t", 0),))
     context = cache.begin(fetch(request), 0)
-    assert named(context.due()) == [2]
-    assert cache.wake("t", 0) == []
+    assert named(context.due().values()) == [2]
+    assert cache.wake(("t", 0)) == []
 
 
 def test_what_is_idle_is_neither_looked_at_nor_named() -> None:
     cache = SessionCache(slots=4)
     builder, _ = opened(cache, 0, 1)
     context = cache.begin(fetch(builder.next_request()), 0)
-    assert context.due() == []
-    (session,) = cache.wake("t", 1)
+    assert context.due() == {}
+    (session,) = cache.wake(("t", 1))
     assert session is context.session
-    assert named(context.due()) == [1]
+    assert named(context.due().values()) == [1]
     assert not context.weigh(result(1))
-    assert context.due() == []
-    cache.wake("t", 1)
+    assert context.due() == {}
+    cache.wake(("t", 1))
     assert context.weigh(result(1, mark=3))
     assert context.reply([result(1, mark=3)]).partitions == (result(1, mark=3),)
-    assert context.due() == []
+    assert context.due() == {}
 
 
 def test_records_stay_due_until_the_fetcher_has_moved() -> None:
     """It may not have used the answer."""
     cache = SessionCache(slots=4)
     builder, _ = opened(cache, 0, 1)
-    cache.wake("t", 0)
-    cache.wake("t", 1)
+    cache.wake(("t", 0))
+    cache.wake(("t", 1))
     context = cache.begin(fetch(builder.next_request()), 0)
     builder.answered(context.reply([result(0, mark=1, batches=2)]))
-    assert named(context.due()) == [1, 0]
+    assert named(context.due().values()) == [1, 0]
     builder.want(wanted(0, 8))
     context = cache.begin(fetch(builder.next_request()), 0)
-    assert [(p.partition, p.fetch_offset) for p in context.due()] == [(1, 0), (0, 8)]
+    assert [(p.partition, p.fetch_offset) for p in context.due().values()] == [(1, 0), (0, 8)]
     assert context.reply([result(0, mark=1), result(1)]).partitions == ()
-    assert context.due() == []
+    assert context.due() == {}
 
 
 def test_another_leader_epoch_or_topic_is_told_everything_again() -> None:
@@ -121,7 +122,7 @@ def test_a_new_session_replaces_the_fetchers_old_one() -> None:
     context = cache.begin(fetch(SessionRequest(session_id, FULL, (wanted(5),), ())), 0)
     assert context.session is not None
     assert len(cache) == 1
-    assert cache.wake("t", 0) == []
+    assert cache.wake(("t", 0)) == []
     builder.lost()
     again = builder.next_request()
     assert (again.session_id, again.session_epoch) == (session_id, FULL)
@@ -132,7 +133,7 @@ def test_nobody_closes_anothers_session_by_its_number() -> None:
     _, session_id = opened(cache, 0)
     cache.begin(fetch(SessionRequest(session_id, SESSIONLESS, (), ()), replica=CONSUMER), 0)
     cache.begin(fetch(SessionRequest(session_id, FULL, (), ()), replica=3), 0)
-    assert len(cache.wake("t", 0)) == 1
+    assert len(cache.wake(("t", 0))) == 1
 
 
 def test_a_session_ends_with_the_connection_it_was_last_used_on() -> None:
@@ -145,18 +146,18 @@ def test_a_session_ends_with_the_connection_it_was_last_used_on() -> None:
     other.want(wanted(0))
     cache.begin(fetch(other.next_request(), replica=3), 0, line="first")
     cache.line_lost("first")
-    (session,) = cache.wake("t", 0)
+    (session,) = cache.wake(("t", 0))
     assert session.replica_id == 2, "it has gone on elsewhere"
     cache.line_lost("first")
     cache.line_lost("second")
     assert len(cache) == 0
-    assert cache.wake("t", 0) == []
+    assert cache.wake(("t", 0)) == []
 
 
 def test_a_single_fetch_leaves_nothing_behind() -> None:
     cache = SessionCache(slots=4)
     context = cache.begin(fetch(SessionRequest(0, SESSIONLESS, (wanted(0),), ()), replica=CONSUMER), 0)
-    assert named(context.due()) == [0]
+    assert named(context.due().values()) == [0]
     assert context.weigh(result(0))
     assert context.reply([result(0)]).partitions == (result(0),)
     assert len(cache) == 0
@@ -184,8 +185,8 @@ def test_a_fetcher_without_a_slot_goes_on_naming_all() -> None:
 
 def test_an_answer_that_was_not_used_can_be_asked_for_again() -> None:
     builder, _ = opened(SessionCache(slots=1), 0, 1)
-    builder.again("t", 1)
-    builder.again("t", 9)
+    builder.want(wanted(0))
+    builder.want(wanted(1), again=True)
     assert named(builder.next_request().partitions) == [1]
 
 
@@ -211,7 +212,7 @@ def test_both_ends_agree_whatever_is_wanted_forgotten_and_lost(seed: int) -> Non
             continue
         assert context.session is not None
         assert {key[1]: found for key, found in context.session.wanted.items()} == want
-        reply = context.reply([result(p.partition, batches=chance.randrange(2)) for p in context.due()])
+        reply = context.reply([result(p.partition, batches=chance.randrange(2)) for p in context.due().values()])
         if chance.random() < 0.1:
             builder.lost()
         elif chance.random() < 0.1:
