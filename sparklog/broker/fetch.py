@@ -43,12 +43,12 @@ class _OpenFetch:
         "_broker",
         "_looks",
         "_max_bytes",
-        "_next_look",
         "_stale",
         "connection",
         "context",
         "done",
         "due_s",
+        "is_to_look",
         "number",
         "of_follower",
         "request",
@@ -75,14 +75,18 @@ class _OpenFetch:
         self._max_bytes = min(request.max_bytes, limit)
         self._looks: dict[Key, Look] = {}
         self._stale: dict[Key, FetchPartition] = {}
-        self._next_look: asyncio.Handle | None = None
+        #: It looks again on the next turn of the loop.
+        self.is_to_look = False
 
     def begin(self) -> None:
         """Answer now if there is a reason to, else wait."""
         self._stale = self.context.due()
         has_news = self._has_only_marks()
-        if self.request.max_wait_ms <= 0 or (has_news is None and self._enough()):
+        if self.request.max_wait_ms <= 0:
             self._complete()
+            return
+        if has_news is None and self._enough():
+            self._answer()
             return
         wait_s = min(self.request.max_wait_ms, _MAX_WAIT_MS) / 1000
         if self.of_follower and (self._has_news() if has_news is None else has_news):
@@ -110,10 +114,9 @@ class _OpenFetch:
 
     def look_soon(self) -> None:
         """Look again on the next turn of the loop: there may be enough now."""
-        if self._next_look is None and not self.done:
-            self._next_look = asyncio.get_running_loop().call_soon(self._look_again)
-            if not self.of_follower:
-                self._broker.fetches.consumers_due += 1
+        if not (self.is_to_look or self.done):
+            self.is_to_look = True
+            self._broker.fetches.look_soon(self)
 
     def answer_shortly(self) -> None:
         """Answer with what there is once the linger is over."""
@@ -144,6 +147,10 @@ class _OpenFetch:
 
     def _complete(self) -> None:
         self._look()
+        self._answer()
+
+    def _answer(self) -> None:
+        """With what was found."""
         self.abandon()
         results: list[FetchedPartition] = []
         body: list[Buffer] = []
@@ -169,34 +176,31 @@ class _OpenFetch:
         """No answer any more: it was given, or nobody waits for it."""
         self.done = True
         self._broker.fetches.forget(self)
-        if self._next_look is not None:
-            self._next_look.cancel()
-            self._looked()
 
-    def _looked(self) -> None:
-        self._next_look = None
-        if not self.of_follower:
-            self._broker.fetches.consumers_due -= 1
-
-    def _look_again(self) -> None:
-        self._looked()
+    def look_again(self) -> None:
+        """Answer if there is enough now."""
+        self.is_to_look = False
         self._guarded(self._reconsider)
 
     def _reconsider(self) -> None:
         if self._enough():
-            self._complete()
+            self._answer()
         elif self.of_follower and self._has_news():
             self.answer_shortly()
 
-    def _look(self) -> None:
+    def _look(self) -> bool:
         """Look at all partitions that are new or moved. What the size limit leaves no room for is not looked at, and
-        stays due in its session; nothing is while the peer does not read."""
+        stays due in its session.
+
+        Nothing is looked at, and False is returned, while a consumer does not read what it has been answered: each of
+        the fetches that wait on its connection would put an answer into memory. It asks again when it has read.
+        """
         looks = self._looks
-        if self._peer_is_full():
+        if not (self.of_follower or self.connection.writable):
             looks.clear()
-            return
+            return False
         if not self._stale:
-            return
+            return True
         stale, self._stale = self._stale, {}
         left = self._max_bytes
         if looks:
@@ -216,16 +220,12 @@ class _OpenFetch:
                 isolation=self.request.isolation,
             )
             left -= look.cost
-
-    def _peer_is_full(self) -> bool:
-        """A consumer that does not read what it has been answered gets no more records: each of the fetches that wait
-        on its connection would put an answer into memory. It asks again when it has read."""
-        return not (self.of_follower or self.connection.writable)
+        return True
 
     def _enough(self) -> bool:
-        if self._peer_is_full():
+        """Look; whether there is a reason to answer."""
+        if not self._look():
             return True
-        self._look()
         size = 0
         for look in self._looks.values():
             if look.urgent:
@@ -263,8 +263,9 @@ class Fetches:
         self._timer_s = math.inf
         #: What was last seen for a follower, as long as nothing has moved: others wait at the same place.
         self._seen: tuple[FetchPartition, int, Look] | None = None
-        #: Consumers' fetches that are looked at on the next turn of the loop.
-        self.consumers_due = 0
+        #: Those that look again on the next turn of the loop, and how many of them are consumers'.
+        self._to_look: list[_OpenFetch] = []
+        self._consumers_due = 0
 
     # --- time ---
 
@@ -304,10 +305,26 @@ class Fetches:
     def after_consumers(self, answer: Callable[[_M], None], message: _M) -> None:
         """Answer now, or behind the answers to consumers that are on their way: whom it wakes may take this process's
         core, and they would wait for that."""
-        if self.consumers_due:
+        if self._consumers_due:
             asyncio.get_running_loop().call_soon(answer, message)
         else:
             answer(message)
+
+    # --- looks ---
+
+    def look_soon(self, fetch: _OpenFetch) -> None:
+        if not self._to_look:
+            asyncio.get_running_loop().call_soon(self._look_again)
+        self._to_look.append(fetch)
+        if not fetch.of_follower:
+            self._consumers_due += 1
+
+    def _look_again(self) -> None:
+        to_look, self._to_look = self._to_look, []
+        for fetch in to_look:
+            if not fetch.of_follower:
+                self._consumers_due -= 1
+            fetch.look_again()
 
     # --- requests ---
 

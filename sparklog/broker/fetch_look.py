@@ -7,20 +7,20 @@ the request at hand the replica core has done so, for earlier ones of the same s
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import msgspec
 
 from sparklog.broker.partition import FetchVerdict, Partition
 from sparklog.broker.partitions import Partitions
 from sparklog.broker.projected_read import read_projected
 from sparklog.errors import BrokerError, ErrorCode, StorageError
-from sparklog.model import EpochEnd, TopicPartition
+from sparklog.model import EpochEnd
 from sparklog.protocol.messages import AbortedRange, FetchedPartition, FetchPartition
 from sparklog.record.header import HEADER_BYTES
 from sparklog.replica.effects import AnswerDiverging, RefuseFetch
 from sparklog.storage.log import LogSlice
 
 
-class Look(NamedTuple):
+class Look(msgspec.Struct, frozen=True, gc=False):
     """What a partition has to say. ``urgent``: an error or a divergence, which is not held back. ``cost``: what it
     counts for in the bytes that an answer may hold; more than its size where it was cut down to some columns."""
 
@@ -36,7 +36,7 @@ def look_for_consumer(
 ) -> Look:
     partition: Partition | None = None
     try:
-        partition = partitions.require(TopicPartition(wanted.topic, wanted.partition), wanted.topic_id)
+        partition = partitions.require((wanted.topic, wanted.partition), wanted.topic_id)
         parted = _check_consumer(partition, wanted)
         if parted is not None:
             return _diverging(partition, wanted, parted.epoch, parted.end_offset)
@@ -52,7 +52,7 @@ def require_readable(partitions: Partitions, wanted: FetchPartition) -> tuple[Pa
     Raises:
         BrokerError: as a fetch would be answered.
     """
-    partition = partitions.require(TopicPartition(wanted.topic, wanted.partition), wanted.topic_id)
+    partition = partitions.require((wanted.topic, wanted.partition), wanted.topic_id)
     return partition, _check_consumer(partition, wanted)
 
 
@@ -82,7 +82,7 @@ def look_for_follower(
             raise BrokerError(
                 ErrorCode.INVALID_REQUEST, f"a follower asks for columns {wanted.columns[:20]}, all expected"
             )
-        partition = partitions.require(TopicPartition(wanted.topic, wanted.partition), wanted.topic_id)
+        partition = partitions.require((wanted.topic, wanted.partition), wanted.topic_id)
         # The role may have changed since the position was judged, or while the fetch waited.
         partition.require_leader(wanted.leader_epoch)
         if isinstance(verdict, RefuseFetch):

@@ -10,7 +10,6 @@ from __future__ import annotations
 from sparklog.broker.partition import Partition
 from sparklog.broker.state import BrokerState
 from sparklog.errors import BrokerError, ErrorCode, StorageError
-from sparklog.model import TopicPartition
 from sparklog.net.server import ServerConnection
 from sparklog.protocol.messages import (
     EARLIEST,
@@ -31,7 +30,7 @@ def handle_list_offsets(
 
 def _list_one(broker: BrokerState, wanted: ListOffsetsPartition, isolation: int) -> ListedOffset:
     try:
-        partition = broker.partitions.require(TopicPartition(wanted.topic, wanted.partition))
+        partition = broker.partitions.require((wanted.topic, wanted.partition))
         return _answer(partition, wanted, isolation)
     except BrokerError as error:
         return ListedOffset(error.code, -1, -1, -1, error.detail)

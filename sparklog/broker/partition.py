@@ -76,7 +76,7 @@ class AppendRules(NamedTuple):
     stamped_by_log: bool = False
 
 
-class Answer(NamedTuple):
+class Answer(msgspec.Struct, frozen=True, gc=False):
     """How a produce to one partition ended."""
 
     code: ErrorCode
@@ -85,7 +85,7 @@ class Answer(NamedTuple):
     detail: str
 
 
-class PendingProduce(NamedTuple):
+class PendingProduce(msgspec.Struct, frozen=True):
     """Batches waiting under a ticket, and whom to tell. ``own``: made by this broker (a marker), not by a producer.
     ``placed``: of a restore, with the offsets that they had. ``roll``: they begin a segment."""
 
@@ -161,13 +161,15 @@ class Partition:
 
     def step(self, event: Event) -> None:
         """Hand over one event and carry out all that follows from it."""
-        self._events.append(event)
+        events = self._events
+        events.append(event)
         if self._stepping:
             return
         self._stepping = True
         try:
-            while self._events:
-                for effect in self.replica.step(self._events.popleft(), self._surroundings.now_ms()):
+            step, now_ms = self.replica.step, self._surroundings.now_ms
+            while events:
+                for effect in step(events.popleft(), now_ms()):
                     _PERFORM[type(effect)](self, effect)
         except Exception as error:
             # Core and log may disagree from here on: this replica must not go on as if nothing had happened.

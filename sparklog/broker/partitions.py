@@ -57,8 +57,8 @@ class Partitions:
         """``tp``: a TopicPartition, or what equals one."""
         return self._hosted.get(tp)
 
-    def require(self, tp: TopicPartition, topic_id: str = "") -> Partition:
-        """The hosted replica of ``tp``; ``topic_id`` empty is not checked.
+    def require(self, tp: tuple[str, int], topic_id: str = "") -> Partition:
+        """The hosted replica of ``tp`` (as in ``get``); ``topic_id`` empty is not checked.
 
         Raises:
             BrokerError: UNKNOWN_TOPIC_OR_PARTITION, NOT_LEADER_OR_FOLLOWER when it lives on other brokers,
@@ -66,11 +66,10 @@ class Partitions:
         """
         partition = self._hosted.get(tp)
         if partition is None:
-            raise self._absent(tp)
+            raise self._absent(TopicPartition(*tp))
         if topic_id and topic_id != partition.topic_id:
-            raise BrokerError(
-                ErrorCode.INCONSISTENT_TOPIC_ID, f"{tp}: topic id {topic_id} asked for, {partition.topic_id} is here"
-            )
+            detail = f"{partition.tp}: topic id {topic_id} asked for, {partition.topic_id} is here"
+            raise BrokerError(ErrorCode.INCONSISTENT_TOPIC_ID, detail)
         if partition.offline is not None:
             partition.check_usable()
         return partition

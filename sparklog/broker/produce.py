@@ -16,7 +16,7 @@ from sparklog.broker.internal_topics import refuse_internal
 from sparklog.broker.partition import Answer, Batches, Partition, PendingProduce
 from sparklog.broker.state import BrokerState
 from sparklog.errors import BrokerError, ErrorCode
-from sparklog.model import INTERNAL_PREFIX, NO_EPOCH, NO_LEADER, TopicPartition
+from sparklog.model import INTERNAL_PREFIX, NO_EPOCH, NO_LEADER
 from sparklog.net.server import ServerConnection
 from sparklog.protocol.messages import ACKS_ALL, ErrorReply, Produce, ProducePartition, ProduceReply, ProduceResult
 from sparklog.record.header import HEADER_BYTES, Flag, unpack_header
@@ -163,7 +163,7 @@ def _produce(
 ) -> None:
     """The request's partition of this number, whose headers and batches are ``body``."""
     wanted, transaction, acks = request.partitions[index], request.transaction, _owed(broker, request.acks)
-    tp = TopicPartition(wanted.topic, wanted.partition)
+    tp = (wanted.topic, wanted.partition)
 
     def answered(answer: Answer) -> None:
         hosted = broker.partitions.get(tp)

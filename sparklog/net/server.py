@@ -190,8 +190,8 @@ class ServerConnection(asyncio.BufferedProtocol):
         while queue and not self.closed:
             event = queue[0]
             if isinstance(event, ReceivedRequest):
-                if not self._may_take(event):
-                    break
+                if not self._has_room() or (self._budget.exhausted and event.body):
+                    break  # until there is; ``_may_read`` notes who waits for the budget
                 queue.popleft()
                 self._take(event)
             else:
@@ -225,12 +225,6 @@ class ServerConnection(asyncio.BufferedProtocol):
             self._handler.request_received(request, event.body)
         finally:
             self._going_on = False
-
-    def _may_take(self, event: ReceivedRequest) -> bool:
-        if self._budget.exhausted and event.body:
-            self._budget.waiting.add(self)
-            return False
-        return self._has_room()
 
     def _may_read(self) -> bool:
         """What has a body is not read to its end, and nothing behind it, while there is no budget for it."""

@@ -422,7 +422,7 @@ class Leader:
             self.reconsider(effects, now_ms)
         return effects
 
-    @property
-    def deadline_ms(self) -> int:
+    def next_deadline_ms(self) -> int:
+        """When something is to be looked at; NEVER: no need."""
         check_ms, earliest_ms = self.check_ms, self.purgatory.earliest_ms
         return check_ms if check_ms < earliest_ms else earliest_ms

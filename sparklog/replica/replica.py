@@ -198,7 +198,7 @@ class Replica:
         role = self._role
         if not isinstance(role, Leader):
             return None
-        deadline_ms = role.deadline_ms
+        deadline_ms = role.next_deadline_ms()
         return None if deadline_ms == NEVER else deadline_ms
 
     @property

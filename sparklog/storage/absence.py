@@ -20,6 +20,10 @@ class Absence:
         #: for longer than its leader keeps tombstones, and not caught up since
         self._was_away = False
 
+    def is_possible(self, now_us: int) -> bool:
+        """Whether ``is_shown_by`` need be asked at all: not as long as batches come."""
+        return self._was_away or now_us - self.last_progress_us > _SHORTEST_ABSENCE_US
+
     def is_shown_by(self, headers: bytes | memoryview, now_us: int, *, delete_retention_ms: int) -> bool:
         """Whether it was too long for what its leader sends now.
 

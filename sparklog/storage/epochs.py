@@ -32,6 +32,8 @@ class EpochCache:
     def __init__(self, entries: Iterable[tuple[int, int]] = ()) -> None:
         self._epochs: list[int] = []
         self._starts: list[int] = []
+        #: Epoch of the last batch, -1 for an empty log.
+        self.last_epoch = -1
         for epoch, start in entries:
             self.assign(epoch, start)
 
@@ -39,27 +41,22 @@ class EpochCache:
     def entries(self) -> tuple[tuple[int, int], ...]:
         return tuple(zip(self._epochs, self._starts, strict=True))
 
-    @property
-    def last_epoch(self) -> int:
-        """Epoch of the last batch, -1 for an empty log."""
-        return self._epochs[-1] if self._epochs else -1
-
     def assign(self, epoch: int, start_offset: int) -> None:
         """A batch of ``epoch`` begins at ``start_offset``. Batches come in order; equal epochs change nothing.
 
         Raises:
             ValueError: epochs or offsets do not rise.
         """
-        if self._epochs:
-            if epoch == self._epochs[-1]:
-                return
-            if epoch < self._epochs[-1] or start_offset <= self._starts[-1]:
-                raise ValueError(
-                    f"leader epoch {epoch} from offset {start_offset} on cannot follow epoch {self._epochs[-1]} "
-                    f"from {self._starts[-1]} on"
-                )
+        if epoch == self.last_epoch and self._epochs:
+            return
+        if self._epochs and (epoch < self.last_epoch or start_offset <= self._starts[-1]):
+            raise ValueError(
+                f"leader epoch {epoch} from offset {start_offset} on cannot follow epoch {self.last_epoch} "
+                f"from {self._starts[-1]} on"
+            )
         self._epochs.append(epoch)
         self._starts.append(start_offset)
+        self.last_epoch = epoch
 
     def end_of_epoch(self, epoch: int, log_start_offset: int, *, log_end_offset: int) -> EpochEnd:
         """The largest epoch <= ``epoch`` and its exclusive end; (-1, log start) when there is none."""
@@ -78,6 +75,7 @@ class EpochCache:
         """Forget epochs that begin at or after ``end_offset``."""
         keep = bisect_left(self._starts, end_offset)
         del self._epochs[keep:], self._starts[keep:]
+        self.last_epoch = self._epochs[-1] if self._epochs else -1
 
     def advance_start(self, log_start_offset: int) -> None:
         """Forget epochs that ended at or before the log's new start; the one it lies in begins there now."""
@@ -89,3 +87,4 @@ class EpochCache:
     def clear(self) -> None:
         self._epochs.clear()
         self._starts.clear()
+        self.last_epoch = -1

@@ -434,7 +434,7 @@ class Log:
         """Whether a leader's batches show that this replica was away for longer than tombstones and markers are kept:
         it may hold what they deleted, and must begin anew."""
         state = self._state
-        if state.log_end_offset == state.first_segment_offset:
+        if not state.absence.is_possible(now_us) or state.log_end_offset == state.first_segment_offset:
             return False
         return state.absence.is_shown_by(headers, now_us, delete_retention_ms=state.config.delete_retention_ms)
 
