@@ -136,6 +136,9 @@ class Sender:
             except RuntimeError:
                 if self._broken is None:  # only an ended thread's loop is closed
                     raise
+            except BaseException:
+                self._lease.post(self._pump)  # an interrupt: perhaps it is not posted, and twice is the same as once
+                raise
 
     def send_alone(self, topic: ProducerTopic, partition: int | None, record: Record, size: int) -> RecordFuture | None:
         """Send a record at once if it is this thread that acts for the producer's and nothing else is to be done."""
