@@ -21,6 +21,7 @@ from sparklog.client.partitioning import ProducerTopic
 from sparklog.client.results import BatchOutcome, Ending, RecordFuture, TableWrite, resolve, tell
 from tests.client.fake_cluster import FakeCluster
 from tests.client.producing import values
+from tests.client.test_loop_lease import acting
 
 _TIMEOUT_S = 30.0
 _TOPIC = cast(ProducerTopic, SimpleNamespace(name="t"))
@@ -58,14 +59,15 @@ def interrupted_in(method: Callable[..., Any], line: int, work: Callable[[], Non
         sys.settrace(before)
 
 
-def interrupted_at(call: int, work: Callable[[], None]) -> bool:
+def interrupted_at(call: int, work: Callable[[], object], *, within: str = "") -> bool:
     """Do ``work``, with a KeyboardInterrupt in this one of the places where interrupts come: where a function begins,
-    and where a call is over. True: there are not so many of them."""
+    and where a call is over; of those ``within`` a
+    module. True: there are not so many of them."""
     left = call
 
-    def profile(_frame: FrameType, event: str, _: object) -> None:
+    def profile(frame: FrameType, event: str, _: object) -> None:
         nonlocal left
-        if event in {"call", "c_return"}:
+        if event in {"call", "c_return"} and frame.f_code.co_filename.endswith(within):
             left -= 1
             if left == -1:
                 raise KeyboardInterrupt
@@ -100,6 +102,11 @@ def waiting(*waits: Callable[[], object], begun: Callable[[], bool]) -> list[thr
 
 def _set(event: threading.Event, _: object) -> None:
     event.set()
+
+
+def _flushed(producer: Producer) -> None:
+    with contextlib.suppress(ProducerClosed):
+        producer.flush()
 
 
 def ended(threads: list[threading.Thread]) -> None:
@@ -246,3 +253,26 @@ def test_who_comes_after_one_who_was_interrupted_is_sent_all_the_same(fake: Fake
     found = values(fake, "t")
     assert found.count(b"first") == 1 and found.count(b"more") == call + 1
     assert found.count(b"v") <= call + 1
+
+
+def test_an_interrupt_while_a_batch_is_moved_ends_the_producer_as_any_other(fake: FakeCluster) -> None:
+    """What it leaves half done is in no order."""
+    fake.create("t", partitions=1)
+    call = uninterrupted = 0
+    while uninterrupted < 5:  # the loop may have been taken back just then
+        producer = Producer(fake.bootstrap)
+        acting(producer)
+
+        def send(producer: Producer = producer) -> None:
+            producer.send("t", b"v").result()
+
+        if interrupted_at(call, send, within="accumulator.py"):
+            uninterrupted += 1
+        else:
+            call, uninterrupted = call + 1, 0
+        flushed = threading.Thread(target=_flushed, args=(producer,), daemon=True)
+        flushed.start()
+        ended([flushed])
+        with contextlib.suppress(ProducerClosed):
+            producer.close(_TIMEOUT_S)
+    assert call > 5
