@@ -18,9 +18,11 @@ from sparklog import Producer
 from sparklog.client.collector import Collector, RecordChunk
 from sparklog.client.errors import ProducerClosed
 from sparklog.client.partitioning import ProducerTopic
-from sparklog.client.results import BatchOutcome, Ending, RecordFuture, TableWrite, resolve, tell
+from sparklog.client.results import BatchOutcome, Completion, Ending, RecordFuture, TableWrite, resolve, tell
+from sparklog.errors import BrokerError, ErrorCode
+from sparklog.protocol.messages import Produce
 from tests.client.fake_cluster import FakeCluster
-from tests.client.producing import values
+from tests.client.producing import refuse, times, values
 from tests.client.test_loop_lease import acting
 
 _TIMEOUT_S = 30.0
@@ -276,3 +278,25 @@ def test_an_interrupt_while_a_batch_is_moved_ends_the_producer_as_any_other(fake
         with contextlib.suppress(ProducerClosed):
             producer.close(_TIMEOUT_S)
     assert call > 5
+
+
+def test_flush_tells_of_what_has_failed_just_now(fake: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who waits goes on before the producer has noted it."""
+    fake.create("t", partitions=1)
+    for broker in fake.brokers:
+        fake.fault(broker.broker_id, times(1, Produce, refuse(ErrorCode.INVALID_RECORD)))
+    flushed = threading.Event()
+    with Producer(fake.bootstrap) as producer:
+        note = producer._ended
+
+        def later(completion: Completion) -> None:
+            flushed.wait(_TIMEOUT_S)
+            note(completion)
+
+        monkeypatch.setattr(producer, "_ended", later)
+        producer.send("t", b"v")
+        try:
+            with pytest.raises(BrokerError, match="INVALID_RECORD"):
+                producer.flush(_TIMEOUT_S)
+        finally:
+            flushed.set()
