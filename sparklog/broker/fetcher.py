@@ -294,14 +294,21 @@ class LeaderFetcher:
             yield
 
     def _apply(self, answer: FetchedPartition, body: memoryview) -> None:
-        """``body``: the batches of this partition, headers first."""
+        """``body``: the batches of this partition, headers first.
+
+        Raises:
+            BrokerError: CORRUPT_MESSAGE when there is less of it than the answer says.
+        """
+        headers_end = answer.batch_count * HEADER_BYTES
+        if len(body) < headers_end + answer.body_bytes:
+            detail = f"{answer.topic}-{answer.partition}: {len(body)} bytes found, {answer.batch_count} batches of "
+            raise BrokerError(ErrorCode.CORRUPT_MESSAGE, f"{detail}{answer.body_bytes} bytes announced")
         key = (answer.topic, answer.partition)
         followed, position = self._followed.get(key), self._positions.get(key)
         if followed is None or position is None or followed.partition.stopped:
             return
         partition = followed.partition
         before = partition.log.log_end_offset
-        headers_end = answer.batch_count * HEADER_BYTES
         refused = partition.leader_answered(
             LeaderAnswered(
                 leader_epoch=position.leader_epoch,

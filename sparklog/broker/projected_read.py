@@ -52,8 +52,8 @@ def read_projected(
         headers = unpack_headers(found.headers)
         if not any(header.offset_array_length for header in headers):
             return _sent([header_alone(header) for header in headers], found, found.body_bytes, HEADER_COST_BYTES)
-    # What is sent are copies, and nothing else happens before they are made.
-    found = partition.log.read(offset, max_bytes=max_bytes, end_offset=end_offset, for_now=True)
+    # What is sent may be views of it, which the connection keeps until they are sent.
+    found = partition.log.read(offset, max_bytes=max_bytes, end_offset=end_offset, mapped=True)
     headers = unpack_headers(found.headers)[: max(1, max_bytes // BATCH_COST_BYTES)]
     return _project(partition, headers, columns, found)
 
@@ -94,8 +94,8 @@ def _cut(headers: list[BatchHeader], found: LogSlice) -> list[memoryview]:
 def _sent(batches: list[ProjectedBatch], found: LogSlice, stored_bytes: int, batch_cost: int) -> ProjectedRead:
     if not batches:
         return ProjectedRead(found, 0, 0)
-    bodies = [batch.body for batch in batches if batch.body]
-    size = sum(map(len, bodies))
+    bodies = [piece for batch in batches for piece in batch.pieces]
+    size = sum(batch.header.stored_bytes for batch in batches)
     records = LogSlice(
         b"".join(batch.header.pack() for batch in batches),
         [*bodies],

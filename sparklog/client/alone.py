@@ -13,7 +13,7 @@ from sparklog.client.accumulator import Accumulator, ProducerBatch
 from sparklog.client.async_link import AsyncLink
 from sparklog.client.batch_outcomes import Ticket
 from sparklog.client.collector import Collector, Record, RecordChunk
-from sparklog.client.partitioning import ProducerTopic, encode_few
+from sparklog.client.partitioning import EncodedPart, ProducerTopic, encode_few
 from sparklog.client.produce_requests import ProduceRequests
 from sparklog.client.stand_in import StandIn
 from sparklog.model import TopicPartition
@@ -46,27 +46,26 @@ class SendAlone:
         self._delivery_timeout_s = delivery_timeout_s
 
     def send(self, topic: ProducerTopic, partition: int | None, record: Record, size: int) -> RecordChunk | None:
-        """The chunk that has the record, which is on its way; None: this was not the case for it."""
+        """The chunk that has the record, which is on its way; None: it is to go the usual way."""
         if self._requests.under_way or size > _MOST_BYTES or not topic.hand_written:
             return None
         if partition is None and record[0] is None and topic.partition_count > 1:
             return None  # partitions take turns, and a turn that came to nothing would be one less
-        sent: list[RecordChunk] = []
-        self._stand_in.act(lambda: self._send(topic, partition, record, size, sent))
-        return sent[0] if sent else None
-
-    def _send(
-        self, topic: ProducerTopic, partition: int | None, record: Record, size: int, sent: list[RecordChunk]
-    ) -> None:
-        if not self._at_rest(topic):
-            return
+        # Before this thread acts for the other: what a signal's handler raises here is the caller's, and harms nobody.
         try:
             parts = encode_few(topic, (record,), partition, size=size, batch_bytes=_MOST_BYTES)
-        except Exception:  # the usual way finds out what is wrong with it
-            return
+        except OverflowError:  # the usual way tells so
+            return None
         if parts is None:
-            return
+            return None
         (part,) = parts
+        sent: list[RecordChunk] = []
+        self._stand_in.act(lambda: self._send(topic, part, record, sent))
+        return sent[0] if sent else None
+
+    def _send(self, topic: ProducerTopic, part: EncodedPart, record: Record, sent: list[RecordChunk]) -> None:
+        if not self._at_rest(topic):
+            return
         tp = TopicPartition(topic.name, part.partition)
         leader = self._link.metadata.leader(tp)
         if leader is None or not self._requests.can_take(leader.broker_id) or not self._accumulator.may_start(tp):

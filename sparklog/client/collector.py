@@ -34,6 +34,8 @@ _DEFAULT_TYPES = [DEFAULT_SCHEMA.field(name).type for name in ("key", "value", "
 _ALONE = (range(1),)
 
 Header: TypeAlias = "dict[str, str | bytes | None]"
+#: The number of a record, and who is told what became of it.
+_Listener: TypeAlias = "tuple[int, Callable[[RecordMetadata | BaseException], None]]"
 #: Key, value, headers, timestamp in microseconds.
 Record: TypeAlias = "tuple[bytes | str | None, Any, list[Header] | None, int]"
 
@@ -79,7 +81,7 @@ class RecordChunk:
         self._refused: dict[int, BaseException] = {}
         self._all_failed: BaseException | None = None
         self._open = 0
-        self._listeners: list[tuple[int, Callable[[RecordMetadata | BaseException], None]]] = []
+        self._listeners: list[_Listener] = []
         self._error_seen = False
 
     def __len__(self) -> int:
@@ -173,7 +175,7 @@ class RecordChunk:
             self.attendant.hurry()
 
     def listen(self, index: int, resolve: Callable[[RecordMetadata | BaseException], None]) -> None:
-        """Call ``resolve`` once with the outcome: now, or when it is there."""
+        """Call ``resolve``, at least once, with the outcome: now, or when it is there."""
         with self.lock:
             outcome = self.outcome(index)
             if outcome is None:
@@ -186,24 +188,24 @@ class RecordChunk:
 
     def _tell(self, *, ended: bool) -> None:
         with self.lock:
-            ready = self._take_ready() if self._listeners else ()
-        for resolve, outcome in ready:
-            tell(resolve, outcome)
+            waiting = tuple(self._listeners)
+        if waiting:
+            self._tell_listeners(waiting)
         if ended:
             self.finished.end()
 
-    def _take_ready(
-        self,
-    ) -> list[tuple[Callable[[RecordMetadata | BaseException], None], RecordMetadata | BaseException]]:
-        waiting, self._listeners = self._listeners, []
-        ready = []
+    def _tell_listeners(self, waiting: Sequence[_Listener]) -> None:
+        """These are the first on the list. They leave it when all are told: where an interrupt comes in the middle of
+        this, ``fail`` finds them there, and they are told once more."""
+        left = []
         for index, resolve in waiting:
             outcome = self.outcome(index)
             if outcome is None:
-                self._listeners.append((index, resolve))
+                left.append((index, resolve))
             else:
-                ready.append((resolve, outcome))
-        return ready
+                tell(resolve, outcome)
+        with self.lock:
+            self._listeners[: len(waiting)] = left
 
 
 def _default_batch(records: Sequence[Record]) -> pa.RecordBatch:
@@ -266,27 +268,39 @@ class Collector:
         size += RECORD_OVERHEAD_BYTES
         slot = (topic.name, partition)
         begun = full = False
-        with self._lock:
-            if self._closed is not None or self._used + size > self._buffer_bytes:
-                self._wait_for_room(size)
-            self._used += size
-            chunk = self._open.get(slot)
-            if chunk is None:
-                chunk = self._open[slot] = RecordChunk(topic, partition, time.monotonic() * 1000, self._attendant)
-                self._opened(chunk)
-                begun = True
-            records = chunk.records
-            index = len(records)
-            records.append(record)
-            chunk.size += size
-            if chunk.size >= self._batch_bytes:
-                self._full.append(self._open.pop(slot))
-                full = True
-        if full:
-            self._wake()
-        elif begun:
-            self._attendant.begun()
+        try:
+            with self._lock:
+                if self._closed is not None or self._used + size > self._buffer_bytes:
+                    self._wait_for_room(size)
+                chunk = self._open.get(slot)
+                if chunk is None:
+                    chunk = self._open[slot] = self._new_chunk(topic, partition)
+                    begun = True
+                chunk.size += size
+                self._used += size
+                records = chunk.records
+                records.append(record)  # the first call since: interrupts come behind calls, and would find it empty
+                index = len(records) - 1
+                if chunk.size >= self._batch_bytes:
+                    self._seal(slot)
+                    full = True
+            if full:
+                self._wake()
+            elif begun:
+                self._attendant.begun()
+        except BaseException:
+            self._wake()  # who is interrupted may have left a record that nobody would look for
+            raise
         return RecordFuture(chunk, index)
+
+    def _new_chunk(self, topic: ProducerTopic, partition: int | None) -> RecordChunk:
+        chunk = RecordChunk(topic, partition, time.monotonic() * 1000, self._attendant)
+        try:
+            self._opened(chunk)
+        except BaseException:
+            chunk.finished.end()  # an interrupt: nothing will come of it, and nobody is to wait for that
+            raise
+        return chunk
 
     def alone(self, topic: ProducerTopic, partition: int, record: Record) -> RecordChunk:
         """A chunk of one record that is in a batch already. It waits for no company and takes no room."""
@@ -336,8 +350,7 @@ class Collector:
     def seal(self) -> None:
         """Nothing that is here waits for company any longer."""
         with self._lock:
-            self._full.extend(self._open.values())
-            self._open.clear()
+            self._seal_all()
         self._wake()
 
     def close(self, error: ProducerClosed | BaseException) -> list[RecordChunk]:
@@ -349,6 +362,16 @@ class Collector:
             self._open.clear()
             self._room.notify_all()
         return left
+
+    def _seal_all(self) -> None:
+        for slot in tuple(self._open):
+            self._seal(slot)
+
+    def _seal(self, slot: tuple[str, int | None]) -> None:
+        """Called with the lock. No call between the two steps: an interrupt there would lose or double the chunk."""
+        chunk = self._open[slot]
+        del self._open[slot]
+        self._full.append(chunk)
 
     def _wait_for_room(self, size: int) -> None:
         """Called with the lock; something larger than the buffer has room when there is nothing else."""
@@ -364,8 +387,7 @@ class Collector:
                     f"producer's buffer: {self._used} of {self._buffer_bytes} bytes in use for {self._max_block_s:g} s,"
                     f" no room for {size}"
                 )
-            self._full.extend(self._open.values())
-            self._open.clear()
+            self._seal_all()
             self._wake()
             self._blocked += 1
             try:

@@ -283,7 +283,8 @@ class Producer:
                 raise ClientTimeout(f"flush: not everything was acknowledged within {timeout_s:g} s")
         with self._lock:
             failed, self._failed = self._failed, []
-        for completion in failed:
+        # Those that have ended just now may not be among the failed yet.
+        for completion in (*failed, *(completion for completion in waiting if completion.failed)):
             error = completion.take_failure()
             if error is not None:
                 raise error

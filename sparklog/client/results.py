@@ -7,10 +7,12 @@ callback or hands it to ``wait``, ``as_completed`` or ``asyncio.wrap_future``.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import logging
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from sparklog.model import OffsetRange
@@ -54,39 +56,41 @@ class BatchOutcome(NamedTuple):
 
 
 class Ending:
-    """That something has ended, to be waited for or told: what a future is for, without what most of them cost."""
+    """That something has ended, to be waited for or told: what a future is for, without what most of them cost.
+
+    Without a lock, which a forked child might find held for ever: appending to a list is one step.
+    """
 
     __slots__ = ("_told", "done")
-
-    #: Held for a moment only, so one serves all.
-    _guard = threading.Lock()
 
     def __init__(self) -> None:
         self.done = False
         self._told: list[Callable[[], None]] = []
 
     def then(self, told: Callable[[], None]) -> None:
-        """Call ``told`` once: now, or in the thread that calls ``end``."""
-        with self._guard:
-            if not self.done:
-                self._told.append(told)
-                return
-        told()
+        """Call ``told``, at least once: now, or in the thread that calls ``end``."""
+        if not self.done:
+            self._told.append(told)
+        if self.done:
+            told()
 
     def end(self) -> None:
-        """It has ended. Once is enough, and more is the same."""
-        with self._guard:
-            self.done = True
-            told, self._told = self._told, []
-        for tell_one in told:
+        """It has ended. Once is enough, and more is the same: where an interrupt came in the middle of it, ``end`` is
+        called again. Those who wait come before the others, who take it off the list of what may be ended again."""
+        self.done = True
+        for tell_one in reversed(tuple(self._told)):
             tell_one()
+        self._told.clear()
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Until it has ended. False: it has not within ``timeout_s``."""
-        ended = threading.Lock()
-        ended.acquire()
-        self.then(ended.release)
-        return ended.acquire(timeout=-1 if timeout_s is None else min(timeout_s, threading.TIMEOUT_MAX))
+        ended = threading.Event()
+        self.then(ended.set)
+        try:
+            return ended.wait(None if timeout_s is None else min(timeout_s, threading.TIMEOUT_MAX))
+        finally:
+            with contextlib.suppress(ValueError):  # it has ended meanwhile
+                self._told.remove(ended.set)
 
 
 class Completion(Protocol):
@@ -123,6 +127,15 @@ def tell(resolve: Callable[[T], None], outcome: T) -> None:
         if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
             raise
         _log.exception("a future's callback")
+
+
+def resolve(future: Future[T], outcome: T | BaseException) -> None:
+    """Once is enough, and more is the same."""
+    with contextlib.suppress(InvalidStateError):
+        if isinstance(outcome, BaseException):
+            future.set_exception(outcome)
+        else:
+            future.set_result(outcome)
 
 
 class RecordOutcomes(Protocol):
@@ -187,7 +200,12 @@ class RecordFuture(Future[RecordMetadata]):
             return outcome
         told = threading.Lock()
         told.acquire()
-        self._chunk.listen(self._index, lambda _: told.release())
+
+        def go_on(_: object) -> None:
+            if told.locked():  # else this is the second time
+                told.release()
+
+        self._chunk.listen(self._index, go_on)
         told.acquire()
         return self._chunk.outcome(self._index)
 
@@ -203,18 +221,19 @@ class RecordFuture(Future[RecordMetadata]):
             self._chunk.error_seen()
 
     def _become_full(self) -> None:
-        with self._chunk.lock:
-            if "_condition" in self.__dict__:
-                return  # another thread was faster
-            super().__init__()
-        self._chunk.hurry()
-        self._chunk.listen(self._index, self._resolve)
+        try:
+            with self._chunk.lock:
+                if "_done_callbacks" in self.__dict__:
+                    return  # another thread was faster
+                super().__init__()
+            self._chunk.hurry()
+            self._chunk.listen(self._index, self._resolve)
+        except BaseException:
+            self._chunk.listen(self._index, self._resolve)  # an interrupt: others wait for this future, too
+            raise
 
     def _resolve(self, outcome: RecordMetadata | BaseException) -> None:
-        if isinstance(outcome, BaseException):
-            self.set_exception(outcome)
-        else:
-            self.set_result(outcome)
+        resolve(self, outcome)
 
 
 class WriteFuture(Future[WriteResult]):
@@ -288,16 +307,20 @@ class TableWrite:
     def _close_one(self, error: BaseException | None, *, last: bool = False) -> None:
         with self._lock:
             if self._ended:
-                return
-            self._error = self._error or error
-            self._open -= 1
-            self._ended = last or not self._open
-            if not self._ended:
-                return
-        if self._error is not None:
-            tell(self.future.set_exception, self._error)
-        else:
-            tell(self.future.set_result, self._result())
+                if not last:
+                    return
+            else:
+                self._error = self._error or error
+                self._open -= 1
+                self._ended = last or not self._open
+                if not self._ended:
+                    return
+        self._tell()
+
+    def _tell(self) -> None:
+        """Also when the producer ends after this: an interrupt may have come in the middle of it."""
+        outcome = self._error if self._error is not None else self._result()
+        tell(functools.partial(resolve, self.future), outcome)
         self.finished.end()
 
     def _result(self) -> WriteResult:

@@ -136,6 +136,9 @@ class Sender:
             except RuntimeError:
                 if self._broken is None:  # only an ended thread's loop is closed
                     raise
+            except BaseException:
+                self._lease.post(self._pump)  # an interrupt: perhaps it is not posted, and twice is the same as once
+                raise
 
     def send_alone(self, topic: ProducerTopic, partition: int | None, record: Record, size: int) -> RecordFuture | None:
         """Send a record at once if it is this thread that acts for the producer's and nothing else is to be done."""
@@ -337,7 +340,6 @@ class Sender:
         """At rest, and there is no news of the topic, nor any to be asked for."""
         return (
             self._broken is None
-            and self.collector.empty
             and self._board.topics.get(topic.name) is topic
             and _now_ms() - self._refreshed_ms <= self._settings.metadata_max_age_s * 1000
             and self._at_rest()
@@ -379,7 +381,10 @@ class Sender:
             chunk.fail(closed)
         self._fail_incoming()
         for batch in self._accumulator.batches():
-            self._accumulator.give_up(batch)
+            try:
+                self._accumulator.give_up(batch)
+            except (KeyError, ValueError):
+                batch.state = BatchState.DONE  # an interrupt came while it went from one place to another
             self._outcomes.fail(batch, closed)
         self._board.fail_all(closed)
         self._forsake(closed)

@@ -1,83 +1,112 @@
-"""Followers moved from brokers that hold most of a topic to those that hold least, until no move makes it more even.
+"""Replicas and leaderships of a topic handed on from brokers that have most to those that have least, until no more
+handing on makes it more even.
 
 Part of ``spread``, for what its one pass leaves. Pure; nothing is moved that would bring replicas closer together.
+
+The topic comes first. Of all topics, the sum of squares becomes smaller of what brokers hold, and of what they follow:
+that is held without being led. What each holds would not do alone: a broker that holds most and leads least will have
+to lead a partition of the next topic and hold one more, whatever that does to the difference. As long as it can only
+follow as many as others do, it has led its share before it holds too much.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 
 class _Gift(NamedTuple):
-    """``giver``'s replica of ``partition`` becomes ``taker``'s."""
+    """``giver``'s part in ``partition``, as its follower or as its leader, becomes ``taker``'s."""
 
     giver: int
     taker: int
     partition: int
 
 
+_Gifts = dict[int, _Gift]
+
+
 class Levelling:
-    """Owner: one placement; changes ``replicas`` and ``held`` in place. Use: ``run``, once."""
+    """Owner: one placement; changes what it is given in place. Use: ``run``, once."""
 
     def __init__(
         self,
         replicas: list[list[int]],
-        held: list[int],
-        besides: Sequence[int],
         apart: Callable[[tuple[int, ...]], list[int]],
+        *,
+        led: list[int],
+        held: list[int],
+        all_led: list[int],
+        all_held: list[int],
     ) -> None:
-        """``replicas``: brokers of each partition, its leader first, who stays; ``held``: how many of the topic each
-        broker holds; ``besides``: how many of other topics; ``apart``: who may be added to a set of brokers, in order.
+        """``replicas``: brokers of each new partition, its leader first; ``apart``: who may be added to a set of
+        brokers, in order. By broker: how many partitions of the topic it leads and holds, and of all topics, the new
+        ones among them.
         """
         self._replicas = replicas
-        self._held = held
-        self._besides = besides
         self._apart = apart
-        #: By broker: the partitions that it follows; a dict for its order.
-        self._followed: list[dict[int, None]] = [{} for _ in held]
-        for partition, (_, *followers) in enumerate(replicas):
+        self._led = led
+        self._held = held
+        self._all_led = all_led
+        self._all_held = all_held
+        #: By broker: the partitions that it leads, and those that it follows; dicts for their order.
+        self._leading: list[dict[int, None]] = [{} for _ in held]
+        self._following: list[dict[int, None]] = [{} for _ in held]
+        for partition, (leader, *followers) in enumerate(replicas):
+            self._leading[leader][partition] = None
             for follower in followers:
-                self._followed[follower][partition] = None
+                self._following[follower][partition] = None
         #: By broker: whom it may give one of its replicas to.
-        self._gifts: dict[int, dict[int, _Gift]] = {}
+        self._gifts: dict[int, _Gifts] = {}
 
     def run(self) -> None:
-        while gifts := self._find():
-            for gift in gifts:
-                self._give(gift)
+        while True:
+            while gifts := self._find(self._should_hold_less, self._gifts_of):
+                for gift in gifts:
+                    self._give(gift)
+            successions = self._find(self._should_lead_less, self._successions_of)
+            if not successions:
+                return
+            for succession in successions:
+                self._succeed(succession)
 
-    def _find(self) -> list[_Gift]:
-        """Gifts by which one broker comes to hold one less and another one more, for the better. Brokers between them
+    def _find(self, is_better: Callable[[int, int], bool], gifts_of: Callable[[int], _Gifts]) -> list[_Gift]:
+        """Gifts by which one broker comes to have one less and another one more, for the better. Brokers between them
         give on for what they get. Empty when there are none."""
         brokers = range(len(self._held))
-        for source in sorted(brokers, key=lambda i: (-self._held[i], -self._held[i] - self._besides[i], i)):
-            if not any(self._better(source, taker) for taker in brokers):
+        for source in sorted(brokers, key=lambda i: (-self._held[i], -self._weight(i), i)):
+            if not any(is_better(source, taker) for taker in brokers):
                 continue
             ways: dict[int, list[_Gift]] = {source: []}
             queue = [source]
             for giver in queue:  # grows on the way
-                for gift in self._gifts_of(giver).values():
+                for gift in gifts_of(giver).values():
                     # Of a partition that changes twice on one way the second change was not looked at.
                     if gift.taker in ways or any(gift.partition == other.partition for other in ways[giver]):
                         continue
                     ways[gift.taker] = [*ways[giver], gift]
-                    if self._better(source, gift.taker):
+                    if is_better(source, gift.taker):
                         return ways[gift.taker]
                     queue.append(gift.taker)
         return []
 
-    def _better(self, giver: int, taker: int) -> bool:
+    # --- replicas ---
+
+    def _should_hold_less(self, giver: int, taker: int) -> bool:
         """Whether it is more even with one less there and one more here: the topic first, then the cluster."""
         less = self._held[giver] - self._held[taker]
-        return less > 1 or (less == 1 and self._besides[giver] - self._besides[taker] > 0)
+        return less > 1 or (less == 1 and self._weight(giver) - self._weight(taker) > 2)
 
-    def _gifts_of(self, giver: int) -> dict[int, _Gift]:
+    def _weight(self, broker: int) -> int:
+        """What it holds, and what it follows, of all topics."""
+        return 2 * self._all_held[broker] - self._all_led[broker]
+
+    def _gifts_of(self, giver: int) -> _Gifts:
         if giver in self._gifts:
             return self._gifts[giver]
         gifts = self._gifts[giver] = {}
         seen = set()
-        for partition in self._followed[giver]:
+        for partition in self._following[giver]:
             others = tuple(sorted(broker for broker in self._replicas[partition] if broker != giver))
             if others in seen:
                 continue
@@ -94,7 +123,39 @@ class Levelling:
         for broker in (*replicas, gift.taker):
             self._gifts.pop(broker, None)
         replicas[replicas.index(gift.giver)] = gift.taker
-        del self._followed[gift.giver][gift.partition]
-        self._followed[gift.taker][gift.partition] = None
-        self._held[gift.giver] -= 1
-        self._held[gift.taker] += 1
+        del self._following[gift.giver][gift.partition]
+        self._following[gift.taker][gift.partition] = None
+        for held in (self._held, self._all_held):
+            held[gift.giver] -= 1
+            held[gift.taker] += 1
+
+    # --- leaderships ---
+
+    def _should_lead_less(self, giver: int, taker: int) -> bool:
+        """Whether they follow more evenly when one leads one less, and the other one more, and lead as evenly."""
+        if self._led[giver] <= self._led[taker] or self._all_led[giver] <= self._all_led[taker]:
+            return False
+        return self._followed(taker) - self._followed(giver) > 1
+
+    def _followed(self, broker: int) -> int:
+        return self._all_held[broker] - self._all_led[broker]
+
+    def _successions_of(self, leader: int) -> _Gifts:
+        successions: _Gifts = {}
+        for partition in self._leading[leader]:
+            for follower in self._replicas[partition][1:]:
+                successions.setdefault(follower, _Gift(leader, follower, partition))
+        return successions
+
+    def _succeed(self, gift: _Gift) -> None:
+        """They change places."""
+        replicas = self._replicas[gift.partition]
+        for broker in replicas:
+            self._gifts.pop(broker, None)
+        place = replicas.index(gift.taker)
+        replicas[0], replicas[place] = gift.taker, gift.giver
+        del self._leading[gift.giver][gift.partition], self._following[gift.taker][gift.partition]
+        self._leading[gift.taker][gift.partition] = self._following[gift.giver][gift.partition] = None
+        for led in (self._led, self._all_led):
+            led[gift.giver] -= 1
+            led[gift.taker] += 1

@@ -7,7 +7,8 @@ broker's replicas, and not its leaders alone, differ by one at most is ours.
 
 Leaders are dealt out for all partitions first, for anybody may lead: their counts are exact. Followers are then added
 to the broker that has the least of the topic. The last partitions may find only such brokers as they have already;
-``levelling`` then moves replicas of earlier ones.
+``levelling`` then moves replicas of earlier ones. It also looks after the brokers' other topics, which decide who gets
+the one more.
 """
 
 from __future__ import annotations
@@ -43,13 +44,14 @@ class Spread:
         self._sites = sites
         self._hosts = [site.host for site in sites]
         self._racks = [("of its own", i) if site.rack is None else site.rack for i, site in enumerate(sites)]
+        self._led = [site.led for site in sites]
         self._held = [site.held for site in sites]
         #: For each set of brokers, those that may join it; the same sets come again and again.
         self._apart = lru_cache(_CACHED)(self._farthest)
 
     def replicas(self, partitions: int, replication_factor: int) -> list[list[int]]:
         """Brokers of each partition, its preferred leader first."""
-        found = [[leader] for leader in self._leaders(partitions)]
+        found = [[leader] for leader in self._leaders(partitions, replication_factor)]
         rows = [self._successors(leader) for leader in range(len(self._sites))]
         for number, chosen in enumerate(found):
             row = rows[chosen[0]]
@@ -61,18 +63,25 @@ class Spread:
                     row[follower] += len(self._sites)
                 chosen.append(follower)
                 self._held[follower] += 1
-        Levelling(found, self._held, [site.all_held - site.held for site in self._sites], self._apart).run()
+        all_led = [site.all_led - site.led + led for site, led in zip(self._sites, self._led, strict=True)]
+        all_held = [site.all_held - site.held + held for site, held in zip(self._sites, self._held, strict=True)]
+        Levelling(found, self._apart, led=self._led, held=self._held, all_led=all_led, all_held=all_held).run()
         return found
 
-    def _leaders(self, partitions: int) -> list[int]:
-        """The broker that leads least of the topic, and holds least of it; then that leads and holds least of all."""
-        heap = [(site.led, site.held, site.all_led, site.all_held, i) for i, site in enumerate(self._sites)]
+    def _leaders(self, partitions: int, replication_factor: int) -> list[int]:
+        """The broker that leads least of the topic, and holds least of it; then that leads least of all. Where these
+        are several: who holds least, if who leads one more has to hold one more for it; else who holds most."""
+        brokers = len(self._sites)
+        led, held = sum(self._led) + partitions, sum(self._held) + partitions * replication_factor
+        sign = 1 if led // brokers == held // brokers else -1
+        heap = [(site.led, site.held, site.all_led, sign * site.all_held, i) for i, site in enumerate(self._sites)]
         heapq.heapify(heap)
         leaders = []
         for _ in range(partitions):
             led, held, all_led, all_held, leader = heap[0]
-            heapq.heapreplace(heap, (led + 1, held + 1, all_led + 1, all_held + 1, leader))
+            heapq.heapreplace(heap, (led + 1, held + 1, all_led + 1, all_held + sign, leader))
             leaders.append(leader)
+            self._led[leader] += 1
             self._held[leader] += 1
         return leaders
 

@@ -1,8 +1,8 @@
 """A batch cut down to some of its columns, without decoding a value: what a reader that wants few columns is sent.
 
 The buffers of a column lie next to each other in the body of a RecordBatch message, compressed each for itself or not
-at all. So a projection copies the bytes of the chosen columns as they are, one run for each column, and writes a new
-message in front of them (``batch_metadata``).
+at all. So a projection takes the bytes of the chosen columns as they are, one run for columns that are neighbours, and
+writes a new message in front of them (``batch_metadata``). Long runs are not copied.
 
 A projected batch has a header of its own, with ``Flag.PROJECTED``, the length of what is left and its CRC. It is never
 stored: followers are not sent any, and none is taken from a producer. Pure.
@@ -10,23 +10,26 @@ stored: followers are not sent any, and none is taken from a producer. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import pyarrow as pa
 
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.record.batch_metadata import record_batch_metadata
-from sparklog.record.checksum import crc32c
+from sparklog.record.checksum import crc32c_of
 from sparklog.record.codec import read_record_batch, verify_body_crc
 from sparklog.record.flatbuffer import malformed
 from sparklog.record.header import BatchHeader, Flag
 from sparklog.record.layout import layout_of
 from sparklog.record.message import ALIGNMENT, NOT_COMPRESSED, BatchMessage, read_batch_message
 
+#: Messages up to this size are copied into one piece: less work than sending their pieces.
+_ONE_PIECE_BYTES = 64 * 1024
+
 
 class ColumnSpan(NamedTuple):
-    """Where one column of a schema is in its messages: half-open ranges of nodes and of buffers."""
+    """Where columns that are neighbours in a schema are in its messages: half-open ranges of nodes and of buffers."""
 
     nodes: tuple[int, int]
     buffers: tuple[int, int]
@@ -44,10 +47,16 @@ class Projection(NamedTuple):
 
 
 class ProjectedBatch(NamedTuple):
-    """A batch as it is sent: a sealed header, and ``header.stored_bytes`` bytes."""
+    """A batch as it is sent: a sealed header, and ``header.stored_bytes`` bytes in pieces, which may be views of the
+    stored batch."""
 
     header: BatchHeader
-    body: bytes
+    pieces: tuple[bytes | memoryview, ...]
+
+    @property
+    def body(self) -> bytes:
+        """The pieces in one."""
+        return b"".join(self.pieces)
 
 
 def projected_schema(schema: pa.Schema, columns: Collection[str]) -> pa.Schema:
@@ -66,8 +75,14 @@ def plan_projection(schema: pa.Schema, columns: Collection[str]) -> Projection:
         buffers += node.buffers
     ends = [*starts[1:], (len(layout.nodes), buffers)]
     chosen = tuple(number for number, name in enumerate(schema.names) if name in columns)
-    spans = [ColumnSpan((start[0], end[0]), (start[1], end[1])) for start, end in zip(starts, ends, strict=True)]
-    return Projection(tuple(spans[number] for number in chosen), chosen, len(layout.nodes), layout.buffers)
+    spans: list[ColumnSpan] = []
+    for number in chosen:
+        first = starts[number]
+        if spans and spans[-1].nodes[1] == first[0]:
+            last = spans.pop()
+            first = last.nodes[0], last.buffers[0]
+        spans.append(ColumnSpan((first[0], ends[number][0]), (first[1], ends[number][1])))
+    return Projection(tuple(spans), chosen, len(layout.nodes), layout.buffers)
 
 
 def project_batch(header: BatchHeader, body: memoryview, plan: Projection) -> ProjectedBatch:
@@ -79,7 +94,7 @@ def project_batch(header: BatchHeader, body: memoryview, plan: Projection) -> Pr
         BrokerError: CORRUPT_MESSAGE when the stored batch fails its CRC or contradicts its schema.
     """
     verify_body_crc(header, body[: header.length + header.offset_array_length])
-    message = b""
+    message: list[bytes | memoryview] = []
     if plan.spans and not header.flags & Flag.CONTROL:
         message = _project_message(read_batch_message(body[: header.length]), body[: header.length], plan)
     return _sealed(header, message, body[header.length : header.stored_bytes])
@@ -104,7 +119,7 @@ def read_columns(
         records = read_record_batch(pa.py_buffer(stored), schema).select(names)
     else:
         records = read_record_batch(
-            pa.py_buffer(_project_message(whole, stored, plan)), projected_schema(schema, names)
+            pa.py_buffer(b"".join(_project_message(whole, stored, plan))), projected_schema(schema, names)
         )
     try:
         records.validate(full=True)
@@ -121,10 +136,11 @@ def read_columns(
 def header_alone(header: BatchHeader) -> ProjectedBatch:
     """The batch without any column; only for batches whose offsets are dense."""
     assert not header.offset_array_length, header
-    return _sealed(header, b"", memoryview(b""))
+    return _sealed(header, [], memoryview(b""))
 
 
-def _project_message(whole: BatchMessage, source: memoryview, plan: Projection) -> bytes:
+def _project_message(whole: BatchMessage, source: memoryview, plan: Projection) -> list[bytes | memoryview]:
+    """The message in pieces, those of columns views of ``source``."""
     if len(whole.nodes) != plan.nodes or len(whole.buffers) != plan.buffers:
         raise malformed(
             f"{len(whole.nodes)} columns with {len(whole.buffers)} buffers found, {plan.nodes} with {plan.buffers} "
@@ -141,14 +157,19 @@ def _project_message(whole: BatchMessage, source: memoryview, plan: Projection) 
         end = max((offset + size for offset, size in own if size), default=0)
         buffers += [(offset - start + length if size else length, size) for offset, size in own]
         padding = -(end - start) % ALIGNMENT
-        runs += [source[whole.metadata_length + start : whole.metadata_length + end], bytes(padding)]
+        runs.append(source[whole.metadata_length + start : whole.metadata_length + end])
+        if padding:
+            runs.append(bytes(padding))
         length += end - start + padding
     metadata = record_batch_metadata(whole.rows, nodes=nodes, buffers=buffers, codec=whole.codec, body_length=length)
-    return b"".join([metadata, *runs])
+    return [metadata, *runs]
 
 
-def _sealed(header: BatchHeader, message: bytes, offset_array: memoryview) -> ProjectedBatch:
-    body = message + bytes(offset_array) if len(offset_array) else message
-    checked = memoryview(body)[: len(message) + header.offset_array_length]
+def _sealed(header: BatchHeader, message: Sequence[bytes | memoryview], offset_array: memoryview) -> ProjectedBatch:
+    length = sum(map(len, message))
+    if len(message) > 1 and length <= _ONE_PIECE_BYTES:
+        message = [b"".join(message)]
+    crc = crc32c_of([*message, offset_array[: header.offset_array_length]])
+    pieces = (*message, bytes(offset_array)) if len(offset_array) else tuple(message)
     flags = header.flags | Flag.PROJECTED
-    return ProjectedBatch(header._replace(length=len(message), body_crc=crc32c(checked), flags=flags), body)
+    return ProjectedBatch(header._replace(length=length, body_crc=crc, flags=flags), pieces)

@@ -25,6 +25,8 @@ CREATE_TIME = 0
 LOG_APPEND_TIME = 1
 
 _UTC_US = pa.timestamp("us", tz="UTC")
+#: Of one array of strings, whose places have 32 bits.
+_MOST_TEXT_BYTES = 2**31 - 1
 #: What made columns say that is the same in all records of a topic, and so not kept with them.
 _TOLD_BY_TOPIC = ("_topic", "timestampType")
 _MADE = {*LOG_COLUMNS.fieldNames(), CAST_ERROR_COLUMN.name}
@@ -124,24 +126,24 @@ class ColumnPlan:
     ) -> pa.Array:
         match name:
             case "_topic":
-                return pa.repeat(pa.scalar(partition.topic, pa.string()), len(offsets))
+                return _repeated_text(partition.topic, len(offsets))
             case "_partition":
-                return pa.repeat(pa.scalar(partition.partition, pa.int32()), len(offsets))
+                return _repeated(partition.partition, pa.int32(), len(offsets))
             case "_offset":
                 return offsets
             case "timestampType":
-                return pa.repeat(pa.scalar(self.timestamp_type, pa.int32()), len(offsets))
+                return _repeated(self.timestamp_type, pa.int32(), len(offsets))
             case _:
                 return self._timestamps(header, batch, rows=len(offsets))
 
     def _timestamps(self, header: BatchHeader, batch: pa.RecordBatch, *, rows: int) -> pa.Array:
         """The event time; for a record without one the greatest of its batch, which is the time the leader appended
         it where no record has one. So every time shown is one by which the batch is found."""
-        greatest = pa.scalar(header.max_timestamp, pa.int64()).cast(_UTC_US)
         index = batch.schema.get_field_index(self.shape.event_time) if self._needs_event_time else -1
         if index < 0:
-            return pa.repeat(greatest, rows)
-        return _to_utc(batch.column(index)).fill_null(greatest)
+            return _repeated(header.max_timestamp, _UTC_US, rows)
+        times = _to_utc(batch.column(index))
+        return times.fill_null(pa.scalar(header.max_timestamp, pa.int64()).cast(_UTC_US)) if times.null_count else times
 
 
 def plan_timestamps(shape: TopicShape) -> ColumnPlan:
@@ -235,4 +237,22 @@ def _truncated(array: pa.Array, target: pa.DataType) -> pa.Array:
 
 def offset_run(first: int, rows: int) -> pa.Array:
     """Offsets ``first, first + 1, ...`` of ``rows`` rows."""
-    return pa.array(np.arange(first, first + rows, dtype=np.int64))
+    return array_of(np.arange(first, first + rows, dtype=np.int64), pa.int64())
+
+
+def array_of(values: np.ndarray, kind: pa.DataType) -> pa.Array:
+    """Values of this width as an Arrow array without nulls, in the same memory. ``pa.array`` and ``pa.scalar`` would
+    load pandas, to know its objects: a third of a second of each process' first task."""
+    return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(np.ascontiguousarray(values))])
+
+
+def _repeated(value: int, kind: pa.DataType, rows: int) -> pa.Array:
+    return array_of(np.full(rows, value, dtype=f"i{kind.byte_width}"), kind)
+
+
+def _repeated_text(text: str, rows: int) -> pa.Array:
+    encoded = text.encode()
+    if rows * len(encoded) > _MOST_TEXT_BYTES:
+        return pa.repeat(pa.scalar(text, pa.string()), rows)  # which knows what to say
+    ends = np.arange(rows + 1, dtype=np.int32) * len(encoded)
+    return pa.Array.from_buffers(pa.string(), rows, [None, pa.py_buffer(ends), pa.py_buffer(encoded * rows)])

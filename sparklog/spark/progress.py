@@ -10,7 +10,6 @@ import logging
 import time
 from collections.abc import Mapping
 
-from sparklog.client.groups import commit_offsets
 from sparklog.client.link import ClusterLink
 from sparklog.errors import SparklogError
 from sparklog.model import TopicPartition
@@ -41,6 +40,8 @@ class GroupProgress:
             for tp, found in positions.items()
             if found != self._stored.get(tp)
         ]
+        from sparklog.client.groups import commit_offsets  # for queries that have a group
+
         try:
             commit_offsets(link, self._group, offsets, timeout_s=_TIMEOUT_S)
         except SparklogError as error:

@@ -23,8 +23,9 @@ from sparklog.client.offsets import list_offsets
 from sparklog.delta.origin import Origin
 from sparklog.errors import BrokerError, ErrorCode, SparklogError
 from sparklog.model import NO_EPOCH, Span, TopicPartition
-from sparklog.spark.columns import ColumnPlan, offset_run, plan_timestamps
+from sparklog.spark.columns import ColumnPlan, array_of, offset_run, plan_timestamps
 from sparklog.spark.gather import gathered
+from sparklog.spark.resting import rest_what_is_loaded
 
 if TYPE_CHECKING:
     from sparklog.client.fetched import FetchedBatch
@@ -91,8 +92,10 @@ def read_task(partition: InputPartition) -> Iterator[pa.RecordBatch]:
     from sparklog.spark.history_task import FilesRead, read_files
 
     if isinstance(partition, RangeRead):
-        return read_range(partition)
-    return read_files(partition) if isinstance(partition, FilesRead) else iter(())
+        yield from read_range(partition)
+    elif isinstance(partition, FilesRead):
+        yield from read_files(partition)
+    rest_what_is_loaded()
 
 
 def read_range(wanted: RangeRead) -> Iterator[pa.RecordBatch]:
@@ -201,7 +204,7 @@ def _behind_loss(
 def _offsets(found: FetchedBatch) -> pa.Array:
     if found.offsets is None:
         return offset_run(found.first_offset, found.batch.num_rows)
-    return pa.array(found.offsets)
+    return array_of(found.offsets.astype("i8", copy=False), pa.int64())
 
 
 class _Assembler:

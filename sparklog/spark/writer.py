@@ -21,6 +21,7 @@ from sparklog.client.transaction_run import Joined
 from sparklog.errors import BrokerError, ConfigError, ErrorCode
 from sparklog.model import OffsetRange, TopicPartition
 from sparklog.spark.gather import gathered
+from sparklog.spark.resting import rest_what_is_loaded
 from sparklog.spark.routes import TopicRoute, find_topic_column, rows_by_value
 from sparklog.spark.sink import (
     SinkRun,
@@ -129,6 +130,12 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
 def write_rows(plan: WritePlan, run: SinkRun | None, batches: Iterator[pa.RecordBatch]) -> Written:
     """One attempt of one task. Raises as ``BatchWriter.write``."""
+    written = _written(plan, run, batches)
+    rest_what_is_loaded()
+    return written
+
+
+def _written(plan: WritePlan, run: SinkRun | None, batches: Iterator[pa.RecordBatch]) -> Written:
     joined = None
     if run is not None:
         joined = take_part(plan.options.bootstrap, run, timeout_s=plan.options.timeout_s)

@@ -270,13 +270,13 @@ class Log:
     # --- read ---------------------------------------------------------------------------------------------------
 
     def read(
-        self, offset: int, *, max_bytes: int, end_offset: int, for_follower: bool = False, for_now: bool = False
+        self, offset: int, *, max_bytes: int, end_offset: int, for_follower: bool = False, mapped: bool = False
     ) -> LogSlice:
         """Whole batches from the one that holds ``offset`` on, within one segment.
 
         At least one batch if there is one that ends at or below ``end_offset``, else as many as fit ``max_bytes``.
-        ``for_follower``: from where the first segment begins, which may be below the log start. ``for_now``: the caller
-        is done with the bodies before anything else happens to the log, so they need not be copies.
+        ``for_follower``: from where the first segment begins, which may be below the log start. ``mapped``: bodies
+        may be views of files that still grow, and count as handed out: they are not cut in place any more.
 
         Raises:
             BrokerError: OFFSET_OUT_OF_RANGE outside [log start, log end].
@@ -287,11 +287,14 @@ class Log:
         if offset >= end_offset or offset == state.log_end_offset:
             return log_reads.nothing_at(offset)
         try:  # every fetch comes here: cheaper than ``offline_on_error``
-            return log_reads.whole_batches(
-                state.chain, state.hot, offset, max_bytes=max_bytes, end_offset=end_offset, for_now=for_now
+            found = log_reads.whole_batches(
+                state.chain, state.hot, offset, max_bytes=max_bytes, end_offset=end_offset, mapped=mapped
             )
         except (OSError, StorageError) as failure:
             raise state.services.offline(f"reading {self.tp}: {failure}") from failure
+        if mapped:
+            state.served_end = max(state.served_end, found.next_offset)
+        return found
 
     def read_headers(self, offset: int, *, max_batches: int, end_offset: int) -> LogSlice:
         """As ``read``, but the headers alone; ``body_bytes`` is what the batches take.

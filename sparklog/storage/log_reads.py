@@ -42,10 +42,10 @@ def nothing_at(offset: int) -> LogSlice:
 
 
 def whole_batches(
-    chain: SegmentChain, hot: HotLog, offset: int, *, max_bytes: int, end_offset: int, for_now: bool
+    chain: SegmentChain, hot: HotLog, offset: int, *, max_bytes: int, end_offset: int, mapped: bool
 ) -> LogSlice:
     """From the batch that holds ``offset`` on: one that ends at or below ``end_offset`` at least, else as many as fit
-    ``max_bytes``. Out of memory where they are there, else out of the file. ``for_now``: see ``Log.read``."""
+    ``max_bytes``. Out of memory where they are there, else out of the file. ``mapped``: see ``Log.read``."""
     segment = chain.at(offset)
     first = segment.find(offset)
     last = segment.reach(first, max_bytes, end_offset=end_offset)
@@ -55,7 +55,7 @@ def whole_batches(
     next_offset = bases[last] if last < segment.count else segment.end_offset
     newest = hot.get(bases[first])
     if newest is None:
-        headers, body = segment.read(first, last, for_now=for_now)
+        headers, body = segment.read(first, last, mapped=mapped)
         return LogSlice(headers, [body], len(body), last - first, next_offset)
     if last == first + 1:  # as it is where latency counts
         return LogSlice(bytes(newest.header), [newest.body], len(newest.body), 1, next_offset)

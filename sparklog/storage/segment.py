@@ -198,12 +198,12 @@ class Segment:
             self.files.used(self)
         return self._bases
 
-    def read(self, first: int, last: int, *, for_now: bool = False) -> tuple[bytes, memoryview]:
-        """Headers and data of the batches ``[first, last)``. Sealed data are a view of the mapped file, and ``for_now``
-        so are others: a file that is not sealed may be cut later, under a view that somebody has kept."""
+    def read(self, first: int, last: int, *, mapped: bool = False) -> tuple[bytes, memoryview]:
+        """Headers and data of the batches ``[first, last)``. Sealed data are a view of the mapped file, others only if
+        ``mapped``: a file that is not sealed may be cut in place, under a view that somebody has kept."""
         self.bases()
         start = self._positions[first]
-        return self.read_headers(first, last), self._read_data(start, self.position_of(last) - start, for_now=for_now)
+        return self.read_headers(first, last), self._read_data(start, self.position_of(last) - start, mapped=mapped)
 
     def read_headers(self, first: int, last: int) -> bytes:
         """Packed headers of the batches ``[first, last)``."""
@@ -237,12 +237,12 @@ class Segment:
             found = int(matches[0]) if len(matches) else len(headers)
         return unpack_header(headers[found : found + 1].tobytes()) if found < len(headers) else None
 
-    def _read_data(self, start: int, length: int, *, for_now: bool) -> memoryview:
+    def _read_data(self, start: int, length: int, *, mapped: bool) -> memoryview:
         if self.sealed:
             if self._mapped is None:
                 self._mapped = self.disk.map(self._data, self.data_size)
             return self._mapped[start : start + length]
-        if for_now:
+        if mapped:
             self._check_length(self.data_path, min(self.disk.size(self._data) - start, length), length)
             return self.disk.map(self._data, start + length)[start:]
         found = self.disk.read(self._data, length, start)

@@ -8,6 +8,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
+import pytest
+
 from sparklog.broker.fetcher import Fetchers
 from sparklog.broker.partition import Partition
 from sparklog.broker.state import BrokerState
@@ -22,10 +24,10 @@ LEADER = 1
 class FakeLeader:
     """Answers everything the same."""
 
-    def __init__(self, answer: FetchedPartition) -> None:
+    def __init__(self, *answers: FetchedPartition) -> None:
         self.connections: list[ServerConnection] = []
         self.requests = 0
-        self._answer = answer
+        self._answers = answers
 
     def __call__(self, connection: ServerConnection) -> FakeLeader:
         self.connections.append(connection)
@@ -34,21 +36,21 @@ class FakeLeader:
     def request_received(self, request: Request, body: memoryview) -> None:
         assert isinstance(request, Fetch)
         self.requests += 1
-        self.connections[-1].reply(FetchReply(request.cid, 0, 7, (self._answer,)))
+        self.connections[-1].reply(FetchReply(request.cid, 0, 7, self._answers))
 
     def connection_lost(self) -> None: ...
 
 
 def run(
     tmp_path: Path,
-    answer: FetchedPartition,
+    answers: tuple[FetchedPartition, ...],
     followed: SimpleNamespace,
     scenario: Callable[[BrokerState, FakeLeader], Awaitable[None]],
 ) -> None:
-    """A broker that follows a partition at a leader with this answer, in leader epoch 0."""
+    """A broker that follows a partition at a leader with these answers, in leader epoch 0."""
 
     async def go() -> None:
-        leader = FakeLeader(answer)
+        leader = FakeLeader(*answers)
         server = await serve(
             leader,
             host="127.0.0.1",
@@ -82,17 +84,30 @@ async def until(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0.01)
 
 
-def test_an_answer_that_cannot_be_read_costs_its_connection_and_not_the_fetcher(tmp_path: Path) -> None:
+#: About a partition that is not followed here: answers of one partition and of several are applied in different ways.
+BESIDE = pytest.mark.parametrize("beside", [(), (FetchedPartition("other", 0, 0, 0, 0, 0, 0),)])
+
+
+@BESIDE
+def test_an_answer_that_cannot_be_read_costs_its_connection_and_not_the_fetcher(
+    tmp_path: Path, beside: tuple[FetchedPartition, ...]
+) -> None:
     """It announces a batch, and no bytes of it come."""
+    taken: list[object] = []
 
     async def scenario(broker: BrokerState, leader: FakeLeader) -> None:
         await until(lambda: len(leader.connections) > 2)
         assert broker.counters["fetcher.connections.failed"] >= 2
+        assert not taken
 
-    run(tmp_path, FetchedPartition("t", 0, 0, 0, 0, 0, 1, 1, 0), partition(), scenario)
+    followed = partition(leader_answered=lambda *answer: taken.append(answer))
+    run(tmp_path, (*beside, FetchedPartition("t", 0, 0, 0, 0, 0, 1, 1, 0)), followed, scenario)
 
 
-def test_a_late_answer_of_a_deposed_leader_moves_no_log_start(tmp_path: Path) -> None:
+@BESIDE
+def test_a_late_answer_of_a_deposed_leader_moves_no_log_start(
+    tmp_path: Path, beside: tuple[FetchedPartition, ...]
+) -> None:
     """After an unclean election it may have begun where its successor still holds committed records."""
     moved: list[int] = []
     replica = SimpleNamespace(leader_epoch=1, lagging=False)
@@ -105,4 +120,4 @@ def test_a_late_answer_of_a_deposed_leader_moves_no_log_start(tmp_path: Path) ->
         await until(lambda: bool(moved))
         assert set(moved) == {5}
 
-    run(tmp_path, FetchedPartition("t", 0, 0, 9, 9, 5, 0, 0, 0), followed, scenario)
+    run(tmp_path, (*beside, FetchedPartition("t", 0, 0, 9, 9, 5, 0, 0, 0)), followed, scenario)

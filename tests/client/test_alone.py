@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 from sparklog import Producer
+from sparklog.client import alone as module
 from sparklog.client.alone import SendAlone
 from sparklog.client.errors import ClientTimeout, ProducerClosed
 from sparklog.errors import ErrorCode
@@ -183,3 +184,22 @@ def test_a_thread_that_acts_for_another_producer_too_mixes_nothing_up(fake: Fake
             assert one.send("a", b"%d" % number).result().offset == number
             assert other.send("b", b"%d" % number).result().offset == number
     until(lambda: values(fake, "a") == values(fake, "b") == [b"%d" % number for number in range(100)])
+
+
+def test_what_a_signals_handler_raises_while_a_record_is_encoded_is_the_callers(
+    fake: FakeCluster, alone: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake.create("t", partitions=1)
+
+    def alarm(*_: Any, **__: Any) -> None:
+        raise TimeoutError("alarm")
+
+    with Producer(fake.bootstrap) as producer:
+        acting(producer)
+        with monkeypatch.context() as patch:
+            patch.setattr(module, "encode_few", alarm)
+            with pytest.raises(TimeoutError, match="alarm"):
+                for _ in range(1000):
+                    producer.send("t", b"v").result()
+        acting(producer)
+        assert producer.send("t", b"more").result().offset == len(values(fake, "t")) - 1

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import zipfile
+import zipimport
 from pathlib import Path
 
 import pytest
@@ -29,7 +30,7 @@ def archive(tmp_path: Path) -> Path:
         target.writestr("inside/__init__.py", "")
         target.writestr("inside/module.py", "def answer():\n    return 42\n")
         target.writestr("inside/of_another_python.py", "print 1\n")
-        target.writestr("inside/tests/test_module.py", "")
+        target.writestr("inside/tests/test_module.py", "answer = 6 * 7\n")
         target.writestr("inside/table.json", "{}")
     return path
 
@@ -55,8 +56,32 @@ def test_only_modules_of_this_python_get_bytecode(archive: Path) -> None:
     with zipfile.ZipFile(archive) as found:
         assert found.testzip() is None
         after = {entry.filename: (entry.header_offset, entry.CRC) for entry in found.infolist()}
-    assert {name: after[name] for name in before} == before  # where a process that has it open looks for them
+    # Where a process that has it open looks for them; of tests, too, which only the directory does not name any more.
+    places = {name: after.get(name, before[name]) for name in before}
+    assert places == before and before.keys() - after.keys() == {"inside/tests/test_module.py"}
     assert after.keys() - before.keys() == {"inside/__init__.pyc", "inside/module.pyc"}
+
+
+def test_a_process_that_has_read_the_directory_goes_on_with_it(archive: Path) -> None:
+    reader = zipimport.zipimporter(str(archive))
+    source = reader.get_source("inside/tests/test_module")
+    add_bytecode(archive)
+    assert reader.get_source("inside/tests/test_module") == source == "answer = 6 * 7\n"
+    reader.invalidate_caches()
+    with pytest.raises(zipimport.ZipImportError):
+        reader.get_source("inside/tests/test_module")
+
+
+def test_compressed_bytecode_and_names_of_tests_are_left_out_later_too(archive: Path) -> None:
+    with zipfile.ZipFile(archive, "a", zipfile.ZIP_DEFLATED) as target:
+        target.writestr("inside/module.pyc", b"of an earlier version")
+    assert add_bytecode(archive)
+    with zipfile.ZipFile(archive) as found:
+        assert "inside/tests/test_module.py" not in found.namelist()
+        assert {entry.compress_type for entry in found.infolist() if entry.filename.endswith(".pyc")} == {
+            zipfile.ZIP_STORED
+        }
+    assert load(archive)[0] == "False"
 
 
 def test_an_archive_that_has_bytecode_stays_as_it_is(archive: Path) -> None:

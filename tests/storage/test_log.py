@@ -60,29 +60,31 @@ def test_reads_are_the_same_from_memory_and_from_files(disk: SimDisk, hot_bytes:
 
 
 @pytest.mark.parametrize("hot_bytes", [0, 3000])
-def test_a_read_for_now_is_the_same_and_leaves_no_map_behind(disk: SimDisk, hot_bytes: int) -> None:
+def test_a_mapped_read_is_the_same_and_outlives_a_cut(disk: SimDisk, hot_bytes: int) -> None:
     """SimDisk raises when a file shrinks under a live map."""
     log = create_log(open_directory(disk=disk, hot_bytes=hot_bytes))
     fill(log, 10)
     for start in range(log.log_end_offset):
-        copied, mapped = (log.read(start, max_bytes=2000, end_offset=30, for_now=now) for now in (False, True))
+        copied, mapped = (log.read(start, max_bytes=2000, end_offset=30, mapped=view) for view in (False, True))
         assert copied.batch_count == min(7, 10 - start // 3)
         assert [b"".join(copied.bodies), *copied[2:]] == [b"".join(mapped.bodies), *mapped[2:]]
         assert copied.headers == mapped.headers
-    del mapped
+    whole = log.read(0, max_bytes=100_000, end_offset=30, mapped=True)
+    before = b"".join(whole.bodies)
     log.truncate(3)
+    assert b"".join(whole.bodies) == before
     assert read_numbers(log) == [0, 1, 2]
 
 
-def test_a_read_for_now_of_a_file_that_was_cut_is_an_error_and_no_signal(disk: SimDisk) -> None:
+def test_a_mapped_read_of_a_file_that_was_cut_is_an_error_and_no_signal(disk: SimDisk) -> None:
     directory = open_directory(disk=disk, hot_bytes=0)
     log = create_log(directory)
     fill(log, 3)
     segment = log.segments[0]
     disk.truncate(disk.open(segment.data_path), segment.data_size - 8)
-    assert log.read(0, max_bytes=1, end_offset=9, for_now=True).batch_count == 1
+    assert log.read(0, max_bytes=1, end_offset=9, mapped=True).batch_count == 1
     with pytest.raises(StorageError, match="the file was cut from outside"):
-        log.read(6, max_bytes=1, end_offset=9, for_now=True)
+        log.read(6, max_bytes=1, end_offset=9, mapped=True)
     assert directory.offline is not None
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from collections.abc import Callable, Sequence
+from itertools import accumulate, pairwise
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from sparklog.errors import ErrorCode
-from sparklog.model import OffsetRange
+from sparklog.errors import BrokerError, ErrorCode
+from sparklog.model import OffsetRange, TopicPartition
 from sparklog.record.header import BatchHeader
 from sparklog.storage.log import Log
 from sparklog.storage.producers import (
@@ -98,6 +101,31 @@ def test_snapshot_round_trip_and_expiry() -> None:
     assert len(table) == 1
     table.expire(31)
     assert len(table) == 0 and len(again) == 1
+
+
+@given(
+    earlier=st.lists(st.integers(1, 3), max_size=8),
+    sequence=st.integers(-1, 30),
+    count=st.integers(1, 4),
+    epoch=st.integers(0, 2),
+    producer=st.sampled_from([-1, P, P + 1]),
+)
+def test_a_batch_alone_is_judged_as_the_first_of_several(
+    earlier: list[int], sequence: int, count: int, epoch: int, producer: int
+) -> None:
+    table = ProducerTable()
+    ends = list(accumulate(earlier, initial=0))
+    for first, size in zip(ends, earlier, strict=False):
+        table.record(header(first, size, epoch=1, base_offset=first))
+    found = header(sequence, count, epoch=epoch)._replace(producer_id=producer)
+
+    def judged(judge: Callable[[Sequence[tuple[BatchHeader, object]], TopicPartition], object]) -> object:
+        try:
+            return judge([(found, b"")], TP)
+        except BrokerError as error:
+            return error.code, error.detail
+
+    assert judged(table.known) == judged(table._known_of_several)
 
 
 # --- in the log -------------------------------------------------------------------------------------------------

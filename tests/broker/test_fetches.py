@@ -1,0 +1,199 @@
+"""Fetches that wait: what is answered when, without sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+
+from sparklog.broker.control import handle_control_update
+from sparklog.broker.fetch import Fetches, handle_fetch
+from sparklog.broker.fetch_look import follower_has_all, look_for_follower
+from sparklog.broker.partition import Answer, Partition, PendingProduce
+from sparklog.broker.partitions import Partitions
+from sparklog.broker.registry import Registry
+from sparklog.broker.state import BrokerState
+from sparklog.broker.wiring import Wiring
+from sparklog.errors import ErrorCode
+from sparklog.model import BrokerEndpoint, LeaderAndIsr, TopicSchema
+from sparklog.net.server import ServerConnection
+from sparklog.protocol.messages import (
+    ControlUpdate,
+    Fetch,
+    FetchPartition,
+    FetchReply,
+    PartitionDecision,
+    TopicChange,
+)
+from sparklog.record.codec import encode_batch
+from sparklog.record.schema import DEFAULT_SCHEMA, schema_message
+from sparklog.replica.fetch_session import FULL, SessionCache
+from sparklog.storage.log_set import LogDirectory
+from tests.broker.staged import until
+from tests.broker.support import broker_state, rows
+
+FOLLOWER = 0
+INCARNATION = 1
+
+
+class Served:
+    """Surroundings that only tell fetches what moves."""
+
+    def __init__(self, broker: BrokerState) -> None:
+        self.now_ms = broker.now_ms
+        self.log_end_moved = broker.fetches.log_end_moved
+        self.high_watermark_moved = broker.fetches.high_watermark_moved
+
+    def __getattr__(self, order: str) -> Callable[..., None]:
+        return lambda *_: None
+
+
+class Line:
+    """The connection of one follower: notes when it is answered what."""
+
+    peer = "follower"
+    writable = True
+
+    def __init__(self) -> None:
+        self.answers: dict[int, tuple[FetchReply, float]] = {}
+        self._asked: dict[int, float] = {}
+
+    def asked(self, cid: int) -> None:
+        self._asked[cid] = time.monotonic()
+
+    def reply(self, message: FetchReply, body: object = ()) -> None:
+        assert message.cid not in self.answers, "answered twice"
+        self.answers[message.cid] = message, time.monotonic() - self._asked.get(message.cid, 0.0)
+
+
+def led(tmp_path: Path, scenario: Callable[[BrokerState, Partition], Awaitable[None]]) -> None:
+    """Broker 1 leads a partition in epoch 1, with ``FOLLOWER`` in sync."""
+    directory = LogDirectory.open(tmp_path, cluster_id="cluster", broker_id=1)
+    broker = broker_state(1, tmp_path)
+    broker.partitions = Partitions(broker, directory)
+    broker.fetches = Fetches(broker, SessionCache(slots=10))
+    broker.partitions.wiring = cast(Wiring, Served(broker))
+    broker.registry = cast(Registry, SimpleNamespace(vouch=lambda: None))
+    told: list[object] = []
+
+    async def go() -> None:
+        broker.incarnation = 1
+        topic = TopicChange("t", "id", (TopicSchema(0, schema_message(DEFAULT_SCHEMA)),), (), "timestamp", {})
+        live = tuple(BrokerEndpoint(number, "host", 9092, INCARNATION) for number in (0, 1))
+        state = PartitionDecision("t", "id", 0, LeaderAndIsr(1, 1, (0, 1), 1), 1, (0, 1))
+        update = ControlUpdate(0, "c", 1, 1, False, live, (topic,), (state,), sequence=1)
+        handle_control_update(
+            broker, cast(ServerConnection, SimpleNamespace(reply=told.append)), update, memoryview(b"")
+        )
+        await until(lambda: bool(told))
+        [partition] = broker.partitions
+        assert partition.replica.is_leader
+        await scenario(broker, partition)
+        broker.partitions.stop_timer()
+        await broker.end_tasks()
+
+    try:
+        asyncio.run(asyncio.wait_for(go(), 60))
+    finally:
+        directory.close()
+
+
+def produce(partition: Partition, count: int = 1) -> None:
+    batch = encode_batch(rows(count), schema_id=0, compression=None, event_time="timestamp")
+    answers: list[Answer] = []
+    pending = PendingProduce([(batch.header, memoryview(batch.body))], answers.append)
+    partition.produce(pending, acks=1, deadline_ms=2**60)
+    assert [answer.code for answer in answers] == [ErrorCode.NONE]
+
+
+def ask(broker: BrokerState, line: Line, cid: int, *, session: int, epoch: int, offset: int, wait_ms: int) -> None:
+    """The follower's request ``cid``, which has everything below ``offset``."""
+    wanted = FetchPartition("t", 0, "id", 1, offset, 1 << 20, 1 if offset else -1)
+    request = Fetch(cid, FOLLOWER, INCARNATION, wait_ms, 1, 1 << 20, 0, session, epoch, (wanted,))
+    line.asked(cid)
+    handle_fetch(broker, cast(ServerConnection, line), request, memoryview(b""))
+
+
+def opened(broker: BrokerState, line: Line) -> int:
+    """A session that was told all there is; its id."""
+    ask(broker, line, 1, session=0, epoch=FULL, offset=0, wait_ms=1000)
+    return line.answers[1][0].session_id
+
+
+@pytest.mark.parametrize(("first_ms", "then_ms"), [(20, 120), (30_000, 60), (40, 40)])
+def test_a_session_s_next_request_waits_for_its_own_time(tmp_path: Path, first_ms: int, then_ms: int) -> None:
+    """Whether the timer was set for the request before it sooner or later."""
+
+    async def scenario(broker: BrokerState, partition: Partition) -> None:
+        line = Line()
+        session = opened(broker, line)
+        ask(broker, line, 2, session=session, epoch=1, offset=0, wait_ms=first_ms)
+        assert 2 not in line.answers
+        ask(broker, line, 3, session=session, epoch=2, offset=0, wait_ms=then_ms)
+        assert 2 in line.answers and 3 not in line.answers, "the newer request ends the older one, and waits itself"
+        await until(lambda: 3 in line.answers)
+        reply, waited_s = line.answers[3]
+        assert reply.partitions == () and waited_s >= then_ms / 1000
+
+    led(tmp_path, scenario)
+
+
+def test_records_end_the_wait_and_marks_follow(tmp_path: Path) -> None:
+    async def scenario(broker: BrokerState, partition: Partition) -> None:
+        line = Line()
+        session = opened(broker, line)
+        for number in range(5):
+            ask(broker, line, 2 + number, session=session, epoch=1 + number, offset=number, wait_ms=30_000)
+            produce(partition)
+            await until(lambda cid=2 + number: cid in line.answers)  # type: ignore[misc]
+            [found] = line.answers[2 + number][0].partitions
+            assert (found.batch_count, found.log_end_offset, found.high_watermark) == (1, number + 1, number)
+        # with the next request all is committed: the follower is told, though there are no more records
+        ask(broker, line, 9, session=session, epoch=6, offset=5, wait_ms=30_000)
+        assert 9 not in line.answers and partition.replica.high_watermark == 5
+        await until(lambda: 9 in line.answers)
+        [found] = line.answers[9][0].partitions
+        assert (found.batch_count, found.high_watermark) == (0, 5)
+
+    led(tmp_path, scenario)
+
+
+def test_a_lost_connection_ends_what_waits(tmp_path: Path) -> None:
+    async def scenario(broker: BrokerState, partition: Partition) -> None:
+        line, again = Line(), Line()
+        session = opened(broker, line)
+        ask(broker, line, 2, session=session, epoch=1, offset=0, wait_ms=1)
+        broker.fetches.connection_lost(cast(ServerConnection, line))
+        session = opened(broker, again)
+        ask(broker, again, 2, session=session, epoch=1, offset=0, wait_ms=30)
+        await until(lambda: 2 in again.answers)
+        assert 2 not in line.answers
+
+    led(tmp_path, scenario)
+
+
+def test_who_has_all_would_find_nothing_to_send(tmp_path: Path) -> None:
+    """What is known without a look is what a look would find."""
+
+    async def scenario(broker: BrokerState, partition: Partition) -> None:
+        seen = set()
+        for _ in range(3):
+            end = partition.log.log_end_offset
+            for offset in range(end + 2):
+                for last_epoch in (-1, 0, 1, 2):
+                    for epoch, topic_id, columns in ((1, "id", None), (0, "id", None), (1, "", None), (1, "no", None),
+                                                     (1, "id", ())):  # fmt: skip
+                        wanted = FetchPartition("t", 0, topic_id, epoch, offset, 1000, last_epoch, columns=columns)
+                        has_all = follower_has_all(partition, wanted)
+                        look = look_for_follower(broker.partitions, wanted, verdict=None, max_bytes=1000, isolation=0)
+                        assert not has_all or (look.records is None and not look.urgent), wanted
+                        seen.add((has_all, look.urgent, look.records is not None))
+            produce(partition, 2)
+        assert seen == {(True, False, False), (False, True, False), (False, False, True), (False, False, False)}
+
+    led(tmp_path, scenario)

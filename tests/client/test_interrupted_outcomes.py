@@ -1,0 +1,302 @@
+"""An interrupt of a thread that acts for the producer's, in the middle of telling what became of records: the producer
+ends then, and whoever waits in another thread is told all the same."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+import threading
+import time
+from collections.abc import Callable
+from types import FrameType, SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from sparklog import Producer
+from sparklog.client.collector import Collector, RecordChunk
+from sparklog.client.errors import ProducerClosed
+from sparklog.client.partitioning import ProducerTopic
+from sparklog.client.results import BatchOutcome, Completion, Ending, RecordFuture, TableWrite, resolve, tell
+from sparklog.errors import BrokerError, ErrorCode
+from sparklog.protocol.messages import Produce
+from tests.client.fake_cluster import FakeCluster
+from tests.client.producing import refuse, times, values
+from tests.client.test_loop_lease import acting
+
+_TIMEOUT_S = 30.0
+_TOPIC = cast(ProducerTopic, SimpleNamespace(name="t"))
+
+
+def lines(*methods: Callable[..., Any]) -> list[Any]:
+    """Each line of their bodies, counted from the first of its method."""
+    return [
+        pytest.param(method, line - method.__code__.co_firstlineno, id=f"{method.__qualname__}-{line}")
+        for method in methods
+        for line in sorted({line for *_, line in method.__code__.co_lines() if line is not None})[1:]
+    ]
+
+
+def interrupted_in(method: Callable[..., Any], line: int, work: Callable[[], None]) -> None:
+    """Do ``work``, with a KeyboardInterrupt where it first comes to this line: signals are handled between lines."""
+    code = method.__code__
+    raised: list[bool] = []
+
+    def trace(frame: FrameType, event: str, _: object) -> Callable[..., Any] | None:
+        if frame.f_code is not code:
+            return None
+        if event == "line" and frame.f_lineno == code.co_firstlineno + line and not raised:
+            raised.append(True)
+            raise KeyboardInterrupt
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        work()
+    except KeyboardInterrupt:
+        pass
+    finally:
+        sys.settrace(before)
+
+
+def interrupted_at(call: int, work: Callable[[], object], *, within: str = "") -> bool:
+    """Do ``work``, with a KeyboardInterrupt in this one of the places where interrupts come: where a function begins,
+    and where a call is over; of those ``within`` a
+    module. True: there are not so many of them."""
+    left = call
+
+    def profile(frame: FrameType, event: str, _: object) -> None:
+        nonlocal left
+        if event in {"call", "c_return"} and frame.f_code.co_filename.endswith(within):
+            left -= 1
+            if left == -1:
+                raise KeyboardInterrupt
+
+    before = sys.getprofile()
+    sys.setprofile(profile)
+    try:
+        work()
+    except KeyboardInterrupt:
+        return False
+    finally:
+        sys.setprofile(before)
+    return True
+
+
+def waiting(*waits: Callable[[], object], begun: Callable[[], bool]) -> list[threading.Thread]:
+    """A thread for each, all of which wait already."""
+
+    def wait(one: Callable[[], object]) -> None:
+        with contextlib.suppress(ProducerClosed):
+            one()
+
+    threads = [threading.Thread(target=wait, args=(one,), daemon=True) for one in waits]
+    for thread in threads:
+        thread.start()
+    deadline = time.monotonic() + _TIMEOUT_S
+    while not begun():
+        assert time.monotonic() < deadline
+        time.sleep(0.0005)
+    return threads
+
+
+def _set(event: threading.Event, _: object) -> None:
+    event.set()
+
+
+def _flushed(producer: Producer) -> None:
+    with contextlib.suppress(ProducerClosed):
+        producer.flush()
+
+
+def ended(threads: list[threading.Thread]) -> None:
+    for thread in threads:
+        thread.join(_TIMEOUT_S)
+        assert not thread.is_alive(), "waits in vain"
+
+
+@pytest.mark.parametrize(
+    ("method", "line"),
+    lines(RecordChunk.batch_done, RecordChunk._tell, RecordChunk._tell_listeners, Ending.end, tell, resolve),
+)
+def test_of_a_record_everybody_is_told(method: Callable[..., Any], line: int) -> None:
+    chunk = RecordChunk(_TOPIC, None, 0.0)
+    chunk.records += [(None, b"v", None, 1)] * 2
+    chunk.placed([range(2)])
+    open_chunks = {chunk}
+    chunk.finished.then(functools.partial(open_chunks.discard, chunk))
+    first, second, full = (RecordFuture(chunk, index) for index in (0, 1, 0))
+    told = threading.Event()
+    full.add_done_callback(lambda _: told.set())
+    threads = waiting(
+        first.result,
+        second.result,
+        chunk.finished.wait,
+        begun=lambda: len(chunk._listeners) == 3 and len(chunk.finished._told) == 2,
+    )
+    interrupted_in(method, line, lambda: chunk.batch_done(0, BatchOutcome(0, 5, 2)))
+    for left in set(open_chunks):  # as the producer does at its end
+        left.fail(ProducerClosed("interrupted"))
+    ended(threads)
+    if "resolve" not in method.__name__:  # that one is not more than half of what Python does
+        assert told.wait(_TIMEOUT_S)
+
+
+@pytest.mark.parametrize(("method", "line"), lines(TableWrite._close_one, TableWrite._tell, Ending.end, tell))
+def test_of_a_table_everybody_is_told(method: Callable[..., Any], line: int) -> None:
+    table = TableWrite("t")
+    assert table.add_batch() == 0
+    table.seal()
+    open_tables = {table}
+    table.finished.then(functools.partial(open_tables.discard, table))
+    threads = waiting(
+        lambda: table.future.exception(_TIMEOUT_S), table.finished.wait, begun=lambda: len(table.finished._told) == 2
+    )
+    interrupted_in(method, line, lambda: table.batch_done(0, BatchOutcome(0, 5, 2)))
+    for left in set(open_tables):
+        left.fail(ProducerClosed("interrupted"))
+    ended(threads)
+    assert table.future.done()
+
+
+def test_who_waits_no_longer_leaves_nothing_behind() -> None:
+    ending = Ending()
+    assert not ending.wait(0.0) and not ending.wait(0.001)
+    assert not ending._told
+    ending.end()
+    assert ending.wait() and ending.wait(0.0) and not ending._told
+
+
+def test_who_makes_a_future_full_and_is_interrupted_leaves_it_to_others() -> None:
+    """Interrupts come when something is called, and when a call is over."""
+    for call in range(100):
+        chunk = RecordChunk(_TOPIC, None, 0.0)
+        chunk.records.append((None, b"v", None, 1))
+        chunk.placed([range(1)])
+        future = RecordFuture(chunk, 0)
+        told = threading.Event()
+        through = interrupted_at(call, functools.partial(future.add_done_callback, functools.partial(_set, told)))
+        chunk.batch_done(0, BatchOutcome(0, 5, 1))
+        assert future.exception(_TIMEOUT_S) is None
+        if through:
+            assert told.wait(_TIMEOUT_S)
+            return
+    raise AssertionError("never through")
+
+
+class _Attendant:
+    """Only counts."""
+
+    def __init__(self) -> None:
+        self.woken = 0
+
+    def wake(self) -> None:
+        self.woken += 1
+
+    def begun(self) -> None:
+        self.woken += 1
+
+    def attend(self, finished: Callable[[], bool]) -> None:
+        raise AssertionError("nobody waits")
+
+    def hurry(self) -> None:
+        raise AssertionError("nobody waits")
+
+    def on_io_thread(self) -> bool:
+        return False
+
+
+@pytest.mark.parametrize("seal", [False, True])
+@pytest.mark.parametrize("batch_bytes", [1, 1000])
+def test_a_record_whose_sender_is_interrupted_is_there_once_or_not_at_all(seal: bool, batch_bytes: int) -> None:
+    for call in range(200):
+        attendant, opened = _Attendant(), list[RecordChunk]()
+        collector = Collector(
+            batch_bytes=batch_bytes,
+            linger_ms=0.0,
+            buffer_bytes=10_000,
+            max_block_s=1.0,
+            attendant=attendant,
+            opened=opened.append,
+        )
+
+        def append(collector: Collector = collector) -> None:
+            collector.append(_TOPIC, None, record=(None, b"v", None, 1), size=1)
+
+        if seal:
+            append()
+        attendant.woken = 0
+        through = interrupted_at(call, collector.seal if seal else append)
+        there = not collector.empty
+        taken = collector.take_due(1e12, lambda _: False, 0.0)
+        assert len(taken) == len(set(taken)) <= 1 and all(len(chunk) == 1 for chunk in taken)
+        assert collector.used_bytes == sum(chunk.size for chunk in taken)
+        assert all(chunk.finished.done for chunk in opened if chunk not in taken)
+        assert there == bool(taken) and (attendant.woken or not there or seal)
+        if through:
+            assert len(taken) == 1
+            return
+    raise AssertionError("never through")
+
+
+def test_who_comes_after_one_who_was_interrupted_is_sent_all_the_same(fake: FakeCluster) -> None:
+    fake.create("t", partitions=1)
+    with Producer(fake.bootstrap) as producer:
+        producer.send("t", b"first").result(_TIMEOUT_S)
+        for call in range(1000):
+            through = interrupted_at(call, lambda: producer.send("t", b"v"))
+            producer.send("t", b"more").result(_TIMEOUT_S)
+            if through:
+                break
+        producer.flush(_TIMEOUT_S)
+        assert producer._collector.used_bytes == 0
+    found = values(fake, "t")
+    assert found.count(b"first") == 1 and found.count(b"more") == call + 1
+    assert found.count(b"v") <= call + 1
+
+
+def test_an_interrupt_while_a_batch_is_moved_ends_the_producer_as_any_other(fake: FakeCluster) -> None:
+    """What it leaves half done is in no order."""
+    fake.create("t", partitions=1)
+    call = uninterrupted = 0
+    while uninterrupted < 5:  # the loop may have been taken back just then
+        producer = Producer(fake.bootstrap)
+        acting(producer)
+
+        def send(producer: Producer = producer) -> None:
+            producer.send("t", b"v").result()
+
+        if interrupted_at(call, send, within="accumulator.py"):
+            uninterrupted += 1
+        else:
+            call, uninterrupted = call + 1, 0
+        flushed = threading.Thread(target=_flushed, args=(producer,), daemon=True)
+        flushed.start()
+        ended([flushed])
+        with contextlib.suppress(ProducerClosed):
+            producer.close(_TIMEOUT_S)
+    assert call > 5
+
+
+def test_flush_tells_of_what_has_failed_just_now(fake: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who waits goes on before the producer has noted it."""
+    fake.create("t", partitions=1)
+    for broker in fake.brokers:
+        fake.fault(broker.broker_id, times(1, Produce, refuse(ErrorCode.INVALID_RECORD)))
+    flushed = threading.Event()
+    with Producer(fake.bootstrap) as producer:
+        note = producer._ended
+
+        def later(completion: Completion) -> None:
+            flushed.wait(_TIMEOUT_S)
+            note(completion)
+
+        monkeypatch.setattr(producer, "_ended", later)
+        producer.send("t", b"v")
+        try:
+            with pytest.raises(BrokerError, match="INVALID_RECORD"):
+                producer.flush(_TIMEOUT_S)
+        finally:
+            flushed.set()
