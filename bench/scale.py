@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import statistics
+import tempfile
 from pathlib import Path
 
 from bench import machine, scale_cluster, scale_core, scale_slots, scale_table
@@ -35,20 +37,28 @@ def main() -> int:
         return 0
     results = {} if options.quick else scale_table.load(path)
     print(f"{os.cpu_count()} cores, load before {os.getloadavg()[0]:.2f}", flush=True)
-    for partitions in options.partitions:
-        runs = [
-            scale_cluster.measure(partitions, pieces=options.pieces, directory=options.dir, quick=options.quick)
-            for _ in range(options.runs)
-        ]
-        found = {name: statistics.median(run[name] for run in runs) for name in runs[0]}
-        found["others"] = max(run["others"] for run in runs)
-        results[partitions] = {**results.get(partitions, {}), **found}
-        if not options.quick:
-            scale_table.save(path, results, machine.describe())
-            (options.out / "cost.svg").write_text(svg(results))
+    directory = Path(tempfile.mkdtemp(prefix="scale-", dir=options.dir))
+    try:
+        for partitions in options.partitions:
+            results[partitions] = {**results.get(partitions, {}), **_measured(partitions, options, directory)}
+            if not options.quick:
+                scale_table.save(path, results, machine.describe())
+                (options.out / "cost.svg").write_text(svg(results))
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
     print(scale_table.text(results))
     print("\n".join(["", *scale_table.missed(results)]))
     return 0
+
+
+def _measured(partitions: int, options: argparse.Namespace, directory: Path) -> dict[str, float]:
+    """Medians of as many runs as were asked for, each with a cluster of its own."""
+    runs = [
+        scale_cluster.measure(partitions, pieces=options.pieces, directory=directory, quick=options.quick)
+        for _ in range(options.runs)
+    ]
+    found = {name: statistics.median(run[name] for run in runs) for name in runs[0]}
+    return {**found, "others": max(run["others"] for run in runs)}
 
 
 def _parse() -> argparse.Namespace:

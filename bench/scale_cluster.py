@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import statistics
 import tempfile
 import time
@@ -32,6 +31,7 @@ _VALUE = b"x" * 100
 #: A batch of the comparison between many partitions and few: 10 kB.
 _BATCH_ROWS = 100
 _FEW_PARTITIONS = 6
+_BARE_PART = 10
 _ROUNDS = 3
 _POLL_S = 0.1
 _SETTLE_S = 3.0
@@ -61,13 +61,15 @@ class Scale:
         return {"created_s": time.monotonic() - began, "create_answered_s": answered - began}
 
     def one_record_each(self) -> Figures:
-        """One record with acks=all to each partition, all handed over at once."""
+        """One record with acks=all to each partition, all handed over at once. ``bare_files_s``: what the directories
+        and files of that take a program that does nothing else, one after the other."""
+        bare_s = _bare_files(self.cluster.base_dir / "bare", self.partitions * len(self.cluster.slots))
         with Producer(self.cluster.bootstrap, delivery_timeout_s=_TIMEOUT_S) as producer:
             began = time.monotonic()
             sent = [producer.send(_TOPIC, _VALUE, partition=number) for number in range(self.partitions)]
             for future in sent:
                 future.result(_TIMEOUT_S)
-            return {"one_each_s": time.monotonic() - began}
+            return {"one_each_s": time.monotonic() - began, "bare_files_s": bare_s}
 
     def idle(self) -> Figures:
         """Nobody asks for anything. Of the three brokers the one that takes the most."""
@@ -158,11 +160,10 @@ class Scale:
 PIECES = ("create", "one_record_each", "idle", "spread", "stop", "kill")
 
 
-def measure(
-    partitions: int, *, pieces: Collection[str] = PIECES, directory: Path | None = None, quick: bool = False
-) -> Figures:
+def measure(partitions: int, *, pieces: Collection[str] = PIECES, directory: Path, quick: bool = False) -> Figures:
     """These ``pieces`` of work, the first two in any case. ``others``: cores that programs besides this one took, in
-    the most disturbed of them."""
+    the most disturbed of them. What the brokers wrote stays in ``directory``, until all that is to be measured has
+    been: ext4 without a journal looks at all files deleted in the last minutes when it makes one."""
     figures: Figures = {"others": 0.0}
     with _a_cluster(directory) as cluster:
         scale = Scale(cluster, partitions, idle_s=1.0 if quick else 20.0, batches=60 if quick else 5_000)
@@ -182,13 +183,23 @@ def measure(
 
 
 @contextlib.contextmanager
-def _a_cluster(directory: Path | None) -> Iterator[ProcessCluster]:
-    base = Path(tempfile.mkdtemp(prefix="scale-", dir=directory))
-    try:
-        with ProcessCluster(3, base_dir=base, controller_processes=True) as cluster:
-            yield cluster
-    finally:
-        shutil.rmtree(base, ignore_errors=True)
+def _a_cluster(directory: Path) -> Iterator[ProcessCluster]:
+    base = Path(tempfile.mkdtemp(dir=directory))
+    with ProcessCluster(3, base_dir=base, controller_processes=True) as cluster:
+        yield cluster
+
+
+def _bare_files(directory: Path, replicas: int) -> float:
+    """Seconds for as many directories with three small files each; carried up from a part of them."""
+    some = -(-replicas // _BARE_PART)
+    directory.mkdir()
+    began = time.monotonic()
+    for number in range(some):
+        path = directory / str(number)
+        path.mkdir()
+        for name in ("partition.json", "0.arrow", "0.index"):
+            (path / name).write_bytes(_VALUE)
+    return (time.monotonic() - began) * replicas / some
 
 
 def _wait(true: Callable[[], bool], what: str) -> None:

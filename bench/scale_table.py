@@ -28,6 +28,7 @@ FIGURES = (
     Figure(
         "one_each_s", "one record to each, all acknowledged", "s", {5_000: 10, 10_000: 20}, {5_000: "not within 120"}
     ),
+    Figure("bare_files_s", "as many files made by a program that does nothing else", "s"),
     Figure(
         "idle_percent",
         "idle: processor of a broker",

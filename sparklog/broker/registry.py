@@ -36,9 +36,9 @@ from sparklog.zk.session import PAUSE_S, ZkSession
 
 _log = logging.getLogger(__name__)
 
-#: ISR changes are gathered for so long before the controller is told, and longer for each of them: it tells all brokers
-#: while thousands of elections and ISRs are still to be written. No write of a client waits for the controller to know;
-#: a broker that stops does.
+#: ISR changes are gathered for so long before the controller is told, and longer for each of them while more are being
+#: written: it tells all brokers while thousands of elections and ISRs are still to come. No write of a client waits for
+#: the controller to know; a broker that stops does.
 _NOTIFY_DELAY_MS = 20
 _NOTIFY_PARTITION_MS = 0.2
 _NOTIFY_LATEST_MS = 200
@@ -61,6 +61,8 @@ class Registry:
         #: What this broker wrote and the controller has not been told: by topic, its id, and partition.
         self._changed: dict[tuple[str, str], dict[int, VersionedState]] = {}
         self._changes = 0
+        #: ISR writes whose answer has not come.
+        self._writing = 0
         #: What a partition is being told that its node holds.
         self._known: VersionedState | None = None
         self._isr_lines = Lines(_log)
@@ -139,12 +141,14 @@ class Registry:
             added=effect.added,
             topic_id=partition.topic_id,
         )
+        self._writing += 1
         sent.add_done_callback(partial(self._isr_answered, partition, effect, wanted))
 
     def _isr_answered(
         self, partition: Partition, effect: WriteIsr, wanted: VersionedState, sent: asyncio.Future[tuple[int, ...]]
     ) -> None:
         """A write that is done takes no task of its own: thousands are, when a broker goes."""
+        self._writing -= 1
         if sent.cancelled():
             return
         if sent.exception() is not None:
@@ -204,11 +208,12 @@ class Registry:
     async def _notify(self) -> None:
         begun = self._broker.now_ms()
         while True:
-            gathered_ms = min(_NOTIFY_LATEST_MS, _NOTIFY_DELAY_MS + self._changes * _NOTIFY_PARTITION_MS)
-            left_ms = gathered_ms - (self._broker.now_ms() - begun)
+            # What is not being written will not come: nobody waits for more than there is.
+            more = self._changes * _NOTIFY_PARTITION_MS if self._writing else 0
+            left_ms = min(_NOTIFY_LATEST_MS, _NOTIFY_DELAY_MS + more) - (self._broker.now_ms() - begun)
             if left_ms <= 0:
                 break
-            await asyncio.sleep(left_ms / 1000)
+            await asyncio.sleep(min(left_ms, _NOTIFY_DELAY_MS) / 1000)
         told = tuple(TopicStates(topic, topic_id, states) for (topic, topic_id), states in self._changed.items())
         self._changed, self._changes = {}, 0
         await self._session.patiently(lambda: self._store.notify_isr_change(self._broker.broker_id, told))

@@ -44,6 +44,10 @@ class Outbox:
         self._suspects: Mapping[int, BrokerEndpoint] = {}
         #: Partitions that have been led elsewhere since: the old leader, and when it is to be told at the latest.
         self._last: dict[Partition, tuple[int, int]] = {}
+        #: Some of these may be due since they were last looked at: an answer has come.
+        self._last_heard = False
+        #: When one of these is due, whatever has been answered.
+        self._last_at_ms = 0
         self._updates = 0
         #: New topics that brokers have not been told of.
         self._unannounced: dict[Topic, None] = {}
@@ -53,9 +57,11 @@ class Outbox:
     def broker_arrived(self, registration: BrokerRegistration) -> None:
         """A new incarnation, or one that this term tells for the first time, knows nothing: it gets everything."""
         self._links[registration.broker_id] = BrokerLink(registration)
+        self._last_heard = True
 
     def broker_failed(self, broker_id: int) -> None:
         self._links.pop(broker_id, None)
+        self._last_heard = True
 
     def set_brokers(self, brokers: tuple[BrokerEndpoint, ...], *, suspects: Mapping[int, BrokerEndpoint]) -> None:
         """``brokers`` are told to all; each of ``suspects``, by id, is told of itself besides."""
@@ -107,14 +113,19 @@ class Outbox:
         for link in self._links.values():
             broker_id = link.registration.broker_id
             link.partitions_changed([partition for partition, old in told if old != broker_id])
+        if not self._last:
+            self._last_at_ms = now_ms + _LAST_MS
         self._last.update((partition, (old, now_ms + _LAST_MS)) for partition, old in told)
+        self._last_heard |= any(not self._owed(partition, but=old) for partition, old in told)
 
     def _tell_old_leaders(self, now_ms: int) -> None:
+        self._last_heard = False
         due = [p for p, (old, end_ms) in self._last.items() if now_ms >= end_ms or not self._owed(p, but=old)]
         for partition in due:
             link = self._links.get(self._last.pop(partition)[0])
             if link is not None:
                 link.partitions_changed([partition])
+        self._last_at_ms = min((end_ms for _, end_ms in self._last.values()), default=0)
 
     def _owed(self, partition: Partition, *, but: int) -> bool:
         links = (self._links.get(broker_id) for broker_id in partition.replicas if broker_id != but)
@@ -130,7 +141,7 @@ class Outbox:
     def due(self, state: ClusterState, now_ms: int, *, more_coming: bool) -> list[SendUpdate]:
         """What may be sent now. ``more_coming``: writes are under way whose results will have to be told as well."""
         self._look_again_at_ms = None
-        if self._last:
+        if self._last and (self._last_heard or now_ms >= self._last_at_ms):
             self._tell_old_leaders(now_ms)
         return [
             self._build(link, state, now_ms)
@@ -175,7 +186,7 @@ class Outbox:
             # Whose time has come and who has to wait for others is looked at with these.
             if link.in_flight is None and (held is None or not link.due_in_full)
         ]
-        times = [held, *retries, *(end_ms for _, end_ms in self._last.values())]
+        times = [held, *retries, self._last_at_ms if self._last else None]
         return min((time for time in times if time is not None), default=None)
 
     @property
@@ -195,6 +206,7 @@ class Outbox:
         link = self._links.get(event.broker_id)
         if link is None or link.in_flight != event.update_id:
             return Heard()
+        self._last_heard = True
         match event.code:
             case ErrorCode.NONE:
                 reports, broken, again = _not_followed(event, state)

@@ -390,6 +390,8 @@ class Leader:
         """Keep one ``Progress`` for each other replica and member; new ones get a fresh lag clock."""
         others = dict.fromkeys((*self.view.replicas, *self.isr.maximal))
         others.pop(self.view.broker_id, None)
+        if list(others) == list(self.progress):
+            return
         incarnations = self.view.incarnations
         self.progress = {
             broker: self.progress.get(broker) or Progress(incarnations.get(broker, -1), now_ms) for broker in others
@@ -398,14 +400,25 @@ class Leader:
     def cluster_changed(self, now_ms: int) -> list[Effect]:
         """Assignment, live brokers or min.insync.replicas may have changed: look at everything again."""
         self.follow_assignment(now_ms)
-        for broker, peer in self.progress.items():
-            if self.view.incarnations.get(broker, -1) > peer.incarnation:
-                peer.reincarnated(self.view.incarnations[broker])
+        self._take_incarnations()
         self._isr_became(self.isr)
         effects: list[Effect] = []
         self.advance(effects)
         self.reconsider(effects, now_ms)
         return effects
+
+    def brokers_changed(self, now_ms: int) -> list[Effect]:
+        """Who is alive has changed, and nothing else. Nobody has more records by that: nothing is committed."""
+        self._take_incarnations()
+        effects: list[Effect] = []
+        self.reconsider(effects, now_ms)
+        return effects
+
+    def _take_incarnations(self) -> None:
+        incarnations = self.view.incarnations
+        for broker, peer in self.progress.items():
+            if incarnations.get(broker, -1) > peer.incarnation:
+                peer.reincarnated(incarnations[broker])
 
     def ticked(self, now_ms: int) -> list[Effect]:
         effects: list[Effect] = []

@@ -433,7 +433,7 @@ class Replica:
     def _brokers_changed(self, event: events.BrokersChanged, now_ms: int) -> list[Effect]:
         self._view.incarnations = event.incarnations
         self._view.stopping = event.stopping
-        return self._role.cluster_changed(now_ms) if isinstance(self._role, Leader) else []
+        return self._role.brokers_changed(now_ms) if isinstance(self._role, Leader) else []
 
     def _follower_connection_lost(self, event: events.FollowerConnectionLost, now_ms: int) -> list[Effect]:
         return self._role.connection_lost(event, now_ms) if isinstance(self._role, Leader) else []

@@ -254,7 +254,8 @@ def replace_file(disk: Disk, path: Path, content: bytes, *, sync: bool = True) -
     fresh = path.with_name(path.name + ".tmp")
     handle = disk.open(fresh, create=True)
     try:
-        disk.truncate(handle, 0)
+        if disk.size(handle):  # ext4 writes out a file that was emptied as soon as it is closed, a new one as well
+            disk.truncate(handle, 0)
         write_all(disk, handle, [content], 0)
         if sync:
             disk.sync(handle)

@@ -24,6 +24,7 @@ from sparklog.record.header import BatchHeader
 from sparklog.storage import log_appends, log_reads
 from sparklog.storage.append_plan import Run, plan_follower_append, plan_leader_append
 from sparklog.storage.checkpoints import PartitionCheckpoint
+from sparklog.storage.cleaning_plan import CLEANER_FILE
 from sparklog.storage.disk import Buffer
 from sparklog.storage.log_cleaning import LogCleaning
 from sparklog.storage.log_cuts import LogCuts
@@ -67,9 +68,10 @@ class Log:
         Raises:
             NewerFormatError, StorageError: as ``recover_log``.
         """
-        self._state.recover(checkpoint, clean=clean, trusted=trusted)
-        with self._state.offline_on_error("opening"):
-            self.cleaning.load()
+        names = self._state.recover(checkpoint, clean=clean, trusted=trusted)
+        if CLEANER_FILE in names:
+            with self._state.offline_on_error("opening"):
+                self.cleaning.load()
 
     def close(self) -> None:
         """Close the files. Views that readers hold stay valid."""

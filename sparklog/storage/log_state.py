@@ -78,8 +78,8 @@ class LogState:
         #: what the last open had to cut, for people
         self.findings: tuple[str, ...] = ()
 
-    def recover(self, checkpoint: PartitionCheckpoint | None, *, clean: bool, trusted: bool) -> None:
-        """Open what is in the directory. Raises as ``recover_log``."""
+    def recover(self, checkpoint: PartitionCheckpoint | None, *, clean: bool, trusted: bool) -> list[str]:
+        """Open what is in the directory; returns the names of what that was. Raises as ``recover_log``."""
         recovery_point = checkpoint.recovery_point if checkpoint is not None else 0
         start = checkpoint.log_start_offset if checkpoint is not None else 0
         found = recover_log(
@@ -109,6 +109,7 @@ class LogState:
         self.served_end = self.log_end_offset
         if last is not None:
             self.absence.last_progress_us = last.last_append_us
+        return found.names
 
     # --- marks: what the checkpoint of the log directory says of this log -----------------------------------------
 

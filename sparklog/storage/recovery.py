@@ -12,8 +12,9 @@ by name and nothing is cut.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -21,7 +22,14 @@ import numpy as np
 from sparklog.errors import BrokerError, StorageError
 from sparklog.record.checksum import crc32c
 from sparklog.record.footer import BLOCK_DTYPE, arrow_footer, arrow_prelude
-from sparklog.record.header import FORMAT_VERSION, HEADER_BYTES, BatchHeader, Flag, header_array, unpack_header
+from sparklog.record.header import (
+    FORMAT_VERSION,
+    HEADER_BYTES,
+    BatchHeader,
+    Flag,
+    header_array,
+    unpack_header,
+)
 from sparklog.record.marker import Marker, decode_marker
 from sparklog.storage.append_plan import NO_MAXIMUM
 from sparklog.storage.disk import Disk, read_file
@@ -44,9 +52,16 @@ logger = logging.getLogger(__name__)
 _STEM_DIGITS = len(file_stem(0))
 #: High bits of a header's flags; kept in step with ``record.header`` by a test.
 _VERSION_SHIFT = 12
+#: The byte of a header that they are in: the upper one of the flags, before the CRC.
+_VERSION_AT = HEADER_BYTES - 5
+_FIRST, _CONTROL = int(Flag.FIRST_OF_SEGMENT), int(Flag.CONTROL)
+#: Up to here a file is read sooner than it is mapped.
+_SMALL_BYTES = 64 * 1024
 
 
 class RecoveredLog(NamedTuple):
+    #: what the directory held, so that nothing need be tried to be opened that is not there
+    names: list[str]
     segments: list[Segment]
     epochs: EpochCache
     producers: ProducerTable
@@ -68,6 +83,24 @@ class _Scan(NamedTuple):
     #: behind the last one is the right footer
     sealed: bool = False
 
+    @property
+    def complete(self) -> bool:
+        """Whether ``headers`` are those of all whole batches."""
+        return len(self.headers) == self.whole
+
+
+class _Found(NamedTuple):
+    """What there was of one segment."""
+
+    #: what damage; empty: none
+    failure: str = ""
+    #: of all its batches, where every one was looked at: then the files need not be read again
+    headers: list[BatchHeader] | None = None
+
+
+#: Headers of segments, by base offset.
+_Headers = Mapping[int, Sequence[BatchHeader]]
+
 
 def recover_log(
     disk: Disk,
@@ -88,10 +121,10 @@ def recover_log(
         StorageError: the disk failed.
     """
     try:
-        bases, snapshots = _remove_leftovers(disk, directory)
+        names, bases, snapshots = _remove_leftovers(disk, directory)
         below = sum(following <= log_start_offset for following in bases[1:])
         _remove_segments(disk, directory, bases[:below], files=files)
-        segments, findings = _recover_segments(
+        segments, findings, headers = _recover_segments(
             disk,
             directory,
             bases[below:],
@@ -100,18 +133,21 @@ def recover_log(
             recovery_point=recovery_point,
             thorough=thorough,
         )
-        epochs = load_epochs(disk, directory, segments, recovery_point=recovery_point)
+        if EPOCHS_FILE in names:
+            epochs = load_epochs(disk, directory, segments, recovery_point=recovery_point)
+        else:
+            epochs = _epochs_of(directory, segments, headers)
         end = segments[-1].end_offset if segments else 0
         for offset in snapshots:
             if offset > end:
                 disk.remove(_snapshot_path(directory, offset))
         kept = [offset for offset in snapshots if offset <= end]
-        producers = load_producers(disk, directory, segments, snapshots=kept)
+        producers = load_producers(disk, directory, segments, snapshots=kept, headers=headers)
     except OSError as failure:
         raise StorageError(f"{directory}: {failure}") from failure
     for finding in findings:
         logger.warning("%s: %s", directory, finding)
-    return RecoveredLog(segments, epochs, producers, kept, tuple(findings))
+    return RecoveredLog(names, segments, epochs, producers, kept, tuple(findings))
 
 
 def _recover_segments(
@@ -123,79 +159,97 @@ def _recover_segments(
     files: OpenFiles,
     recovery_point: int,
     thorough: bool,
-) -> tuple[list[Segment], list[str]]:
+) -> tuple[list[Segment], list[str], _Headers]:
     segments: list[Segment] = []
     findings: list[str] = []
+    headers: dict[int, Sequence[BatchHeader]] = {}
     for number, base in enumerate(bases):
         segment = Segment(disk, directory, base_offset=base, files=files)
         previous = segments[-1] if segments else None
         if previous is not None and base != previous.end_offset:
-            failure = f"segment {base} does not follow {previous.end_offset}"
+            found = _Found(f"segment {base} does not follow {previous.end_offset}")
         else:
             next_base = bases[number + 1] if number + 1 < len(bases) else None
             fsynced = next_base is not None and next_base <= recovery_point
-            failure = _recover_one(segment, schemas, fsynced_below=recovery_point, whole=fsynced, thorough=thorough)
+            found = _recover_one(segment, schemas, fsynced_below=recovery_point, whole=fsynced, thorough=thorough)
+        failure = found.failure
         if not segment.count and not failure and number + 1 < len(bases):
             failure = f"segment {base} holds no batch, or lacks one of its files"
         if failure:
             findings.append(failure)
         if segment.count:
             segments.append(segment)
+            if found.headers is not None:
+                headers[base] = found.headers
         if failure or not segment.count:
             _remove_segments(disk, directory, bases[number + (segment.count > 0) :], files=files)
             if number + 1 < len(bases):
                 findings.append(f"{len(bases) - number - 1} segments from {bases[number + 1]} on removed")
             break
-    return segments, findings
+    return segments, findings, headers
 
 
 def _recover_one(
     segment: Segment, schemas: Mapping[int, bytes], *, fsynced_below: int, whole: bool, thorough: bool
-) -> str:
-    """Adopt what is whole of one segment, cut the rest; return what damage was found.
+) -> _Found:
+    """Adopt what is whole of one segment, cut the rest.
 
     Bytes behind the last header and a segment without any are no damage: an append did not finish.
     ``whole``: all of it was fsynced once. ``fsynced_below`` is then irrelevant; else batches from there on are checked.
     """
     disk = segment.disk
-    if not (disk.exists(segment.index_path) and disk.exists(segment.data_path)):
-        return ""
-    data, index = disk.open(segment.data_path), disk.open(segment.index_path)
+    try:
+        data = disk.open(segment.data_path)
+    except FileNotFoundError:
+        return _Found()
+    try:
+        index = disk.open(segment.index_path)
+    except FileNotFoundError:
+        disk.close(data)
+        return _Found()
     try:
         if whole and not thorough and _adopt_outline(segment, data, index, schemas=schemas):
-            return ""
-        packed = disk.read(index, disk.size(index) // HEADER_BYTES * HEADER_BYTES, 0)
+            return _Found()
+        index_bytes, data_bytes = disk.size(index), disk.size(data)
+        packed = disk.read(index, index_bytes // HEADER_BYTES * HEADER_BYTES, 0)
         _refuse_newer(segment.index_path, packed)
-        scan = _scan_files(segment, data, packed, schemas=schemas, fsynced_below=fsynced_below)
+        scan = _scan_files(segment, data, packed, data_bytes=data_bytes, schemas=schemas, fsynced_below=fsynced_below)
         if not scan.headers:
-            return scan.failure
+            return _Found(scan.failure)
         segment.adopt(count=scan.whole, first=scan.headers[0], last=scan.headers[-1])
         segment.sealed = scan.sealed
         # the map of the scan is gone by now: a file must not shrink under one
-        if disk.size(index) != scan.whole * HEADER_BYTES:
+        if index_bytes != scan.whole * HEADER_BYTES:
             disk.truncate(index, scan.whole * HEADER_BYTES)
-        if not scan.sealed and disk.size(data) != segment.data_size:
+        if not scan.sealed and data_bytes != segment.data_size:
             disk.truncate(data, segment.data_size)
-        return scan.failure
+        return _Found(scan.failure, scan.headers if scan.complete else None)
     finally:
         disk.close(data)
         disk.close(index)
 
 
 def _scan_files(
-    segment: Segment, data: int, packed: bytes, *, schemas: Mapping[int, bytes], fsynced_below: int
+    segment: Segment, data: int, packed: bytes, *, data_bytes: int, schemas: Mapping[int, bytes], fsynced_below: int
 ) -> _Scan:
     """Scan the batches; if all are whole, compare what is behind them with the footer they should have."""
     disk = segment.disk
-    mapped = disk.map(data, disk.size(data))
-    headers = header_array(packed)
-    fsynced = (headers["base_offset"] + headers["offset_span"] <= fsynced_below).cumprod()
-    scan = _scan(segment.base_offset, packed, mapped, schemas=schemas, skip=int(fsynced.sum()))
+    if data_bytes <= _SMALL_BYTES:
+        mapped = memoryview(disk.read(data, data_bytes, 0))
+    else:
+        mapped = disk.map(data, data_bytes)
+    skip = 0
+    if segment.base_offset < fsynced_below:
+        headers = header_array(packed)
+        skip = int((headers["base_offset"] + headers["offset_span"] <= fsynced_below).cumprod().sum())
+    scan = _scan(segment.base_offset, packed, mapped, schemas=schemas, skip=skip)
     if scan.failure or not scan.headers:
         return scan
     last = scan.headers[-1]
     tail = mapped[last.position + last.stored_bytes :]
-    footer = footer_of(headers, mapped, schema_message=schemas[last.schema_id]) if tail else b""
+    if not tail:
+        return scan
+    footer = footer_of(header_array(packed), mapped, schema_message=schemas[last.schema_id])
     return scan._replace(sealed=bool(footer) and tail == footer)
 
 
@@ -279,7 +333,7 @@ def _problem(
     for what, found, expected in (
         ("base offset", header.base_offset, end),
         ("position", header.position, position),
-        ("first-of-segment flag", bool(header.flags & Flag.FIRST_OF_SEGMENT), first),
+        ("first-of-segment flag", bool(header.flags & _FIRST), first),
         ("running maximum timestamp", header.running_max, running_max),
     ):
         if found != expected:
@@ -301,6 +355,8 @@ def _prelude_end(header: BatchHeader, data: memoryview, schemas: Mapping[int, by
 
 def _refuse_newer(path: Path, packed: bytes) -> None:
     """A whole header (its CRC fits) of a newer version must not be taken for damage."""
+    if not packed or max(packed[_VERSION_AT::HEADER_BYTES]) >> _VERSION_SHIFT - 8 <= FORMAT_VERSION:
+        return
     versions = header_array(packed)["flags"] >> _VERSION_SHIFT
     for number in (versions > FORMAT_VERSION).nonzero()[0]:
         raw = packed[int(number) * HEADER_BYTES : (int(number) + 1) * HEADER_BYTES]
@@ -330,7 +386,7 @@ def load_epochs(disk: Disk, directory: Path, segments: list[Segment], *, recover
             expected = segment.header(0).leader_epoch
             if segment.base_offset < through and epochs.epoch_at(segment.base_offset) != expected:
                 raise ValueError(f"epoch {expected} at offset {segment.base_offset} is not in it")
-        _add_epochs(epochs, segments, through=through)
+        _add_epochs(epochs, segments, through=through, known={})
         return epochs
     except FileNotFoundError:
         pass
@@ -338,18 +394,28 @@ def load_epochs(disk: Disk, directory: Path, segments: list[Segment], *, recover
         raise
     except (StorageError, ValueError) as failure:
         logger.warning("%s: not usable (%s), the batches are read instead", path, failure)
+    return _epochs_of(directory, segments, {})
+
+
+def _epochs_of(directory: Path, segments: list[Segment], known: _Headers) -> EpochCache:
+    """By the batches alone; headers that are ``known`` are not read."""
     epochs = EpochCache()
     try:
-        _add_epochs(epochs, segments, through=0)
+        _add_epochs(epochs, segments, through=0, known=known)
     except ValueError as failure:
         raise StorageError(f"{directory}: {failure}") from failure
     return epochs
 
 
-def _add_epochs(epochs: EpochCache, segments: list[Segment], *, through: int) -> None:
+def _add_epochs(epochs: EpochCache, segments: list[Segment], *, through: int, known: _Headers) -> None:
     """Record the epochs of all batches from offset ``through`` on."""
     for segment in segments:
         if segment.end_offset <= through:
+            continue
+        if segment.base_offset in known:
+            for header in known[segment.base_offset]:
+                if header.base_offset >= through:
+                    epochs.assign(header.leader_epoch, header.base_offset)
             continue
         headers = segment.headers()
         headers = headers[headers["base_offset"] >= through]
@@ -359,8 +425,16 @@ def _add_epochs(epochs: EpochCache, segments: list[Segment], *, through: int) ->
             epochs.assign(int(column[at]), int(headers["base_offset"][at]))
 
 
-def load_producers(disk: Disk, directory: Path, segments: list[Segment], *, snapshots: Iterable[int]) -> ProducerTable:
-    """The newest usable one of ``snapshots`` at or below the log's end, then the headers from there on."""
+def load_producers(
+    disk: Disk,
+    directory: Path,
+    segments: list[Segment],
+    *,
+    snapshots: Iterable[int],
+    headers: _Headers = MappingProxyType({}),
+) -> ProducerTable:
+    """The newest usable one of ``snapshots`` at or below the log's end, then the headers from there on. ``headers``:
+    those that need not be read."""
     if not segments:
         return ProducerTable()
     end = segments[-1].end_offset
@@ -381,25 +455,38 @@ def load_producers(disk: Disk, directory: Path, segments: list[Segment], *, snap
             logger.warning("%s; an older one is used", failure)
     for segment in segments:
         if segment.end_offset > start:
-            replay(table, _producers_batches(segment, start))
+            known = headers.get(segment.base_offset)
+            found = _read_batches(segment, start) if known is None else _known_batches(segment, known, start)
+            replay(table, found)
     table.transactions.forget_below(segments[0].base_offset)
     return table
 
 
-def _producers_batches(segment: Segment, start: int) -> Iterator[tuple[BatchHeader, Marker | None]]:
+def _read_batches(segment: Segment, start: int) -> Iterator[tuple[BatchHeader, Marker | None]]:
     """Batches of idempotent producers from offset ``start`` on, and markers with what they say."""
     headers = segment.headers()
-    control = headers["flags"] & int(Flag.CONTROL) != 0
+    control = headers["flags"] & _CONTROL != 0
     wanted = (headers["base_offset"] >= start) & ((headers["producer_id"] >= 0) | control)
     for at in wanted.nonzero()[0].tolist():
         header = unpack_header(headers[at : at + 1].tobytes())
-        if not control[at]:
-            yield header, None
-            continue
-        try:
-            yield header, decode_marker(header, segment.read(at, at + 1)[1])
-        except BrokerError as error:
-            raise StorageError(f"{segment.data_path}: {error}") from error
+        yield header, _marker(segment, at, header) if control[at] else None
+
+
+def _known_batches(
+    segment: Segment, headers: Sequence[BatchHeader], start: int
+) -> Iterator[tuple[BatchHeader, Marker | None]]:
+    """As ``_read_batches``, of a segment all of whose ``headers`` are there."""
+    for at, header in enumerate(headers):
+        control = header.flags & _CONTROL
+        if header.base_offset >= start and (control or header.producer_id >= 0):
+            yield header, _marker(segment, at, header) if control else None
+
+
+def _marker(segment: Segment, batch: int, header: BatchHeader) -> Marker:
+    try:
+        return decode_marker(header, segment.read(batch, batch + 1)[1])
+    except BrokerError as error:
+        raise StorageError(f"{segment.data_path}: {error}") from error
 
 
 def snapshot_offsets(names: Iterable[str]) -> list[int]:
@@ -418,9 +505,9 @@ def _snapshot_path(directory: Path, offset: int) -> Path:
 # --- files ------------------------------------------------------------------------------------------------------
 
 
-def _remove_leftovers(disk: Disk, directory: Path) -> tuple[list[int], list[int]]:
-    """Finish deletions, drop unfinished copies; return the base offsets of the segments there are, and the offsets of
-    the snapshots, rising. The directory is listed here and nowhere else: there are thousands of them."""
+def _remove_leftovers(disk: Disk, directory: Path) -> tuple[list[str], list[int], list[int]]:
+    """Finish deletions, drop unfinished copies; return what the directory held, the base offsets of the segments there
+    are, and the offsets of the snapshots, rising. It is listed here and nowhere else: there are thousands of them."""
     names = disk.names(directory)
     if any(name.endswith((SWAP_SUFFIX, CLEANED_SUFFIX)) for name in names):
         recover_swaps(disk, directory)
@@ -434,7 +521,7 @@ def _remove_leftovers(disk: Disk, directory: Path) -> tuple[list[int], list[int]
             disk.remove(directory / name)
         elif of_segment:
             bases.add(int(stem))
-    return sorted(bases), snapshot_offsets(names)
+    return names, sorted(bases), snapshot_offsets(names)
 
 
 def _remove_segments(disk: Disk, directory: Path, bases: list[int], *, files: OpenFiles) -> None:

@@ -1,13 +1,19 @@
-"""Two parts of kazoo that are replaced: how it waits for sockets, and how long for a server's greeting."""
+"""Three parts of kazoo that are replaced: how it waits for sockets, and how long for a server's greeting; and how a
+multi is packed."""
 
 from __future__ import annotations
 
 import select
+import struct
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
+from kazoo.exceptions import EXCEPTIONS
 from kazoo.handlers.threading import SequentialThreadingHandler
+from kazoo.protocol import serialization
 from kazoo.protocol.connection import ConnectionHandler
+
+from sparklog.zk.ops import Check, Create, Op, SetData
 
 #: How many silent connections in a row a session lives through: each attempt gets this share of its time.
 _GREETINGS_IN_A_SESSION = 4
@@ -44,3 +50,81 @@ class Connections(ConnectionHandler):  # type: ignore[misc]
         if self.client._session_id:
             timeout = min(timeout, self.client._session_timeout / 1000 / _GREETINGS_IN_A_SESSION)
         return super()._invoke(timeout, request, xid)
+
+
+#: What precedes each operation and each result: kind, whether it is the end, error. Source: ZooKeeper's MultiHeader.
+_HEADER = struct.Struct("!iBi")
+_INT = struct.Struct("!i")
+_CREATE, _DELETE, _SET, _CHECK = (
+    kind.type
+    for kind in (
+        serialization.Create,
+        serialization.Delete,
+        serialization.SetData,
+        serialization.CheckVersion,
+    )
+)
+_ERROR = -1
+_END = _HEADER.pack(-1, True, -1)
+_BEGIN = {kind: _HEADER.pack(kind, False, -1) for kind in (_CREATE, _DELETE, _SET, _CHECK)}
+#: Everybody may do everything: one entry, all permissions.
+_OPEN_TO_ALL = b"".join((_INT.pack(1), _INT.pack(31), _INT.pack(5), b"world", _INT.pack(6), b"anyone"))
+_STAT_BYTES = struct.calcsize("!qqqqiiiqiiq")
+#: Where the version of the data is in a stat.
+_VERSION_AT = struct.calcsize("!qqqq")
+
+
+class Multi:
+    """As kazoo's ``Transaction``, which makes several objects of each operation, with checks that have been made here,
+    and of each result: half of what a thousand small writes cost the process that sends them.
+
+    Results in order: path of a Create, new version of a SetData, None; exceptions for all when one has failed.
+    """
+
+    #: ZooKeeper's OpCode.multi is kazoo's; kazoo looks for it to give results of its own another form
+    type: ClassVar[int] = serialization.Transaction.type
+
+    def __init__(self, operations: Sequence[Op], root: str) -> None:
+        """``root`` precedes every path."""
+        self._operations = operations
+        self._root = root.encode()
+
+    def serialize(self) -> bytes:
+        parts: list[bytes] = []
+        root = self._root
+        for op in self._operations:
+            path = root + op.path.encode()
+            place = (_INT.pack(len(path)), path)
+            if isinstance(op, SetData):
+                parts += (_BEGIN[_SET], *place, _INT.pack(len(op.data)), op.data, _INT.pack(op.version))
+            elif isinstance(op, Check):
+                parts += (_BEGIN[_CHECK], *place, _INT.pack(op.version))
+            elif isinstance(op, Create):
+                flags = _INT.pack(int(op.ephemeral))
+                parts += (_BEGIN[_CREATE], *place, _INT.pack(len(op.data)), op.data, _OPEN_TO_ALL, flags)
+            else:
+                parts += (_BEGIN[_DELETE], *place, _INT.pack(op.version))
+        parts.append(_END)
+        return b"".join(parts)
+
+    @staticmethod
+    def deserialize(reply: bytes, offset: int) -> list[Any]:
+        results: list[Any] = []
+        while True:
+            kind, end, _ = _HEADER.unpack_from(reply, offset)
+            offset += _HEADER.size
+            if end:
+                return results
+            if kind == _SET:
+                results.append(_INT.unpack_from(reply, offset + _VERSION_AT)[0])
+                offset += _STAT_BYTES
+            elif kind == _CREATE:
+                length = _INT.unpack_from(reply, offset)[0]
+                offset += _INT.size
+                results.append(reply[offset : offset + length].decode())
+                offset += length
+            elif kind == _ERROR:
+                results.append(EXCEPTIONS[_INT.unpack_from(reply, offset)[0]]())
+                offset += _INT.size
+            else:
+                results.append(None)

@@ -26,7 +26,7 @@ from kazoo.protocol.states import KazooState
 from sparklog.errors import ClusterError
 from sparklog.zk.company import Company
 from sparklog.zk.errors import ZkBadVersion, ZkError, ZkMultiFailed, ZkNodeExists, ZkNoNode, ZkUnreachable
-from sparklog.zk.kazoo_parts import Connections, Handler
+from sparklog.zk.kazoo_parts import Connections, Handler, Multi
 from sparklog.zk.ops import Check, Create, Delete, Op, SetData
 
 #: Requests inside kazoo at a time. kazoo wakes its thread with one byte a request over a blocking socket pair that
@@ -244,18 +244,9 @@ class ZkSession:
         return self._company.multi(ops)
 
     def _commit(self, ops: Sequence[Op]) -> Any:
-        transaction = self._client.transaction()
-        for op in ops:
-            path = self._root + op.path
-            if isinstance(op, Create):
-                transaction.create(path, op.data, ephemeral=op.ephemeral)
-            elif isinstance(op, SetData):
-                transaction.set_data(path, op.data, op.version)
-            elif isinstance(op, Delete):
-                transaction.delete(path, op.version)
-            else:
-                transaction.check(path, op.version)
-        return transaction.commit_async()
+        result = self._client.handler.async_result()
+        self._client._call(Multi(ops, self._root), result)
+        return result
 
     async def ensure(self, path: str) -> None:
         """Create a persistent node if it is not there. Its parent must be."""
@@ -464,7 +455,6 @@ def _multi_results(ops: Sequence[Op], results: Sequence[Any], root: int) -> tupl
             raise ZkMultiFailed(index, type(cause)(path))
     if any(isinstance(result, Exception) for result in results):
         raise ZkError(f"multi of {len(ops)} operations was rolled back without a cause: {results!r}"[:500])
-    return tuple(
-        str(result)[root:] if isinstance(op, Create) else int(result.version) if isinstance(op, SetData) else None
-        for op, result in zip(ops, results, strict=True)
-    )
+    if len(results) != len(ops):
+        raise ZkError(f"multi of {len(ops)} operations was answered with {len(results)} results")
+    return tuple(result[root:] if isinstance(result, str) else result for result in results)

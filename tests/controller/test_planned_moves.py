@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import cast
 
 import pytest
 
 from sparklog.controller import outbox, planned_moves
+from sparklog.controller.cluster_state import Partition
 from sparklog.controller.effects import Effect, WriteStates
 from sparklog.controller.events import UpdateAnswered
 from sparklog.model import TopicPartition
@@ -47,6 +49,29 @@ def test_the_next_wait_until_the_ones_before_are_told() -> None:
     world.answer_held()
     assert led(world, 1) == 0
     assert world.controller.settled()
+
+
+class Moved:
+    """All that is asked of a partition."""
+
+    pending = None
+
+
+def test_more_begin_once_half_are_told_and_no_more_than_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planned_moves, "_AT_ONCE", 4)
+    moves = planned_moves.PlannedMoves()
+    partitions = [cast(Partition, Moved()) for _ in range(9)]
+    assert [moves.begin(partition, 0) for partition in partitions] == [True] * 4 + [False] * 5
+    told: set[Partition] = set()
+    assert moves.next_ones(1, told.__contains__) == []
+    told.add(partitions[0])
+    assert moves.next_ones(2, told.__contains__) == []
+    told.add(partitions[1])
+    assert moves.next_ones(3, told.__contains__) == partitions[4:6]
+    assert [moves.begin(partition, 3) for partition in partitions[4:6]] == [True, True]
+    told.update(partitions[:6])
+    assert moves.next_ones(4, told.__contains__) == partitions[6:]
+    assert moves.idle
 
 
 def test_a_broker_that_does_not_answer_stops_no_stop() -> None:

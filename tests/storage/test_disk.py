@@ -118,6 +118,25 @@ def test_replace_leaves_no_trace(disk: Disk, root: Path) -> None:
     assert read_file(disk, root / "f") == b"second"
 
 
+def test_only_what_a_failed_attempt_left_is_cut(disk: Disk, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file system may write out at once what was cut and closed: of each of thousands of new logs."""
+    cuts: list[int] = []
+    real = disk.truncate
+
+    def counted(handle: int, length: int) -> None:
+        cuts.append(length)
+        real(handle, length)
+
+    monkeypatch.setattr(disk, "truncate", counted)
+    replace_file(disk, root / "f", b"first", sync=False)
+    assert cuts == []
+    handle = disk.open(root / "f.tmp", create=True)
+    write_all(disk, handle, [b"left behind by an attempt that failed"], 0)
+    disk.close(handle)
+    replace_file(disk, root / "f", b"second", sync=False)
+    assert cuts == [0] and read_file(disk, root / "f") == b"second"
+
+
 def test_write_all_takes_more_buffers_than_one_writev(disk: Disk, root: Path) -> None:
     handle = disk.open(root / "f", create=True)
     parts = [bytes([number % 251]) * (number % 3) for number in range(2500)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from pathlib import Path
 
 import google_crc32c
 import pytest
@@ -16,7 +17,17 @@ from sparklog.storage.formats import NewerFormatError
 from sparklog.storage.log import Log
 from sparklog.storage.log_set import LogDirectory
 from sparklog.testing.sim_disk import SimDisk
-from tests.storage.batches import LOG_DIR, TP, commit_and_seal, create_log, fill, open_directory, read_numbers
+from tests.storage.batches import (
+    LOG_DIR,
+    TP,
+    append,
+    batch,
+    commit_and_seal,
+    create_log,
+    fill,
+    open_directory,
+    read_numbers,
+)
 
 SMALL = 1280  #: four batches of twelve records
 DIRECTORY = LOG_DIR / str(TP)
@@ -434,3 +445,29 @@ def test_clean_and_trusted(disk: SimDisk) -> None:
     assert opened("b")[1:] == (True, True)
     assert opened("b")[1:] == (False, True)
     assert opened("c")[1:] == (False, False)
+
+
+def test_each_file_of_a_log_is_opened_once(disk: SimDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A broker that starts opens thousands of logs: what has been read of one is not read again, and what is not there
+    is not looked for. Leader epochs and producers are found all the same."""
+    log = create_log(open_directory(disk=disk), segment_bytes=SMALL)
+    fill(log, 2)
+    append(log, batch(producer=7, sequence=0), leader_epoch=4)
+    append(log, batch(producer=7, sequence=3), leader_epoch=5)
+    appended = log.log_end_offset
+    opened: list[str] = []
+    real = disk.open
+
+    def counted(path: Path, *, create: bool = False) -> int:
+        if path.parent.name == DIRECTORY.name:
+            opened.append(path.name)
+        return real(path, create=create)
+
+    disk.restart(page_cache_lost=False)
+    monkeypatch.setattr(disk, "open", counted)
+    again = open_directory(disk=disk).get(TP)
+    assert again is not None
+    assert sorted(opened) == sorted(["partition.json", data(0), index(0)])
+    assert [again.end_of_epoch(epoch) for epoch in (1, 4, 5)] == [log.end_of_epoch(epoch) for epoch in (1, 4, 5)]
+    append(again, batch(producer=7, sequence=3), leader_epoch=5)
+    assert again.log_end_offset == appended, "a repeated batch is known to be one"

@@ -15,6 +15,7 @@ from typing import Any, cast
 
 import pytest
 
+from sparklog.broker import registry as registry_module
 from sparklog.broker.partition import Partition
 from sparklog.broker.registry import Registry
 from sparklog.broker.state import BrokerState
@@ -158,13 +159,25 @@ def changed(registry: Registry, number: int) -> None:
     registry._tell(cast(Partition, partition), stored(number), IsrWritten(STATE.isr, number + 1))
 
 
-def test_many_changes_are_gathered_for_longer_and_told_in_one(connect: str, tmp_path: Path) -> None:
+def write_under_way(registry: Registry) -> asyncio.Future[tuple[int, ...]]:
+    """The registry sends one more, whose answer is the future's."""
+    answer: asyncio.Future[tuple[int, ...]] = asyncio.get_running_loop().create_future()
+    registry._store.send_isr = lambda *_, **__: answer  # type: ignore[method-assign]
+    partition = SimpleNamespace(tp=TopicPartition("t", 999), topic_id="id", stopped=True)
+    registry.write_isr(cast(Partition, partition), SHRINK)
+    return answer
+
+
+def test_many_changes_are_gathered_for_longer_while_more_are_written_and_told_in_one(
+    connect: str, tmp_path: Path
+) -> None:
     """The controller tells all brokers what it is told: not while the rest of a failure is still being written."""
 
     async def scenario() -> None:
         async with opened(connect) as store:
             state = leading(store, tmp_path)[1]
             registry = Registry(state, store.session, broker(1))
+            write_under_way(registry)
             begun = time.monotonic()
             for number in range(200):
                 changed(registry, number)
@@ -177,6 +190,28 @@ def test_many_changes_are_gathered_for_longer_and_told_in_one(connect: str, tmp_
             assert time.monotonic() - begun >= 0.1
             said = codecs.decode_isr_changes(path, (await store.session.get(path)).data).told
             assert said == (TopicStates("t", "id", {number: stored(number) for number in range(400)}),)
+            await state.end_tasks()
+
+    asyncio.run(asyncio.wait_for(scenario(), 60))
+
+
+def test_nobody_waits_for_changes_that_are_not_being_written(
+    connect: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last ones of a failure: the broker that goes waits for the controller's word about them."""
+    monkeypatch.setattr(registry_module, "_NOTIFY_LATEST_MS", 600_000)
+    monkeypatch.setattr(registry_module, "_NOTIFY_PARTITION_MS", 600_000)
+
+    async def scenario() -> None:
+        async with opened(connect) as store:
+            state = leading(store, tmp_path)[1]
+            registry = Registry(state, store.session, broker(1))
+            answer = write_under_way(registry)
+            changed(registry, 0)
+            await asyncio.sleep(0.1)
+            assert not await store.session.exists(paths.isr_change(1))
+            answer.set_result((1,))
+            await until(lambda: not registry._changed, "the controller to be told")
             await state.end_tasks()
 
     asyncio.run(asyncio.wait_for(scenario(), 60))
