@@ -261,7 +261,7 @@ class Sender:
             self._link.close()
             self._loop.run_until_complete(self._link.closed())
         finally:
-            self._outcomes.tell_acknowledged()  # answers that came after the last look
+            self._fail_all()
             with self._ending:
                 self._ended = True
             # One more turn answers who came just before that, and lets the transports close their sockets.
@@ -372,10 +372,17 @@ class Sender:
         """The end, wanted or not: everything that is open fails with ``reason``."""
         if self._broken is not None:
             return
-        self._outcomes.tell_acknowledged()
         self._broken = reason
-        closed = reason if isinstance(reason, ProducerClosed) else closed_for(reason)
-        self._closed_error = closed
+        self._closed_error = reason if isinstance(reason, ProducerClosed) else closed_for(reason)
+        try:
+            self._fail_all()
+        finally:
+            self._lease.stop()
+
+    def _fail_all(self) -> None:
+        """Once is enough, and more is the same: the thread does it again at its end, for it may have been another one
+        that began, and was interrupted."""
+        closed = self._closed_error
         self._outcomes.tell_acknowledged()
         for chunk in self.collector.close(closed):
             chunk.fail(closed)
@@ -388,7 +395,6 @@ class Sender:
             self._outcomes.fail(batch, closed)
         self._board.fail_all(closed)
         self._forsake(closed)
-        self._lease.stop()
 
     def _discard(self, error: BaseException) -> None:
         """All that is not acknowledged fails; what is in flight may still get into the log."""

@@ -49,8 +49,8 @@ def test_partitions_are_added_beside_those_that_are_there(cluster: ProcessCluste
     assert [part.replicas for part in after[:2]] == [part.replicas for part in before]
     assert all(len(part.replicas) == 2 and part.leader is not None for part in after)
     # The topic as a whole is even, whatever else the brokers lead.
-    assert after[2].replicas[0] == 2
-    assert sorted(Counter(part.replicas[0] for part in after).values()) == [1, 2, 2]
+    leaders = Counter(part.replicas[0] for part in after)
+    assert leaders[2] and sorted(leaders.values()) == [1, 2, 2]
     assert sorted(Counter(broker_id for part in after for broker_id in part.replicas).values()) == [3, 3, 4]
     admin.create_partitions("more-partitions", 7, assignment=[(2, 1), (0, 2)])
     assert [part.replicas for part in admin.describe_topic("more-partitions").partitions[5:]] == [(2, 1), (0, 2)]

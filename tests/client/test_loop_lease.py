@@ -234,12 +234,48 @@ def test_an_interrupt_while_a_future_is_resolved_is_the_callers(
     fake.create("t", partitions=1)
     producer = Producer(fake.bootstrap)
     acting(producer)
+    ended, raised = producer._ended, []
+
+    def interrupted(completion: Any) -> None:
+        if not raised:
+            raised.append(True)
+            raise KeyboardInterrupt
+        ended(completion)
+
     with monkeypatch.context() as patch:
-        patch.setattr(producer, "_ended", _interrupted)
+        patch.setattr(producer, "_ended", interrupted)
         with pytest.raises(KeyboardInterrupt):
             _send_while_lent(producer)
     with contextlib.suppress(ProducerClosed):
         producer.close(_TIMEOUT_S)
+    assert not producer._sender._thread.is_alive()
+
+
+def test_a_second_interrupt_while_the_first_ends_the_producer_leaves_nobody_waiting(
+    fake: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake.create("t", partitions=1)
+    producer = Producer(fake.bootstrap)
+    acting(producer)
+    forsake, main, raised = producer._sender._forsake, threading.get_ident(), []
+
+    def interrupted(error: BaseException) -> None:
+        if threading.get_ident() == main:
+            raised.append(True)
+            raise KeyboardInterrupt
+        forsake(error)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(producer._sender, "_forsake", interrupted)
+        patch.setattr(producer._sender._accumulator, "start", _interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            _send_while_lent(producer)
+        assert raised
+        producer._sender._thread.join(_TIMEOUT_S)
+    assert not producer._sender._thread.is_alive()
+    with contextlib.suppress(ProducerClosed):
+        producer.flush(_TIMEOUT_S)
+    producer.close()
 
 
 @pytest.mark.parametrize(
