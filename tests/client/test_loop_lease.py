@@ -234,7 +234,8 @@ def test_an_interrupt_while_a_future_is_resolved_is_the_callers(
     fake.create("t", partitions=1)
     producer = Producer(fake.bootstrap)
     acting(producer)
-    ended, raised = producer._ended, []
+    ended = producer._ended
+    raised: list[bool] = []
 
     def interrupted(completion: Any) -> None:
         if not raised:
@@ -257,7 +258,8 @@ def test_a_second_interrupt_while_the_first_ends_the_producer_leaves_nobody_wait
     fake.create("t", partitions=1)
     producer = Producer(fake.bootstrap)
     acting(producer)
-    forsake, main, raised = producer._sender._forsake, threading.get_ident(), []
+    forsake, main = producer._sender._forsake, threading.get_ident()
+    raised: list[bool] = []
 
     def interrupted(error: BaseException) -> None:
         if threading.get_ident() == main:
