@@ -25,7 +25,8 @@ from sparklog.storage.hot_batches import HotLog, forget_from
 from sparklog.storage.log_services import LogServices
 from sparklog.storage.partition_directory import PartitionDirectory
 from sparklog.storage.producers import ProducerTable
-from sparklog.storage.recovery import load_producers, recover_log, snapshot_offsets
+from sparklog.storage.recovered_state import load_producers, snapshot_offsets
+from sparklog.storage.recovery import recover_log
 from sparklog.storage.seal_queue import SealQueue
 from sparklog.storage.segment import Segment
 from sparklog.storage.segment_chain import SegmentChain

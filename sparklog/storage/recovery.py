@@ -12,9 +12,8 @@ by name and nothing is cut.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -30,18 +29,19 @@ from sparklog.record.header import (
     header_array,
     unpack_header,
 )
-from sparklog.record.marker import Marker, decode_marker
 from sparklog.storage.append_plan import NO_MAXIMUM
-from sparklog.storage.disk import Disk, read_file
-from sparklog.storage.epochs import EPOCHS_FILE, EpochCache, EpochFile
-from sparklog.storage.formats import NewerFormatError, decode_state
+from sparklog.storage.disk import Disk
+from sparklog.storage.epochs import EPOCHS_FILE, EpochCache
+from sparklog.storage.formats import NewerFormatError
 from sparklog.storage.open_files import OpenFiles
-from sparklog.storage.producers import (
-    SNAPSHOT_SUFFIX,
-    ProducerSnapshot,
-    ProducerTable,
-    from_snapshot,
-    replay,
+from sparklog.storage.producers import ProducerTable
+from sparklog.storage.recovered_state import (
+    SegmentHeaders,
+    epochs_of,
+    load_epochs,
+    load_producers,
+    snapshot_offsets,
+    snapshot_path,
 )
 from sparklog.storage.sealing import footer_of
 from sparklog.storage.segment import COPY_SUFFIX, DATA_SUFFIX, DELETED_SUFFIX, INDEX_SUFFIX, Segment, file_stem
@@ -54,7 +54,7 @@ _STEM_DIGITS = len(file_stem(0))
 _VERSION_SHIFT = 12
 #: The byte of a header that they are in: the upper one of the flags, before the CRC.
 _VERSION_AT = HEADER_BYTES - 5
-_FIRST, _CONTROL = int(Flag.FIRST_OF_SEGMENT), int(Flag.CONTROL)
+_FIRST = int(Flag.FIRST_OF_SEGMENT)
 #: Up to here a file is read sooner than it is mapped.
 _SMALL_BYTES = 64 * 1024
 
@@ -98,10 +98,6 @@ class _Found(NamedTuple):
     headers: list[BatchHeader] | None = None
 
 
-#: Headers of segments, by base offset.
-_Headers = Mapping[int, Sequence[BatchHeader]]
-
-
 def recover_log(
     disk: Disk,
     directory: Path,
@@ -136,11 +132,11 @@ def recover_log(
         if EPOCHS_FILE in names:
             epochs = load_epochs(disk, directory, segments, recovery_point=recovery_point)
         else:
-            epochs = _epochs_of(directory, segments, headers)
+            epochs = epochs_of(directory, segments, headers)
         end = segments[-1].end_offset if segments else 0
         for offset in snapshots:
             if offset > end:
-                disk.remove(_snapshot_path(directory, offset))
+                disk.remove(snapshot_path(directory, offset))
         kept = [offset for offset in snapshots if offset <= end]
         producers = load_producers(disk, directory, segments, snapshots=kept, headers=headers)
     except OSError as failure:
@@ -159,7 +155,7 @@ def _recover_segments(
     files: OpenFiles,
     recovery_point: int,
     thorough: bool,
-) -> tuple[list[Segment], list[str], _Headers]:
+) -> tuple[list[Segment], list[str], SegmentHeaders]:
     segments: list[Segment] = []
     findings: list[str] = []
     headers: dict[int, Sequence[BatchHeader]] = {}
@@ -365,141 +361,6 @@ def _refuse_newer(path: Path, packed: bytes) -> None:
                 f"{path}: batch header format version {versions[number]} found, at most {FORMAT_VERSION} expected: "
                 "written by a newer release"
             )
-
-
-# --- epochs and producers ---------------------------------------------------------------------------------------
-
-
-def load_epochs(disk: Disk, directory: Path, segments: list[Segment], *, recovery_point: int) -> EpochCache:
-    """Believe ``leader-epochs`` below the recovery point as far as the first batch of each segment agrees with it,
-    and read the headers for the rest."""
-    if not segments:
-        return EpochCache()
-    path = directory / EPOCHS_FILE
-    try:
-        content = decode_state(read_file(disk, path), EpochFile, path=path)
-        epochs = EpochCache(content.entries)
-        through = min(content.through, recovery_point, segments[-1].end_offset)
-        epochs.truncate(through)
-        epochs.advance_start(segments[0].base_offset)
-        for segment in segments:
-            expected = segment.header(0).leader_epoch
-            if segment.base_offset < through and epochs.epoch_at(segment.base_offset) != expected:
-                raise ValueError(f"epoch {expected} at offset {segment.base_offset} is not in it")
-        _add_epochs(epochs, segments, through=through, known={})
-        return epochs
-    except FileNotFoundError:
-        pass
-    except NewerFormatError:
-        raise
-    except (StorageError, ValueError) as failure:
-        logger.warning("%s: not usable (%s), the batches are read instead", path, failure)
-    return _epochs_of(directory, segments, {})
-
-
-def _epochs_of(directory: Path, segments: list[Segment], known: _Headers) -> EpochCache:
-    """By the batches alone; headers that are ``known`` are not read."""
-    epochs = EpochCache()
-    try:
-        _add_epochs(epochs, segments, through=0, known=known)
-    except ValueError as failure:
-        raise StorageError(f"{directory}: {failure}") from failure
-    return epochs
-
-
-def _add_epochs(epochs: EpochCache, segments: list[Segment], *, through: int, known: _Headers) -> None:
-    """Record the epochs of all batches from offset ``through`` on."""
-    for segment in segments:
-        if segment.end_offset <= through:
-            continue
-        if segment.base_offset in known:
-            for header in known[segment.base_offset]:
-                if header.base_offset >= through:
-                    epochs.assign(header.leader_epoch, header.base_offset)
-            continue
-        headers = segment.headers()
-        headers = headers[headers["base_offset"] >= through]
-        column = headers["leader_epoch"]
-        changes = (column[1:] != column[:-1]).nonzero()[0] + 1
-        for at in [0, *changes.tolist()] if len(headers) else []:
-            epochs.assign(int(column[at]), int(headers["base_offset"][at]))
-
-
-def load_producers(
-    disk: Disk,
-    directory: Path,
-    segments: list[Segment],
-    *,
-    snapshots: Iterable[int],
-    headers: _Headers = MappingProxyType({}),
-) -> ProducerTable:
-    """The newest usable one of ``snapshots`` at or below the log's end, then the headers from there on. ``headers``:
-    those that need not be read."""
-    if not segments:
-        return ProducerTable()
-    end = segments[-1].end_offset
-    table, start = ProducerTable(), segments[0].base_offset
-    for offset in sorted(snapshots, reverse=True):
-        if offset > end:
-            continue
-        path = _snapshot_path(directory, offset)
-        try:
-            table = from_snapshot(decode_state(read_file(disk, path), ProducerSnapshot, path=path))
-            start = offset
-            if start < segments[0].base_offset:
-                table.transactions.forget_open()  # what became of them stands in batches that are gone
-            break
-        except NewerFormatError:
-            raise
-        except StorageError as failure:
-            logger.warning("%s; an older one is used", failure)
-    for segment in segments:
-        if segment.end_offset > start:
-            known = headers.get(segment.base_offset)
-            found = _read_batches(segment, start) if known is None else _known_batches(segment, known, start)
-            replay(table, found)
-    table.transactions.forget_below(segments[0].base_offset)
-    return table
-
-
-def _read_batches(segment: Segment, start: int) -> Iterator[tuple[BatchHeader, Marker | None]]:
-    """Batches of idempotent producers from offset ``start`` on, and markers with what they say."""
-    headers = segment.headers()
-    control = headers["flags"] & _CONTROL != 0
-    wanted = (headers["base_offset"] >= start) & ((headers["producer_id"] >= 0) | control)
-    for at in wanted.nonzero()[0].tolist():
-        header = unpack_header(headers[at : at + 1].tobytes())
-        yield header, _marker(segment, at, header) if control[at] else None
-
-
-def _known_batches(
-    segment: Segment, headers: Sequence[BatchHeader], start: int
-) -> Iterator[tuple[BatchHeader, Marker | None]]:
-    """As ``_read_batches``, of a segment all of whose ``headers`` are there."""
-    for at, header in enumerate(headers):
-        control = header.flags & _CONTROL
-        if header.base_offset >= start and (control or header.producer_id >= 0):
-            yield header, _marker(segment, at, header) if control else None
-
-
-def _marker(segment: Segment, batch: int, header: BatchHeader) -> Marker:
-    try:
-        return decode_marker(header, segment.read(batch, batch + 1)[1])
-    except BrokerError as error:
-        raise StorageError(f"{segment.data_path}: {error}") from error
-
-
-def snapshot_offsets(names: Iterable[str]) -> list[int]:
-    """Of the snapshots among the names in a log's directory, rising."""
-    return sorted(
-        int(name[:_STEM_DIGITS])
-        for name in names
-        if name.endswith(SNAPSHOT_SUFFIX) and len(name) == _STEM_DIGITS + len(SNAPSHOT_SUFFIX)
-    )
-
-
-def _snapshot_path(directory: Path, offset: int) -> Path:
-    return directory / (file_stem(offset) + SNAPSHOT_SUFFIX)
 
 
 # --- files ------------------------------------------------------------------------------------------------------

@@ -1,0 +1,159 @@
+"""What a log's batches say of leader epochs and producers: from the files that hold it, as far as these can be
+believed, and from the headers for the rest.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+
+from sparklog.errors import BrokerError, StorageError
+from sparklog.record.header import BatchHeader, Flag, unpack_header
+from sparklog.record.marker import Marker, decode_marker
+from sparklog.storage.disk import Disk, read_file
+from sparklog.storage.epochs import EPOCHS_FILE, EpochCache, EpochFile
+from sparklog.storage.formats import NewerFormatError, decode_state
+from sparklog.storage.producers import SNAPSHOT_SUFFIX, ProducerSnapshot, ProducerTable, from_snapshot, replay
+from sparklog.storage.segment import Segment, file_stem
+
+logger = logging.getLogger(__name__)
+
+_STEM_DIGITS = len(file_stem(0))
+_CONTROL = int(Flag.CONTROL)
+
+#: Headers of segments, by base offset.
+SegmentHeaders = Mapping[int, Sequence[BatchHeader]]
+
+
+def load_epochs(disk: Disk, directory: Path, segments: list[Segment], *, recovery_point: int) -> EpochCache:
+    """Believe ``leader-epochs`` below the recovery point as far as the first batch of each segment agrees with it,
+    and read the headers for the rest."""
+    if not segments:
+        return EpochCache()
+    path = directory / EPOCHS_FILE
+    try:
+        content = decode_state(read_file(disk, path), EpochFile, path=path)
+        epochs = EpochCache(content.entries)
+        through = min(content.through, recovery_point, segments[-1].end_offset)
+        epochs.truncate(through)
+        epochs.advance_start(segments[0].base_offset)
+        for segment in segments:
+            expected = segment.header(0).leader_epoch
+            if segment.base_offset < through and epochs.epoch_at(segment.base_offset) != expected:
+                raise ValueError(f"epoch {expected} at offset {segment.base_offset} is not in it")
+        _add_epochs(epochs, segments, through=through, known={})
+        return epochs
+    except FileNotFoundError:
+        pass
+    except NewerFormatError:
+        raise
+    except (StorageError, ValueError) as failure:
+        logger.warning("%s: not usable (%s), the batches are read instead", path, failure)
+    return epochs_of(directory, segments, {})
+
+
+def epochs_of(directory: Path, segments: list[Segment], known: SegmentHeaders) -> EpochCache:
+    """By the batches alone; headers that are ``known`` are not read."""
+    epochs = EpochCache()
+    try:
+        _add_epochs(epochs, segments, through=0, known=known)
+    except ValueError as failure:
+        raise StorageError(f"{directory}: {failure}") from failure
+    return epochs
+
+
+def _add_epochs(epochs: EpochCache, segments: list[Segment], *, through: int, known: SegmentHeaders) -> None:
+    """Record the epochs of all batches from offset ``through`` on."""
+    for segment in segments:
+        if segment.end_offset <= through:
+            continue
+        if segment.base_offset in known:
+            for header in known[segment.base_offset]:
+                if header.base_offset >= through:
+                    epochs.assign(header.leader_epoch, header.base_offset)
+            continue
+        headers = segment.headers()
+        headers = headers[headers["base_offset"] >= through]
+        column = headers["leader_epoch"]
+        changes = (column[1:] != column[:-1]).nonzero()[0] + 1
+        for at in [0, *changes.tolist()] if len(headers) else []:
+            epochs.assign(int(column[at]), int(headers["base_offset"][at]))
+
+
+def load_producers(
+    disk: Disk,
+    directory: Path,
+    segments: list[Segment],
+    *,
+    snapshots: Iterable[int],
+    headers: SegmentHeaders = MappingProxyType({}),
+) -> ProducerTable:
+    """The newest usable one of ``snapshots`` at or below the log's end, then the headers from there on. ``headers``:
+    those that need not be read."""
+    if not segments:
+        return ProducerTable()
+    end = segments[-1].end_offset
+    table, start = ProducerTable(), segments[0].base_offset
+    for offset in sorted(snapshots, reverse=True):
+        if offset > end:
+            continue
+        path = snapshot_path(directory, offset)
+        try:
+            table = from_snapshot(decode_state(read_file(disk, path), ProducerSnapshot, path=path))
+            start = offset
+            if start < segments[0].base_offset:
+                table.transactions.forget_open()  # what became of them stands in batches that are gone
+            break
+        except NewerFormatError:
+            raise
+        except StorageError as failure:
+            logger.warning("%s; an older one is used", failure)
+    for segment in segments:
+        if segment.end_offset > start:
+            known = headers.get(segment.base_offset)
+            found = _read_batches(segment, start) if known is None else _known_batches(segment, known, start)
+            replay(table, found)
+    table.transactions.forget_below(segments[0].base_offset)
+    return table
+
+
+def _read_batches(segment: Segment, start: int) -> Iterator[tuple[BatchHeader, Marker | None]]:
+    """Batches of idempotent producers from offset ``start`` on, and markers with what they say."""
+    headers = segment.headers()
+    control = headers["flags"] & _CONTROL != 0
+    wanted = (headers["base_offset"] >= start) & ((headers["producer_id"] >= 0) | control)
+    for at in wanted.nonzero()[0].tolist():
+        header = unpack_header(headers[at : at + 1].tobytes())
+        yield header, _marker(segment, at, header) if control[at] else None
+
+
+def _known_batches(
+    segment: Segment, headers: Sequence[BatchHeader], start: int
+) -> Iterator[tuple[BatchHeader, Marker | None]]:
+    """As ``_read_batches``, of a segment all of whose ``headers`` are there."""
+    for at, header in enumerate(headers):
+        control = header.flags & _CONTROL
+        if header.base_offset >= start and (control or header.producer_id >= 0):
+            yield header, _marker(segment, at, header) if control else None
+
+
+def _marker(segment: Segment, batch: int, header: BatchHeader) -> Marker:
+    try:
+        return decode_marker(header, segment.read(batch, batch + 1)[1])
+    except BrokerError as error:
+        raise StorageError(f"{segment.data_path}: {error}") from error
+
+
+def snapshot_offsets(names: Iterable[str]) -> list[int]:
+    """Of the snapshots among the names in a log's directory, rising."""
+    return sorted(
+        int(name[:_STEM_DIGITS])
+        for name in names
+        if name.endswith(SNAPSHOT_SUFFIX) and len(name) == _STEM_DIGITS + len(SNAPSHOT_SUFFIX)
+    )
+
+
+def snapshot_path(directory: Path, offset: int) -> Path:
+    return directory / (file_stem(offset) + SNAPSHOT_SUFFIX)
