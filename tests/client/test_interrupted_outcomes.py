@@ -22,6 +22,7 @@ from sparklog.client.results import BatchOutcome, Completion, Ending, RecordFutu
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.protocol.messages import Produce
 from tests.client.fake_cluster import FakeCluster
+from tests.client.interrupting import interrupted_in, lines
 from tests.client.producing import refuse, times, values
 from tests.client.test_loop_lease import acting
 
@@ -29,42 +30,9 @@ _TIMEOUT_S = 30.0
 _TOPIC = cast(ProducerTopic, SimpleNamespace(name="t"))
 
 
-def lines(*methods: Callable[..., Any]) -> list[Any]:
-    """Each line of their bodies, counted from the first of its method."""
-    return [
-        pytest.param(method, line - method.__code__.co_firstlineno, id=f"{method.__qualname__}-{line}")
-        for method in methods
-        for line in sorted({line for *_, line in method.__code__.co_lines() if line is not None})[1:]
-    ]
-
-
-def interrupted_in(method: Callable[..., Any], line: int, work: Callable[[], None]) -> None:
-    """Do ``work``, with a KeyboardInterrupt where it first comes to this line: signals are handled between lines."""
-    code = method.__code__
-    raised: list[bool] = []
-
-    def trace(frame: FrameType, event: str, _: object) -> Callable[..., Any] | None:
-        if frame.f_code is not code:
-            return None
-        if event == "line" and frame.f_lineno == code.co_firstlineno + line and not raised:
-            raised.append(True)
-            raise KeyboardInterrupt
-        return trace
-
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        work()
-    except KeyboardInterrupt:
-        pass
-    finally:
-        sys.settrace(before)
-
-
 def interrupted_at(call: int, work: Callable[[], object], *, within: str = "") -> bool:
     """Do ``work``, with a KeyboardInterrupt in this one of the places where interrupts come: where a function begins,
-    and where a call is over; of those ``within`` a
-    module. True: there are not so many of them."""
+    and where a call is over; of those ``within`` a module. True: there are not so many of them."""
     left = call
 
     def profile(frame: FrameType, event: str, _: object) -> None:

@@ -5,12 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from types import FrameType
 from typing import Any
 
 import pyarrow as pa
@@ -22,6 +20,7 @@ from sparklog.client.loop_lease import LoopLease
 from sparklog.net.async_client import AsyncConnection
 from sparklog.net.loop import new_event_loop
 from tests.client.fake_cluster import FakeCluster
+from tests.client.interrupting import interrupted_in, lines
 from tests.client.producing import LoseAnswers, values
 
 _TIMEOUT_S = 30.0
@@ -280,41 +279,19 @@ def test_a_second_interrupt_while_the_first_ends_the_producer_leaves_nobody_wait
     producer.close()
 
 
-@pytest.mark.parametrize(
-    ("method", "line"),
-    [
-        (method.__name__, line - method.__code__.co_firstlineno)
-        for method in (LoopLease.enter, LoopLease.leave)
-        for line in sorted({line for *_, line in method.__code__.co_lines() if line is not None})[1:]
-    ],
-)
+@pytest.mark.parametrize(("method", "line"), lines(LoopLease.enter, LoopLease.leave))
 def test_an_interrupt_in_any_line_of_entering_and_leaving_leaves_nobody_in(
-    fake: FakeCluster, method: str, line: int
+    fake: FakeCluster, method: Callable[..., Any], line: int
 ) -> None:
-    """Signals are handled between lines, too; a tracer raises in one of them."""
     fake.create("t", partitions=1)
     with Producer(fake.bootstrap) as producer:
         acting(producer)
-        code = getattr(LoopLease, method).__code__
 
-        def trace(frame: FrameType, event: str, _: object) -> Callable[..., Any] | None:
-            if frame.f_code is not code:
-                return None
-            if event == "line" and frame.f_lineno == code.co_firstlineno + line and not raised:
-                raised.append(True)
-                raise KeyboardInterrupt
-            return trace
-
-        raised: list[bool] = []
-        before = sys.gettrace()
-        sys.settrace(trace)
-        try:
+        def send_some() -> None:
             for _ in range(20):
                 producer.send("t", b"v").result()
-        except KeyboardInterrupt:
-            pass
-        finally:
-            sys.settrace(before)
+
+        interrupted_in(method, line, send_some)
         with pytest.raises(RuntimeError):
             asyncio.get_running_loop()
         lease = producer._sender._lease
