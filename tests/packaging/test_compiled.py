@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import os
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -70,6 +71,7 @@ def test_no_compiled_module_declares_what_a_compiler_gets_wrong() -> None:
 
 
 @pytest.mark.integration
+@pytest.mark.skipif(shutil.which("cc") is None, reason="wants a C compiler")
 def test_a_compiled_install_passes_the_same_tests(tmp_path: Path) -> None:
     wheel = build_wheel(tmp_path, SPARKLOG_COMPILE="0")
     site = tmp_path / "site"
