@@ -262,19 +262,17 @@ def _scan_files(
     return scan._replace(sealed=bool(footer) and tail == footer)
 
 
-def _adopt_outline(segment: Segment, data: int, index: int, *, schemas: dict[int, bytes]) -> bool:
+def _adopt_outline(segment: Segment, data: int, index: int, *, schemas: Mapping[int, bytes]) -> bool:
     """Adopt a segment that was fsynced as a whole, if its sizes and its first and last header fit each other."""
     disk = segment.disk
     count, odd = divmod(disk.size(index), HEADER_BYTES)
     if odd or not count:
         return False
     try:
-        packed = disk.read(index, HEADER_BYTES, 0)
-        first = unpack_header(packed)
+        first = unpack_header(disk.read(index, HEADER_BYTES, 0))
         last = unpack_header(disk.read(index, HEADER_BYTES, (count - 1) * HEADER_BYTES))
     except BrokerError:
         return False
-    _learn_schema(segment, data, packed, schemas)
     tail = disk.size(data) - last.position - last.stored_bytes
     if first.base_offset != segment.base_offset or first.schema_id not in schemas:
         return False

@@ -150,6 +150,8 @@ def check(log: Log, *, at_least: int) -> None:
 def test_a_power_cut_at_any_operation_around_a_new_schema_leaves_what_was_fsynced(operation: int) -> None:
     for seed in range(_SEEDS):
         disk, witness = died_at(operation, seed=1000 * seed + operation)
+        disk.restart(page_cache_lost=True)
+        assert stored_ids(disk)[0] == 0, "the file can be read"
         log = reopened(disk, power_cut=True)
         assert log is not None and log.log_end_offset >= witness.fsynced > 0
         again = reopened(disk, power_cut=True)
