@@ -234,11 +234,11 @@ def test_schemas_of_segments_alone_are_found_and_then_stored(disk: SimDisk) -> N
         log.add_schema(ALL[schema_id])
         fill(log, 2, schema_id)
     assert stored_ids(disk) == [0]
-    log = reopened(disk)
-    assert log is not None
-    assert (log.schema_ids, log.log_end_offset, log.findings) == ((0, 1, 2), 18, ())
-    assert log.schema(1).equals(WIDER)
-    assert store_schemas(log)
+    found = reopened(disk)
+    assert found is not None
+    assert (found.schema_ids, found.log_end_offset, found.findings) == ((0, 1, 2), 18, ())
+    assert found.schema(1).equals(WIDER)
+    assert store_schemas(found)
     assert stored_ids(disk) == [0, 1, 2]
 
 
@@ -256,9 +256,9 @@ def test_a_schema_that_no_checksum_covers_is_not_believed_after_a_power_cut(disk
         sync_file(disk, path)
     disk.sync_directory(DIRECTORY)
     disk.flip_bit(segment.data_path, read_file(disk, segment.data_path).index(b"more"))
-    log = reopened(disk, power_cut=True)
-    assert log is not None
-    assert (log.schema_ids, log.log_end_offset) == ((0,), 6)
+    found = reopened(disk, power_cut=True)
+    assert found is not None
+    assert (found.schema_ids, found.log_end_offset) == ((0,), 6)
 
 
 def test_a_deleted_log_stores_no_schemas_in_the_one_that_has_its_name_now(disk: SimDisk) -> None:
