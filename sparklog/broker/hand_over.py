@@ -26,7 +26,10 @@ async def hand_over(broker: BrokerState, *, goes_on: Callable[[], bool]) -> None
 
     def needed() -> bool:
         # Until it leads nothing the controller does not tell leaders that it goes.
-        return movable.any() if partitions.led else counted_on.any()
+        if partitions.led:
+            return movable.any()
+        # A controller of an earlier release does not say that, but tells of each in-sync set.
+        return not broker.cache.relieved and counted_on.any()
 
     async def relieved() -> None:
         await broker.registry.announce_stopping()
