@@ -165,7 +165,7 @@ class Controller:
                     self._brokers_changed(self.brokers.read(event.brokers, now_ms, retired=event.retired))
             case StoppingRead():
                 for broker_id in self.brokers.read_stopping(event.stopping):
-                    self._states.mark(self.state.hosted(broker_id))
+                    self._states.mark(p for p in self.state.hosted(broker_id) if _may_be_moved(p, broker_id))
             case TopicRead():
                 self._topic_read(event.topic)
             case TopicWritten() | TopicNotWritten():
@@ -478,3 +478,10 @@ class Controller:
         writing = writing or any(t.pending is not None or t.rereading for t in self.state.topics.values())
         waiting = writing or self._states.any_marked or not self._moves.idle
         return not waiting and self._leaderships.idle and self._outbox.idle
+
+
+def _may_be_moved(partition: Partition, broker_id: int) -> bool:
+    """Whether it matters to a replica's partition that this broker stops, or does not any more: nobody is taken out of
+    an ISR for that."""
+    stored = partition.stored
+    return stored is None or partition.move is not None or stored.state.leader in {broker_id, NO_LEADER}

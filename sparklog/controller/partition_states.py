@@ -160,7 +160,13 @@ class PartitionStates:
                 if self._epoch_unsure(partition, stored):
                     unsure.append(partition)
                     continue
-                (isrs if _only_the_isr(partition, stored) else changed).append(partition)
+                if not _only_the_isr(partition, stored):
+                    changed.append(partition)
+                else:
+                    isrs.append(partition)
+                    if self._stands(stored) and not partition.unfit:
+                        self._state.store(partition, stored)  # nothing is decided again for that
+                        continue
                 self.adopt(partition, stored)
         self.reread(unsure)
         self._outbox.partitions_changed(changed)
@@ -193,6 +199,13 @@ class PartitionStates:
             tps.append(partition.tp)
         if tps and self.connected:
             self._effects.append(ReadStates(tuple(tps)))
+
+    def _stands(self, stored: VersionedState) -> bool:
+        """Whether its leader is at work, and is to stay."""
+        leader = stored.state.leader
+        found = self._brokers.registrations.get(leader)
+        incarnation = None if found is None else found.incarnation
+        return incarnation == stored.leader_incarnation and leader not in self._brokers.stopping
 
     @staticmethod
     def _epoch_unsure(partition: Partition, stored: VersionedState) -> bool:
