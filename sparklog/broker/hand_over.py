@@ -36,7 +36,8 @@ async def hand_over(broker: BrokerState, *, goes_on: Callable[[], bool]) -> None
         while needed() and goes_on():
             news = {broker.next_role_change(), broker.next_metadata()}
             await asyncio.wait(news, return_when=asyncio.FIRST_COMPLETED)
-            await asyncio.sleep(_NEWS_S)
+            if not broker.cache.relieved:
+                await asyncio.sleep(_NEWS_S)
 
     timeout_s = broker.config.controlled_stop_timeout_ms / 1000
     try:
