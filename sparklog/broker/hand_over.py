@@ -26,14 +26,18 @@ async def hand_over(broker: BrokerState, *, goes_on: Callable[[], bool]) -> None
 
     def needed() -> bool:
         # Until it leads nothing the controller does not tell leaders that it goes.
-        return movable.any() if partitions.led else counted_on.any()
+        if partitions.led:
+            return movable.any()
+        # A controller of an earlier release does not say that, but tells of each in-sync set.
+        return not broker.cache.relieved and counted_on.any()
 
     async def relieved() -> None:
         await broker.registry.announce_stopping()
         while needed() and goes_on():
             news = {broker.next_role_change(), broker.next_metadata()}
             await asyncio.wait(news, return_when=asyncio.FIRST_COMPLETED)
-            await asyncio.sleep(_NEWS_S)
+            if not broker.cache.relieved:
+                await asyncio.sleep(_NEWS_S)
 
     timeout_s = broker.config.controlled_stop_timeout_ms / 1000
     try:

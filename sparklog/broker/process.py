@@ -461,7 +461,7 @@ class BrokerProcess:
             _log.error("no clean stop: %s", error)
             self._log_error = self._log_error or error
         finally:
-            self._directory.close()
+            self._directory.close(process_ends=True)
 
 
 def _give_up(limit_s: float, loop: asyncio.AbstractEventLoop) -> None:

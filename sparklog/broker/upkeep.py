@@ -11,7 +11,7 @@ import gc
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 
 from sparklog.broker.group_holds import GroupHolds, read_to
@@ -167,10 +167,12 @@ class Upkeep:
     async def _retain(self) -> None:
         """Leaders delete by age and size; followers delete what their leader has deleted."""
         await self._roll()
-        committed = await self._holds.ask(sorted(self._awaited_groups()))
+        # One look at all there are: most have one segment, and nothing that may go.
+        rolled = [partition for partition in self._broker.partitions if partition.log.has_rolled]
+        committed = await self._holds.ask(sorted(_awaited_groups(rolled)))
         now_us = time.time_ns() // 1000
-        for partition in self._broker.partitions:
-            if partition.offline is not None or not partition.log.has_rolled:
+        for partition in rolled:
+            if partition.offline is not None or partition.stopped:
                 continue
             self.committed(partition)
             if partition.replica.is_leader:
@@ -186,7 +188,7 @@ class Upkeep:
         followers of a new segment, whoever leads next, so it begins with a marker of no transaction: a reader finds
         nothing at its offset."""
         now_us = time.time_ns() // 1000
-        for partition in self._broker.partitions:
+        for partition in self._broker.partitions.leading():
             if not partition.replica.is_leader or partition.stopped or partition.offline is not None:
                 continue
             if not partition.log.roll_due(now_us):
@@ -201,17 +203,6 @@ class Upkeep:
 
     def _rolled(self, answer: Answer) -> None:
         self._broker.counters["segments.rolled" if answer.code is ErrorCode.NONE else "segments.not.rolled"] += 1
-
-    def _awaited_groups(self) -> set[str]:
-        """Of topics led here from which something could go."""
-        return {
-            group
-            for partition in self._broker.partitions
-            if partition.log.has_rolled
-            and partition.replica.is_leader
-            and partition.log.config.retention_wait_for_groups
-            for group in partition.log.config.awaited_groups
-        }
 
     def _flush(self) -> None:
         now_us = time.time_ns() // 1000
@@ -234,3 +225,13 @@ class Upkeep:
         except StorageError as error:
             self._broker.log_failed(partition, error)
             return 0
+
+
+def _awaited_groups(rolled: Iterable[Partition]) -> set[str]:
+    """Of topics led here from which something could go."""
+    return {
+        group
+        for partition in rolled
+        if partition.replica.is_leader and partition.log.config.retention_wait_for_groups
+        for group in partition.log.config.awaited_groups
+    }

@@ -401,14 +401,16 @@ class LogDirectory:
             for done in [threads.submit(log.durability.prepare_clean_stop) for log in logs]:
                 done.result()
 
-    def close(self) -> None:
+    def close(self, *, process_ends: bool = False) -> None:
         """Close all files and free the directory. Without ``write_clean_marker`` before, this is a crash to the
-        next start."""
+        next start. Where the process ends it closes the files of logs at which no cleaner can be at work: of ten
+        thousand that takes a tenth of a second."""
         if self._closed:
             return
         self._closed = True
         for log in self._logs.values():
-            log.close()
+            if not process_ends or log.config.compacted:
+                log.close()
         if self._threads is not None:
             self._threads.shutdown(wait=True)
         self._disk.close(self._lock)
