@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
+from tests import spark_classes
+
 ROOT = Path(__file__).resolve().parent.parent
 
 # Not an editable install: pyspark finds the data source by listing modules, and lists those of PYTHONPATH.
@@ -17,7 +19,7 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
     [str(ROOT), *(path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path and path != str(ROOT))]
 )
 os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-os.environ["SPARK_CONF_DIR"] = str(ROOT / "conf")
+os.environ.update(spark_classes.environment())
 # A developer's own Spark, and defaults meant for one shell, must not decide what a test sees.
 for name in ("SPARK_HOME", "PYSPARK_SUBMIT_ARGS", "SPARKLOG_BOOTSTRAP", "SPARKLOG_BOOTSTRAP_SERVERS"):
     os.environ.pop(name, None)
