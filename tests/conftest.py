@@ -33,14 +33,20 @@ if _kafka_jars := os.environ.get("SPARKLOG_KAFKA_JARS"):
 GROUPS = {
     "simulation/test_seeds.py": "seeds",
     "simulation/test_mutants.py": "mutants",
-    "integration/test_standalone_spark.py": "standalone",
+    "delta/test_killed_archive.py": "killed archive",
     "spark/test_streams.py": "streams",
     "spark/test_killed_writes.py": "streams",
+    "delta/test_archive.py": "delta, archive",
+    "delta/test_upsert.py": "delta, upsert",
+    "delta/test_history.py": "delta, history",
+    "delta/test_maintenance.py": "delta, maintenance",
     "spark": "spark",
+    "integration/test_standalone_spark.py": "standalone",
     "demo": "demo",
     "integration/test_cluster_job_faults.py": "job faults",
-    "packaging": "packaging",
     "integration/test_faults.py": "faults",
+    "packaging": "packaging",
+    "cli/test_page.py": "cli page",
     "integration/test_local_cluster.py": "local",
 }
 

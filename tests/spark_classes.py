@@ -2,8 +2,8 @@
 
 Half of the processor time of a JVM that starts Spark for a few small queries goes into loading some ten thousand
 classes. Java can keep them as it has them in memory, in an archive that other JVMs map. ``tests/run`` makes one;
-``tests/conftest.py`` names it to every Spark that a test starts, by a folder of settings: the project's own and
-``SETTINGS``. Without an archive tests run as well, and so does a JVM that finds it made by another Java or for other
+``tests/conftest.py`` names it to every Spark that a test starts, in a folder of settings: the project's own and those
+of a test run. Without an archive tests run as well, and so does a JVM that finds it made by another Java or of other
 jars: it loads the classes itself.
 
 An archive holds classes of the front of the class path, up to the first folder that is not empty. Spark has its
@@ -27,6 +27,8 @@ ARCHIVE = DIRECTORY / "classes.jsa"
 MADE_OF = DIRECTORY / "made-of"
 #: Of JVMs that live for seconds: one compiler, and room for what it compiles.
 QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:ReservedCodeCacheSize=240m"
+#: Spark gives a Python process ten seconds to come up, which is little on a machine that is busy with other tests.
+_PATIENT = "\nspark.python.authenticate.socketTimeout 60s\n"
 
 
 def spark_jars() -> str:
@@ -38,14 +40,14 @@ def spark_jars() -> str:
 def environment(conf: Path = ROOT / "conf") -> dict[str, str]:
     """What Sparks of this run start with: the folder of their settings, and how their JVMs start."""
     if not MADE_OF.exists():
-        return {"SPARK_CONF_DIR": str(conf)}
+        return {"SPARK_CONF_DIR": str(_with(_PATIENT, conf))}
     options = f"{QUICK_JVM} -XX:SharedArchiveFile={ARCHIVE}"
     settings = "".join(
         f"spark.{part}.extraClassPath {spark_jars()}\nspark.{part}.defaultJavaOptions {options}\n"
         for part in ("driver", "executor")
     )
     return {
-        "SPARK_CONF_DIR": str(_with(settings, conf)),
+        "SPARK_CONF_DIR": str(_with(_PATIENT + settings, conf)),
         # Of the JVM that only finds out the command line, and of standalone Masters and Workers.
         "SPARK_LAUNCHER_OPTS": QUICK_JVM,
         "SPARK_DAEMON_JAVA_OPTS": options,
@@ -56,7 +58,7 @@ def environment(conf: Path = ROOT / "conf") -> dict[str, str]:
 def _with(settings: str, conf: Path) -> Path:
     """A folder of the same files, of which Spark's defaults say more. Several processes may make it at a time."""
     target = DIRECTORY / "conf"
-    target.mkdir(exist_ok=True)
+    target.mkdir(parents=True, exist_ok=True)
     for file in conf.iterdir():
         text = file.read_text() + (settings if file.name == "spark-defaults.conf" else "")
         copy = target / file.name
