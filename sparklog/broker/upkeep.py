@@ -1,4 +1,4 @@
-"""Work that nobody waits for: sealing, checkpoints, retention, flushes.
+"""Work that nobody waits for: sealing, new schemas, checkpoints, retention, flushes.
 
 Sealing starts when the high watermark says so; the rest on timers. What takes the disk's time runs in threads; a log
 is only ever touched from the event loop.
@@ -22,6 +22,7 @@ from sparklog.record.marker import Marker, encode_marker
 from sparklog.replica.purgatory import NEVER
 from sparklog.storage.flushing import FlushJob
 from sparklog.storage.log_set import LogDirectory
+from sparklog.storage.partition_file import PartitionFileJob
 from sparklog.storage.sealing import SealJob
 
 _log = logging.getLogger(__name__)
@@ -85,10 +86,14 @@ class Upkeep:
             raise
 
     def committed(self, partition: Partition) -> None:
-        """The high watermark moved: a rolled segment may have become complete."""
+        """The high watermark moved: a rolled segment may have become complete, or one begun with a new schema."""
         if self._closed:
             return
-        jobs = partition.log.durability.seals_due()
+        durability = partition.log.durability
+        schemas = durability.schemas_due()
+        if schemas is not None:
+            self._broker.spawn(self._store_schemas(partition, schemas), f"schemas of {partition.tp}")
+        jobs = durability.seals_due()
         if not jobs:
             return
         waiting = self._seals.get(partition)
@@ -111,6 +116,17 @@ class Upkeep:
             self._broker.log_failed(partition, error)
         finally:
             del self._seals[partition]
+
+    async def _store_schemas(self, partition: Partition, job: PartitionFileJob) -> None:
+        """Where they stay if nobody comes to it the segments have them, too."""
+        if self._closed:
+            return
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._pool, self._noted, job.run)
+        except StorageError as error:
+            self._broker.log_failed(partition, error)
+        else:
+            partition.log.durability.schemas_stored(job)
 
     def _every(self, interval_ms: int, work: Callable[[], object], name: str) -> None:
         async def repeat() -> None:
