@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
+from tests import spark_classes
+
 ROOT = Path(__file__).resolve().parent.parent
 
 # Not an editable install: pyspark finds the data source by listing modules, and lists those of PYTHONPATH.
@@ -17,7 +19,7 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
     [str(ROOT), *(path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path and path != str(ROOT))]
 )
 os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-os.environ["SPARK_CONF_DIR"] = str(ROOT / "conf")
+os.environ.update(spark_classes.environment())
 # A developer's own Spark, and defaults meant for one shell, must not decide what a test sees.
 for name in ("SPARK_HOME", "PYSPARK_SUBMIT_ARGS", "SPARKLOG_BOOTSTRAP", "SPARKLOG_BOOTSTRAP_SERVERS"):
     os.environ.pop(name, None)
@@ -31,14 +33,20 @@ if _kafka_jars := os.environ.get("SPARKLOG_KAFKA_JARS"):
 GROUPS = {
     "simulation/test_seeds.py": "seeds",
     "simulation/test_mutants.py": "mutants",
-    "integration/test_standalone_spark.py": "standalone",
+    "delta/test_killed_archive.py": "killed archive",
     "spark/test_streams.py": "streams",
     "spark/test_killed_writes.py": "streams",
+    "delta/test_archive.py": "delta, archive",
+    "delta/test_upsert.py": "delta, upsert",
+    "delta/test_history.py": "delta, history",
+    "delta/test_maintenance.py": "delta, maintenance",
     "spark": "spark",
+    "integration/test_standalone_spark.py": "standalone",
     "demo": "demo",
     "integration/test_cluster_job_faults.py": "job faults",
-    "packaging": "packaging",
     "integration/test_faults.py": "faults",
+    "packaging": "packaging",
+    "cli/test_page.py": "cli page",
     "integration/test_local_cluster.py": "local",
 }
 

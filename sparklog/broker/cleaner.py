@@ -65,8 +65,7 @@ class Cleaner:
     async def _dirtiest(self) -> Partition | None:
         found, most = None, -1.0
         now_us = time.time_ns() // 1000
-        compacted = [partition for partition in self._broker.partitions if partition.log.config.compacted]
-        for number, partition in enumerate(compacted):
+        for number, partition in enumerate(self._broker.partitions.compacted()):
             if number % _LOOKS == _LOOKS - 1:
                 await asyncio.sleep(0)
             if not self._may_clean(partition):

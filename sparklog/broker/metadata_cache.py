@@ -59,6 +59,8 @@ class MetadataCache:
         self.forgotten: dict[str, None] = {}
         #: Partitions whose replicas are being moved.
         self.moving: dict[TopicPartition, PartitionDecision] = {}
+        #: The controller has said that nobody counts on this broker, which asked for that.
+        self.relieved = False
         #: Grows whenever ``moving`` changes.
         self.moves_seen = 0
         #: (controller epoch, sequence) of the newest update taken
@@ -159,6 +161,7 @@ class MetadataCache:
         configs = [topic_config(change.config, self._topic_defaults) for change in update.topics]
         self._newest = (update.controller_epoch, update.sequence)
         self.controller_epoch = max(self.controller_epoch, update.controller_epoch)
+        self.relieved = update.relieved
         if update.brokers is not None:
             self._set_brokers(update.brokers)
         if update.full:

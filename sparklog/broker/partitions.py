@@ -38,6 +38,8 @@ class Partitions:
         self._hosted: dict[tuple[str, int], Partition] = {}
         #: Those of topics that are fsynced by time: looked at again and again, as the others are not.
         self._flushing: dict[TopicPartition, Partition] = {}
+        #: Those of topics that are compacted.
+        self._compacted: dict[TopicPartition, Partition] = {}
         #: Those led here, as their replicas said last.
         self._led: set[Partition] = set()
         self._timers: list[tuple[int, int, Partition]] = []
@@ -148,6 +150,10 @@ class Partitions:
             self._flushing[partition.tp] = partition
         else:
             self._flushing.pop(partition.tp, None)
+        if topic.config.compacted:
+            self._compacted[partition.tp] = partition
+        else:
+            self._compacted.pop(partition.tp, None)
         return changed
 
     def drop(self, partition: Partition) -> None:
@@ -157,6 +163,7 @@ class Partitions:
         del self._hosted[partition.tp]
         self._led.discard(partition)
         self._flushing.pop(partition.tp, None)
+        self._compacted.pop(partition.tp, None)
         self._delete(partition.tp)
 
     def drop_log(self, tp: TopicPartition) -> None:
@@ -223,6 +230,10 @@ class Partitions:
     def flushing(self) -> list[Partition]:
         """Replicas of topics that are fsynced by time."""
         return list(self._flushing.values())
+
+    def compacted(self) -> list[Partition]:
+        """Replicas of topics that are compacted."""
+        return list(self._compacted.values())
 
     def unclaimed_logs(self) -> list[Log]:
         """Logs that were found on disk and belong to no hosted replica."""

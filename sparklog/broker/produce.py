@@ -128,7 +128,7 @@ def _slices(
 def _owed(broker: BrokerState, acks: int) -> int:
     """A broker that hands its leaderships over hears last that others lead, and what it alone has would be cut. So who
     asked for the leader's log is answered when its followers have it: a planned stop loses nothing acknowledged."""
-    return ACKS_ALL if acks == 1 and broker.state == "stopping" else acks
+    return ACKS_ALL if acks == 1 and broker.hands_over else acks
 
 
 def _refusal(broker: BrokerState, request: Produce, body_bytes: int) -> BrokerError | None:

@@ -61,6 +61,8 @@ class BrokerState:
         self._incarnation = NO_EPOCH
         #: running, stopping
         self.state = "running"
+        #: Others are to lead what is led here: from now on acks=1 is answered when all in-sync replicas have a record.
+        self.hands_over = False
         #: No new writes: the cluster is stopping and followers are to reach the leaders' ends.
         self.quiesced = False
         #: ISR changes put off while quiesced, to be carried out should this broker serve on after all.

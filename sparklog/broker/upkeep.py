@@ -1,4 +1,4 @@
-"""Work that nobody waits for: sealing, checkpoints, retention, flushes.
+"""Work that nobody waits for: sealing, new schemas, checkpoints, retention, flushes.
 
 Sealing starts when the high watermark says so; the rest on timers. What takes the disk's time runs in threads; a log
 is only ever touched from the event loop.
@@ -11,7 +11,7 @@ import gc
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 
 from sparklog.broker.group_holds import GroupHolds, read_to
@@ -22,6 +22,7 @@ from sparklog.record.marker import Marker, encode_marker
 from sparklog.replica.purgatory import NEVER
 from sparklog.storage.flushing import FlushJob
 from sparklog.storage.log_set import LogDirectory
+from sparklog.storage.partition_file import PartitionFileJob
 from sparklog.storage.sealing import SealJob
 
 _log = logging.getLogger(__name__)
@@ -85,10 +86,14 @@ class Upkeep:
             raise
 
     def committed(self, partition: Partition) -> None:
-        """The high watermark moved: a rolled segment may have become complete."""
+        """The high watermark moved: a rolled segment may have become complete, or one begun with a new schema."""
         if self._closed:
             return
-        jobs = partition.log.durability.seals_due()
+        durability = partition.log.durability
+        schemas = durability.schemas_due()
+        if schemas is not None:
+            self._broker.spawn(self._store_schemas(partition, schemas), f"schemas of {partition.tp}")
+        jobs = durability.seals_due()
         if not jobs:
             return
         waiting = self._seals.get(partition)
@@ -111,6 +116,17 @@ class Upkeep:
             self._broker.log_failed(partition, error)
         finally:
             del self._seals[partition]
+
+    async def _store_schemas(self, partition: Partition, job: PartitionFileJob) -> None:
+        """Where they stay if nobody comes to it the segments have them, too."""
+        if self._closed:
+            return
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._pool, self._noted, job.run)
+        except StorageError as error:
+            self._broker.log_failed(partition, error)
+        else:
+            partition.log.durability.schemas_stored(job)
 
     def _every(self, interval_ms: int, work: Callable[[], object], name: str) -> None:
         async def repeat() -> None:
@@ -151,10 +167,12 @@ class Upkeep:
     async def _retain(self) -> None:
         """Leaders delete by age and size; followers delete what their leader has deleted."""
         await self._roll()
-        committed = await self._holds.ask(sorted(self._awaited_groups()))
+        # One look at all there are: most have one segment, and nothing that may go.
+        rolled = [partition for partition in self._broker.partitions if partition.log.has_rolled]
+        committed = await self._holds.ask(sorted(_awaited_groups(rolled)))
         now_us = time.time_ns() // 1000
-        for partition in self._broker.partitions:
-            if partition.offline is not None or not partition.log.has_rolled:
+        for partition in rolled:
+            if partition.offline is not None or partition.stopped:
                 continue
             self.committed(partition)
             if partition.replica.is_leader:
@@ -170,7 +188,7 @@ class Upkeep:
         followers of a new segment, whoever leads next, so it begins with a marker of no transaction: a reader finds
         nothing at its offset."""
         now_us = time.time_ns() // 1000
-        for partition in self._broker.partitions:
+        for partition in self._broker.partitions.leading():
             if not partition.replica.is_leader or partition.stopped or partition.offline is not None:
                 continue
             if not partition.log.roll_due(now_us):
@@ -185,17 +203,6 @@ class Upkeep:
 
     def _rolled(self, answer: Answer) -> None:
         self._broker.counters["segments.rolled" if answer.code is ErrorCode.NONE else "segments.not.rolled"] += 1
-
-    def _awaited_groups(self) -> set[str]:
-        """Of topics led here from which something could go."""
-        return {
-            group
-            for partition in self._broker.partitions
-            if partition.log.has_rolled
-            and partition.replica.is_leader
-            and partition.log.config.retention_wait_for_groups
-            for group in partition.log.config.awaited_groups
-        }
 
     def _flush(self) -> None:
         now_us = time.time_ns() // 1000
@@ -218,3 +225,13 @@ class Upkeep:
         except StorageError as error:
             self._broker.log_failed(partition, error)
             return 0
+
+
+def _awaited_groups(rolled: Iterable[Partition]) -> set[str]:
+    """Of topics led here from which something could go."""
+    return {
+        group
+        for partition in rolled
+        if partition.replica.is_leader and partition.log.config.retention_wait_for_groups
+        for group in partition.log.config.awaited_groups
+    }

@@ -25,6 +25,7 @@ import msgspec
 
 from sparklog.cluster.process import ProcessIdentity, identify, is_alive, port_taken, send_signal
 from sparklog.errors import ClusterError
+from sparklog.storage.disk import RealDisk, read_file, replace_file
 
 FORMAT_VERSION = 1
 #: ZooKeeper ends a session at the first tick after its time-out: with the usual tick of a second or two, that much of
@@ -40,6 +41,7 @@ _JARS = re.compile(
     r"|netty-(handler|buffer|common|transport|codec|codec-base|resolver|transport-native-unix-common"
     r"|transport-native-epoll|transport-classes-epoll))-[0-9].*\.jar\Z"
 )
+_DISK = RealDisk()
 _JVM_FLAGS = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xshare:auto", "-Xms32m", "-Xmx256m", "-Xss512k")
 _SYSTEM_PROPERTIES = (
     "-Djava.awt.headless=true",
@@ -297,7 +299,7 @@ def _lock(directory: Path) -> Iterator[None]:
 def _read_note(directory: Path) -> _Note | None:
     path = directory / "server.json"
     try:
-        note = msgspec.json.decode(path.read_bytes(), type=_Note)
+        note = msgspec.json.decode(read_file(_DISK, path), type=_Note)
     except FileNotFoundError:
         return None
     except msgspec.DecodeError as error:
@@ -308,9 +310,8 @@ def _read_note(directory: Path) -> _Note | None:
 
 
 def _write_note(directory: Path, note: _Note) -> None:
-    fresh = directory / "server.json.new"
-    fresh.write_bytes(msgspec.json.encode(note))
-    fresh.replace(directory / "server.json")
+    """Durable on return: without the port that is in it the server could not be found where it has been."""
+    replace_file(_DISK, directory / "server.json", msgspec.json.encode(note))
 
 
 def _last_words(directory: Path) -> str:

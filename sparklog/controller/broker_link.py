@@ -43,6 +43,10 @@ class BrokerLink:
         self._topics: set[str] = set()
         self._partitions: dict[Partition, None] = {}
         self._deleted: dict[tuple[str, str], None] = {}
+        #: News of these that have time.
+        self._put_off: dict[Partition, None] = {}
+        #: Whether nobody counts on this broker, which asked for that; and what it was told of it.
+        self._relieved = self._told_relieved = False
 
     # --- what there is to tell -------------------------------------------------------------------------------------
 
@@ -53,6 +57,18 @@ class BrokerLink:
         if not self._full:
             self._partitions.update(dict.fromkeys(partitions))
 
+    def put_off(self, partitions: Iterable[Partition]) -> None:
+        """There is news of these, which is told when ``told_after_all`` says so, or there is more."""
+        if not self._full:
+            self._put_off.update(dict.fromkeys(partitions))
+
+    def told_after_all(self) -> None:
+        put_off, self._put_off = self._put_off, {}
+        self.partitions_changed(put_off)
+
+    def relieved(self, relieved: bool) -> None:
+        self._relieved = relieved
+
     def topic_changed(self, topic: Topic) -> None:
         if not self._full:
             self._topics.add(topic.record.name)
@@ -60,6 +76,7 @@ class BrokerLink:
     def topic_deleted(self, topic: Topic) -> None:
         for partition in topic.partitions:
             self._partitions.pop(partition, None)
+            self._put_off.pop(partition, None)
             self._sent_partitions.pop(partition, None)
         self._topics.discard(topic.record.name)
         self._sent_topics.discard(topic.record.name)
@@ -72,14 +89,20 @@ class BrokerLink:
         if self.in_flight is not None or not self._waiting:
             return False
         if self._failures == 0:
-            urgent = self._full or self._brokers  # a death lets leaders shrink their ISRs
+            # A death lets leaders shrink their ISRs; who is relieved waits for nothing else.
+            urgent = self._full or self._brokers or self._relieved != self._told_relieved
             paced = more_coming and not urgent and self._sent_at_ms is not None
             self.retry_at_ms = (self._sent_at_ms or 0) + _PACE_MS if paced else None
         return self.retry_at_ms is None or now_ms >= self.retry_at_ms
 
     @property
     def _waiting(self) -> bool:
-        return self._full or self._brokers or bool(self._topics or self._partitions or self._deleted)
+        return (
+            self._full
+            or self._brokers
+            or self._relieved != self._told_relieved
+            or bool(self._topics or self._partitions or self._deleted)
+        )
 
     def owes(self, partition: Partition) -> bool:
         """There is news of this partition that the broker has not taken in."""
@@ -96,7 +119,7 @@ class BrokerLink:
 
     @property
     def idle(self) -> bool:
-        return self.in_flight is None and not self._waiting
+        return self.in_flight is None and not self._waiting and not self._put_off
 
     # --- one update ------------------------------------------------------------------------------------------------
 
@@ -118,6 +141,7 @@ class BrokerLink:
             deleted = dict(self._deleted)
             later: dict[Partition, None] = {}
             later_topics: set[str] = set()
+            self._put_off.clear()
         else:
             deleted = dict(self._deleted)
             # A topic created again waits one update, so that its predecessor is gone from the broker's disk first.
@@ -126,11 +150,15 @@ class BrokerLink:
             later_topics = self._topics & names
             topics = [state.topics[name] for name in sorted(self._topics - later_topics) if name in state.topics]
             partitions = [p for p in self._partitions if p not in later] if later else list(self._partitions)
+            if self._put_off:
+                for partition in partitions:
+                    self._put_off.pop(partition, None)
         self._sent_full, self._sent_brokers = self._full, self._brokers or self._full
         self._sent_topics = {topic.record.name for topic in topics}
         self._sent_partitions = {} if self._full else dict.fromkeys(partitions)
         self._sent_deleted = deleted
         self._full = self._brokers = False
+        self._told_relieved = self._relieved
         self._topics, self._partitions, self._deleted = later_topics, later, {}
         self.in_flight, self.retry_at_ms, self._sent_at_ms = update_id, None, now_ms
         self.telling = len(partitions)
@@ -145,6 +173,7 @@ class BrokerLink:
             partitions=tuple(self._told(partition) for partition in partitions),
             deleted=tuple(deleted),
             sequence=update_id,
+            relieved=self._relieved,
         )
 
     def _told(self, partition: Partition) -> PartitionDecision:
@@ -183,6 +212,7 @@ class BrokerLink:
             return
         self.in_flight = None
         self._full = self._full or self._sent_full or full
+        self._told_relieved = False  # each update says it anew
         self._brokers = self._brokers or self._sent_brokers
         self._deleted = {**self._sent_deleted, **self._deleted}
         if not self._full:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from sparklog.controller import election
 from sparklog.controller.broker_table import BrokerChanges, BrokerTable
 from sparklog.controller.cluster_state import ClusterState, Partition, Topic
+from sparklog.controller.counted_on import CountedOn
 from sparklog.controller.deletions import Deletions
 from sparklog.controller.effects import (
     AskLogEnds,
@@ -94,6 +95,7 @@ class Controller:
         self._replacement = Replacement(settings.broker_replace_after_ms)
         self._deletions = Deletions()
         self._moves = PlannedMoves()
+        self._counted_on = CountedOn()
         #: Of the step under way.
         self._effects: list[Effect] = []
         self._states = PartitionStates(
@@ -149,7 +151,7 @@ class Controller:
             case StatesRead():
                 self._states.found(event.states.items())
             case StatesTold():
-                self._states.told(event)
+                self._states.told(event, now_ms)
             case StatesRefused():
                 self._states.refused(event)
             case StatesUnknown():
@@ -163,7 +165,7 @@ class Controller:
                     self._brokers_changed(self.brokers.read(event.brokers, now_ms, retired=event.retired))
             case StoppingRead():
                 for broker_id in self.brokers.read_stopping(event.stopping):
-                    self._states.mark(self.state.hosted(broker_id))
+                    self._states.mark(p for p in self.state.hosted(broker_id) if _may_be_moved(p, broker_id))
             case TopicRead():
                 self._topic_read(event.topic)
             case TopicWritten() | TopicNotWritten():
@@ -274,12 +276,14 @@ class Controller:
         nothing any more, and a suspect, until its void claims are gone. Claims that no leader at work could take away
         do not keep a suspect out, or it could help nowhere."""
         suspects = self._suspicions.open(self.brokers.registrations)
-        hidden = suspects | {broker_id for broker_id in self.brokers.stopping if not self.state.leads(broker_id)}
+        leaving = [broker_id for broker_id in self.brokers.stopping if not self.state.leads(broker_id)]
+        hidden = suspects.union(leaving)
         present = [found.endpoint for found in self.brokers.present()]
         self._outbox.set_brokers(
             tuple(found for found in present if found.broker_id not in hidden),
             suspects={found.broker_id: found for found in present if found.broker_id in suspects},
         )
+        self._outbox.set_leaving(self._counted_on.among(leaving, self.state, self.brokers.registrations))
 
     # --- topics --------------------------------------------------------------------------------------------------
 
@@ -474,3 +478,10 @@ class Controller:
         writing = writing or any(t.pending is not None or t.rereading for t in self.state.topics.values())
         waiting = writing or self._states.any_marked or not self._moves.idle
         return not waiting and self._leaderships.idle and self._outbox.idle
+
+
+def _may_be_moved(partition: Partition, broker_id: int) -> bool:
+    """Whether it matters to a replica's partition that this broker stops, or does not any more: nobody is taken out of
+    an ISR for that."""
+    stored = partition.stored
+    return stored is None or partition.move is not None or stored.state.leader in {broker_id, NO_LEADER}

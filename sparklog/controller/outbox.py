@@ -21,6 +21,9 @@ _MOST_TOLD = 200_000
 _PATIENCE_MS = 2000
 #: An old leader hears of its successor after the others, or so much later.
 _LAST_MS = 200
+#: While brokers wait to be relieved, others hear of ISRs alone so much later, at most: there are thousands, and nobody
+#: but the leaders, who wrote them, acts on them.
+_PUT_OFF_MS = 2000
 
 
 class Heard(NamedTuple):
@@ -49,6 +52,10 @@ class Outbox:
         #: When one of these is due, whatever has been answered.
         self._last_at_ms = 0
         self._updates = 0
+        #: Brokers that asked to be relieved and lead nothing: whether anybody still counts on them.
+        self._leaving: dict[int, bool] = {}
+        #: When news that was put off is told, even if brokers still wait to be relieved; None: none was.
+        self._put_off_until_ms: int | None = None
         #: New topics that brokers have not been told of.
         self._unannounced: dict[Topic, None] = {}
         #: Brokers wait to be told everything until others have been.
@@ -105,6 +112,38 @@ class Outbox:
             for link in self._links.values():
                 link.partitions_changed(told)
 
+    def set_leaving(self, leaving: Mapping[int, bool]) -> None:
+        """Brokers that asked to be relieved and lead nothing, with whether leaders still count on them."""
+        if leaving == self._leaving:
+            return
+        for broker_id in {*leaving, *self._leaving}:
+            link = self._links.get(broker_id)
+            if link is not None:
+                link.relieved(leaving.get(broker_id) is False)
+        self._leaving = dict(leaving)
+
+    def isrs_changed(self, partitions: Iterable[Partition], now_ms: int) -> None:
+        """Leaders have changed nothing but the ISR, as they say themselves: the others are to hear of it."""
+        by_leader: dict[tuple[int, int], list[Partition]] = {}
+        for partition in partitions:
+            stored = partition.stored
+            if stored is not None and partition.topic.announced:
+                by_leader.setdefault((stored.state.leader, stored.leader_incarnation), []).append(partition)
+        if by_leader and self._leaving and self._put_off_until_ms is None:
+            self._put_off_until_ms = now_ms + _PUT_OFF_MS
+        for link in self._links.values():
+            tell = link.put_off if self._leaving else link.partitions_changed
+            for leader, led in by_leader.items():
+                if leader != (link.registration.broker_id, link.registration.incarnation):
+                    tell(led)
+
+    def _tell_after_all(self, now_ms: int) -> None:
+        if self._put_off_until_ms is None or (self._leaving and now_ms < self._put_off_until_ms):
+            return
+        self._put_off_until_ms = None
+        for link in self._links.values():
+            link.told_after_all()
+
     def leaders_moved(self, moved: Iterable[tuple[Partition, int]], now_ms: int) -> None:
         """Leaders that stood are followed by others: partitions with their old leaders. These are told last. Until then
         they take records that wait for the successor, who is ready when the producers hear of it; told first, they
@@ -141,6 +180,7 @@ class Outbox:
     def due(self, state: ClusterState, now_ms: int, *, more_coming: bool) -> list[SendUpdate]:
         """What may be sent now. ``more_coming``: writes are under way whose results will have to be told as well."""
         self._look_again_at_ms = None
+        self._tell_after_all(now_ms)
         if self._last and (self._last_heard or now_ms >= self._last_at_ms):
             self._tell_old_leaders(now_ms)
         return [
@@ -186,7 +226,7 @@ class Outbox:
             # Whose time has come and who has to wait for others is looked at with these.
             if link.in_flight is None and (held is None or not link.due_in_full)
         ]
-        times = [held, *retries, self._last_at_ms if self._last else None]
+        times = [held, *retries, self._last_at_ms if self._last else None, self._put_off_until_ms]
         return min((time for time in times if time is not None), default=None)
 
     @property

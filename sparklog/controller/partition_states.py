@@ -143,10 +143,11 @@ class PartitionStates:
             self.mark((partition,))
         self._outbox.partitions_changed(changed)
 
-    def told(self, event: StatesTold) -> None:
+    def told(self, event: StatesTold, now_ms: int) -> None:
         """Take over what is newer than what is known. It says nothing about later writes: a read under way stays
         awaited."""
         changed = []
+        isrs = []
         unsure = []
         for told in event.topics:
             topic = self._state.topics.get(told.topic)
@@ -158,10 +159,18 @@ class PartitionStates:
                     continue
                 if self._epoch_unsure(partition, stored):
                     unsure.append(partition)
-                elif self.adopt(partition, stored):
+                    continue
+                if not _only_the_isr(partition, stored):
                     changed.append(partition)
+                else:
+                    isrs.append(partition)
+                    if self._stands(stored) and not partition.unfit:
+                        self._state.store(partition, stored)  # nothing is decided again for that
+                        continue
+                self.adopt(partition, stored)
         self.reread(unsure)
         self._outbox.partitions_changed(changed)
+        self._outbox.isrs_changed(isrs, now_ms)
 
     def take_unsure(self, topic: Topic) -> None:
         """The record that belongs to epochs found before is known now."""
@@ -191,9 +200,30 @@ class PartitionStates:
         if tps and self.connected:
             self._effects.append(ReadStates(tuple(tps)))
 
+    def _stands(self, stored: VersionedState) -> bool:
+        """Whether its leader is at work, and is to stay."""
+        leader = stored.state.leader
+        found = self._brokers.registrations.get(leader)
+        incarnation = None if found is None else found.incarnation
+        return incarnation == stored.leader_incarnation and leader not in self._brokers.stopping
+
     @staticmethod
     def _epoch_unsure(partition: Partition, stored: VersionedState) -> bool:
         """Whether a move may have ended, or another begun, with an epoch that was found and not heard of: replicas from
         before must not be told with it, or its leader would add to the ISR who is a replica no more."""
         known = partition.stored
         return partition.move is not None and known is not None and stored.state.leader_epoch > known.state.leader_epoch
+
+
+def _only_the_isr(partition: Partition, stored: VersionedState) -> bool:
+    """Whether nothing else follows from this state: the process that led leads on in its epoch, and no replica that is
+    to go waits for word that it is out of the ISR."""
+    known = partition.stored
+    return (
+        known is not None
+        and partition.move is None
+        and stored.state.leader == known.state.leader
+        and stored.state.leader_epoch == known.state.leader_epoch
+        and stored.leader_incarnation == known.leader_incarnation
+        and all(member in partition.replicas for member in known.state.isr)
+    )

@@ -48,7 +48,9 @@ class ControlUpdate(Message, frozen=True, tag="control_update"):
     ``incarnation`` is the broker's, as registered: another one refuses with STALE_BROKER_EPOCH. ``full`` says that
     ``partitions`` and ``topics`` are all there is: replicas of this broker that are not named are not its own any
     more. ``brokers`` None: unchanged. ``sequence`` grows from update to update of one controller epoch: a broker that
-    has taken a later one ignores what comes after all, for the controller has told it again since.
+    has taken a later one ignores what comes after all, for the controller has told it again since. ``relieved``: this
+    broker asked to be relieved, leads nothing, and no leader at work has it in its ISR; what it was told of ISRs may be
+    older.
     """
 
     controller_id: str
@@ -60,6 +62,7 @@ class ControlUpdate(Message, frozen=True, tag="control_update"):
     partitions: tuple[PartitionDecision, ...]
     deleted: tuple[tuple[str, str], ...] = ()  #: (topic, topic id) to forget and, where hosted, delete from disk
     sequence: int = 0
+    relieved: bool = False
 
 
 class ControlUpdateReply(Message, frozen=True, tag="control_update_reply"):

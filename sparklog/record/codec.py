@@ -136,7 +136,11 @@ def verify_body_crc(header: BatchHeader, body: Buffer) -> None:
     Raises:
         BrokerError: CORRUPT_MESSAGE with both values.
     """
-    computed = crc32c(body)
+    compare_body_crc(header, crc32c(body))
+
+
+def compare_body_crc(header: BatchHeader, computed: int) -> None:
+    """As ``verify_body_crc``, for who has computed the CRC of the body."""
     if computed != header.body_crc:
         raise BrokerError(
             ErrorCode.CORRUPT_MESSAGE,

@@ -35,6 +35,7 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
+from sparklog.record.flatbuffer import malformed
 from sparklog.record.message import CONTINUATION, METADATA_V5, PREFIX_BYTES, read_metadata_length, schema_table_position
 
 MAGIC = b"ARROW1"
@@ -60,6 +61,19 @@ def arrow_prelude(schema_message: bytes) -> bytes:
     """
     _flatbuffer(schema_message)
     return _PRELUDE_MAGIC + schema_message
+
+
+def schema_of_prelude(prelude: bytes) -> bytes:
+    """The schema message in what ``arrow_prelude`` has made.
+
+    Raises:
+        BrokerError: CORRUPT_MESSAGE when ``prelude`` is anything else.
+    """
+    message = prelude[len(_PRELUDE_MAGIC) :]
+    if prelude[: len(_PRELUDE_MAGIC)] != _PRELUDE_MAGIC or read_metadata_length(message) != len(message):
+        raise malformed(f"{len(prelude)} bytes that are not the front of an Arrow file and its schema alone")
+    _flatbuffer(message)
+    return message
 
 
 def arrow_footer(schema_message: bytes, blocks: Sequence[tuple[int, int, int]] | npt.NDArray[np.void]) -> bytes:

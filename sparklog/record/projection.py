@@ -5,20 +5,21 @@ at all. So a projection takes the bytes of the chosen columns as they are, one r
 writes a new message in front of them (``batch_metadata``). Long runs are not copied.
 
 A projected batch has a header of its own, with ``Flag.PROJECTED``, the length of what is left and its CRC. It is never
-stored: followers are not sent any, and none is taken from a producer. Pure.
+stored: followers are not sent any, and none is taken from a producer. The CRC of long runs comes from the pass over the
+stored batch that verifies it, so it is of the very bytes that were verified. Pure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 import pyarrow as pa
 
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.record.batch_metadata import record_batch_metadata
-from sparklog.record.checksum import crc32c_of
-from sparklog.record.codec import read_record_batch, verify_body_crc
+from sparklog.record.checksum import Following, crc32c_extended
+from sparklog.record.codec import compare_body_crc, read_record_batch, verify_body_crc
 from sparklog.record.flatbuffer import malformed
 from sparklog.record.header import BatchHeader, Flag
 from sparklog.record.layout import layout_of
@@ -26,6 +27,8 @@ from sparklog.record.message import ALIGNMENT, NOT_COMPRESSED, BatchMessage, rea
 
 #: Messages up to this size are copied into one piece: less work than sending their pieces.
 _ONE_PIECE_BYTES = 64 * 1024
+#: Runs from this size on are not read a second time for the CRC of what is sent: arithmetic takes less time.
+_LONG_BYTES = 256 * 1024
 
 
 class ColumnSpan(NamedTuple):
@@ -44,6 +47,13 @@ class Projection(NamedTuple):
     #: Nodes and buffers of a whole message.
     nodes: int
     buffers: int
+
+
+class _Piece(NamedTuple):
+    """Of a projected message: bytes made for it, or those that begin at ``start`` in the stored batch."""
+
+    content: bytes | memoryview
+    start: int = -1
 
 
 class ProjectedBatch(NamedTuple):
@@ -93,11 +103,39 @@ def project_batch(header: BatchHeader, body: memoryview, plan: Projection) -> Pr
     Raises:
         BrokerError: CORRUPT_MESSAGE when the stored batch fails its CRC or contradicts its schema.
     """
-    verify_body_crc(header, body[: header.length + header.offset_array_length])
-    message: list[bytes | memoryview] = []
-    if plan.spans and not header.flags & Flag.CONTROL:
-        message = _project_message(read_batch_message(body[: header.length]), body[: header.length], plan)
-    return _sealed(header, message, body[header.length : header.stored_bytes])
+    checked = body[: header.length + header.offset_array_length]
+    offset_array = body[header.length : header.stored_bytes]
+    if not plan.spans or header.flags & Flag.CONTROL:
+        verify_body_crc(header, checked)
+        return _sealed(header, [], offset_array, {})
+    stored = body[: header.length]
+    try:
+        message = _project_message(read_batch_message(stored), stored, plan)
+    except BrokerError:
+        verify_body_crc(header, checked)  # of damage the CRC is what is told
+        raise
+    return _sealed(header, message, offset_array, _verify(header, checked, message))
+
+
+def _verify(header: BatchHeader, checked: memoryview, message: Sequence[_Piece]) -> dict[int, tuple[Following, int]]:
+    """Verify ``checked``, and on the one way through it take the CRCs of long runs, by their number in ``message``.
+
+    Raises:
+        BrokerError: CORRUPT_MESSAGE.
+    """
+    found = at = 0
+    long: dict[int, tuple[Following, int]] = {}
+    for number, piece in enumerate(message):
+        size = len(piece.content)
+        if piece.start < at or size < _LONG_BYTES:
+            continue
+        before = crc32c_extended(found, checked[at : piece.start])
+        found = crc32c_extended(before, piece.content)
+        at = piece.start + size
+        following = Following.of(size)
+        long[number] = following, following.joined(before, found)
+    compare_body_crc(header, crc32c_extended(found, checked[at:]))
+    return long
 
 
 def read_columns(
@@ -119,7 +157,8 @@ def read_columns(
         records = read_record_batch(pa.py_buffer(stored), schema).select(names)
     else:
         records = read_record_batch(
-            pa.py_buffer(b"".join(_project_message(whole, stored, plan))), projected_schema(schema, names)
+            pa.py_buffer(b"".join(piece.content for piece in _project_message(whole, stored, plan))),
+            projected_schema(schema, names),
         )
     try:
         records.validate(full=True)
@@ -136,11 +175,11 @@ def read_columns(
 def header_alone(header: BatchHeader) -> ProjectedBatch:
     """The batch without any column; only for batches whose offsets are dense."""
     assert not header.offset_array_length, header
-    return _sealed(header, [], memoryview(b""))
+    return _sealed(header, [], memoryview(b""), {})
 
 
-def _project_message(whole: BatchMessage, source: memoryview, plan: Projection) -> list[bytes | memoryview]:
-    """The message in pieces, those of columns views of ``source``."""
+def _project_message(whole: BatchMessage, source: memoryview, plan: Projection) -> list[_Piece]:
+    """The message in pieces, those of columns views of ``source``, in its order."""
     if len(whole.nodes) != plan.nodes or len(whole.buffers) != plan.buffers:
         raise malformed(
             f"{len(whole.nodes)} columns with {len(whole.buffers)} buffers found, {plan.nodes} with {plan.buffers} "
@@ -148,7 +187,7 @@ def _project_message(whole: BatchMessage, source: memoryview, plan: Projection) 
         )
     nodes: list[tuple[int, int]] = []
     buffers: list[tuple[int, int]] = []
-    runs: list[memoryview | bytes] = []
+    runs: list[_Piece] = []
     length = 0
     for span in plan.spans:
         nodes += whole.nodes[slice(*span.nodes)]
@@ -157,19 +196,35 @@ def _project_message(whole: BatchMessage, source: memoryview, plan: Projection) 
         end = max((offset + size for offset, size in own if size), default=0)
         buffers += [(offset - start + length if size else length, size) for offset, size in own]
         padding = -(end - start) % ALIGNMENT
-        runs.append(source[whole.metadata_length + start : whole.metadata_length + end])
+        place = whole.metadata_length + start
+        runs.append(_Piece(source[place : whole.metadata_length + end], place))
         if padding:
-            runs.append(bytes(padding))
+            runs.append(_Piece(bytes(padding)))
         length += end - start + padding
     metadata = record_batch_metadata(whole.rows, nodes=nodes, buffers=buffers, codec=whole.codec, body_length=length)
-    return [metadata, *runs]
+    return [_Piece(metadata), *runs]
 
 
-def _sealed(header: BatchHeader, message: Sequence[bytes | memoryview], offset_array: memoryview) -> ProjectedBatch:
-    length = sum(map(len, message))
+def _sealed(
+    header: BatchHeader,
+    message: Sequence[_Piece],
+    offset_array: memoryview,
+    long: Mapping[int, tuple[Following, int]],
+) -> ProjectedBatch:
+    """``long``: as ``_verify`` returns it."""
+    length = sum(len(piece.content) for piece in message)
     if len(message) > 1 and length <= _ONE_PIECE_BYTES:
-        message = [b"".join(message)]
-    crc = crc32c_of([*message, offset_array[: header.offset_array_length]])
-    pieces = (*message, bytes(offset_array)) if len(offset_array) else tuple(message)
+        message = [_Piece(b"".join(piece.content for piece in message))]
+    crc = 0
+    for number, piece in enumerate(message):
+        if number in long:
+            following, own = long[number]
+            crc = following.joined(crc, own)
+        else:
+            crc = crc32c_extended(crc, piece.content)
+    crc = crc32c_extended(crc, offset_array[: header.offset_array_length])
+    pieces = tuple(piece.content for piece in message)
+    if len(offset_array):
+        pieces = (*pieces, bytes(offset_array))
     flags = header.flags | Flag.PROJECTED
     return ProjectedBatch(header._replace(length=length, body_crc=crc, flags=flags), pieces)

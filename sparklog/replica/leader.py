@@ -190,6 +190,11 @@ class Leader:
 
     # --- high watermark -----------------------------------------------------------------------------------------
 
+    @property
+    def replicated_end(self) -> int:
+        """Up to here all in-sync replicas have the log, whether or not they are enough for it to be committed."""
+        return min([self.view.log.log_end_offset, *(peer.log_end for peer in self._peers)])
+
     def advance(self, effects: list[Effect]) -> None:
         """Raise the high watermark as far as the maximal ISR's log ends allow, and answer whom it releases."""
         if not self._may_commit:

@@ -157,6 +157,11 @@ class Replica:
         return self._view.version
 
     @property
+    def replicated_end(self) -> int:
+        """Up to here every replica that may lead next has the log of this one, which leads; else its own end."""
+        return self._role.replicated_end if isinstance(self._role, Leader) else self._view.log.log_end_offset
+
+    @property
     def isr(self) -> tuple[int, ...]:
         """The committed in-sync set as last known."""
         state = self._view.state

@@ -22,7 +22,7 @@ from sparklog.errors import BrokerError, StorageError
 from sparklog.record.checksum import crc32c
 from sparklog.record.cleaned import offsets_of
 from sparklog.record.codec import decode_batch
-from sparklog.record.footer import arrow_prelude
+from sparklog.record.footer import arrow_prelude, schema_of_prelude
 from sparklog.record.header import HEADER_BYTES, BatchHeader, Flag, header_array, unpack_header
 from sparklog.record.marker import Marker, decode_marker
 from sparklog.record.schema import parse_schema
@@ -99,10 +99,24 @@ class StoredPartition:
             if (following is not None and following <= start) or (end is not None and base >= end):
                 continue
             data, headers = self._mapped(base), self._headers(base)
+            self._message(headers[:1], data)
             for at in range(len(headers)):
                 header = unpack_header(headers[at : at + 1].tobytes())
                 if header.next_offset > start and (end is None or header.base_offset < end):
                     yield self._decoded(header, data)
+
+    def _message(self, first: npt.NDArray[np.void], data: memoryview) -> bytes | None:
+        """Schema of a segment whose first header is ``first``: of ``partition.json``, or the one that the file begins
+        with, where that came later; None where it does not begin with any."""
+        if not len(first):
+            return None
+        schema_id, end = int(first[0]["schema_id"]), int(first[0]["position"])
+        if schema_id not in self._messages:
+            try:
+                self._messages[schema_id] = schema_of_prelude(bytes(data[: max(end, 0)]))
+            except BrokerError:
+                return None
+        return self._messages[schema_id]
 
     def _decoded(self, header: BatchHeader, data: memoryview) -> StoredBatch:
         stored = data[header.position : header.position + header.stored_bytes]
@@ -160,9 +174,9 @@ class StoredPartition:
     def _damage(self, headers: npt.NDArray[np.void], data: memoryview, base: int) -> Iterator[str]:
         """What contradicts itself, batch by batch; ends where positions are lost."""
         end, running_max = base, NO_MAXIMUM
-        message = self._messages.get(int(headers[0]["schema_id"]))
+        message = self._message(headers[:1], data)
         if message is None:
-            yield f"schema id {int(headers[0]['schema_id'])} is not in {PARTITION_FILE}"
+            yield f"schema id {int(headers[0]['schema_id'])} is neither in {PARTITION_FILE} nor in front of it"
             return
         prelude = arrow_prelude(message)
         if data[: len(prelude)] != prelude:
@@ -198,7 +212,7 @@ class StoredPartition:
     def _look_behind(self, report: SegmentReport, headers: npt.NDArray[np.void], data: memoryview) -> None:
         """Behind the last batch is the footer of a sealed segment, or nothing."""
         last = unpack_header_or_none(headers)
-        message = self._messages.get(int(headers[0]["schema_id"]))
+        message = self._message(headers[:1], data)
         if last is None or message is None:
             return
         data_end = last.position + last.stored_bytes

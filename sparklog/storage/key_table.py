@@ -115,8 +115,13 @@ class KeyTable:
         """Take the keys of records at rising ``offsets``, all above those put before; return how many, from the first
         on: fewer than all when the disk has no room for more."""
         taken = self._map.put(keys, offsets)
-        while taken < len(offsets) and self._spill():
-            taken += self._map.put(KeyHashes(keys.high[taken:], keys.low[taken:]), offsets[taken:])
+        while taken < len(offsets):
+            spilled = self._spill()
+            # Also a map that nothing could be spilled of may take more: it counts a key of two records twice at first.
+            more = self._map.put(KeyHashes(keys.high[taken:], keys.low[taken:]), offsets[taken:])
+            if not spilled and not more:
+                break
+            taken += more
         return taken
 
     def complete(self) -> None:

@@ -80,6 +80,7 @@ class Log:
             with state.offline_on_error("stopping the cleaner of"):
                 self.cleaning.stop()
             self.durability.cancel_flush()
+            self.durability.cancel_schemas()
             state.seals.cancel(state.chain.segments)
             state.chain.close()
             state.hot.clear()
@@ -179,9 +180,11 @@ class Log:
 
     def add_schema(self, schema: TopicSchema) -> None:
         """Learn a schema before batches of it come. Known ids are left as they are."""
-        directory = self._state.directory
-        if directory.learn(schema) and directory.exists:
-            self._state.write_if_room("storing a schema", directory.write_partition_file)
+        self._state.directory.learn(schema)
+
+    def restore_partition_file(self) -> None:
+        """It could not be read, and ``recover`` has found what it said. Durable on return. Raises OSError."""
+        self._state.directory.restore_partition_file()
 
     # --- append -------------------------------------------------------------------------------------------------
 

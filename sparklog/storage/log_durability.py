@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from sparklog.storage.flushing import FlushJob
 from sparklog.storage.log_state import LogState
-from sparklog.storage.partition_file import PARTITION_FILE
+from sparklog.storage.partition_file import PARTITION_FILE, PartitionFileJob
 from sparklog.storage.sealing import SealJob
 
 #: A log of so few batches leaves no state files behind at a clean stop.
@@ -17,7 +17,7 @@ _FEW_BATCHES = 256
 class LogDurability:
     """Owned by its ``Log``, on the event loop."""
 
-    __slots__ = ("_job", "_state", "_unflushed_records", "_unflushed_since_us")
+    __slots__ = ("_job", "_schemas_job", "_state", "_unflushed_records", "_unflushed_since_us")
 
     def __init__(self, state: LogState) -> None:
         self._state = state
@@ -25,6 +25,7 @@ class LogDurability:
         self._unflushed_records = 0
         #: at work in a thread
         self._job: FlushJob | None = None
+        self._schemas_job: PartitionFileJob | None = None
 
     # --- seals ----------------------------------------------------------------------------------------------------
 
@@ -50,6 +51,35 @@ class LogDurability:
         if state.chain.sealed_prefix:
             fsynced = state.chain.segments[state.chain.sealed_prefix - 1].end_offset
             state.recovery_point = max(state.recovery_point, fsynced)
+
+    # --- schemas --------------------------------------------------------------------------------------------------
+
+    def schemas_due(self) -> PartitionFileJob | None:
+        """A job that stores the schemas which ``partition.json`` lacks, once the active segment is of one of them: run
+        it in a thread, then ``schemas_stored``. None while one is at work.
+
+        Cheap when there is none. To be asked as ``seals_due``.
+        """
+        state = self._state
+        if not state.directory.unstored or self._schemas_job is not None:
+            return None  # as after nearly every append
+        last = state.chain.last
+        if last is not None and last.schema_id in state.directory.unstored:
+            self._schemas_job = state.directory.store_job()
+        return self._schemas_job
+
+    def schemas_stored(self, job: PartitionFileJob) -> None:
+        """``job.run`` returned (when it raised, the directory goes offline instead)."""
+        if job is self._schemas_job:
+            self._schemas_job = None
+            if job.done:
+                self._state.directory.stored(job.content)
+
+    def cancel_schemas(self) -> None:
+        """The directory is about to go."""
+        job, self._schemas_job = self._schemas_job, None
+        if job is not None:
+            job.cancel()
 
     # --- flushes --------------------------------------------------------------------------------------------------
 

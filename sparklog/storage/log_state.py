@@ -93,6 +93,8 @@ class LogState:
             thorough=not (clean or trusted),
         )
         self.directory.exists = True
+        for schema_id, message in found.schemas.items():
+            self.directory.learn(TopicSchema(schema_id, message))
         self.clean = clean and not found.findings
         self.chain = SegmentChain(self.disk, self.directory.path, files=self.services.files, segments=found.segments)
         self.seals.found(found.snapshots)
@@ -161,7 +163,7 @@ class LogState:
     def load_producers(self, segments: list[Segment]) -> ProducerTable:
         """What these segments, and the snapshots on disk, say of producers."""
         snapshots = snapshot_offsets(self.disk.names(self.directory.path))
-        return load_producers(self.disk, self.directory.path, segments, snapshots=snapshots)
+        return load_producers(self.disk, self.directory.path, segments, snapshots=snapshots)[0]
 
     def bridge(self, leaving: list[Segment]) -> bool:
         """Keep what the segments about to go say of producers, if there is room for that."""

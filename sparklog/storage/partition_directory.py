@@ -1,6 +1,8 @@
-"""The directory of one log, and the schemas of its batches, which ``partition.json`` keeps there.
+"""The directory of one log, and the schemas of its batches.
 
-Made by the log's first append, so that an empty partition costs nothing on disk.
+Made by the log's first append, so that an empty partition costs nothing on disk. Schemas known by then are in
+``partition.json``. A later one costs nothing either until it is used: its segments begin with it, and once there is one
+a thread brings it into the file (``PartitionFileJob``).
 """
 
 from __future__ import annotations
@@ -15,13 +17,13 @@ from sparklog.model import TopicPartition, TopicSchema
 from sparklog.record.schema import parse_schema
 from sparklog.storage.disk import sync_file
 from sparklog.storage.log_services import LogServices
-from sparklog.storage.partition_file import PARTITION_FILE, PartitionFile, write_partition_file
+from sparklog.storage.partition_file import PARTITION_FILE, PartitionFile, PartitionFileJob, write_partition_file
 
 
 class PartitionDirectory:
     """Owned by its log, on the event loop. Methods raise OSError as the disk does."""
 
-    __slots__ = ("_disk", "_services", "_stored", "_topic_id", "_tp", "exists", "path", "schemas")
+    __slots__ = ("_disk", "_services", "_topic_id", "_tp", "exists", "path", "schemas", "unstored")
 
     def __init__(
         self, path: Path, *, tp: TopicPartition, topic_id: str, schemas: Iterable[TopicSchema], services: LogServices
@@ -31,37 +33,46 @@ class PartitionDirectory:
         self.exists = False
         #: schema messages by schema id
         self.schemas = {schema.schema_id: schema.message for schema in schemas}
+        #: ids of those that ``partition.json`` lacks
+        self.unstored: set[int] = set()
         self._tp = tp
         self._topic_id = topic_id
         self._services = services
         self._disk = services.disk
-        #: ``partition.json`` has all schemas; where there was no room for one, the next append writes it first
-        self._stored = True
 
     def prepare_for_append(self) -> None:
-        """It is there, and knows the schema of whatever is appended."""
+        """It is there. ``partition.json`` is not fsynced before the first batches are (``sync``, sealing): a power cut
+        that loses it loses nothing that was."""
         if not self.exists:
             self._disk.make_directory(self.path)
-            self.write_partition_file()
+            write_partition_file(self._disk, self.path, self._content(), sync=False)
+            self.unstored.clear()
             self.exists = True
             self._services.moved.add(self._tp)
-        elif not self._stored:
-            self.write_partition_file()
 
-    def write_partition_file(self) -> None:
-        """Not fsynced before the batches that need it are (``sync``, sealing)."""
+    def _content(self) -> PartitionFile:
         schemas = tuple(TopicSchema(schema_id, message) for schema_id, message in self.schemas.items())
-        content = PartitionFile(self._tp.topic, self._tp.partition, self._topic_id, schemas)
-        write_partition_file(self._disk, self.path, content, sync=False)
-        self._stored = True
+        return PartitionFile(self._tp.topic, self._tp.partition, self._topic_id, schemas)
 
-    def learn(self, schema: TopicSchema) -> bool:
-        """Whether it is a new one: ``partition.json`` is to be written then."""
-        if schema.schema_id in self.schemas:
-            return False
-        self.schemas[schema.schema_id] = schema.message
-        self._stored = False
-        return True
+    def learn(self, schema: TopicSchema) -> None:
+        """A known id is left as it is."""
+        if schema.schema_id not in self.schemas:
+            self.schemas[schema.schema_id] = schema.message
+            self.unstored.add(schema.schema_id)
+
+    def store_job(self) -> PartitionFileJob:
+        """For a thread, then ``stored``."""
+        return PartitionFileJob(self._disk, self.path, self._content())
+
+    def stored(self, content: PartitionFile) -> None:
+        """``partition.json`` has it, durably."""
+        self.unstored.difference_update(schema.schema_id for schema in content.schemas)
+
+    def restore_partition_file(self) -> None:
+        """Where it cannot be read any more. Blocks."""
+        content = self._content()
+        write_partition_file(self._disk, self.path, content, sync=True)
+        self.stored(content)
 
     def schema_message(self, schema_id: int) -> bytes:
         """Raises BrokerError SCHEMA_OUTDATED for an id that is not known here."""

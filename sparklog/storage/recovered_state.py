@@ -87,22 +87,22 @@ def load_producers(
     directory: Path,
     segments: list[Segment],
     *,
-    snapshots: Iterable[int],
+    snapshots: Sequence[int],
     headers: SegmentHeaders = MappingProxyType({}),
-) -> ProducerTable:
+) -> tuple[ProducerTable, int]:
     """The newest usable one of ``snapshots`` at or below the log's end, then the headers from there on. ``headers``:
-    those that need not be read."""
+    those that need not be read. Returns that snapshot's offset as well, -1 for none: later ones could not be read."""
     if not segments:
-        return ProducerTable()
+        return ProducerTable(), max(snapshots, default=-1)
     end = segments[-1].end_offset
-    table, start = ProducerTable(), segments[0].base_offset
+    table, start, used = ProducerTable(), segments[0].base_offset, -1
     for offset in sorted(snapshots, reverse=True):
         if offset > end:
             continue
         path = snapshot_path(directory, offset)
         try:
             table = from_snapshot(decode_state(read_file(disk, path), ProducerSnapshot, path=path))
-            start = offset
+            start = used = offset
             if start < segments[0].base_offset:
                 table.transactions.forget_open()  # what became of them stands in batches that are gone
             break
@@ -116,7 +116,7 @@ def load_producers(
             found = _read_batches(segment, start) if known is None else _known_batches(segment, known, start)
             replay(table, found)
     table.transactions.forget_below(segments[0].base_offset)
-    return table
+    return table, used
 
 
 def _read_batches(segment: Segment, start: int) -> Iterator[tuple[BatchHeader, Marker | None]]:

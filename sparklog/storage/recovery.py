@@ -7,6 +7,9 @@ after a hole cannot be told from garbage. After a clean stop everything is below
 Data without header (an append that did not finish) are cut. Footers of earlier segments are recomputed: one that
 differs is cut, and the segment is sealed again later. A batch of a newer format version is not garbage: it is refused
 by name and nothing is cut.
+
+A schema that came after ``partition.json`` was written is read from the front of a segment that has it. No checksum
+covers that: it is believed where it was fsynced, or where the page cache was not lost.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ import numpy as np
 
 from sparklog.errors import BrokerError, StorageError
 from sparklog.record.checksum import crc32c
-from sparklog.record.footer import BLOCK_DTYPE, arrow_footer, arrow_prelude
+from sparklog.record.footer import BLOCK_DTYPE, arrow_footer, arrow_prelude, schema_of_prelude
 from sparklog.record.header import (
     FORMAT_VERSION,
     HEADER_BYTES,
@@ -29,6 +32,7 @@ from sparklog.record.header import (
     header_array,
     unpack_header,
 )
+from sparklog.record.schema import MAX_SCHEMA_BYTES, parse_schema
 from sparklog.storage.append_plan import NO_MAXIMUM
 from sparklog.storage.disk import Disk
 from sparklog.storage.epochs import EPOCHS_FILE, EpochCache
@@ -55,6 +59,7 @@ _VERSION_SHIFT = 12
 #: The byte of a header that they are in: the upper one of the flags, before the CRC.
 _VERSION_AT = HEADER_BYTES - 5
 _FIRST = int(Flag.FIRST_OF_SEGMENT)
+_MAX_PRELUDE_BYTES = MAX_SCHEMA_BYTES + 64
 #: Up to here a file is read sooner than it is mapped.
 _SMALL_BYTES = 64 * 1024
 
@@ -69,6 +74,8 @@ class RecoveredLog(NamedTuple):
     snapshots: list[int]
     #: what was cut, for people; empty when nothing was
     findings: tuple[str, ...]
+    #: messages by schema id: those that were known, and those that only segments have
+    schemas: dict[int, bytes]
 
 
 class _Scan(NamedTuple):
@@ -116,6 +123,7 @@ def recover_log(
         NewerFormatError: a batch or file of a newer release; nothing was changed.
         StorageError: the disk failed.
     """
+    schemas = dict(schemas)
     try:
         names, bases, snapshots = _remove_leftovers(disk, directory)
         below = sum(following <= log_start_offset for following in bases[1:])
@@ -138,12 +146,15 @@ def recover_log(
             if offset > end:
                 disk.remove(snapshot_path(directory, offset))
         kept = [offset for offset in snapshots if offset <= end]
-        producers = load_producers(disk, directory, segments, snapshots=kept, headers=headers)
+        producers, used = load_producers(disk, directory, segments, snapshots=kept, headers=headers)
+        for offset in [offset for offset in kept if offset > used]:
+            disk.remove(snapshot_path(directory, offset))  # it would count for one that knows what came before
+            kept.remove(offset)
     except OSError as failure:
         raise StorageError(f"{directory}: {failure}") from failure
     for finding in findings:
         logger.warning("%s: %s", directory, finding)
-    return RecoveredLog(names, segments, epochs, producers, kept, tuple(findings))
+    return RecoveredLog(names, segments, epochs, producers, kept, tuple(findings), schemas)
 
 
 def _recover_segments(
@@ -151,7 +162,7 @@ def _recover_segments(
     directory: Path,
     bases: list[int],
     *,
-    schemas: Mapping[int, bytes],
+    schemas: dict[int, bytes],
     files: OpenFiles,
     recovery_point: int,
     thorough: bool,
@@ -186,7 +197,7 @@ def _recover_segments(
 
 
 def _recover_one(
-    segment: Segment, schemas: Mapping[int, bytes], *, fsynced_below: int, whole: bool, thorough: bool
+    segment: Segment, schemas: dict[int, bytes], *, fsynced_below: int, whole: bool, thorough: bool
 ) -> _Found:
     """Adopt what is whole of one segment, cut the rest.
 
@@ -209,6 +220,8 @@ def _recover_one(
         index_bytes, data_bytes = disk.size(index), disk.size(data)
         packed = disk.read(index, index_bytes // HEADER_BYTES * HEADER_BYTES, 0)
         _refuse_newer(segment.index_path, packed)
+        if not thorough or segment.base_offset < fsynced_below:
+            _learn_schema(segment, data, packed, schemas)
         scan = _scan_files(segment, data, packed, data_bytes=data_bytes, schemas=schemas, fsynced_below=fsynced_below)
         if not scan.headers:
             return _Found(scan.failure)
@@ -270,6 +283,21 @@ def _adopt_outline(segment: Segment, data: int, index: int, *, schemas: Mapping[
     return True
 
 
+def _learn_schema(segment: Segment, data: int, packed: bytes, schemas: dict[int, bytes]) -> None:
+    """Add the schema of a segment to ``schemas``, unless it is there or the file does not begin with one. ``packed``:
+    headers from the first on."""
+    try:
+        first = unpack_header(packed)
+        if first.schema_id in schemas:
+            return
+        message = schema_of_prelude(segment.disk.read(data, min(first.position, _MAX_PRELUDE_BYTES), 0))
+        parse_schema(message)
+    except BrokerError as error:
+        logger.warning("%s: no schema found at its front: %s", segment.data_path, error)
+    else:
+        schemas[first.schema_id] = message
+
+
 def _scan(base_offset: int, packed: bytes, data: memoryview, *, schemas: Mapping[int, bytes], skip: int) -> _Scan:
     """Find the whole batches of a segment.
 
@@ -288,7 +316,8 @@ def _scan(base_offset: int, packed: bytes, data: memoryview, *, schemas: Mapping
             if number == 0:
                 if header.schema_id not in schemas and skip:
                     raise StorageError(
-                        f"schema id {header.schema_id} of segment {base_offset} is not in partition.json"
+                        f"schema id {header.schema_id} of segment {base_offset} is neither in partition.json nor "
+                        "at the segment's front"
                     )
                 position = _prelude_end(header, data, schemas)
             elif number == skip - 1:

@@ -156,7 +156,9 @@ class StandaloneSpark:
             # Of the JVM that only finds out the command line.
             "SPARK_LAUNCHER_OPTS": _QUICK_JVM,
             "SPARK_DAEMON_MEMORY": "256m",
-            "SPARK_DAEMON_JAVA_OPTS": " ".join([_QUICK_JVM, *java_options]),
+            "SPARK_DAEMON_JAVA_OPTS": " ".join(
+                [_QUICK_JVM, os.environ.get("SPARK_DAEMON_JAVA_OPTS", ""), *java_options]
+            ),
             "SPARK_LOCAL_DIRS": str(directory / "local"),
             "SPARK_LOCAL_IP": host,
         }

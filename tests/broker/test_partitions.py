@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
+import msgspec
 import pytest
 
 from sparklog.broker.control import handle_control_update
@@ -133,5 +134,36 @@ def test_who_stops_is_counted_on_until_told_otherwise_also_with_a_broken_disk(tm
 
     try:
         asyncio.run(asyncio.wait_for(scenario(), 60))
+    finally:
+        directory.close()
+
+
+def test_partitions_to_clean_are_known_as_soon_as_their_topic_is_compacted(tmp_path: Path) -> None:
+    """Nobody goes through all there are for that."""
+    directory = LogDirectory.open(tmp_path, cluster_id="cluster", broker_id=1)
+    broker = broker_state(1, tmp_path)
+    broker.partitions = partitions = Partitions(broker, directory)
+    partitions.wiring = cast(Wiring, Still())
+    broker.registry = cast(Registry, SimpleNamespace(vouch=lambda: None))
+    connection = cast(ServerConnection, SimpleNamespace(reply=lambda _: None))
+
+    def tell(policy: str, version: int) -> list[int]:
+        update = told(0, (0, 1), version)
+        topics = (msgspec.structs.replace(update.topics[0], config={"cleanup.policy": policy}),)
+        update = msgspec.structs.replace(update, topics=topics)
+        handle_control_update(broker, connection, update, memoryview(b""))
+        return [partition.tp.partition for partition in partitions.compacted()]
+
+    try:
+        broker.incarnation = 1
+        assert [tell(policy, n) for n, policy in enumerate(("delete", "compact", "delete", "compact"), 1)] == [
+            [],
+            [0],
+            [],
+            [0],
+        ]
+        [partition] = partitions
+        partitions.drop(partition)
+        assert partitions.compacted() == []
     finally:
         directory.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 import time
@@ -281,6 +282,35 @@ def test_a_controlled_stop_loses_nothing_that_the_leader_alone_acknowledged(clus
             for batch in consumer.poll(1.0):
                 found.update(batch.column("value").to_pylist())
     assert not {value for value, _ in sent} - found
+
+
+def test_what_followers_lack_when_a_controlled_stop_begins_is_kept(cluster: ProcessCluster) -> None:
+    """With acks=1: whoever leads next is told of it when it has what the leader acknowledged before the stop began."""
+    create_topic(cluster, "behind", assignment=((1, 0, 2),))
+    values = [b"first", *(b"%d" % number for number in range(20))]
+    codes: list[int] = []
+    stopper = threading.Thread(target=lambda: codes.append(cluster.stop_broker(1)))
+    with Producer(cluster.bootstrap, acks=1, linger_ms=0) as producer:
+        producer.send("behind", values[0]).result(PATIENCE_S)
+        followers = cluster.pid(0), cluster.pid(2)
+        try:
+            for pid in followers:
+                os.kill(pid, signal.SIGSTOP)
+            for value in values[1:]:
+                producer.send("behind", value).result(PATIENCE_S)
+            stopper.start()
+            wait_until(lambda: cluster.slots[1].command("status")["state"] == "stopping", PATIENCE_S, "the stop")
+            # As long as the controller needs to move a leadership, were it asked to, and less than sessions last.
+            stopper.join(1)
+            assert stopper.is_alive()
+        finally:
+            for pid in followers:
+                os.kill(pid, signal.SIGCONT)
+        stopper.join()
+    assert codes == [0]
+    cluster.start_broker(1)
+    wait_isr(cluster, "behind", ALL)
+    wait_equal(cluster, "behind", len(values))
 
 
 @pytest.mark.alone

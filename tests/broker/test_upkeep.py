@@ -21,8 +21,9 @@ from sparklog.broker.upkeep import Upkeep
 from sparklog.config import broker_config
 from sparklog.errors import StorageError
 from sparklog.storage.log_set import LogDirectory
+from sparklog.storage.partition_file import read_partition_file
 from sparklog.testing.sim_disk import SimDisk
-from tests.storage.batches import create_log, fill, open_directory
+from tests.storage.batches import SCHEMAS, TOPIC_ID, TP, append, batch, config, create_log, fill, open_directory
 
 
 class _Partitions(list[Partition]):
@@ -132,6 +133,36 @@ def test_the_loop_goes_on_while_a_flush_waits_for_the_disk() -> None:
 
     broker = _keep_up(directory, flushed, partition)
     assert turns > 5 and not broker.failures
+
+
+def test_a_new_schema_is_stored_beside_the_loop() -> None:
+    """Also where no segment is due to be sealed, as in a log that begins with it anew."""
+    disk = _SlowDisk()
+    directory = open_directory(disk=disk)
+    log = directory.create(TP, TOPIC_ID, schemas=SCHEMAS[:1], config=config())
+    fill(log, 1)
+    log.restart_at(0)
+    log.add_schema(SCHEMAS[1])
+    append(log, batch(schema_id=1))
+    disk.slow = True
+    partition = cast(Partition, SimpleNamespace(log=log, offline=None, tp=log.tp))
+
+    async def run() -> None:
+        broker = _Broker()
+        upkeep = Upkeep(cast(BrokerState, broker), directory)
+        upkeep.committed(partition)
+        upkeep.committed(partition)
+        (work,) = broker.tasks
+        assert await asyncio.to_thread(disk.syncing.wait, 60)
+        append(log, batch(schema_id=1))  # the loop goes on
+        disk.go_on.set()
+        await asyncio.wait_for(work, 60)
+        upkeep.committed(partition)
+        assert len(broker.tasks) == 1 and not broker.failures
+        upkeep.close()
+
+    asyncio.run(run())
+    assert [schema.schema_id for schema in read_partition_file(disk, log.directory).schemas] == [0, 1]
 
 
 def test_the_collector_is_spared_what_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -102,7 +102,7 @@ def test_a_setting_this_release_does_not_know_never_allows_unclean_elections() -
 def test_a_replica_that_cannot_be_opened_does_not_lead() -> None:
     world = World(THREE)
     world.hold_updates = True
-    world.leader_writes_isr(TP, 1, 2, 3)
+    world.register(4, 1)
     update = next(u for u in world.held_updates if u.broker.broker_id == 1)
     failed = (("t", 0, int(ErrorCode.KAFKA_STORAGE_ERROR), "disk offline"),)
     world.feed(UpdateAnswered(1, update.update_id, 0, failed))
@@ -151,6 +151,56 @@ def test_fenced_or_stopping_broker_rejoins_isr() -> None:
     for broker_id in (2, 3):
         brokers = [update.brokers for told_id, update in world.told if told_id == broker_id and update.brokers]
         assert [endpoint.broker_id for endpoint in brokers[-1]] == [2, 3]
+
+
+def test_a_stopping_broker_is_told_when_no_leader_counts_on_it_and_others_hear_of_isrs_after_that() -> None:
+    """With thousands of partitions a stop would wait for as many words to brokers that do nothing with them."""
+    world = World(THREE)
+    world.ask_to_stop(1)
+    world.told.clear()
+    second, third = TopicPartition("t", 1), TopicPartition("t", 2)
+    world.leader_writes_isr(TP, 2, 3)
+    world.leader_writes_isr(second, 2, 3)
+    assert world.told == [], "the leader wrote it, for the others it has time, and broker 3 counts on it still"
+    assert not world.controller.settled()
+    world.leader_writes_isr(third, 3, 2)
+    assert [(broker_id, update.relieved, update.partitions) for broker_id, update in world.told] == [(1, True, ())]
+    world.lose(1)
+    assert world.knows(2)[third].isr == (3, 2) and world.knows(3)[second].isr == (2, 3)
+    assert world.controller.settled()
+
+
+def test_isrs_that_change_while_a_broker_waits_to_be_relieved_are_told_in_the_end() -> None:
+    world = World(THREE)
+    world.ask_to_stop(1)
+    world.told.clear()
+    world.leader_writes_isr(TP, 2, 3)
+    world.advance(1_999)
+    assert world.told == []
+    world.advance(1)
+    assert {broker_id: len(update.partitions) for broker_id, update in world.told} == {1: 1, 3: 1}
+    assert world.controller.settled()
+
+
+def test_an_election_is_told_at_once_to_those_whose_news_were_put_off() -> None:
+    world = World(THREE)
+    world.ask_to_stop(1)
+    world.leader_writes_isr(TP, 2, 3)
+    world.told.clear()
+    world.retire(2)
+    assert world.knows(3)[TP].leader == 3
+    assert world.controller.settled()
+
+
+def test_a_broker_that_stays_after_all_is_not_relieved_any_more() -> None:
+    world = World(THREE)
+    world.ask_to_stop(1)
+    for number, isr in enumerate(((2, 3), (2, 3), (3, 2))):
+        world.leader_writes_isr(TopicPartition("t", number), *isr)
+    assert [update.relieved for broker_id, update in world.told if broker_id == 1][-1]
+    world.stopping.clear()
+    world.feed(StoppingRead({}))
+    assert not [update.relieved for broker_id, update in world.told if broker_id == 1][-1]
 
 
 def test_a_stopping_broker_keeps_what_nobody_else_can_take_over() -> None:

@@ -68,11 +68,26 @@ def test_a_broker_that_dies_while_it_is_being_elected_is_passed_over() -> None:
     assert world.trace()[0] == "3/2[1, 2, 3]"
 
 
-def test_isr_change_notifications_reach_all_brokers() -> None:
+def test_isr_change_notifications_reach_all_brokers_but_the_leader_who_wrote() -> None:
     world = World(THREE)
+    world.told.clear()
     world.leader_writes_isr(TP, 1, 2)
-    for broker_id in (1, 2, 3):
-        assert world.knows(broker_id)[TP].isr == (1, 2)
+    assert [broker_id for broker_id, _ in world.told] == [2, 3]
+    assert all(world.knows(broker_id)[TP].isr == (1, 2) for broker_id in (2, 3))
+
+
+def test_who_led_as_another_incarnation_is_told_what_it_wrote() -> None:
+    """It was told of no leader where the epoch is its earlier incarnation's; its own write makes the epoch its own."""
+    world = World(THREE)
+    node = world.nodes[TP]
+    world.hold_writes = True
+    world.register(1, 2)
+    world.told.clear()
+    shrunk = LeaderAndIsr(1, node.state.leader_epoch, (1, 2), node.state.controller_epoch)
+    world.nodes[TP] = VersionedState(shrunk, node.version + 1, 2)
+    world.feed(StatesTold((TopicStates(TP.topic, THREE.topic_id, {TP.partition: world.nodes[TP]}),)))
+    world.advance(10)
+    assert world.knows(1)[TP] == shrunk
 
 
 def test_what_a_leader_tells_is_taken_only_where_it_is_newer_and_of_this_topic() -> None:

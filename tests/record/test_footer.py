@@ -15,7 +15,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparklog.errors import BrokerError
-from sparklog.record.footer import BLOCK_DTYPE, END_OF_STREAM, arrow_footer, arrow_prelude, block_of, blocks_of
+from sparklog.record.footer import (
+    BLOCK_DTYPE,
+    END_OF_STREAM,
+    arrow_footer,
+    arrow_prelude,
+    block_of,
+    blocks_of,
+    schema_of_prelude,
+)
 from sparklog.record.schema import DEFAULT_SCHEMA, parse_schema, schema_message
 from tests.record.batches import NESTED_SCHEMA, default_batch, encoded, nested_batch
 from tests.record.goldens import golden_bytes
@@ -115,6 +123,15 @@ def test_blocks_are_found_in_the_file_itself() -> None:
     positions = np.array([at for at, _, _ in expected])
     found = blocks_of(positions, np.array([body.size for body in bodies]), memoryview(file))
     assert found[["offset", "metadata_length", "body_length"]].tolist() == expected
+
+
+def test_the_schema_is_found_in_front_of_a_file() -> None:
+    message = schema_message(DEFAULT_SCHEMA)
+    prelude = arrow_prelude(message)
+    assert schema_of_prelude(prelude) == message
+    for wrong in (b"", prelude[:-8], prelude + bytes(8), b"X" + prelude[1:], bytes(len(prelude))):
+        with pytest.raises(BrokerError, match="CORRUPT_MESSAGE"):
+            schema_of_prelude(wrong)
 
 
 def test_what_is_no_schema_message_is_refused() -> None:

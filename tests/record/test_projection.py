@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparklog.errors import BrokerError, ErrorCode
+from sparklog.record.checksum import crc32c
 from sparklog.record.codec import decode_batch, encode_batch
 from sparklog.record.header import BatchHeader, Flag
 from sparklog.record.marker import Marker, encode_marker
@@ -142,6 +143,46 @@ def test_the_offset_array_goes_along() -> None:
         assert len(sent.body) == sent.header.stored_bytes
         found = decode_batch(sent.header, sent.body[:-4], projected_schema(batch.schema, columns))
         assert found.equals(batch.select(columns))
+
+
+def long_batch() -> pa.RecordBatch:
+    """Columns of 8 kB, and of 400 kB, which are read once for both checksums."""
+    dice = random.Random(3)
+    columns = {f"c{i}": [dice.randbytes(400 if i % 3 else 0) for _ in range(1000)] for i in range(7)}
+    return pa.RecordBatch.from_pydict({**columns, "n": list(range(1000))})
+
+
+@pytest.mark.parametrize(
+    "columns", [["c1"], ["c1", "c2", "c3"], ["c0", "c2", "c4", "n"], ["n"], [f"c{i}" for i in range(7)]]
+)
+def test_long_columns_have_the_checksum_of_what_is_sent(columns: list[str]) -> None:
+    batch = long_batch()
+    header, body = encode_batch(batch, schema_id=0, compression=None, event_time=None)
+    assert projected(batch, header, body, columns).equals(batch.select(columns))  # decoding compares it
+
+
+def test_long_columns_with_an_offset_array() -> None:
+    batch = long_batch()
+    plain, body = encode_batch(batch, schema_id=0, compression=None, event_time=None)
+    whole = body.to_pybytes() + bytes(range(12)) + bytes(4)
+    header = plain._replace(offset_array_length=12, flags=Flag.OFFSET_ARRAY, body_crc=crc32c(whole[:-4]))
+    sent = project_batch(header, memoryview(whole), plan_projection(batch.schema, ["c1", "c4"]))
+    assert sent.header.body_crc == crc32c(sent.body[:-4]) and sent.body[-16:-4] == bytes(range(12))
+
+
+def test_damage_anywhere_around_long_columns_is_found() -> None:
+    batch = long_batch()
+    header, body = encode_batch(batch, schema_id=0, compression=None, event_time=None)
+    damaged = bytearray(body)
+    plan = plan_projection(batch.schema, ["c1", "c4"])
+    places = [*range(0, 3000, 61), *range(3000, len(damaged), 100_003), len(damaged) - 1]
+    for place in places:
+        damaged[place] ^= 4
+        with pytest.raises(BrokerError, match="CRC32C") as caught:
+            project_batch(header, memoryview(damaged), plan)
+        assert caught.value.code is ErrorCode.CORRUPT_MESSAGE
+        damaged[place] ^= 4
+    project_batch(header, memoryview(damaged), plan)
 
 
 def test_damage_is_found_before_a_new_checksum_is_put_on() -> None:

@@ -22,7 +22,11 @@ TP = TopicPartition("flights", 0)
 TOPIC_ID = "t-1"
 SCHEMA = pa.schema([("number", pa.int64()), ("text", pa.string())])
 WIDER = SCHEMA.append(pa.field("more", pa.int64()))
+WIDEST = WIDER.append(pa.field("most", pa.int64()))
+#: those of ``create_log``
 SCHEMAS = (TopicSchema(0, schema_message(SCHEMA)), TopicSchema(1, schema_message(WIDER)))
+#: by schema id
+_COLUMNS = (SCHEMA, WIDER, WIDEST)
 LOG_DIR = Path("/log")
 
 Batch = tuple[BatchHeader, memoryview]
@@ -44,8 +48,8 @@ def batch(
     transactional: bool = False,
 ) -> Batch:
     """``count`` records numbered from ``first`` on; the header carries ``timestamp`` whatever the records hold."""
-    schema = (SCHEMA, WIDER)[schema_id]
-    columns = {"number": range(first, first + count), "text": [text] * count, "more": [1] * count}
+    schema = _COLUMNS[schema_id]
+    columns = {"number": range(first, first + count), "text": [text] * count, "more": [1] * count, "most": [2] * count}
     record_batch = pa.record_batch([pa.array(columns[name], schema.field(name).type) for name in schema.names], schema)
     header, body = encode_batch(
         record_batch,
@@ -64,7 +68,7 @@ def batch(
 def marker(*, committed: tuple[int, ...] = (), aborted: tuple[int, ...] = (), schema_id: int = 0) -> Batch:
     """The end of these producers' transactions, each in producer epoch 0."""
     said = Marker(tuple((found, 0) for found in committed), tuple((found, 0) for found in aborted))
-    header, body = encode_marker(said, (SCHEMA, WIDER)[schema_id], schema_id=schema_id)
+    header, body = encode_marker(said, _COLUMNS[schema_id], schema_id=schema_id)
     return header, memoryview(body)
 
 
@@ -134,7 +138,7 @@ def read_numbers(log: Log, offset: int | None = None, *, max_bytes: int = 1 << 3
         at = 0
         for header in unpack_headers(found.headers):
             body = bodies[at : at + header.stored_bytes]
-            numbers += decode_batch(header, body, (SCHEMA, WIDER)[header.schema_id]).column("number").to_pylist()
+            numbers += decode_batch(header, body, _COLUMNS[header.schema_id]).column("number").to_pylist()
             at += header.stored_bytes
     return numbers
 
@@ -155,6 +159,16 @@ def commit_and_seal(log: Log, high_watermark: int | None = None) -> int:
         job.run()
         log.durability.seal_finished(job)
     return len(jobs)
+
+
+def store_schemas(log: Log) -> bool:
+    """What a thread does once a new schema is in use; whether there was something to do."""
+    job = log.durability.schemas_due()
+    if job is None:
+        return False
+    job.run()
+    log.durability.schemas_stored(job)
+    return True
 
 
 def refused(code: ErrorCode):  # type: ignore[no-untyped-def]

@@ -10,7 +10,6 @@ from sparklog.storage.log import Log
 from sparklog.storage.log_set import LogDirectory
 from sparklog.testing.sim_disk import SimDisk
 from tests.storage.batches import (
-    SCHEMAS,
     SMALL,
     TP,
     append,
@@ -243,23 +242,3 @@ def test_retention_on_a_full_disk_counts_only_what_it_let_go(disk: SimDisk, dire
     assert (found.log_start_offset, directory.offline) == (0, None)
     disk.capacity_bytes = None
     assert found.apply_retention(10**15) == 3
-
-
-def test_a_schema_learned_on_a_full_disk_is_stored_before_the_first_batch_of_it(
-    disk: SimDisk, directory: LogDirectory
-) -> None:
-    log = directory.create(TP, "t-1", schemas=SCHEMAS[:1], config=config(segment_bytes=SMALL))
-    fill(log, 2)
-    disk.capacity_bytes = disk.used_bytes
-    log.add_schema(SCHEMAS[1])
-    assert directory.offline is None
-    with refused(ErrorCode.KAFKA_STORAGE_ERROR):
-        append(log, batch(3, first=6, schema_id=1))
-    assert read_numbers(log) == list(range(6))
-    disk.capacity_bytes = None
-    append(log, batch(3, first=6, schema_id=1))
-    directory.checkpoint()
-    disk.restart(page_cache_lost=False)
-    again = open_directory(disk=disk).get(TP)
-    assert again is not None
-    assert (again.schema_ids, again.log_end_offset, again.findings) == ((0, 1), 9, ())

@@ -11,7 +11,7 @@ import pytest
 from sparklog.cli.main import run
 from sparklog.storage.inspect import StoredPartition, differences, partitions_in
 from sparklog.storage.log import Log
-from tests.storage.batches import append, marker, open_directory
+from tests.storage.batches import SCHEMAS, TP, WIDER, append, batch, config, marker, open_directory
 from tests.storage.compacting import clean, commit_and_seal, keyed, keyed_log, seen
 
 NOW_US = 10_000_000
@@ -45,6 +45,18 @@ def test_reports_of_a_whole_log(tmp_path: Path) -> None:
     assert [report.cleaned for report in reports] == [True] * (len(reports) - 1) + [False]
     offsets = [offset for batch in partition.batches() for offset in batch.offsets.tolist()]
     assert offsets == [one.offset for one in seen(log, committed=False)]
+
+
+def test_a_schema_that_only_a_segment_has_is_known(tmp_path: Path) -> None:
+    """A broker that was killed just then has not stored it."""
+    log = open_directory(tmp_path).create(TP, "t-1", schemas=SCHEMAS[:1], config=config())
+    append(log, batch(3))
+    log.add_schema(SCHEMAS[1])
+    append(log, batch(3, first=3, schema_id=1))
+    (partition,) = partitions_in(tmp_path)
+    assert [(report.batches, report.problems) for report in partition.reports(thorough=True)] == [(1, []), (1, [])]
+    found = [one.records for one in partition.batches(3)]
+    assert [records.schema for records in found if records is not None] == [WIDER]
 
 
 def flipped(path: Path, at: int) -> None:

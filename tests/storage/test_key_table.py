@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from sparklog.config import MIB
@@ -35,6 +35,7 @@ def table(capacity: int, disk: SimDisk | RealDisk, directory: Path = Path("/")) 
 
 
 @settings(deadline=None)
+@example(written=[[(0, 0), (0, 0), (0, 1)]], asked=[(0, 0)], capacity=2, room=0)  # twice the same key, and no disk
 @given(
     written=st.lists(keys, min_size=1, max_size=6),
     asked=keys,

@@ -155,6 +155,7 @@ def test_create_is_idempotent_and_updates(disk: SimDisk) -> None:
     with pytest.raises(BrokerError) as caught:
         directory.create(TP, "another", schemas=SCHEMAS, config=config())
     assert caught.value.code == ErrorCode.INCONSISTENT_TOPIC_ID
+    append(log, batch(schema_id=1))
     disk.restart(page_cache_lost=False)
     again = open_directory(disk=disk).get(TP)
     assert again is not None and (again.topic_id, again.schema_ids) == (TOPIC_ID, (0, 1))

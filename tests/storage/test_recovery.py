@@ -340,6 +340,29 @@ def test_a_damaged_snapshot_is_passed_over(disk: SimDisk) -> None:
     check_usable(reopened(disk), 30)
 
 
+def test_a_snapshot_that_a_power_cut_has_torn_does_not_count_for_one_that_knows_the_producers(disk: SimDisk) -> None:
+    """Those of many logs are written before any is fsynced; then the batches that a snapshot stands for may go."""
+    log = create_log(open_directory(disk=disk), segment_bytes=SMALL)
+    append(log, batch(3, producer=7, sequence=0))
+    fill(log, 9)
+    log.durability.flush()
+    log.durability.leave_state()
+    snapshot = DIRECTORY / f"{log.log_end_offset:020d}.producers"
+    assert disk.exists(snapshot)
+    replace_file(disk, snapshot, read_file(disk, snapshot)[:10])
+    disk.restart(page_cache_lost=True)
+    directory = open_directory(disk=disk, boot_id="boot-2")
+    log = create_log(directory, segment_bytes=SMALL)
+    commit_and_seal(log)
+    log.advance_log_start(log.log_end_offset)
+    directory.checkpoint()
+    assert log.first_segment_offset > 0 and not disk.exists(DIRECTORY / data(0))
+    log = reopened(disk)
+    start = log.log_end_offset
+    append(log, batch(3, first=start, producer=7, sequence=3), leader_epoch=9)
+    assert log.log_end_offset == start + 3, "the next of its sequence"
+
+
 def test_a_newer_batch_format_is_refused_and_nothing_is_cut(disk: SimDisk) -> None:
     filled(disk)
     path = DIRECTORY / index(24)

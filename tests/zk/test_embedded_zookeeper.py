@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from sparklog.cluster import embedded_zookeeper
 from sparklog.cluster.embedded_zookeeper import EmbeddedZookeeper, answers, find_java
-from sparklog.cluster.process import is_alive
+from sparklog.cluster.process import ProcessIdentity, is_alive
 from sparklog.errors import ClusterError
+from sparklog.testing.sim_disk import SimDisk
 
 from .support import opened
 
@@ -57,6 +59,18 @@ def test_a_directory_of_a_newer_format_is_refused(tmp_path: Path) -> None:
     (tmp_path / "server.json").write_text('{"version": 2, "host": "127.0.0.1", "port": 1}')
     with pytest.raises(ClusterError, match="format version 2"):
         EmbeddedZookeeper.start(tmp_path)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_power_cut_leaves_the_port_that_brokers_know(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = SimDisk(seed=seed)
+    disk.make_directory(Path("/zookeeper"))
+    monkeypatch.setattr(embedded_zookeeper, "_DISK", disk)
+    for process in (ProcessIdentity(1, 2, "boot"), None):
+        embedded_zookeeper._write_note(Path("/zookeeper"), embedded_zookeeper._Note(1, "127.0.0.1", 2181, process))
+    disk.restart(page_cache_lost=True)
+    note = embedded_zookeeper._read_note(Path("/zookeeper"))
+    assert note is not None and (note.port, note.process) == (2181, None)
 
 
 def test_no_java_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
