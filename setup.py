@@ -43,7 +43,7 @@ def _compiled(level: str) -> None:
     made = mypycify(
         modules(), opt_level=level, debug_level="0", multi_file=True, target_dir=scratch, group_name="sparklog"
     )
-    setup(ext_modules=made, options={"build_ext": {"parallel": os.cpu_count()}})
+    setup(ext_modules=made)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ Central when it is first wanted, and its settings.
   ./spark-submit.sh --master spark://host:7077 --pack cluster --zookeeper zk1:2181/log --log-dirs /disk1/log
 
 --setup compiled compiles what every request goes through, for which it wants a C compiler and two minutes; so do
-installs of changed sources from then on. It is the same Python, and records on their own take half the time.
+installs of changed sources from then on. It is the same Python; records on their own take less time.
 
 PYTHON names the Python (3.10 to 3.13) that .venv is made from, JAVA_HOME a Java of 17 or newer.
 TEXT
