@@ -5,7 +5,7 @@ set -euo pipefail
 usage() {
     cat <<'TEXT'
 Usage: ./spark-submit.sh [Spark's options] [job] [the job's arguments]
-       ./spark-submit.sh --setup [extra]       only make .venv and install (extra: test, bench, delta)
+       ./spark-submit.sh --setup [extra]       only make .venv and install (extra: test, bench, delta, compiled)
 
 Submits jobs/<job>.py with conf/. Without a job it is "cluster", which starts brokers and keeps them running.
 Options that Spark knows (--master, --conf, --deploy-mode, --packages, ...) go to Spark wherever they stand;
@@ -19,6 +19,9 @@ Central when it is first wanted, and its settings.
   ./spark-submit.sh pipeline                          several steps over topics, each exactly once
   ./spark-submit.sh archive --topics a,b --to /lake   topics into Delta tables, as they grow
   ./spark-submit.sh --master spark://host:7077 --pack cluster --zookeeper zk1:2181/log --log-dirs /disk1/log
+
+--setup compiled compiles what every request goes through, for which it wants a C compiler and two minutes; so do
+installs of changed sources from then on. It is the same Python; records on their own take less time.
 
 PYTHON names the Python (3.10 to 3.13) that .venv is made from, JAVA_HOME a Java of 17 or newer.
 TEXT
@@ -49,7 +52,7 @@ find_python() {
 
 # Content, not times: a checkout, a copy and a deleted file all change it, and touching a file does not.
 sources_sum() {
-    (cd "$root" && { find sparklog -type f ! -path '*/__pycache__/*'; ls pyspark_sparklog.py README.md 2>/dev/null || true; } |
+    (cd "$root" && { find sparklog -type f ! -path '*/__pycache__/*'; ls setup.py pyspark_sparklog.py README.md 2>/dev/null || true; } |
         LC_ALL=C sort | tr '\n' '\0' | xargs -0 cksum | cksum)
 }
 requirements_sum() { (cd "$root" && cksum setup.cfg pyproject.toml | cksum); }
@@ -73,6 +76,13 @@ install_package() {
     [ $status = 0 ] || fail "pip could not install $root: its last words stand above, all of them in $venv/install.log"
 }
 
+compiled() { [ -e "$venv/.sparklog-compiled" ]; }
+install_compiled() {
+    say "compiling (two minutes on two cores)"
+    SPARKLOG_COMPILE=2 install_package --no-deps --force-reinstall "$root"
+    touch "$venv/.sparklog-compiled"
+}
+
 quietly() { "$@" >"$venv/install.log" 2>&1 || { tail -n 20 "$venv/install.log" >&2; return 1; }; }
 
 # $1: comma-separated extras. Nothing is started and nothing printed when all of it is there.
@@ -93,11 +103,14 @@ set_up() {
             say "installing sparklog[$extras] and what it needs (pyspark is 400 MB: this takes a minute or two)"
             quietly "$python" -m pip install --upgrade 'pip>=24' 'setuptools>=77' || fail "pip could not install setuptools"
             install_package --upgrade "$root[$extras]"
+            # Now that all is there that its types come from.
+            if [[ ,$extras, = *,compiled,* ]] || compiled; then install_compiled; fi
             printf %s "$requirements" | tee "$venv/.sparklog-extras-$base_extras" >"$venv/.sparklog-extras-$extras"
             printf %s "$sources" >"$venv/.sparklog-sources"
         elif ! stamped sources "$sources"; then
             say "installing the changed sources"
-            install_package --no-deps --force-reinstall "$root"
+            # Once compiled, always: it would else be slow again without a word.
+            if compiled; then install_compiled; else install_package --no-deps --force-reinstall "$root"; fi
             printf %s "$sources" >"$venv/.sparklog-sources"
         fi
         # Else every Python process that Spark starts compiles pyspark anew; nothing but time depends on it.

@@ -9,6 +9,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from sparklog.record import header
+
 _TICKS = os.sysconf("SC_CLK_TCK")
 #: Of the fields of /proc/<pid>/stat behind the name: user and system time, and those of children that have ended.
 _PARENT, _OWN, _WITH_ENDED = 1, slice(11, 13), slice(11, 15)
@@ -54,6 +56,7 @@ def describe() -> dict[str, Any]:
         "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9),
         "system": platform.system(),
         "python": platform.python_version(),
+        "compiled": not str(header.__file__).endswith(".py"),
     }
 
 

@@ -3,6 +3,8 @@
 Three brokers on each side, replication factor 3, acks=all, min.insync.replicas 2, and their clients, all on this
 machine and in turns. Kafka's jars are fetched once (see ``bench/kafka_jars.py``), its Python clients come with
 ``./spark-submit.sh --setup bench``. Where Kafka cannot be had, our figures are printed and the ratio is missing.
+
+With ``--compiled`` in front it measures what ``./spark-submit.sh --setup compiled`` has made of the working tree.
 """
 
 from __future__ import annotations

@@ -106,7 +106,8 @@ def _use_spark(scratch: Path) -> None:
         assert found.groupBy("key").count().join(rows, "key").orderBy("id").toArrow().num_rows == 100
         stream = spark.readStream.schema(rows.schema).parquet(str(scratch / "rows"))
         query = stream.writeStream.foreachBatch(lambda batch, _: batch.write.format("noop").mode("append").save())
-        query.option("checkpointLocation", str(scratch / "checkpoint")).trigger(availableNow=True).start().stop()
+        query = query.option("checkpointLocation", str(scratch / "checkpoint")).trigger(availableNow=True)
+        assert query.start().awaitTermination(60)
     finally:
         gateway = SparkContext._gateway
         spark.stop()

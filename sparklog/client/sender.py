@@ -108,7 +108,7 @@ class Sender:
         self._forsake = forsake
         self._ended = False
         self._ending = threading.Lock()
-        self._thread = threading.Thread(target=self._run, name="sparklog-producer", daemon=True)
+        self._io_thread = threading.Thread(target=self._run, name="sparklog-producer", daemon=True)
         self._stand_in = StandIn(
             self._lease, self._requests, loop_needed=self._needs_loop, broken=self._break, wake=self.wake
         )
@@ -123,7 +123,7 @@ class Sender:
                 at_rest=self._at_rest_with,
                 delivery_timeout_s=settings.delivery_timeout_s,
             )
-        self._thread.start()
+        self._io_thread.start()
 
     # --- from any thread ---
 
@@ -241,7 +241,7 @@ class Sender:
         """End the thread; what is not done yet fails with ``reason``."""
         with contextlib.suppress(ProducerClosed):  # it has ended already
             self._hand_over(self._break, reason)
-        self._thread.join(_STOP_TIMEOUT_S)
+        self._io_thread.join(_STOP_TIMEOUT_S)
 
     def on_io_thread(self) -> bool:
         """Whether this thread is the one that makes room, sends, and tells."""

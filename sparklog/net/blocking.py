@@ -11,12 +11,12 @@ from sparklog.errors import BrokerError, ErrorCode, ProtocolError
 from sparklog.protocol.connection import (
     DEFAULT_MAX_FRAME_BYTES,
     ClientEnd,
-    ReceivedReply,
     hello,
     raise_for_error,
 )
 from sparklog.protocol.frames import Buffer
 from sparklog.protocol.messages import HelloReply, Reply, Request
+from sparklog.protocol.received import ReceivedReply
 
 _IOV_MAX = 512
 

@@ -13,13 +13,14 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 from sparklog.errors import ErrorCode
 from sparklog.net.loop import tune
-from sparklog.protocol.connection import ImmediateAnswer, ReceivedRequest, ServerEnd, encode_reply
+from sparklog.protocol.connection import ImmediateAnswer, ServerEnd, encode_reply
 from sparklog.protocol.frames import Buffer
 from sparklog.protocol.messages import ErrorReply, HelloReply, Reply, Request
+from sparklog.protocol.received import ReceivedRequest
 
 _log = logging.getLogger(__name__)
 
@@ -262,7 +263,8 @@ class Server:
         self._server = server
         self._limits = limits
         self._budget = budget
-        self.port: int = server.sockets[0].getsockname()[1]
+        # Of any kind: the tuple that asyncio's servers have is a list where uvloop runs.
+        self.port: int = cast(Any, server).sockets[0].getsockname()[1]
 
     @property
     def connections(self) -> int:

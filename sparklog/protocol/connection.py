@@ -12,7 +12,7 @@ from typing import NamedTuple, TypeVar
 import msgspec
 
 from sparklog.errors import BrokerError, ErrorCode, ProtocolError
-from sparklog.protocol.frames import Buffer, Frame, FrameDecoder, OversizeFrame, encode_frame
+from sparklog.protocol.frames import Buffer, FrameDecoder, encode_frame
 from sparklog.protocol.messages import (
     PROTOCOL_MAX_VERSION,
     PROTOCOL_MIN_VERSION,
@@ -27,6 +27,7 @@ from sparklog.protocol.messages import (
     decode_request,
     encode_message,
 )
+from sparklog.protocol.received import Frame, OversizeFrame, ReceivedReply, ReceivedRequest, cid_of
 
 DEFAULT_MAX_FRAME_BYTES = 128 * 1024 * 1024
 #: Details quote what the peer sent; a peer that sent a megabyte knows it.
@@ -34,33 +35,11 @@ _MAX_DETAIL = 1000
 _M = TypeVar("_M", bound=Message)
 
 
-class ReceivedReply(NamedTuple):
-    cid: int
-    reply: Reply
-    body: memoryview
-
-
-class ReceivedRequest(msgspec.Struct, frozen=True, gc=False):
-    request: Request
-    body: memoryview
-    frame_bytes: int
-
-
 class ImmediateAnswer(NamedTuple):
     """The server end answers this frame itself. ``close``: the connection ends after it has been sent."""
 
     reply: HelloReply | ErrorReply
     close: bool
-
-
-class _Stamp(msgspec.Struct, array_like=True):
-    """The first two elements of any message: its tag and correlation id."""
-
-    tag: str
-    cid: int
-
-
-_stamp_decoder = msgspec.msgpack.Decoder(_Stamp)
 
 
 class ClientEnd:
@@ -140,17 +119,17 @@ class ServerEnd:
 
     def _oversize(self, frame: OversizeFrame) -> ImmediateAnswer:
         detail = f"frame of {frame.frame_bytes} bytes, at most {frame.limit} accepted"
-        return ImmediateAnswer(ErrorReply(_cid_of(frame.header), ErrorCode.FRAME_TOO_LARGE, detail), close=False)
+        return ImmediateAnswer(ErrorReply(cid_of(frame.header), ErrorCode.FRAME_TOO_LARGE, detail), close=False)
 
     def _understand(self, frame: Frame) -> ReceivedRequest | ImmediateAnswer:
         try:
             request = decode_request(frame.header)
         except msgspec.ValidationError as error:
             code = ErrorCode.UNKNOWN_API if "Invalid value" in str(error) else ErrorCode.INVALID_REQUEST
-            return ImmediateAnswer(ErrorReply(_cid_of(frame.header), code, str(error)), close=False)
+            return ImmediateAnswer(ErrorReply(cid_of(frame.header), code, str(error)), close=False)
         except UNDECODABLE as error:
             detail = f"header is not a message: {error}"
-            return ImmediateAnswer(ErrorReply(_cid_of(frame.header), ErrorCode.MALFORMED_FRAME, detail), close=False)
+            return ImmediateAnswer(ErrorReply(cid_of(frame.header), ErrorCode.MALFORMED_FRAME, detail), close=False)
         if isinstance(request, Hello):
             return self._greet(request)
         if not self.version:
@@ -188,11 +167,3 @@ def encode_reply(reply: Reply, body: Sequence[Buffer] = ()) -> list[Buffer]:
     if isinstance(reply, ErrorReply) and len(reply.detail) > _MAX_DETAIL:
         reply = ErrorReply(reply.cid, reply.code, f"{reply.detail[:_MAX_DETAIL]}...")
     return encode_frame(encode_message(reply), body)
-
-
-def _cid_of(header: Buffer) -> int:
-    """Correlation id of a header that could not be decoded as a whole, or -1."""
-    try:
-        return _stamp_decoder.decode(header).cid
-    except UNDECODABLE:
-        return -1

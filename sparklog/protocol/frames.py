@@ -17,12 +17,12 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
-import msgspec
 import numpy as np
 
 from sparklog.errors import ErrorCode, ProtocolError
+from sparklog.protocol.received import Frame, OversizeFrame
 
 Buffer: TypeAlias = "bytes | bytearray | memoryview"
 
@@ -35,21 +35,6 @@ _SCRATCH_BYTES = 256 * 1024
 _OWN_MEMORY_BYTES = _SCRATCH_BYTES // 2
 _JOIN_BYTES = 32 * 1024
 _ZEROS = bytes(8)
-
-
-class Frame(msgspec.Struct, frozen=True, gc=False):
-    """One received frame; both views keep the frame's memory alive and are never written to again."""
-
-    header: memoryview
-    body: memoryview
-
-
-class OversizeFrame(NamedTuple):
-    """A frame over the limit, skipped. ``header`` is empty if that was too large itself."""
-
-    header: bytes
-    frame_bytes: int
-    limit: int
 
 
 def _body_start(header_length: int) -> int:

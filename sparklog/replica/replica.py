@@ -109,6 +109,8 @@ class Replica:
     #: seams for variants that the simulator must catch
     leader_type: ClassVar[type[Leader]] = Leader
     follower_type: ClassVar[type[Follower]] = Follower
+    #: What takes an event, by its type: the hot ones cost one look-up.
+    _DISPATCH: ClassVar[dict[type, Callable[[Any, Any, int], list[Effect]]]] = {}
 
     __slots__ = ("_role", "_view")
 
@@ -315,7 +317,8 @@ class Replica:
     def _dismissed(self, state: LeaderAndIsr | None) -> bool:
         """Whether the partition goes on without this broker. A member of the ISR is never dismissed, whatever the
         replicas are said to be: others may count on its log."""
-        return self._view.broker_id not in (*self._view.replicas, *(state.isr if state else ()))
+        kept = (*self._view.replicas, *(state.isr if state else ()))
+        return self._view.broker_id not in kept
 
     def _dismiss(self) -> list[Effect]:
         detail = f"broker {self._view.broker_id} is not among the replicas {self._view.replicas}"
@@ -452,22 +455,25 @@ class Replica:
     def _stopped(self, event: events.Stopped, now_ms: int) -> list[Effect]:
         return self._become_offline(ErrorCode.NOT_LEADER_OR_FOLLOWER, "stopped on this broker", final=True)
 
-    #: by type, so that the hot events cost one dictionary look-up
-    _DISPATCH: ClassVar[dict[type, Callable[[Any, Any, int], list[Effect]]]] = {
-        events.ProduceArrived: _produce_arrived,
-        events.LeaderAppended: _leader_appended,
-        events.LeaderAppendFailed: _leader_append_failed,
-        events.FollowerFetched: _follower_fetched,
-        events.LeaderAnswered: _leader_answered,
-        events.FollowerAppended: _follower_appended,
-        events.Truncated: _truncated,
-        events.Decided: _decided,
-        events.BrokersChanged: _brokers_changed,
-        events.IsrWritten: _isr_written,
-        events.IsrRefused: _isr_refused,
-        events.IsrWriteFailed: _isr_write_failed,
-        events.FollowerConnectionLost: _follower_connection_lost,
-        events.LogFailed: _log_failed,
-        events.Ticked: _ticked,
-        events.Stopped: _stopped,
+
+# Behind the class, as a compiler of Python knows no methods as values within it.
+Replica._DISPATCH.update(
+    {
+        events.ProduceArrived: Replica._produce_arrived,
+        events.LeaderAppended: Replica._leader_appended,
+        events.LeaderAppendFailed: Replica._leader_append_failed,
+        events.FollowerFetched: Replica._follower_fetched,
+        events.LeaderAnswered: Replica._leader_answered,
+        events.FollowerAppended: Replica._follower_appended,
+        events.Truncated: Replica._truncated,
+        events.Decided: Replica._decided,
+        events.BrokersChanged: Replica._brokers_changed,
+        events.IsrWritten: Replica._isr_written,
+        events.IsrRefused: Replica._isr_refused,
+        events.IsrWriteFailed: Replica._isr_write_failed,
+        events.FollowerConnectionLost: Replica._follower_connection_lost,
+        events.LogFailed: Replica._log_failed,
+        events.Ticked: Replica._ticked,
+        events.Stopped: Replica._stopped,
     }
+)

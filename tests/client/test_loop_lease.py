@@ -248,7 +248,7 @@ def test_an_interrupt_while_a_future_is_resolved_is_the_callers(
             _send_while_lent(producer)
     with contextlib.suppress(ProducerClosed):
         producer.close(_TIMEOUT_S)
-    assert not producer._sender._thread.is_alive()
+    assert not producer._sender._io_thread.is_alive()
 
 
 def test_a_second_interrupt_while_the_first_ends_the_producer_leaves_nobody_waiting(
@@ -272,8 +272,8 @@ def test_a_second_interrupt_while_the_first_ends_the_producer_leaves_nobody_wait
         with pytest.raises(KeyboardInterrupt):
             _send_while_lent(producer)
         assert raised
-        producer._sender._thread.join(_TIMEOUT_S)
-    assert not producer._sender._thread.is_alive()
+        producer._sender._io_thread.join(_TIMEOUT_S)
+    assert not producer._sender._io_thread.is_alive()
     with contextlib.suppress(ProducerClosed):
         producer.flush(_TIMEOUT_S)
     producer.close()

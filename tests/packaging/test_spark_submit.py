@@ -27,6 +27,7 @@ PARTS = (
     "jobs",
     "conf",
     "setup.cfg",
+    "setup.py",
     "pyproject.toml",
     "spark-submit.sh",
     "pyspark_sparklog.py",

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparklog.errors import ErrorCode, ProtocolError
-from sparklog.protocol.frames import Frame, FrameDecoder, OversizeFrame, encode_frame
+from sparklog.protocol.frames import FrameDecoder, encode_frame
+from sparklog.protocol.received import Frame, OversizeFrame
 
 LIMIT = 4 * 1024 * 1024
 

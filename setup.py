@@ -1,0 +1,54 @@
+"""What setup.cfg cannot say: which modules a compiled install compiles.
+
+``SPARKLOG_COMPILE`` is the C compiler's level of optimisation (``./spark-submit.sh --setup compiled`` says 2). Without
+it nothing is compiled, and nothing but time depends on it: mypyc makes C of the typed Python that is here anyway.
+
+These are the modules that every request goes through. Not those whose classes msgspec decodes, of whose annotations
+compiled modules keep but the outermost type, nor those with a view (``memoryview``) as a class's field.
+"""
+
+import atexit
+import os
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+from setuptools import setup
+
+COMPILED = {
+    "broker": "coordinators dispatch fetch fetch_look fetcher partition partitions produce state upkeep wiring",
+    "client": "accumulator alone async_link batch_outcomes collector loop_lease metadata partitioning produce_requests "
+    "producer sender stand_in topic_board",
+    "net": "async_client server",
+    "protocol": "connection frames",
+    "record": "checksum codec few_checks few_records header validate",
+    "replica": "fetch_session leader purgatory replica",
+    "storage": "append_plan disk hot_batches log log_appends log_durability log_state open_files segment segment_chain "
+    "transactions",
+}
+
+
+def modules() -> list[str]:
+    """Paths of the modules that are compiled, relative to this file."""
+    return [f"sparklog/{package}/{name}.py" for package, names in COMPILED.items() for name in names.split()]
+
+
+def _compiled(level: str) -> None:
+    from mypyc.build import mypycify
+
+    Path("build").mkdir(exist_ok=True)
+    scratch = os.path.relpath(tempfile.mkdtemp(dir="build"))  # setuptools wants no absolute path
+    atexit.register(shutil.rmtree, scratch, ignore_errors=True)
+    made = mypycify(
+        modules(), opt_level=level, debug_level="0", multi_file=True, target_dir=scratch, group_name="sparklog"
+    )
+    setup(ext_modules=made)
+
+
+if __name__ == "__main__":
+    level = os.environ.get("SPARKLOG_COMPILE")
+    if level and "bdist_wheel" in sys.argv:  # and not where pip only asks for the package's name
+        _compiled(level)
+    else:
+        setup()

@@ -1,0 +1,58 @@
+"""What arrives on a connection, as far as it has been understood.
+
+Apart from those who work with it because of what a compiler of Python makes of it: a field that is a view, or that
+msgspec decodes by its annotation, has to be declared in a module that is not compiled (``setup.py``).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import msgspec
+
+from sparklog.protocol.messages import UNDECODABLE, Reply, Request
+
+
+class Frame(msgspec.Struct, frozen=True, gc=False):
+    """One received frame; both views keep the frame's memory alive and are never written to again."""
+
+    header: memoryview
+    body: memoryview
+
+
+class OversizeFrame(NamedTuple):
+    """A frame over the limit, skipped. ``header`` is empty if that was too large itself."""
+
+    header: bytes
+    frame_bytes: int
+    limit: int
+
+
+class ReceivedReply(NamedTuple):
+    cid: int
+    reply: Reply
+    body: memoryview
+
+
+class ReceivedRequest(msgspec.Struct, frozen=True, gc=False):
+    request: Request
+    body: memoryview
+    frame_bytes: int
+
+
+class _Stamp(msgspec.Struct, array_like=True):
+    """The first two elements of any message: its tag and correlation id."""
+
+    tag: str
+    cid: int
+
+
+_stamp_decoder = msgspec.msgpack.Decoder(_Stamp)
+
+
+def cid_of(header: bytes | memoryview) -> int:
+    """Correlation id of a header that could not be decoded as a whole, or -1."""
+    try:
+        return _stamp_decoder.decode(header).cid
+    except UNDECODABLE:
+        return -1

@@ -1,0 +1,94 @@
+"""A compiled install (``SPARKLOG_COMPILE``): the same Python with what a compiler might make of it differently.
+
+It is compiled here without optimisation, which takes half the time. The tests that it then has to pass are the others
+of the project, of storage and replication above all, run beside the compiled package instead of the working tree.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+from tests.packaging.test_wheel import build_wheel
+
+pytestmark = pytest.mark.timeout(900)
+
+#: Tests of what every record's safety hangs on; half a minute in all.
+_PASSED_BY_BOTH = (
+    "tests/protocol",
+    "tests/record/test_few_checks.py",
+    "tests/record/test_few_records.py",
+    "tests/record/test_validate_batch.py",
+    "tests/replica",
+    "tests/storage/test_recovery.py",
+    "tests/storage/test_producers.py",
+    "tests/storage/test_crash_points.py",
+    "tests/broker/test_replication.py",
+    "tests/client/test_producer.py",
+)
+#: Functions that are told the class to decode.
+_DECODING = {"Decoder", "decode", "convert", "decode_state"}
+
+
+def _compiled_modules() -> list[Path]:
+    said: dict[str, object] = {"__name__": "setup", "__file__": str(ROOT / "setup.py")}
+    exec(compile((ROOT / "setup.py").read_text(), "setup.py", "exec"), said)  # it is no module of the package
+    modules = said["modules"]
+    assert callable(modules)
+    return [ROOT / path for path in modules()]
+
+
+def _decoded(tree: ast.Module) -> Iterator[str]:
+    """Names of classes that msgspec decodes."""
+    for call in ast.walk(tree):
+        if isinstance(call, ast.Call) and ast.unparse(call.func).rpartition(".")[2] in _DECODING:
+            told = [*call.args, *(keyword.value for keyword in call.keywords if keyword.arg == "type")]
+            yield from (name.id for part in told for name in ast.walk(part) if isinstance(name, ast.Name))
+
+
+def test_no_compiled_module_declares_what_a_compiler_gets_wrong() -> None:
+    # What begins with an underscore is its own module's; others of that name are others.
+    decoded = {
+        name if not name.startswith("_") else f"{path}:{name}"
+        for path in (ROOT / "sparklog").rglob("*.py")
+        for name in _decoded(ast.parse(path.read_text()))
+    }
+    assert {"ProducerSnapshot", "EpochFile", "Marker"} <= decoded, "the search finds what it looks for"
+    for path in _compiled_modules():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                assert not {node.name, f"{path}:{node.name}"} & decoded, (
+                    f"{path}: {node.name} is decoded by its annotations"
+                )
+                views = [ast.unparse(part) for part in node.body if isinstance(part, ast.AnnAssign)]
+                assert not any("memoryview" in view for view in views), f"{path}: {node.name} has a view as its field"
+
+
+@pytest.mark.integration
+@pytest.mark.skipif(shutil.which("cc") is None, reason="wants a C compiler")
+def test_a_compiled_install_passes_the_same_tests(tmp_path: Path) -> None:
+    wheel = build_wheel(tmp_path, SPARKLOG_COMPILE="0")
+    site = tmp_path / "site"
+    zipfile.ZipFile(str(wheel.root.filename)).extractall(site)
+    compiled = {str(path.relative_to(site)).partition(".")[0] for path in site.glob("sparklog/**/*.so")}
+    assert compiled == {str(path.relative_to(ROOT).with_suffix("")) for path in _compiled_modules()}
+    (site / "tests").symlink_to(ROOT / "tests")
+    (site / "setup.cfg").symlink_to(ROOT / "setup.cfg")
+    ran = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *_PASSED_BY_BOTH],
+        cwd=site,
+        env={**os.environ, "PYTHONPATH": str(site), "PYTHONDONTWRITEBYTECODE": "1", "PYTEST_ADDOPTS": ""},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stdout[-5000:] + ran.stderr[-2000:]
