@@ -20,7 +20,7 @@ _NEWS_S = 0.03
 #: Followers fetch without being asked, within milliseconds of each record.
 _LOOK_S = 0.005
 #: So much of the time for a stop may pass until followers have the leaders' logs; one that hangs is not waited for.
-_SHARE_TO_CATCH_UP = 0.25
+_SHARE_TO_CATCH_UP = 0.5
 
 
 async def hand_over(broker: BrokerState, *, goes_on: Callable[[], bool]) -> None:

@@ -300,8 +300,8 @@ def test_what_followers_lack_when_a_controlled_stop_begins_is_kept(cluster: Proc
                 producer.send("behind", value).result(PATIENCE_S)
             stopper.start()
             wait_until(lambda: cluster.slots[1].command("status")["state"] == "stopping", PATIENCE_S, "the stop")
-            # As long as the controller needs to move a leadership, were it asked to, and less than sessions last.
-            stopper.join(1)
+            # As long as the controller needs to move a leadership, were it asked to, and a tenth of what is waited.
+            stopper.join(0.4)
             assert stopper.is_alive()
         finally:
             for pid in followers:
