@@ -168,6 +168,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "leader",
         Caught("StrongIsr", 3, 40),
         replica_type=variants.EarlyRejoinReplica,
+        restless=1.0,
+        likely=_MOVING_LEADERS,
     ),
     Mutant(
         "an ISR addition not bound to the incarnation",
