@@ -70,16 +70,21 @@ install_package() {
     local scratch status=0
     scratch=$(mktemp -d)
     printf '[build]\nbuild_base = %s\n[egg_info]\negg_base = %s\n' "$scratch" "$scratch" >"$scratch/setup.cfg"
-    DIST_EXTRA_CONFIG=$scratch/setup.cfg PIP_DISABLE_PIP_VERSION_CHECK=1 \
+    DIST_EXTRA_CONFIG=$scratch/setup.cfg PIP_DISABLE_PIP_VERSION_CHECK=1 SPARKLOG_COMPILE=$optimised \
         quietly "$python" -m pip install --no-build-isolation "$@" || status=$?
     rm -rf "$scratch"
     [ $status = 0 ] || fail "pip could not install $root: its last words stand above, all of them in $venv/install.log"
 }
 
+optimised='' # how the next install is compiled; nothing: not at all
+
 compiled() { [ -e "$venv/.sparklog-compiled" ]; }
 install_compiled() {
-    say "compiling (two minutes on two cores)"
-    SPARKLOG_COMPILE=2 install_package --no-deps --force-reinstall "$root"
+    command -v cc >/dev/null || fail "no C compiler found (cc): install one (on Debian: apt-get install gcc python3-dev)"
+    say "compiling (two minutes)"
+    optimised=O2
+    install_package --no-deps --force-reinstall "$root"
+    optimised=''
     touch "$venv/.sparklog-compiled"
 }
 
@@ -89,7 +94,8 @@ quietly() { "$@" >"$venv/install.log" 2>&1 || { tail -n 20 "$venv/install.log" >
 set_up() {
     local extras=$1 requirements sources
     requirements=$(requirements_sum) sources=$(sources_sum)
-    if [ -x "$python" ] && stamped "extras-$extras" "$requirements" && stamped sources "$sources"; then
+    if [ -x "$python" ] && stamped "extras-$extras" "$requirements" && stamped sources "$sources" &&
+        { [[ ,$extras, != *,compiled,* ]] || compiled; }; then
         return
     fi
     # Two first runs at once must not install over each other. The lock belongs to descriptor 9, so it outlives the
@@ -99,9 +105,10 @@ set_up() {
     {
         "$found" -c 'import fcntl; fcntl.flock(9, fcntl.LOCK_EX)'
         [ -x "$python" ] && python_fits "$python" || make_venv "$found"
-        if ! stamped "extras-$extras" "$requirements"; then
+        if ! stamped "extras-$extras" "$requirements" || { [[ ,$extras, = *,compiled,* ]] && ! compiled; }; then
             say "installing sparklog[$extras] and what it needs (pyspark is 400 MB: this takes a minute or two)"
             quietly "$python" -m pip install --upgrade 'pip>=24' 'setuptools>=77' || fail "pip could not install setuptools"
+            rm -f "$venv/.sparklog-sources" # nothing that is cut short passes for whole
             install_package --upgrade "$root[$extras]"
             # Now that all is there that its types come from.
             if [[ ,$extras, = *,compiled,* ]] || compiled; then install_compiled; fi
@@ -109,6 +116,7 @@ set_up() {
             printf %s "$sources" >"$venv/.sparklog-sources"
         elif ! stamped sources "$sources"; then
             say "installing the changed sources"
+            rm -f "$venv/.sparklog-sources"
             # Once compiled, always: it would else be slow again without a word.
             if compiled; then install_compiled; else install_package --no-deps --force-reinstall "$root"; fi
             printf %s "$sources" >"$venv/.sparklog-sources"

@@ -49,6 +49,11 @@ class Others:
         self.cores = max(0.0, (_busy_s() - _ours_s() - self._before) / took)
 
 
+def compiled() -> bool:
+    """Whether a compiled install is what runs."""
+    return not str(header.__file__).endswith(".py")
+
+
 def describe() -> dict[str, Any]:
     """What figures were measured on."""
     return {
@@ -56,7 +61,7 @@ def describe() -> dict[str, Any]:
         "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9),
         "system": platform.system(),
         "python": platform.python_version(),
-        "compiled": not str(header.__file__).endswith(".py"),
+        "compiled": compiled(),
     }
 
 
@@ -92,3 +97,7 @@ def _processes() -> Iterator[tuple[int, list[str]]]:
 
 def _fields(pid: int) -> list[str]:
     return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+
+
+if __name__ == "__main__" and not compiled():
+    raise SystemExit("--compiled: the sources are what would be measured; it wants Python 3.11 or newer")

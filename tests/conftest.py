@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
+from sparklog.record import header
 from tests import spark_classes
 
-ROOT = Path(__file__).resolve().parent.parent
+#: Not resolved: where these tests are linked to from beside another package, that is what runs.
+ROOT = Path(__file__).absolute().parent.parent
 
 # Not an editable install: pyspark finds the data source by listing modules, and lists those of PYTHONPATH.
 os.environ["PYTHONPATH"] = os.pathsep.join(
@@ -20,6 +22,8 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
 )
 os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
 os.environ.update(spark_classes.environment())
+if os.environ.get("SPARKLOG_TESTED") == "compiled":
+    assert str(header.__file__).startswith(str(ROOT)) and not header.__file__.endswith(".py"), header.__file__
 # A developer's own Spark, and defaults meant for one shell, must not decide what a test sees.
 for name in ("SPARK_HOME", "PYSPARK_SUBMIT_ARGS", "SPARKLOG_BOOTSTRAP", "SPARKLOG_BOOTSTRAP_SERVERS"):
     os.environ.pop(name, None)

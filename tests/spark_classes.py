@@ -13,7 +13,7 @@ configuration folder there, so its jars are named once more, in front.
 from __future__ import annotations
 
 import os
-import subprocess
+import shutil
 import sys
 import tempfile
 from importlib.util import find_spec
@@ -39,7 +39,7 @@ def spark_jars() -> str:
 
 def environment(conf: Path = ROOT / "conf") -> dict[str, str]:
     """What Sparks of this run start with: the folder of their settings, and how their JVMs start."""
-    if not MADE_OF.exists():
+    if not MADE_OF.exists() or MADE_OF.read_text() != _made_of():
         return {"SPARK_CONF_DIR": str(_with(_PATIENT, conf))}
     options = f"{QUICK_JVM} -XX:SharedArchiveFile={ARCHIVE}"
     settings = "".join(
@@ -69,11 +69,20 @@ def _with(settings: str, conf: Path) -> Path:
     return target
 
 
+def _made_of() -> str:
+    """Which Java it is of, and which jars: it takes no others, nor those that are newer."""
+    home = os.environ.get("JAVA_HOME")
+    java = Path(home, "bin", "java") if home else Path(shutil.which("java") or "java")
+    found = [java.resolve(), *sorted(Path(spark_jars()).parent.glob("*.jar"))]
+    return "".join(f"{path} {path.stat().st_size} {path.stat().st_mtime_ns}\n" for path in found if path.exists())
+
+
 def make() -> None:
     """Unless it is there."""
-    java = Path(os.environ["JAVA_HOME"]) / "bin" / "java" if os.environ.get("JAVA_HOME") else "java"
-    version = subprocess.run([java, "-version"], capture_output=True, text=True, check=True).stderr
-    made_of = f"{version}{spark_jars()}\n"
+    # A developer's own Spark is not what tests start.
+    for name in ("SPARK_HOME", "SPARK_CONF_DIR", "PYSPARK_SUBMIT_ARGS"):
+        os.environ.pop(name, None)
+    made_of = _made_of()
     if ARCHIVE.exists() and MADE_OF.exists() and MADE_OF.read_text() == made_of:
         return
     DIRECTORY.mkdir(exist_ok=True)
