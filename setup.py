@@ -30,7 +30,13 @@ COMPILED = {
 }
 
 #: What the check of the sources asks is not asked again, perhaps with another Python and other releases of packages.
-_UNASKED = ("--allow-any-generics", "--no-warn-unused-ignores", "--no-warn-unreachable", "--no-warn-return-any")
+_UNASKED = (
+    "--ignore-missing-imports",
+    "--allow-any-generics",
+    "--no-warn-unused-ignores",
+    "--no-warn-unreachable",
+    "--no-warn-return-any",
+)
 
 
 def modules() -> list[str]:
