@@ -28,7 +28,7 @@ from sparklog.broker.deliveries import Deliveries
 from sparklog.broker.dispatch import ConnectionHandler
 from sparklog.broker.fetch import Fetches
 from sparklog.broker.fetcher import Fetchers
-from sparklog.broker.hand_over import followers_caught_up, hand_over
+from sparklog.broker.hand_over import hand_over
 from sparklog.broker.hanging import Hanging
 from sparklog.broker.lease import Lease, LeaseName, OrphanStep, relief
 from sparklog.broker.local_reads import LocalReads, readers_socket
@@ -64,8 +64,6 @@ EXIT_LOG_FAILED = 74
 #: Beyond the wait for successors: closing connections, fsync, ZooKeeper.
 _STOP_LIMIT_S = 20.0
 _ORPHAN_CHECK_S = 1.0
-#: How long an orphan that asks to be relieved waits for its followers first; it looks again after a check.
-_CATCH_UP_S = 0.5
 #: A loop that stands still for less is not ended, however short sessions are: on a busy machine a death costs more.
 _STALL_MS = 6000
 
@@ -327,10 +325,8 @@ class BrokerProcess:
         elif self._registry is not None and self._ending is None:
             if step is OrphanStep.ASK_RELIEF:
                 self._broker.spawn(self._ask_relief(), "orphan")
-            else:
-                self._broker.hands_over = False
-                if self._registry.announced:
-                    self._broker.spawn(self._registry.withdraw_stopping(), "adopted")
+            elif self._registry.announced:
+                self._broker.spawn(self._registry.withdraw_stopping(), "adopted")
         if self._ending is None:
             asyncio.get_running_loop().call_later(_ORPHAN_CHECK_S, self._check_lease)
 
@@ -354,14 +350,10 @@ class BrokerProcess:
             return
         if step is OrphanStep.ASK_RELIEF:
             _log.warning("the driver goes without this broker: asking to be relieved")
-            self._broker.hands_over = True
-            await followers_caught_up(self._broker, _CATCH_UP_S, goes_on=lambda: self._broker.hands_over)
-            if self._broker.hands_over:  # it may have been adopted meanwhile
-                await registry.announce_stopping()
+            await registry.announce_stopping()
         elif step is OrphanStep.SERVE_ON:
             _log.warning("the driver is gone: serving on")
             await registry.withdraw_stopping()
-            self._broker.hands_over = False
         elif step is OrphanStep.STOP:
             self._end(Ending.CONTROLLED)
 
@@ -470,7 +462,7 @@ class BrokerProcess:
             _log.error("no clean stop: %s", error)
             self._log_error = self._log_error or error
         finally:
-            self._directory.close(process_ends=True)
+            self._directory.close(process_ends=self._log_error is None)
 
 
 def _give_up(limit_s: float, loop: asyncio.AbstractEventLoop) -> None:

@@ -207,6 +207,7 @@ class Upkeep:
     def _flush(self) -> None:
         now_us = time.time_ns() // 1000
         for partition in self._broker.partitions.flushing():
+            self.committed(partition)  # what is fsynced with a new schema counts when that is stored
             job = partition.log.durability.flush_due(now_us) if partition.offline is None else None
             if job is not None:
                 self._broker.spawn(self._flush_one(partition, job), f"flush {partition.tp}")

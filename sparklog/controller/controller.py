@@ -11,6 +11,7 @@ under way at most; nothing is ordered while ZooKeeper cannot be reached, nor aft
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import dataclass, field
 
 from sparklog.controller import election
@@ -165,7 +166,8 @@ class Controller:
                     self._brokers_changed(self.brokers.read(event.brokers, now_ms, retired=event.retired))
             case StoppingRead():
                 for broker_id in self.brokers.read_stopping(event.stopping):
-                    self._states.mark(p for p in self.state.hosted(broker_id) if _may_be_moved(p, broker_id))
+                    leaving = {broker_id, NO_LEADER, *self.brokers.stopping}
+                    self._states.mark(p for p in self.state.hosted(broker_id) if _may_be_moved(p, leaving))
             case TopicRead():
                 self._topic_read(event.topic)
             case TopicWritten() | TopicNotWritten():
@@ -480,8 +482,8 @@ class Controller:
         return not waiting and self._leaderships.idle and self._outbox.idle
 
 
-def _may_be_moved(partition: Partition, broker_id: int) -> bool:
-    """Whether it matters to a replica's partition that this broker stops, or does not any more: nobody is taken out of
-    an ISR for that."""
+def _may_be_moved(partition: Partition, leaving: Set[int]) -> bool:
+    """Whether it matters to a partition that one of its brokers stops, or does not any more: that one leads it, or who
+    leads waits for a successor, or it has none. Nobody is taken out of an ISR for that."""
     stored = partition.stored
-    return stored is None or partition.move is not None or stored.state.leader in {broker_id, NO_LEADER}
+    return stored is None or partition.move is not None or stored.state.leader in leaving

@@ -5,6 +5,7 @@ Everything else rests on replication. Jobs run in threads; the recovery point mo
 
 from __future__ import annotations
 
+from sparklog.storage.disk import is_full
 from sparklog.storage.flushing import FlushJob
 from sparklog.storage.log_state import LogState
 from sparklog.storage.partition_file import PARTITION_FILE, PartitionFileJob
@@ -48,23 +49,37 @@ class LogDurability:
             return
         state.seals.finished(job)
         state.chain.count_sealed()
+        self._count_sealed()
+
+    def _count_sealed(self) -> None:
+        state = self._state
         if state.chain.sealed_prefix:
             fsynced = state.chain.segments[state.chain.sealed_prefix - 1].end_offset
-            state.recovery_point = max(state.recovery_point, fsynced)
+            state.recovery_point = max(state.recovery_point, self._with_schemas(fsynced))
+
+    def _with_schemas(self, end_offset: int) -> int:
+        """As far as ``end_offset`` batches survive a power cut once they are fsynced: below the first segment whose
+        schema only its own front has, which recovery does not believe before a checkpoint tells that it is durable."""
+        unstored = self._state.directory.unstored
+        if unstored:
+            for segment in self._state.chain.segments:
+                if segment.schema_id in unstored:
+                    return min(end_offset, segment.base_offset)
+        return end_offset
 
     # --- schemas --------------------------------------------------------------------------------------------------
 
     def schemas_due(self) -> PartitionFileJob | None:
-        """A job that stores the schemas which ``partition.json`` lacks, once the active segment is of one of them: run
-        it in a thread, then ``schemas_stored``. None while one is at work.
+        """A job that stores the schemas which ``partition.json`` lacks, once a segment is of one of them: run it in a
+        thread, then ``schemas_stored``. None while one is at work.
 
         Cheap when there is none. To be asked as ``seals_due``.
         """
         state = self._state
         if not state.directory.unstored or self._schemas_job is not None:
             return None  # as after nearly every append
-        last = state.chain.last
-        if last is not None and last.schema_id in state.directory.unstored:
+        chain = state.chain
+        if any(segment.schema_id in state.directory.unstored for segment in chain.segments[chain.sealed_prefix :]):
             self._schemas_job = state.directory.store_job()
         return self._schemas_job
 
@@ -74,6 +89,7 @@ class LogDurability:
             self._schemas_job = None
             if job.done:
                 self._state.directory.stored(job.content)
+                self._count_sealed()
 
     def cancel_schemas(self) -> None:
         """The directory is about to go."""
@@ -106,12 +122,23 @@ class LogDurability:
         if state.recovery_point >= state.log_end_offset:
             return
         with state.offline_on_error("flushing"):
+            if state.directory.unstored:
+                self._store_schemas()
             state.chain.sync_from(state.recovery_point)
             state.directory.sync()
         self._flushed()
 
+    def _store_schemas(self) -> None:
+        """In ``partition.json``, durably; a disk without room for it is asked again later."""
+        self.cancel_schemas()
+        try:
+            self._state.directory.restore_partition_file()
+        except OSError as failure:
+            if not is_full(failure):
+                raise
+
     def _flushed(self) -> None:
-        self._state.recovery_point = self._state.log_end_offset
+        self._state.recovery_point = max(self._state.recovery_point, self._with_schemas(self._state.log_end_offset))
         self._unflushed_since_us = -1
         self._unflushed_records = 0
 
@@ -140,7 +167,7 @@ class LogDurability:
         if job is not self._job:
             return
         self._job = None
-        self._state.recovery_point = max(self._state.recovery_point, job.end_offset)
+        self._state.recovery_point = max(self._state.recovery_point, self._with_schemas(job.end_offset))
         self._unflushed_records = max(self._unflushed_records - job.records, 0)
 
     def cancel_flush(self) -> None:
