@@ -207,8 +207,10 @@ class Upkeep:
     def _flush(self) -> None:
         now_us = time.time_ns() // 1000
         for partition in self._broker.partitions.flushing():
+            if partition.offline is not None:
+                continue
             self.committed(partition)  # what is fsynced with a new schema counts when that is stored
-            job = partition.log.durability.flush_due(now_us) if partition.offline is None else None
+            job = partition.log.durability.flush_due(now_us)
             if job is not None:
                 self._broker.spawn(self._flush_one(partition, job), f"flush {partition.tp}")
 

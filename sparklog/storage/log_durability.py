@@ -92,7 +92,7 @@ class LogDurability:
                 self._count_sealed()
 
     def cancel_schemas(self) -> None:
-        """The directory is about to go."""
+        """The directory is about to go, or what is to be stored is stored here and now."""
         job, self._schemas_job = self._schemas_job, None
         if job is not None:
             job.cancel()
