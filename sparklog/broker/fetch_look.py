@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import msgspec
 
+from sparklog.broker.kept_crcs import KeptCrcs
 from sparklog.broker.partition import FetchVerdict, Partition
 from sparklog.broker.partitions import Partitions
 from sparklog.broker.projected_read import read_projected
@@ -41,7 +42,14 @@ def look_for_consumer(
         if parted is not None:
             return _diverging(partition, wanted, parted.epoch, parted.end_offset)
         end_offset = partition.replica.readable_end(isolation)
-        return _read(partition, wanted, end_offset=end_offset, max_bytes=max_bytes, committed=isolation == 1)
+        return _read(
+            partition,
+            wanted,
+            end_offset=end_offset,
+            max_bytes=max_bytes,
+            committed=isolation == 1,
+            kept=partitions.kept_crcs,
+        )
     except BrokerError as error:
         return _error(partition, wanted, error)
 
@@ -94,7 +102,7 @@ def look_for_follower(
             ours = log.end_of_epoch(wanted.last_epoch)
             if ours.epoch != wanted.last_epoch or ours.end_offset < wanted.fetch_offset:
                 return _diverging(partition, wanted, ours.epoch, ours.end_offset)
-        return _read(partition, wanted, end_offset=partition.log.log_end_offset, max_bytes=max_bytes, for_follower=True)
+        return _read(partition, wanted, end_offset=partition.log.log_end_offset, max_bytes=max_bytes)
     except BrokerError as error:
         return _error(partition, wanted, error, for_follower=True)
 
@@ -134,22 +142,28 @@ def _read(
     end_offset: int,
     max_bytes: int,
     committed: bool = False,
-    for_follower: bool = False,
+    kept: KeptCrcs | None = None,
 ) -> Look:
-    """``committed``: name the aborted transactions that the records may belong to. ``for_follower``: also what lies
-    before the log start in the first segment."""
+    """``committed``: name the aborted transactions that the records may belong to. ``kept``: what projections go by;
+    None for a follower, who wants none, but also what lies before the log start in the first segment."""
     if max_bytes <= 0 or wanted.fetch_offset >= end_offset:
         return Look(_result(partition, wanted), None, 0, urgent=False)
     limit = max(min(wanted.max_bytes, max_bytes), 1)
     stored_bytes = cost = 0
     try:
-        if wanted.columns is None:
+        if wanted.columns is None or kept is None:
             records = partition.log.read(
-                wanted.fetch_offset, max_bytes=limit, end_offset=end_offset, for_follower=for_follower
+                wanted.fetch_offset, max_bytes=limit, end_offset=end_offset, for_follower=kept is None
             )
         else:
             records, stored_bytes, cost = read_projected(
-                partition, wanted.fetch_offset, wanted.columns, max_bytes=limit, end_offset=end_offset
+                partition,
+                wanted.fetch_offset,
+                wanted.columns,
+                kept=kept,
+                max_bytes=limit,
+                end_offset=end_offset,
+                verify=wanted.verify,
             )
     except StorageError as error:
         raise partition.storage_failed(error) from error

@@ -12,6 +12,7 @@ import itertools
 import logging
 from collections.abc import Iterator
 
+from sparklog.broker.kept_crcs import KeptCrcs
 from sparklog.broker.metadata_cache import CachedTopic
 from sparklog.broker.partition import AppendRules, Partition
 from sparklog.broker.state import BrokerState
@@ -42,6 +43,7 @@ class Partitions:
         self._compacted: dict[TopicPartition, Partition] = {}
         #: Those led here, as their replicas said last.
         self._led: set[Partition] = set()
+        self.kept_crcs = KeptCrcs()
         self._timers: list[tuple[int, int, Partition]] = []
         self._timer_order = itertools.count()
         self._timer: asyncio.TimerHandle | None = None

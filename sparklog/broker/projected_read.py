@@ -1,7 +1,8 @@
 """Reading a log for a consumer that wants some of the columns: batches cut down before they are sent.
 
-What is read from the log is the same as for all columns, and its checksum is verified, because the one that goes out
-with the projected batch is made here. Where no column at all is wanted, only the index is read.
+A batch is read and its checksum verified the first time, because the one that goes out with the projected batch is made
+here. Of a long batch CRCs are kept, with which the next reads of it, for whatever columns, do neither; an answer may
+then stand for more of the log. Where no column at all is wanted, only the index is read.
 """
 
 from __future__ import annotations
@@ -9,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from sparklog.broker.kept_crcs import BatchKey, KeptCrcs
 from sparklog.broker.partition import Partition
 from sparklog.errors import BrokerError, ErrorCode
-from sparklog.record.header import BatchHeader, unpack_headers
+from sparklog.record.header import HEADER_BYTES, BatchHeader, unpack_headers
 from sparklog.record.projection import ProjectedBatch, Projection, header_alone, plan_projection, project_batch
 from sparklog.storage.log import LogSlice
 
@@ -20,6 +22,11 @@ from sparklog.storage.log import LogSlice
 BATCH_COST_BYTES = 16 * 1024
 #: The same of a header alone.
 HEADER_COST_BYTES = 2 * 1024
+#: The same of a batch that need not be verified, unless it is smaller itself. It takes the event loop as long as
+#: verifying half of this; where its pages are in no cache, a disk has to seek them.
+KEPT_COST_BYTES = 512 * 1024
+#: How many times the bytes that an answer has left are looked for in the log when batches count for less.
+_STRETCH = 8
 
 
 class ProjectedRead(NamedTuple):
@@ -32,9 +39,16 @@ class ProjectedRead(NamedTuple):
 
 
 def read_projected(
-    partition: Partition, offset: int, columns: Sequence[str], *, max_bytes: int, end_offset: int
+    partition: Partition,
+    offset: int,
+    columns: Sequence[str],
+    *,
+    kept: KeptCrcs,
+    max_bytes: int,
+    end_offset: int,
+    verify: bool = False,
 ) -> ProjectedRead:
-    """As ``Log.read``, with ``columns`` alone.
+    """As ``Log.read``, with ``columns`` alone. ``verify``: what is kept of these batches is not believed.
 
     Raises:
         BrokerError: SCHEMA_OUTDATED for a column that the topic does not have, or that this broker has not been told
@@ -46,42 +60,97 @@ def read_projected(
         raise BrokerError(
             ErrorCode.SCHEMA_OUTDATED, f"{partition.tp}: columns {unknown[:20]} found, {known} are known here"
         )
+    log = partition.log
     if not columns:
         most = max(1, max_bytes // HEADER_COST_BYTES)
-        found = partition.log.read_headers(offset, max_batches=most, end_offset=end_offset)
+        found = log.read_headers(offset, max_batches=most, end_offset=end_offset)
         headers = unpack_headers(found.headers)
         if not any(header.offset_array_length for header in headers):
-            return _sent([header_alone(header) for header in headers], found, found.body_bytes, HEADER_COST_BYTES)
+            cost = max(1, len(headers)) * HEADER_COST_BYTES
+            return _sent([header_alone(header) for header in headers], found, found.body_bytes, cost)
+    answer = _Answer(partition, frozenset(columns), kept, max_bytes=max_bytes, verify=verify)
     # What is sent may be views of it, which the connection keeps until they are sent.
-    found = partition.log.read(offset, max_bytes=max_bytes, end_offset=end_offset, mapped=True)
-    headers = unpack_headers(found.headers)[: max(1, max_bytes // BATCH_COST_BYTES)]
-    return _project(partition, headers, columns, found)
+    most = max(1, max_bytes // BATCH_COST_BYTES)
+    first = found = log.read(offset, max_bytes=max_bytes, end_offset=end_offset, max_batches=most, mapped=True)
+    while found.batch_count and answer.takes_all(found):
+        left = max_bytes - answer.cost
+        most = max(1, left // BATCH_COST_BYTES)
+        found = log.read(
+            found.next_offset, max_bytes=_STRETCH * left, end_offset=end_offset, max_batches=most, mapped=True
+        )
+    return _sent(answer.batches, first, answer.stored_bytes, answer.cost)
 
 
-def _project(
-    partition: Partition, headers: list[BatchHeader], columns: Sequence[str], found: LogSlice
-) -> ProjectedRead:
-    plans: dict[int, Projection] = {}
-    batches = []
-    chosen = frozenset(columns)
-    bodies = _cut(headers, found)
-    for header, body in zip(headers, bodies, strict=True):
-        plan = plans.get(header.schema_id)
+class _Answer:
+    """Projected batches on their way into an answer."""
+
+    def __init__(
+        self, partition: Partition, columns: frozenset[str], kept: KeptCrcs, *, max_bytes: int, verify: bool
+    ) -> None:
+        self.batches: list[ProjectedBatch] = []
+        self.stored_bytes = 0
+        self.cost = 0
+        self._partition = partition
+        self._columns = columns
+        self._plans: dict[int, Projection] = {}
+        self._kept = kept
+        self._max_bytes = max_bytes
+        self._verify = verify
+
+    def takes_all(self, found: LogSlice) -> bool:
+        """Take batches as long as there is room. Whether there may be room for what lies behind them: none had to be
+        verified, so they count for less than was read.
+
+        Raises:
+            BrokerError: CORRUPT_MESSAGE when the first one of the answer is damaged.
+        """
+        none_verified = True
+        headers = unpack_headers(found.headers)
+        for number, (header, body) in enumerate(zip(headers, _cut(headers, found), strict=True)):
+            packed = found.headers[number * HEADER_BYTES : (number + 1) * HEADER_BYTES]
+            key = BatchKey(self._partition.topic_id, self._partition.tp.partition, packed)
+            if self._verify:
+                self._kept.forget(key)
+            running = self._kept.get(key)
+            if running is None and not self._has_room(len(body)):
+                return False
+            try:
+                batch = project_batch(header, body, self._plan(header.schema_id), running)
+            except BrokerError as error:
+                self._kept.forget(key)
+                if self.batches:
+                    return False  # those in front of the damage are good
+                detail = f"{self._partition.tp} at offset {header.base_offset}: {error.detail}"
+                raise BrokerError(error.code, detail) from error
+            if batch.running is not None and batch.running is not running:
+                self._kept.put(key, batch.running)
+            cost = len(body)
+            if running is not None and batch.running is running:
+                cost = min(cost, max(KEPT_COST_BYTES, batch.header.stored_bytes))
+            else:
+                none_verified = False
+            if not self._has_room(cost):
+                return False
+            self.batches.append(batch)
+            self.stored_bytes += len(body)
+            self.cost += max(cost, BATCH_COST_BYTES)
+        return none_verified and self.cost < self._max_bytes
+
+    def _has_room(self, cost: int) -> bool:
+        return not self.batches or self.cost + cost <= self._max_bytes
+
+    def _plan(self, schema_id: int) -> Projection:
+        plan = self._plans.get(schema_id)
         if plan is None:
-            plan = plans[header.schema_id] = plan_projection(partition.log.schema(header.schema_id), chosen)
-        try:
-            batches.append(project_batch(header, body, plan))
-        except BrokerError as error:
-            if batches:
-                break  # those in front of the damage are good
-            raise BrokerError(error.code, f"{partition.tp} at offset {header.base_offset}: {error.detail}") from error
-    return _sent(batches, found, sum(map(len, bodies[: len(batches)])), BATCH_COST_BYTES)
+            schema = self._partition.log.schema(schema_id)
+            plan = self._plans[schema_id] = plan_projection(schema, self._columns)
+        return plan
 
 
 def _cut(headers: list[BatchHeader], found: LogSlice) -> list[memoryview]:
     """The batches' bodies, which lie in one piece or in a piece each."""
     if len(found.bodies) == found.batch_count:
-        return [memoryview(body) for body in found.bodies[: len(headers)]]
+        return [memoryview(body) for body in found.bodies]
     whole = memoryview(found.bodies[0])
     bodies = []
     at = 0
@@ -91,17 +160,15 @@ def _cut(headers: list[BatchHeader], found: LogSlice) -> list[memoryview]:
     return bodies
 
 
-def _sent(batches: list[ProjectedBatch], found: LogSlice, stored_bytes: int, batch_cost: int) -> ProjectedRead:
+def _sent(batches: list[ProjectedBatch], found: LogSlice, stored_bytes: int, cost: int) -> ProjectedRead:
+    """``found``: what the answer is where there is nothing."""
     if not batches:
         return ProjectedRead(found, 0, 0)
-    bodies = [piece for batch in batches for piece in batch.pieces]
-    size = sum(batch.header.stored_bytes for batch in batches)
     records = LogSlice(
         b"".join(batch.header.pack() for batch in batches),
-        [*bodies],
-        size,
+        [piece for batch in batches for piece in batch.pieces],
+        sum(batch.header.stored_bytes for batch in batches),
         len(batches),
         batches[-1].header.next_offset,
     )
-    read_bytes = stored_bytes if bodies else 0
-    return ProjectedRead(records, stored_bytes, max(read_bytes, len(batches) * batch_cost))
+    return ProjectedRead(records, stored_bytes, cost)

@@ -121,6 +121,8 @@ class PartitionReader:
         self._last_epoch = last_epoch
         #: Until the first batch the epoch is only a bound: a leader that appended nothing left no trace in the log.
         self._epoch_is_bound = True
+        #: Where a projected batch failed its checksum: the broker is asked to verify what it has there.
+        self._verify_at = -1
         self._schema_of = SchemaLookup(self._link, self._tp.topic)
 
     def close(self) -> None:
@@ -159,10 +161,24 @@ class PartitionReader:
                 self._epoch_is_bound = False
                 if position < self._end and self._local is None:
                     self._send_ahead(position)
-                yield from self._decoded(answer, done)
+                try:
+                    for found in self._decoded(answer, done):
+                        done = found.header.next_offset
+                        yield found
+                except BrokerError as error:
+                    if answer.mapped or not self._is_to_be_verified(error, done):
+                        raise
+                    self._disconnect()
+                    self._verify_at = position = done
         finally:
             self._disconnect()
             self._close_local()
+
+    def _is_to_be_verified(self, error: BrokerError, offset: int) -> bool:
+        """Whether ``error`` says that a projected batch from ``offset`` on is damaged, and the broker did not verify it
+        on its way here: it is asked to, since only it can tell the disk's damage from another."""
+        wire = None if self._choice is None else self._choice.wire
+        return wire is not None and error.code == ErrorCode.CORRUPT_MESSAGE and offset != self._verify_at
 
     def _read_local(self, position: int) -> PartitionBytes | None:
         """The batches at ``position`` out of files of this host, or None: they are to be fetched."""
@@ -321,6 +337,7 @@ class PartitionReader:
             self._max_bytes,
             last_epoch=self._last_epoch,
             columns=None if self._choice is None else self._choice.wire,
+            verify=position == self._verify_at,
         )
         connection.send(
             Fetch(

@@ -151,7 +151,8 @@ class ProduceReply(Message, frozen=True, tag="produce_reply"):
 class FetchPartition(msgspec.Struct, frozen=True, array_like=True):
     """``leader_epoch`` is the fetcher's current one (-1: not checked); ``last_epoch`` that of its last batch
     (-1: its history is not compared). ``columns``: only these of the topic's newest schema are sent, those that a batch
-    has; (): headers alone; None: batches as they are stored, as followers need them."""
+    has; (): headers alone; None: batches as they are stored, as followers need them. ``verify``: the fetcher has found
+    that what it was sent of these columns fails its checksum; the broker is to verify what is stored."""
 
     topic: str
     partition: int
@@ -162,6 +163,7 @@ class FetchPartition(msgspec.Struct, frozen=True, array_like=True):
     last_epoch: int = -1
     log_start_offset: int = -1
     columns: Entries[str] | None = None
+    verify: bool = False
 
 
 class Fetch(Message, frozen=True, tag="fetch"):

@@ -9,7 +9,7 @@ times x^(8 |B|), plus that of ``B``. Source: zlib, crc32_combine().
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, lru_cache
 from typing import NamedTuple, TypeAlias
 
 import google_crc32c
@@ -34,7 +34,7 @@ def crc32c_extended(found: int, data: Buffer) -> int:
 
 class Following(NamedTuple):
     """What ``length`` bytes do to the CRC of what is in front of them: it is multiplied by ``power``. Making one takes
-    some ten microseconds, as long as a native CRC of 100 kB; using it a third of that."""
+    some ten microseconds, as long as a native CRC of 100 kB; using it a third of that, as equal lengths are known."""
 
     power: int
 
@@ -42,16 +42,21 @@ class Following(NamedTuple):
     def of(cls, length: int) -> Following:
         """Of ``length`` bytes, below 2^32."""
         assert 0 <= length < 1 << 32, length
-        power = _ONE
-        for place, powers in enumerate(_powers()):
-            if digit := length >> (8 * place) & 0xFF:
-                power = _product(power, powers[digit])
-        return cls(power)
+        return cls(_power(length))
 
     def joined(self, first: int, second: int) -> int:
         """The CRC of both pieces back to back; ``second`` is that of the bytes that follow. Given the CRC of both for
         ``second``, it is that of the second alone: adding twice is not adding."""
         return _product(self.power, first) ^ second
+
+
+@lru_cache(maxsize=1024)
+def _power(length: int) -> int:
+    power = _ONE
+    for place, powers in enumerate(_powers()):
+        if digit := length >> (8 * place) & 0xFF:
+            power = _product(power, powers[digit])
+    return power
 
 
 def _product(a: int, b: int) -> int:

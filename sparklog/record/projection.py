@@ -5,35 +5,59 @@ at all. So a projection takes the bytes of the chosen columns as they are, one r
 writes a new message in front of them (``batch_metadata``). Long runs are not copied.
 
 A projected batch has a header of its own, with ``Flag.PROJECTED``, the length of what is left and its CRC. It is never
-stored: followers are not sent any, and none is taken from a producer. The CRC of long runs comes from the pass over the
-stored batch that verifies it, so it is of the very bytes that were verified. Pure.
+stored: followers are not sent any, and none is taken from a producer. Pure.
+
+What is sent has the CRC of the bytes that the producer's CRC was compared with. Of a short batch these are verified and
+read a second time. Of a long one the pass that verifies it leaves running CRCs at the edges of its columns, from which
+that of any choice of them follows by arithmetic; whoever keeps them needs no pass for the next choice, and looks at no
+byte of a column at all. If the bytes have changed since, it is the reader who finds that their CRC is another one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from typing import NamedTuple
+from array import array
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import accumulate, chain, pairwise
+from typing import NamedTuple, TypeAlias
 
 import pyarrow as pa
 
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.record.batch_metadata import record_batch_metadata
-from sparklog.record.checksum import Following, crc32c_extended
+from sparklog.record.checksum import Following, crc32c, crc32c_extended
 from sparklog.record.codec import compare_body_crc, read_record_batch, verify_body_crc
 from sparklog.record.flatbuffer import malformed
 from sparklog.record.header import BatchHeader, Flag
 from sparklog.record.layout import layout_of
-from sparklog.record.message import ALIGNMENT, NOT_COMPRESSED, BatchMessage, read_batch_message
+from sparklog.record.message import (
+    ALIGNMENT,
+    NOT_COMPRESSED,
+    BatchMessage,
+    read_batch_message,
+    read_metadata_length,
+)
 
 #: Messages up to this size are copied into one piece: less work than sending their pieces.
 _ONE_PIECE_BYTES = 64 * 1024
 #: Runs from this size on are not read a second time for the CRC of what is sent: arithmetic takes less time.
 _LONG_BYTES = 256 * 1024
+#: Of shorter batches no running CRCs are kept: verifying them takes no longer than what these spare.
+_KEPT_BYTES = 256 * 1024
+#: Nor where they would be of columns shorter than this on the average: it is what CRCs at a column's edges take.
+_COLUMN_BYTES = 16 * 1024
+#: The arithmetic for one run takes as long as verifying so much.
+_RUN_BYTES = 128 * 1024
+
+#: CRCs of a stored batch from its beginning up to: the end of its message's metadata, the beginning and the end of each
+#: column, the end of the message. The CRC up to the batch's end is in its header.
+RunningCrcs: TypeAlias = "array[int]"
 
 
 class ColumnSpan(NamedTuple):
-    """Where columns that are neighbours in a schema are in its messages: half-open ranges of nodes and of buffers."""
+    """Columns that are neighbours in a schema, and where they are in its messages: half-open ranges of columns, of
+    nodes and of buffers."""
 
+    columns: tuple[int, int]
     nodes: tuple[int, int]
     buffers: tuple[int, int]
 
@@ -47,6 +71,8 @@ class Projection(NamedTuple):
     #: Nodes and buffers of a whole message.
     nodes: int
     buffers: int
+    #: The first buffer of each column of the schema, and behind the last one the number of buffers.
+    first_buffers: tuple[int, ...]
 
 
 class _Piece(NamedTuple):
@@ -55,6 +81,10 @@ class _Piece(NamedTuple):
     content: bytes | memoryview
     start: int = -1
 
+    @property
+    def end(self) -> int:
+        return self.start + len(self.content)
+
 
 class ProjectedBatch(NamedTuple):
     """A batch as it is sent: a sealed header, and ``header.stored_bytes`` bytes in pieces, which may be views of the
@@ -62,6 +92,8 @@ class ProjectedBatch(NamedTuple):
 
     header: BatchHeader
     pieces: tuple[bytes | memoryview, ...]
+    #: Those of the stored batch, if they are worth keeping.
+    running: RunningCrcs | None = None
 
     @property
     def body(self) -> bytes:
@@ -87,18 +119,23 @@ def plan_projection(schema: pa.Schema, columns: Collection[str]) -> Projection:
     chosen = tuple(number for number, name in enumerate(schema.names) if name in columns)
     spans: list[ColumnSpan] = []
     for number in chosen:
-        first = starts[number]
-        if spans and spans[-1].nodes[1] == first[0]:
-            last = spans.pop()
-            first = last.nodes[0], last.buffers[0]
-        spans.append(ColumnSpan((first[0], ends[number][0]), (first[1], ends[number][1])))
-    return Projection(tuple(spans), chosen, len(layout.nodes), layout.buffers)
+        first = number
+        if spans and spans[-1].columns[1] == number:
+            first = spans.pop().columns[0]
+        nodes, own = zip(starts[first], ends[number], strict=True)
+        spans.append(ColumnSpan((first, number + 1), nodes, own))
+    firsts = (*(first for _, first in starts), layout.buffers)
+    return Projection(tuple(spans), chosen, len(layout.nodes), layout.buffers, firsts)
 
 
-def project_batch(header: BatchHeader, body: memoryview, plan: Projection) -> ProjectedBatch:
+def project_batch(
+    header: BatchHeader, body: memoryview, plan: Projection, kept: RunningCrcs | None = None
+) -> ProjectedBatch:
     """The batch with the columns of ``plan`` alone; without any, its header and its offset array.
 
-    ``body`` is the batch as stored, ``header.stored_bytes`` long.
+    ``body`` is the batch as stored, ``header.stored_bytes`` long. ``kept``: ``running`` of an earlier projection of the
+    batch with this header, by a plan of the same schema. Then the columns are not read: only the message's metadata are
+    verified, and the whole batch if they are not those of then.
 
     Raises:
         BrokerError: CORRUPT_MESSAGE when the stored batch fails its CRC or contradicts its schema.
@@ -110,32 +147,79 @@ def project_batch(header: BatchHeader, body: memoryview, plan: Projection) -> Pr
         return _sealed(header, [], offset_array, {})
     stored = body[: header.length]
     try:
-        message = _project_message(read_batch_message(stored), stored, plan)
+        if kept is not None and not _is_of(kept, header, stored, plan):
+            kept = None
+        whole = read_batch_message(stored)
+        message = _project_message(whole, stored, plan)
     except BrokerError:
         verify_body_crc(header, checked)  # of damage the CRC is what is told
         raise
-    return _sealed(header, message, offset_array, _verify(header, checked, message))
+    if kept is not None:
+        return _sealed(header, message, offset_array, _edges_of(kept, header, message, plan))._replace(running=kept)
+    if not _is_worth_keeping(header, plan):
+        long = [piece for piece in message if piece.start >= 0 and len(piece.content) >= _LONG_BYTES]
+        edges = (place for piece in long for place in (piece.start, piece.end))
+        return _sealed(header, message, offset_array, _verify(header, checked, edges))
+    places = _places(header, whole, plan)
+    running = _verify(header, checked, places)
+    return _sealed(header, message, offset_array, running)._replace(
+        running=array("I", [running[place] for place in places])
+    )
 
 
-def _verify(header: BatchHeader, checked: memoryview, message: Sequence[_Piece]) -> dict[int, tuple[Following, int]]:
-    """Verify ``checked``, and on the one way through it take the CRCs of long runs, by their number in ``message``.
+def _is_worth_keeping(header: BatchHeader, plan: Projection) -> bool:
+    columns = len(plan.first_buffers) - 1
+    return header.length >= max(_KEPT_BYTES, columns * _COLUMN_BYTES, len(plan.spans) * _RUN_BYTES)
+
+
+def _is_of(kept: RunningCrcs, header: BatchHeader, stored: memoryview, plan: Projection) -> bool:
+    """Whether the message's metadata are those that were verified when the CRCs were taken, and these are as many as
+    its schema has places. Where the arithmetic would take longer than verifying, they are of no use."""
+    return (
+        len(kept) == 2 * len(plan.first_buffers)
+        and len(plan.spans) * _RUN_BYTES <= header.length
+        and crc32c(stored[: read_metadata_length(stored)]) == kept[0]
+    )
+
+
+def _places(header: BatchHeader, whole: BatchMessage, plan: Projection) -> list[int]:
+    """Where in the stored batch the CRCs of ``RunningCrcs`` are taken. A column without bytes begins where the next one
+    that has some does, and ends where the one before does: so the edges of a run are those of its outer columns."""
+    starts: list[int] = []
+    ends: list[int] = []
+    for first, end in pairwise(plan.first_buffers):
+        own = [buffer for buffer in whole.buffers[first:end] if buffer[1]]
+        starts.append(whole.metadata_length + own[0][0] if own else header.length)
+        ends.append(whole.metadata_length + sum(own[-1]) if own else 0)
+    starts = [*accumulate(reversed(starts), min)][::-1]
+    ends = [*accumulate(ends, max, initial=whole.metadata_length)][1:]
+    edges = chain.from_iterable(zip(starts, ends, strict=True))
+    return [whole.metadata_length, *edges, header.length]
+
+
+def _edges_of(kept: RunningCrcs, header: BatchHeader, message: Sequence[_Piece], plan: Projection) -> dict[int, int]:
+    """The CRCs up to both edges of each run of ``message`` and to its stored message's end, by place."""
+    found = {header.length: kept[-1]}
+    for span, piece in zip(plan.spans, (piece for piece in message if piece.start >= 0), strict=True):
+        if len(piece.content):
+            found[piece.start] = kept[1 + 2 * span.columns[0]]
+            found[piece.end] = kept[2 * span.columns[1]]
+    return found
+
+
+def _verify(header: BatchHeader, checked: memoryview, places: Iterable[int]) -> dict[int, int]:
+    """Verify ``checked``, and on the one way through it take the CRCs up to ``places``.
 
     Raises:
         BrokerError: CORRUPT_MESSAGE.
     """
-    found = at = 0
-    long: dict[int, tuple[Following, int]] = {}
-    for number, piece in enumerate(message):
-        size = len(piece.content)
-        if piece.start < at or size < _LONG_BYTES:
-            continue
-        before = crc32c_extended(found, checked[at : piece.start])
-        found = crc32c_extended(before, piece.content)
-        at = piece.start + size
-        following = Following.of(size)
-        long[number] = following, following.joined(before, found)
-    compare_body_crc(header, crc32c_extended(found, checked[at:]))
-    return long
+    crc = at = 0
+    found: dict[int, int] = {}
+    for place in sorted(set(places)):
+        found[place] = crc = crc32c_extended(crc, checked[at:place])
+        at = place
+    compare_body_crc(header, crc32c_extended(crc, checked[at:]))
+    return found
 
 
 def read_columns(
@@ -206,25 +290,31 @@ def _project_message(whole: BatchMessage, source: memoryview, plan: Projection) 
 
 
 def _sealed(
-    header: BatchHeader,
-    message: Sequence[_Piece],
-    offset_array: memoryview,
-    long: Mapping[int, tuple[Following, int]],
+    header: BatchHeader, message: Sequence[_Piece], offset_array: memoryview, running: Mapping[int, int]
 ) -> ProjectedBatch:
-    """``long``: as ``_verify`` returns it."""
-    length = sum(len(piece.content) for piece in message)
-    if len(message) > 1 and length <= _ONE_PIECE_BYTES:
-        message = [_Piece(b"".join(piece.content for piece in message))]
+    """``running``: CRCs of the stored batch up to some places. Bytes between two of them have their CRC from there; all
+    others are read, which is only right when they have just been verified."""
     crc = 0
-    for number, piece in enumerate(message):
-        if number in long:
-            following, own = long[number]
-            crc = following.joined(crc, own)
+    for piece in message:
+        if piece.start in running and piece.end in running:
+            crc = _joined(crc, running[piece.start], running[piece.end], len(piece.content))
         else:
             crc = crc32c_extended(crc, piece.content)
-    crc = crc32c_extended(crc, offset_array[: header.offset_array_length])
+    array_bytes = header.offset_array_length
+    if array_bytes and header.length in running:
+        crc = _joined(crc, running[header.length], header.body_crc, array_bytes)
+    else:
+        crc = crc32c_extended(crc, offset_array[:array_bytes])
     pieces = tuple(piece.content for piece in message)
+    length = sum(map(len, pieces))
+    if len(pieces) > 1 and length <= _ONE_PIECE_BYTES:
+        pieces = (b"".join(pieces),)
     if len(offset_array):
         pieces = (*pieces, bytes(offset_array))
     flags = header.flags | Flag.PROJECTED
     return ProjectedBatch(header._replace(length=length, body_crc=crc, flags=flags), pieces)
+
+
+def _joined(crc: int, before: int, after: int, length: int) -> int:
+    """What had ``crc``, with bytes behind it that took the CRC of another piece from ``before`` to ``after``."""
+    return Following.of(length).joined(crc ^ before, after)

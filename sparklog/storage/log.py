@@ -29,7 +29,7 @@ from sparklog.storage.disk import Buffer
 from sparklog.storage.log_cleaning import LogCleaning
 from sparklog.storage.log_cuts import LogCuts
 from sparklog.storage.log_durability import LogDurability
-from sparklog.storage.log_reads import HandedOut
+from sparklog.storage.log_reads import MANY, HandedOut
 from sparklog.storage.log_reads import LogSlice as LogSlice  # what ``read`` gives: known from here
 from sparklog.storage.log_services import LogServices
 from sparklog.storage.log_state import LogState
@@ -273,13 +273,21 @@ class Log:
     # --- read ---------------------------------------------------------------------------------------------------
 
     def read(
-        self, offset: int, *, max_bytes: int, end_offset: int, for_follower: bool = False, mapped: bool = False
+        self,
+        offset: int,
+        *,
+        max_bytes: int,
+        end_offset: int,
+        max_batches: int = MANY,
+        for_follower: bool = False,
+        mapped: bool = False,
     ) -> LogSlice:
         """Whole batches from the one that holds ``offset`` on, within one segment.
 
-        At least one batch if there is one that ends at or below ``end_offset``, else as many as fit ``max_bytes``.
-        ``for_follower``: from where the first segment begins, which may be below the log start. ``mapped``: bodies
-        may be views of files that still grow, and count as handed out: they are not cut in place any more.
+        At least one batch if there is one that ends at or below ``end_offset``, else as many as fit ``max_bytes`` and
+        ``max_batches``. ``for_follower``: from where the first segment begins, which may be below the log start.
+        ``mapped``: bodies may be views of files that still grow, and count as handed out: they are not cut in place any
+        more.
 
         Raises:
             BrokerError: OFFSET_OUT_OF_RANGE outside [log start, log end].
@@ -291,7 +299,13 @@ class Log:
             return log_reads.nothing_at(offset)
         try:  # every fetch comes here: cheaper than ``offline_on_error``
             found = log_reads.whole_batches(
-                state.chain, state.hot, offset, max_bytes=max_bytes, end_offset=end_offset, mapped=mapped
+                state.chain,
+                state.hot,
+                offset,
+                max_bytes=max_bytes,
+                end_offset=end_offset,
+                max_batches=max_batches,
+                mapped=mapped,
             )
         except (OSError, StorageError) as failure:
             raise state.services.offline(f"reading {self.tp}: {failure}") from failure

@@ -14,6 +14,9 @@ from sparklog.storage.hot_batches import HotLog
 from sparklog.storage.segment import Segment
 from sparklog.storage.segment_chain import SegmentChain
 
+#: More batches than a segment has.
+MANY = 1 << 62
+
 
 class LogSlice(NamedTuple):
     """Whole batches read from a log. ``bodies`` back to back are ``body_bytes`` long; ``headers`` are packed."""
@@ -42,13 +45,21 @@ def nothing_at(offset: int) -> LogSlice:
 
 
 def whole_batches(
-    chain: SegmentChain, hot: HotLog, offset: int, *, max_bytes: int, end_offset: int, mapped: bool
+    chain: SegmentChain,
+    hot: HotLog,
+    offset: int,
+    *,
+    max_bytes: int,
+    end_offset: int,
+    max_batches: int,
+    mapped: bool,
 ) -> LogSlice:
     """From the batch that holds ``offset`` on: one that ends at or below ``end_offset`` at least, else as many as fit
-    ``max_bytes``. Out of memory where they are there, else out of the file. ``mapped``: see ``Log.read``."""
+    ``max_bytes`` and ``max_batches``. Out of memory where they are there, else out of the file. ``mapped``: see
+    ``Log.read``."""
     segment = chain.at(offset)
     first = segment.find(offset)
-    last = segment.reach(first, max_bytes, end_offset=end_offset)
+    last = min(segment.reach(first, max_bytes, end_offset=end_offset), first + max_batches)
     if first >= last:
         return nothing_at(offset)
     bases = segment.bases()

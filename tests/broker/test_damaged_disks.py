@@ -9,10 +9,21 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
 import pytest
 
+from sparklog.client.admin import Admin
+from sparklog.client.consumer import Consumer
+from sparklog.client.producer import Producer
+from sparklog.client.reader import PartitionReader
 from sparklog.errors import BrokerError, ErrorCode
+from sparklog.model import TopicPartition
+from sparklog.protocol.messages import CONSUMER, Fetch, FetchPartition, FetchReply
+from sparklog.record.codec import decode_batch
+from sparklog.record.header import HEADER_BYTES, unpack_headers
+from sparklog.record.projection import projected_schema
 from sparklog.testing.process_cluster import ProcessCluster, wait_until
 from tests.broker.support import encoded, fetch, read_all
 from tests.broker.topics import (
@@ -195,6 +206,54 @@ def test_a_byte_that_flips_in_the_active_segment_of_a_running_leader(cluster: Pr
     cluster.start_broker(0)
     assert _logged(cluster, 0, "fresh-0", "CRC32C"), "damage was cut, and the log says so"
     whole_again(cluster, "fresh", [*values, b"on-0"])
+
+
+def test_a_byte_that_flips_behind_what_was_verified_for_a_projection(cluster: ProcessCluster) -> None:
+    """The broker reads no column again of what it has verified once: then readers find the damage, and have it look."""
+    schema = pa.schema([("n", pa.int64()), ("text", pa.string()), ("note", pa.string())])
+    with Admin(cluster.bootstrap) as admin:
+        admin.create_topic("wide", partitions=1, replication_factor=1, schema=schema)
+    leads = leader(cluster, "wide")
+    rows = 9000
+    texts = [f"{row:0100}" for row in range(rows)]
+    table = pa.table({"n": range(rows), "text": texts, "note": texts}, schema)
+    with Producer(cluster.bootstrap) as producer:
+        for at in range(0, rows, 3000):
+            producer.write("wide", table.slice(at, 3000)).result(30)
+
+    def read(*columns: str) -> pa.Table:
+        with PartitionReader(
+            cluster.bootstrap, TopicPartition("wide", 0), 0, rows, columns=columns, local="never"
+        ) as reader:
+            return pa.Table.from_batches([batch for _, batch in reader])
+
+    def damaged() -> Any:
+        return pytest.raises(BrokerError, match=r"^CORRUPT_MESSAGE: wide-0 at offset 3000: .*CRC32C")
+
+    assert read("note").equals(table.select(["note"]))
+    (file,) = segments(cluster, leads, "wide")
+    flip(file, texts[4567].encode())  # in column text, which comes first
+    assert read("n").equals(table.select(["n"])), "sound, and nothing else was looked at"
+    with cluster.connect(leads) as connection:
+        wanted = FetchPartition("wide", 0, "", -1, 3000, 1 << 20, columns=("text",))
+        reply, body = connection.request(Fetch(0, CONSUMER, -1, 0, 1, 1 << 20, 0, 0, -1, (wanted,)))
+        assert isinstance(reply, FetchReply) and reply.partitions[0].code == ErrorCode.NONE
+        (header,) = unpack_headers(body[: reply.partitions[0].batch_count * HEADER_BYTES])[:1]
+        with pytest.raises(BrokerError, match="CRC32C"):
+            decode_batch(header, body[HEADER_BYTES:][: header.length], projected_schema(schema, ["text"]))
+    with damaged():
+        read("text")
+    with damaged():
+        read("n")  # the broker knows now
+    with Consumer(cluster.bootstrap, "wide", columns=["text"]) as consumer:
+        found: list[str] = []
+        with damaged():
+            while True:
+                found += [text for batch in consumer.poll(1.0) for text in batch["text"].to_pylist()]
+        assert found == texts[:3000]
+    flip(file, f"1{texts[4567][1:]}".encode())  # back
+    for columns in (["text"], ["n", "note"]):
+        assert read(*columns).equals(table.select(columns))
 
 
 def test_an_index_that_is_cut_under_a_running_leader(cluster: ProcessCluster) -> None:

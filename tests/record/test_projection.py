@@ -224,3 +224,13 @@ def test_a_producer_cannot_send_one() -> None:
     with pytest.raises(BrokerError) as caught:
         validate(batch._replace(header=batch.header._replace(flags=Flag.PROJECTED)), NESTED_SCHEMA)
     assert caught.value.code is ErrorCode.INVALID_RECORD
+
+
+def test_metadata_that_are_longer_than_a_long_column() -> None:
+    column = pa.array([1, 2], pa.int8())
+    batch = pa.RecordBatch.from_arrays([column] * 6000, [f"c{i}" for i in range(6000)])
+    header, body = encode_batch(batch, schema_id=0, compression=None, event_time=None)
+    names = batch.schema.names[:-1]
+    sent = project_batch(header, memoryview(body), plan_projection(batch.schema, names))
+    assert len(sent.pieces[0]) > 256 * 1024
+    assert decode_batch(sent.header, sent.body, projected_schema(batch.schema, names)).equals(batch.select(names))

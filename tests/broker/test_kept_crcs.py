@@ -1,0 +1,275 @@
+"""Projected reads of a log by what is kept of its batches: whatever becomes of the log, and of the disk."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from sparklog.broker import projected_read
+from sparklog.broker.kept_crcs import BatchKey, KeptCrcs
+from sparklog.broker.partition import AppendRules
+from sparklog.broker.projected_read import KEPT_COST_BYTES, ProjectedRead, read_projected
+from sparklog.errors import BrokerError, ErrorCode
+from sparklog.model import TopicPartition
+from sparklog.record.codec import decode_batch
+from sparklog.record.header import unpack_headers
+from sparklog.record.projection import projected_schema
+from sparklog.storage.log import Log
+from sparklog.storage.log_set import LogDirectory
+from sparklog.storage.segment import DATA_SUFFIX
+from tests.storage.batches import SCHEMA, SCHEMAS, TOPIC_ID, TP, append, batch, config, create_log, open_directory
+
+#: Of a text: two make a batch of which CRCs are kept.
+TEXT_BYTES = 400_000
+MIB = 1 << 20
+
+
+@dataclass
+class Hosted:
+    """What a read needs of a partition."""
+
+    log: Log
+    tp: TopicPartition = TP
+    topic_id: str = TOPIC_ID
+    rules: AppendRules = field(default_factory=lambda: AppendRules(SCHEMA, 0, 8 * MIB, None))
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Iterator[LogDirectory]:
+    """None of its batches stay in memory."""
+    found = open_directory(tmp_path, hot_bytes=0)
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def log(directory: LogDirectory) -> Log:
+    return create_log(directory)
+
+
+def write(log: Log, letter: str, *, leader_epoch: int = 1) -> None:
+    """Two records behind the others, numbered by their offsets."""
+    append(log, batch(2, first=log.log_end_offset, text=letter * TEXT_BYTES), leader_epoch=leader_epoch)
+
+
+def ask(log: Log, offset: int, *columns: str, kept: KeptCrcs, max_bytes: int = 10 * MIB, **more: Any) -> ProjectedRead:
+    partition = cast(Any, Hosted(log, **{name: more.pop(name) for name in ("tp", "topic_id") if name in more}))
+    return read_projected(
+        partition, offset, columns, kept=kept, max_bytes=max_bytes, end_offset=log.log_end_offset, **more
+    )
+
+
+def values(found: ProjectedRead, *columns: str) -> list[Any]:
+    """As a reader decodes them, checksums included: for each record a number, the first letter of a text, or both."""
+    bodies = memoryview(b"".join(found.records.bodies))
+    schema = projected_schema(SCHEMA, columns)
+    rows: list[Any] = []
+    at = 0
+    for header in unpack_headers(found.records.headers):
+        batch = decode_batch(header, bodies[at : at + header.stored_bytes], schema)
+        rows += ["".join(str(value)[:1] for value in row.values()) for row in batch.to_pylist()]
+        at += header.stored_bytes
+    assert at == found.records.body_bytes == len(bodies)
+    return rows
+
+
+def flip(path: Path, at: int) -> None:
+    """One bit, in place: under whoever has the file mapped."""
+    with path.open("r+b") as file:
+        file.seek(at)
+        (byte,) = file.read(1)
+        file.seek(at)
+        file.write(bytes([byte ^ 1]))
+
+
+def data_file(directory: LogDirectory) -> Path:
+    (found,) = (path for path in directory.path.rglob(f"*{DATA_SUFFIX}") if TP.topic in path.parent.name)
+    return found
+
+
+def refused() -> Any:
+    return pytest.raises(BrokerError, match=r"^CORRUPT_MESSAGE: .*CRC32C")
+
+
+def test_what_rots_later_is_found_by_the_reader_and_by_the_broker_when_it_is_asked_to_verify(
+    directory: LogDirectory, log: Log
+) -> None:
+    write(log, "a")
+    write(log, "b")
+    kept = KeptCrcs()
+    assert values(ask(log, 0, "number", kept=kept), "number") == ["0", "1", "2", "3"]
+    assert len(kept) == 2
+    path = data_file(directory)
+    flip(path, path.read_bytes().index(b"b" * 1000) + 500)  # in the second batch's text
+    found = ask(log, 0, "number", "text", kept=kept)
+    assert found.records.batch_count == 2
+    with refused():
+        values(found, "number", "text")
+    assert values(ask(log, 0, "number", kept=kept), "number") == ["0", "1", "2", "3"], "these have not rotted"
+    assert len(kept) == 2
+    # As a reader asks that has met it: what is sound in front of it is sent, then it is told what is the matter.
+    assert values(ask(log, 0, "text", kept=kept, verify=True), "text") == ["a", "a"]
+    assert len(kept) == 1
+    with refused() as caught:
+        ask(log, 2, "text", kept=kept, verify=True)
+    assert "flights-0 at offset 2" in caught.value.detail
+    # From now on everybody is told, whichever columns he wants.
+    with refused():
+        ask(log, 2, "number", kept=kept)
+
+
+def test_metadata_that_rot_later_are_found_by_the_broker(directory: LogDirectory, log: Log) -> None:
+    write(log, "a")
+    kept = KeptCrcs()
+    ask(log, 0, "text", kept=kept)
+    (header,) = unpack_headers(log.read(0, max_bytes=1, end_offset=2).headers)
+    flip(data_file(directory), header.position + 40)
+    with refused():
+        ask(log, 0, "text", kept=kept)
+    assert len(kept) == 0
+
+
+def test_a_log_that_is_cut_and_written_anew(log: Log) -> None:
+    kept = KeptCrcs()
+    write(log, "a")
+    write(log, "b")
+    assert values(ask(log, 0, "text", kept=kept), "text") == ["a", "a", "b", "b"]
+    log.truncate(2)
+    write(log, "c")  # in the same leader epoch, at the same microsecond, of the same length
+    write(log, "d")
+    assert values(ask(log, 0, "text", kept=kept), "text") == ["a", "a", "c", "c", "d", "d"]
+    assert values(ask(log, 0, "text", "number", kept=kept), "text", "number") == [
+        *("0a", "1a", "2c", "3c", "4d", "5d"),
+    ]
+    log.restart_at(0)
+    write(log, "e", leader_epoch=2)
+    assert values(ask(log, 0, "text", kept=kept), "text") == ["e", "e"]
+
+
+def test_a_topic_made_anew_and_another_partition(directory: LogDirectory, log: Log) -> None:
+    kept = KeptCrcs()
+    write(log, "a")
+    assert values(ask(log, 0, "text", kept=kept), "text") == ["a", "a"]
+    directory.delete(TP)
+    anew = directory.create(TP, "t-2", schemas=SCHEMAS, config=config())
+    write(anew, "b")
+    assert values(ask(anew, 0, "text", kept=kept, topic_id="t-2"), "text") == ["b", "b"]
+    # the very same bytes under the very same header, elsewhere
+    other = directory.create(TopicPartition("flights", 1), TOPIC_ID, schemas=SCHEMAS, config=config())
+    write(other, "a")
+    assert len(kept) == 2
+    found = ask(other, 0, "text", kept=kept, tp=TopicPartition("flights", 1))
+    assert values(found, "text") == ["a", "a"] and len(kept) == 3
+
+
+def test_crcs_that_are_wrong_for_whatever_reason_are_verified_away(log: Log) -> None:
+    write(log, "a")
+    kept = KeptCrcs()
+    ask(log, 0, "text", kept=kept)
+    header = log.read(0, max_bytes=1, end_offset=2).headers
+    key = BatchKey(TOPIC_ID, 0, header)
+    sound = kept.get(key)
+    assert sound is not None
+    wrong = array("I", sound)
+    wrong[3] ^= 1
+    kept.put(key, wrong)
+    with refused():
+        values(ask(log, 0, "text", kept=kept), "text")
+    assert values(ask(log, 0, "text", kept=kept, verify=True), "text") == ["a", "a"]
+    assert kept.get(key) == sound
+    assert values(ask(log, 0, "text", kept=kept), "text") == ["a", "a"]
+
+
+def test_an_answer_stands_for_more_of_the_log_when_nothing_has_to_be_verified(directory: LogDirectory) -> None:
+    log = create_log(directory, segment_bytes=4 * MIB)
+    for number in range(24):
+        write(log, "abcdefgh"[number % 8])
+    assert len(log.segments) > 2
+    kept = KeptCrcs()
+    stored = log.read(0, max_bytes=1, end_offset=2).body_bytes
+    most = 3 * stored
+
+    def batches(*columns: str, max_bytes: int = most) -> list[int]:
+        """In each answer, through all of the log."""
+        counts = []
+        at = 0
+        while at < log.log_end_offset:
+            found = ask(log, at, *columns, kept=kept, max_bytes=max_bytes)
+            assert found.records.body_bytes <= found.cost <= max(max_bytes, stored)
+            assert found.stored_bytes == stored * found.records.batch_count
+            first = unpack_headers(found.records.headers)[0]
+            assert first.base_offset == at
+            counts.append(found.records.batch_count)
+            at = found.records.next_offset
+        return counts
+
+    assert max(batches("number")) == 3  # verified, they count for what they are
+    kept_ones = most // KEPT_COST_BYTES
+    assert kept_ones > 3 and 24 % kept_ones == 0
+    assert batches("number") == [kept_ones] * (24 // kept_ones), "across segments"
+    assert max(batches("number", max_bytes=1)) == 1
+    assert max(batches("text")) == 3  # what is sent counts as well
+    # One that is not kept is verified as long as there is room for it as a whole.
+    key = BatchKey(TOPIC_ID, 0, log.read(2, max_bytes=1, end_offset=4).headers)
+    kept.forget(key)
+    assert ask(log, 0, "number", kept=kept, max_bytes=KEPT_COST_BYTES + stored - 1).records.batch_count == 1
+    assert kept.get(key) is None
+    assert ask(log, 0, "number", kept=kept, max_bytes=KEPT_COST_BYTES + stored).records.batch_count == 2
+    assert kept.get(key) is not None
+
+
+def test_what_was_asked_for_last_is_kept(log: Log) -> None:
+    for letter in "abc":
+        write(log, letter)
+    headers = log.read(0, max_bytes=10 * MIB, end_offset=6).headers
+    keys = [BatchKey(TOPIC_ID, 0, headers[at : at + 96]) for at in range(0, len(headers), 96)]
+    kept = KeptCrcs()
+    ask(log, 0, "number", kept=kept)
+    one = kept.size_bytes // 3
+    assert one * 3 == kept.size_bytes
+    kept = KeptCrcs(limit_bytes=2 * one)
+    ask(log, 0, "number", kept=kept, max_bytes=1)
+    ask(log, 2, "number", kept=kept, max_bytes=1)
+    ask(log, 0, "number", kept=kept, max_bytes=1)
+    ask(log, 4, "number", kept=kept, max_bytes=1)
+    assert [kept.get(key) is not None for key in keys] == [True, False, True]
+    assert (len(kept), kept.size_bytes) == (2, 2 * one)
+    kept.put(keys[0], array("I", bytes(4 * 2 * one)))  # more than there is room for
+    assert (len(kept), kept.size_bytes) == (0, 0)
+    assert values(ask(log, 0, "text", kept=kept), "text") == ["a", "a", "b", "b", "c", "c"]
+    kept.forget(keys[0])
+    kept.forget(keys[0])
+    assert kept.size_bytes == len(kept) * one
+
+
+def test_headers_of_a_log_of_tiny_batches_are_not_all_read(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    for _ in range(100):
+        append(log, batch(1))
+    unpacked: list[int] = []
+
+    def noted(source: bytes) -> Any:
+        unpacked.append(len(source) // 96)
+        return unpack_headers(source)
+
+    monkeypatch.setattr(projected_read, "unpack_headers", noted)
+    found = ask(log, 0, "number", kept=KeptCrcs(), max_bytes=4 * projected_read.BATCH_COST_BYTES)
+    assert found.records.batch_count == 4 and unpacked == [4]
+
+
+def test_no_batch_is_verified_beyond_what_an_answer_may_hold(log: Log) -> None:
+    write(log, "a")
+    write(log, "b")
+    kept = KeptCrcs()
+    assert ask(log, 0, "number", kept=kept, max_bytes=1).records.batch_count == 1
+    assert len(kept) == 1
+    # The second is looked for as the first one is not to be verified; alone it would be too long.
+    found = ask(log, 0, "number", kept=kept, max_bytes=KEPT_COST_BYTES + 1000)
+    assert found.records.batch_count == 1 and len(kept) == 1
+    with pytest.raises(BrokerError) as caught:
+        ask(log, 0, "nonsense", kept=kept)
+    assert caught.value.code is ErrorCode.SCHEMA_OUTDATED
