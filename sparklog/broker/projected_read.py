@@ -15,6 +15,7 @@ from sparklog.broker.partition import Partition
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.record.header import HEADER_BYTES, BatchHeader, unpack_headers
 from sparklog.record.projection import ProjectedBatch, Projection, header_alone, plan_projection, project_batch
+from sparklog.storage.disk import read_ahead
 from sparklog.storage.log import LogSlice
 
 #: What a batch counts for at least in the bytes an answer may hold: reading its metadata takes the event loop some
@@ -25,6 +26,8 @@ HEADER_COST_BYTES = 2 * 1024
 #: The same of a batch that need not be verified, unless it is smaller itself. It takes the event loop as long as
 #: verifying half of this; where its pages are in no cache, a disk has to seek them.
 KEPT_COST_BYTES = 512 * 1024
+#: As much of a batch as its message's metadata take, of up to some 80 columns.
+_METADATA_BYTES = 4096
 #: How many times the bytes that an answer has left are looked for in the log when batches count for less.
 _STRETCH = 8
 
@@ -106,11 +109,10 @@ class _Answer:
         """
         none_verified = True
         headers = unpack_headers(found.headers)
-        for number, (header, body) in enumerate(zip(headers, _cut(headers, found), strict=True)):
-            packed = found.headers[number * HEADER_BYTES : (number + 1) * HEADER_BYTES]
-            key = BatchKey(self._partition.topic_id, self._partition.tp.partition, packed)
-            if self._verify:
-                self._kept.forget(key)
+        bodies = _cut(headers, found)
+        keys = self._keys(found)
+        self._read_ahead(headers, bodies, keys)
+        for header, body, key in zip(headers, bodies, keys, strict=True):
             running = self._kept.get(key)
             if running is None and not self._has_room(len(body)):
                 return False
@@ -131,10 +133,34 @@ class _Answer:
                 none_verified = False
             if not self._has_room(cost):
                 return False
+            for start, length in batch.unread:
+                read_ahead(body, header.position + start, length)
             self.batches.append(batch)
             self.stored_bytes += len(body)
             self.cost += max(cost, BATCH_COST_BYTES)
         return none_verified and self.cost < self._max_bytes
+
+    def _keys(self, found: LogSlice) -> list[BatchKey]:
+        """Of all batches; without what is kept of them if that is not believed."""
+        topic_id, partition, headers = self._partition.topic_id, self._partition.tp.partition, found.headers
+        keys = [
+            BatchKey(topic_id, partition, headers[at : at + HEADER_BYTES])
+            for at in range(0, len(headers), HEADER_BYTES)
+        ]
+        if self._verify:
+            for key in keys:
+                self._kept.forget(key)
+        return keys
+
+    def _read_ahead(self, headers: list[BatchHeader], bodies: list[memoryview], keys: list[BatchKey]) -> None:
+        """Have the metadata that will be needed here read from the disk at a time: they lie far apart, and one after
+        the other would keep the event loop waiting as many times."""
+        left = self._max_bytes - self.cost
+        for header, body, key in zip(headers, bodies, keys, strict=True):
+            left -= min(len(body), KEPT_COST_BYTES)
+            if left < 0 or self._kept.get(key) is None:
+                return
+            read_ahead(body, header.position, min(len(body), _METADATA_BYTES))
 
     def _has_room(self, cost: int) -> bool:
         return not self.batches or self.cost + cost <= self._max_bytes

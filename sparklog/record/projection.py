@@ -94,6 +94,8 @@ class ProjectedBatch(NamedTuple):
     pieces: tuple[bytes | memoryview, ...]
     #: Those of the stored batch, if they are worth keeping.
     running: RunningCrcs | None = None
+    #: Where in the stored batch the bytes are that are sent and were not looked at: places and lengths.
+    unread: tuple[tuple[int, int], ...] = ()
 
     @property
     def body(self) -> bytes:
@@ -155,11 +157,13 @@ def project_batch(
         verify_body_crc(header, checked)  # of damage the CRC is what is told
         raise
     if kept is not None:
-        return _sealed(header, message, offset_array, _edges_of(kept, header, message, plan))._replace(running=kept)
+        unread = tuple((piece.start, len(piece.content)) for piece in message if piece.start >= 0)
+        edges = _edges_of(kept, header, message, plan)
+        return _sealed(header, message, offset_array, edges, unread=True)._replace(running=kept, unread=unread)
     if not _is_worth_keeping(header, plan):
         long = [piece for piece in message if piece.start >= 0 and len(piece.content) >= _LONG_BYTES]
-        edges = (place for piece in long for place in (piece.start, piece.end))
-        return _sealed(header, message, offset_array, _verify(header, checked, edges))
+        places = [place for piece in long for place in (piece.start, piece.end)]
+        return _sealed(header, message, offset_array, _verify(header, checked, places))
     places = _places(header, whole, plan)
     running = _verify(header, checked, places)
     return _sealed(header, message, offset_array, running)._replace(
@@ -290,10 +294,16 @@ def _project_message(whole: BatchMessage, source: memoryview, plan: Projection) 
 
 
 def _sealed(
-    header: BatchHeader, message: Sequence[_Piece], offset_array: memoryview, running: Mapping[int, int]
+    header: BatchHeader,
+    message: Sequence[_Piece],
+    offset_array: memoryview,
+    running: Mapping[int, int],
+    *,
+    unread: bool = False,
 ) -> ProjectedBatch:
     """``running``: CRCs of the stored batch up to some places. Bytes between two of them have their CRC from there; all
-    others are read, which is only right when they have just been verified."""
+    others are read, which is only right when they have just been verified. ``unread``: nothing was, and what is short
+    is not copied together either, as it may have to come from a disk first."""
     crc = 0
     for piece in message:
         if piece.start in running and piece.end in running:
@@ -307,7 +317,7 @@ def _sealed(
         crc = crc32c_extended(crc, offset_array[:array_bytes])
     pieces = tuple(piece.content for piece in message)
     length = sum(map(len, pieces))
-    if len(pieces) > 1 and length <= _ONE_PIECE_BYTES:
+    if len(pieces) > 1 and length <= _ONE_PIECE_BYTES and not unread:
         pieces = (b"".join(pieces),)
     if len(offset_array):
         pieces = (*pieces, bytes(offset_array))

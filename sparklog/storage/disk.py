@@ -88,6 +88,15 @@ class Disk(Protocol):
         """Take an exclusive lock on a file, made if need be; None when another holds it. Closing the handle frees."""
 
 
+def read_ahead(view: Buffer, position: int, length: int) -> None:
+    """Have the kernel read ``length`` bytes of a file from ``position`` on into the page cache, and do not wait for it.
+    ``view``: what ``Disk.map`` gave, or a part of it; anything else is in memory already."""
+    mapping = view.obj if isinstance(view, memoryview) else None
+    if isinstance(mapping, mmap.mmap) and length:
+        start = position - position % mmap.PAGESIZE
+        mapping.madvise(mmap.MADV_WILLNEED, start, position + length - start)
+
+
 class RealDisk:
     """The machine's file system."""
 

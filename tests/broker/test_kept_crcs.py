@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from sparklog.model import TopicPartition
 from sparklog.record.codec import decode_batch
 from sparklog.record.header import unpack_headers
 from sparklog.record.projection import projected_schema
+from sparklog.storage.disk import read_ahead
 from sparklog.storage.log import Log
 from sparklog.storage.log_set import LogDirectory
 from sparklog.storage.segment import DATA_SUFFIX
@@ -259,6 +261,35 @@ def test_headers_of_a_log_of_tiny_batches_are_not_all_read(log: Log, monkeypatch
     monkeypatch.setattr(projected_read, "unpack_headers", noted)
     found = ask(log, 0, "number", kept=KeptCrcs(), max_bytes=4 * projected_read.BATCH_COST_BYTES)
     assert found.records.batch_count == 4 and unpacked == [4]
+
+
+def test_what_will_be_needed_is_read_ahead_and_nothing_else(
+    log: Log, directory: LogDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for letter in "abc":
+        write(log, letter)
+    kept = KeptCrcs()
+    ahead: list[tuple[int, int]] = []
+
+    def noted(view: Any, position: int, length: int) -> None:
+        assert isinstance(view.obj, mmap.mmap)
+        read_ahead(view, position, length)
+        ahead.append((position, length))
+
+    monkeypatch.setattr(projected_read, "read_ahead", noted)
+    ask(log, 0, "text", kept=kept)
+    assert not ahead, "all was read"
+    found = ask(log, 0, "text", kept=kept)
+    headers = unpack_headers(log.read(0, max_bytes=10 * MIB, end_offset=6).headers)
+    content = data_file(directory).read_bytes()
+    assert ahead[:3] == [(header.position, 4096) for header in headers]
+    views = [bytes(piece) for piece in found.records.bodies if isinstance(piece, memoryview)]
+    assert views == [content[at : at + length] for at, length in ahead[3:]] and len(views) == 3
+    ahead.clear()
+    ask(log, 2, "number", kept=kept, max_bytes=1)
+    assert len(ahead) == 1 and ahead[0][1] == 16, "of one batch nothing is gained by reading metadata ahead"
+    read_ahead(memoryview(b"in memory"), 0, 9)
+    read_ahead(b"", 0, 0)
 
 
 def test_no_batch_is_verified_beyond_what_an_answer_may_hold(log: Log) -> None:
