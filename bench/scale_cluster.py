@@ -34,7 +34,10 @@ _FEW_PARTITIONS = 6
 _BARE_PART = 10
 _ROUNDS = 3
 _POLL_S = 0.1
-_SETTLE_S = 3.0
+#: What records leave to do for later is done by then: a look at who may lag after ten seconds, at what retention may
+#: take after thirty at most.
+_SETTLE_S = 40.0
+_IDLE_S = 60.0
 
 Figures = dict[str, float]
 
@@ -42,10 +45,11 @@ Figures = dict[str, float]
 class Scale:
     """A cluster with one topic of so many partitions. Owner: ``measure``; the methods in the order they stand in."""
 
-    def __init__(self, cluster: ProcessCluster, partitions: int, *, idle_s: float, batches: int) -> None:
+    def __init__(self, cluster: ProcessCluster, partitions: int, *, patience: float, batches: int) -> None:
+        """``patience``: for which part of the usual times it is watched how idle brokers are."""
         self.cluster = cluster
         self.partitions = partitions
-        self._idle_s = idle_s
+        self._patience = patience
         self._batches = batches
 
     def create(self) -> Figures:
@@ -72,17 +76,25 @@ class Scale:
             return {"one_each_s": time.monotonic() - began, "bare_files_s": bare_s}
 
     def idle(self) -> Figures:
-        """Nobody asks for anything. Of the three brokers the one that takes the most."""
-        time.sleep(_SETTLE_S)
+        """Nobody asks for anything. Of the three brokers the one that takes the most. ``settling_cpu_s``: what is done
+        once for the records that came before, beside what is done all the time."""
+        settle_s, idle_s = _SETTLE_S * self._patience, _IDLE_S * self._patience
+        settling, idle = self._taken(settle_s), self._taken(idle_s)
         pids = [self.cluster.pid(broker) for broker in self.cluster.slots]
-        with contextlib.ExitStack() as stack:
-            times = [stack.enter_context(CpuTime([pid])) for pid in pids]
-            time.sleep(self._idle_s)
+        once = [all_of_it - always / idle_s * settle_s for all_of_it, always in zip(settling, idle, strict=True)]
         return {
-            "idle_percent": max(cpu.seconds for cpu in times) / self._idle_s * 100,
+            "settling_cpu_s": max(0.0, *once),
+            "idle_percent": max(idle) / idle_s * 100,
             "resident_mb": max(_resident_bytes(pid) for pid in pids) / 1e6,
             "open_files": max(_open_files(pid) for pid in pids),
         }
+
+    def _taken(self, seconds: float) -> list[float]:
+        """Seconds of processor of each broker, while nothing is done here for so long."""
+        with contextlib.ExitStack() as stack:
+            times = [stack.enter_context(CpuTime([self.cluster.pid(broker)])) for broker in self.cluster.slots]
+            time.sleep(seconds)
+        return [cpu.seconds for cpu in times]
 
     def spread(self) -> Figures:
         """Batches of 10 kB over all partitions and over six, in turns: processor time of brokers and time, a batch."""
@@ -166,7 +178,7 @@ def measure(partitions: int, *, pieces: Collection[str] = PIECES, directory: Pat
     been: ext4 without a journal looks at all files deleted in the last minutes when it makes one."""
     figures: Figures = {"others": 0.0}
     with _a_cluster(directory) as cluster:
-        scale = Scale(cluster, partitions, idle_s=1.0 if quick else 20.0, batches=60 if quick else 5_000)
+        scale = Scale(cluster, partitions, patience=0.02 if quick else 1.0, batches=60 if quick else 5_000)
         for name in PIECES:
             if name not in (*pieces, *PIECES[:2]):
                 continue

@@ -29,6 +29,7 @@ FIGURES = (
         "one_each_s", "one record to each, all acknowledged", "s", {5_000: 10, 10_000: 20}, {5_000: "not within 120"}
     ),
     Figure("bare_files_s", "as many files made by a program that does nothing else", "s"),
+    Figure("settling_cpu_s", "processor of a broker for what these records leave to do, once", "s"),
     Figure(
         "idle_percent",
         "idle: processor of a broker",

@@ -32,6 +32,9 @@ _log = logging.getLogger(__name__)
 
 #: A follower learns of a moved high watermark this late at most, unless records take the news along earlier.
 _MARK_LINGER_S = 0.01
+#: Timers of the loop are of whole milliseconds, and come this much early at most. Who is due within it is answered: a
+#: timer set anew for what is left would come at once, again and again until then.
+_TIMER_EARLY_S = 0.002
 _MAX_WAIT_MS = 60_000
 _M = TypeVar("_M")
 
@@ -288,7 +291,7 @@ class Fetches:
 
     def _answer_due(self) -> None:
         self._timer, self._timer_s = None, math.inf
-        now = time.monotonic()
+        now = time.monotonic() + _TIMER_EARLY_S
         while self._due and self._due[0][0] <= now:
             due_s, number = heapq.heappop(self._due)
             if self._due_s.get(number) != due_s:

@@ -101,7 +101,7 @@ class Hanging:
         return [one for one in suspects if one.producer_id not in known and self._still_open(one)]
 
     def _open(self) -> Iterator[HangingTransaction]:
-        for partition in list(self._broker.partitions):
+        for partition in self._broker.partitions.due_work.in_transaction():
             if not partition.replica.is_leader or partition.offline is not None:
                 continue
             for producer_id, begun in partition.log.open_transactions().items():

@@ -12,6 +12,7 @@ import itertools
 import logging
 from collections.abc import Iterator
 
+from sparklog.broker.due_work import DueWork
 from sparklog.broker.kept_crcs import KeptCrcs
 from sparklog.broker.metadata_cache import CachedTopic
 from sparklog.broker.partition import AppendRules, Partition
@@ -37,10 +38,9 @@ class Partitions:
         self._broker = broker
         self.directory = directory
         self._hosted: dict[tuple[str, int], Partition] = {}
-        #: Those of topics that are fsynced by time: looked at again and again, as the others are not.
-        self._flushing: dict[TopicPartition, Partition] = {}
         #: Those of topics that are compacted.
         self._compacted: dict[TopicPartition, Partition] = {}
+        self.due_work = DueWork(directory, self._hosted.get)
         #: Those led here, as their replicas said last.
         self._led: set[Partition] = set()
         self.kept_crcs = KeptCrcs()
@@ -148,10 +148,9 @@ class Partitions:
         partition.replica.settings = _replica_settings(topic)
         partition.rules = _append_rules(topic)
         partition.tuned_for = topic
-        if topic.config.flush_ms > 0:
-            self._flushing[partition.tp] = partition
-        else:
-            self._flushing.pop(partition.tp, None)
+        self.due_work.look_at(partition)
+        if partition.log.durability.awaits_flush:  # of records that nobody wanted fsynced when they came
+            self.directory.flush_later(partition.tp)
         if topic.config.compacted:
             self._compacted[partition.tp] = partition
         else:
@@ -164,7 +163,7 @@ class Partitions:
         partition.stop()
         del self._hosted[partition.tp]
         self._led.discard(partition)
-        self._flushing.pop(partition.tp, None)
+        self.due_work.forget(partition)
         self._compacted.pop(partition.tp, None)
         self._delete(partition.tp)
 
@@ -185,6 +184,8 @@ class Partitions:
             partition.step(FollowerConnectionLost(replica_id))
 
     def role_changed(self, partition: Partition) -> None:
+        if not partition.stopped:
+            self.due_work.look_at(partition)
         if partition.replica.is_leader:
             self._led.add(partition)
         else:
@@ -228,10 +229,6 @@ class Partitions:
             partition.replica.is_leader and partition.replica.high_watermark < partition.log.log_end_offset
             for partition in self._hosted.values()
         )
-
-    def flushing(self) -> list[Partition]:
-        """Replicas of topics that are fsynced by time."""
-        return list(self._flushing.values())
 
     def compacted(self) -> list[Partition]:
         """Replicas of topics that are compacted."""

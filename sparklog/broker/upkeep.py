@@ -46,6 +46,8 @@ class Upkeep:
         #: Segments to seal of the logs at which a thread is at work.
         self._seals: dict[Partition, deque[SealJob]] = {}
         self._holds = GroupHolds(broker)
+        #: There are logs to be fsynced by time: looked at every moment, and only then.
+        self._unflushed = asyncio.Event()
         self._closed = False
         #: What a thread met first: heard at the end also when nobody waits for its work any more.
         self._failure: StorageError | None = None
@@ -56,7 +58,10 @@ class Upkeep:
         config = self._broker.config
         self._every(config.checkpoint_interval_ms, self._checkpoint, "checkpoint")
         self._every(config.retention_check_interval_ms, self._retain, "retention")
-        self._every(_FLUSH_CHECK_MS, self._flush, "flush")
+        self._directory.on_unflushed = self._unflushed.set
+        if self._directory.unflushed:
+            self._unflushed.set()
+        self._every(_FLUSH_CHECK_MS, self._flush, "flush", while_set=self._unflushed)
 
     def close(self) -> None:
         """No new work; what runs in threads ends by itself, and its result is dropped."""
@@ -128,9 +133,13 @@ class Upkeep:
         else:
             partition.log.durability.schemas_stored(job)
 
-    def _every(self, interval_ms: int, work: Callable[[], object], name: str) -> None:
+    def _every(
+        self, interval_ms: int, work: Callable[[], object], name: str, *, while_set: asyncio.Event | None = None
+    ) -> None:
         async def repeat() -> None:
             while True:
+                if while_set is not None:
+                    await while_set.wait()
                 await asyncio.sleep(interval_ms / 1000)
                 if self._closed:
                     return
@@ -167,28 +176,29 @@ class Upkeep:
     async def _retain(self) -> None:
         """Leaders delete by age and size; followers delete what their leader has deleted."""
         await self._roll()
-        # One look at all there are: most have one segment, and nothing that may go.
-        rolled = [partition for partition in self._broker.partitions if partition.log.has_rolled]
-        committed = await self._holds.ask(sorted(_awaited_groups(rolled)))
+        due_work = self._broker.partitions.due_work
+        for partition in due_work.behind():
+            if partition.offline is None and not partition.stopped:
+                self.committed(partition)
+        due = due_work.due(time.time_ns() // 1000)
+        committed = await self._holds.ask(sorted(_awaited_groups(due)))
         now_us = time.time_ns() // 1000
-        for partition in rolled:
-            if partition.offline is not None or partition.stopped:
+        for partition in due:
+            if partition.offline is not None or partition.stopped or not partition.replica.is_leader:
                 continue
-            self.committed(partition)
-            if partition.replica.is_leader:
-                groups = partition.log.config.awaited_groups
-                end = read_to(partition.tp, partition.topic_id, groups, committed) if groups else None
-                deleted = self._guarded(partition, lambda log, end=end: log.apply_retention(now_us, read_to=end))
-                self._broker.counters["segments.deleted"] += deleted
-                if deleted:
-                    self._broker.fetches.log_start_moved(partition)
+            groups = partition.log.config.awaited_groups
+            end = read_to(partition.tp, partition.topic_id, groups, committed) if groups else None
+            deleted = self._guarded(partition, lambda log, end=end: log.apply_retention(now_us, read_to=end))
+            self._broker.counters["segments.deleted"] += deleted
+            if deleted:
+                self._broker.fetches.log_start_moved(partition)
 
     async def _roll(self) -> None:
         """End the active segments that nobody writes to and whose records are too old to stay. Only a batch tells
         followers of a new segment, whoever leads next, so it begins with a marker of no transaction: a reader finds
         nothing at its offset."""
         now_us = time.time_ns() // 1000
-        for partition in self._broker.partitions.leading():
+        for partition in self._broker.partitions.due_work.due(now_us):
             if not partition.replica.is_leader or partition.stopped or partition.offline is not None:
                 continue
             if not partition.log.roll_due(now_us):
@@ -206,13 +216,19 @@ class Upkeep:
 
     def _flush(self) -> None:
         now_us = time.time_ns() // 1000
-        for partition in self._broker.partitions.flushing():
-            if partition.offline is not None:
+        unflushed = self._directory.unflushed
+        for tp in list(unflushed):
+            partition = self._broker.partitions.get(tp)
+            if partition is None or partition.offline is not None or not partition.log.durability.awaits_flush:
+                unflushed.discard(tp)
                 continue
             self.committed(partition)  # what is fsynced with a new schema counts when that is stored
             job = partition.log.durability.flush_due(now_us)
             if job is not None:
                 self._broker.spawn(self._flush_one(partition, job), f"flush {partition.tp}")
+        if not unflushed:
+            unflushed.clear()  # of the room, too, that thousands have left: the next look would go through it
+            self._unflushed.clear()
 
     async def _flush_one(self, partition: Partition, job: FlushJob) -> None:
         try:
@@ -230,11 +246,11 @@ class Upkeep:
             return 0
 
 
-def _awaited_groups(rolled: Iterable[Partition]) -> set[str]:
+def _awaited_groups(due: Iterable[Partition]) -> set[str]:
     """Of topics led here from which something could go."""
     return {
         group
-        for partition in rolled
+        for partition in due
         if partition.replica.is_leader and partition.log.config.retention_wait_for_groups
         for group in partition.log.config.awaited_groups
     }

@@ -132,6 +132,8 @@ class FetchContext(msgspec.Struct, frozen=True):
                 continue
             said.append(result)
             session.told[key] = marks
+        if not session.due:
+            session.due.clear()  # what was taken out one by one leaves gaps, and each request would go through them all
         return FetchReply(cid, ErrorCode.NONE, session.session_id, tuple(said))
 
 

@@ -141,11 +141,6 @@ class Log:
         return self._state.first_segment_offset
 
     @property
-    def has_rolled(self) -> bool:
-        """Whether it has more than one segment: else there is nothing to seal and nothing that may go."""
-        return len(self._state.chain.segments) > 1
-
-    @property
     def on_disk(self) -> bool:
         """Whether it has a directory: from its first batch on."""
         return self._state.directory.exists
@@ -375,6 +370,11 @@ class Log:
     def has_open_transaction(self, producer_id: int) -> bool:
         return producer_id in self._state.producers.transactions
 
+    @property
+    def in_transaction(self) -> bool:
+        """Whether some transaction is open."""
+        return self._state.producers.transactions.any_open
+
     def open_transactions(self) -> dict[int, OpenTransaction]:
         """By producer id."""
         return self._state.producers.transactions.open()
@@ -430,14 +430,18 @@ class Log:
         """
         self._cuts.delete_retired(durable_start)
 
+    def retention_due_us(self) -> int | None:
+        """When ``roll_due`` or ``apply_retention`` may first find something to do while nothing is written, sealed or
+        configured; us since the epoch. None: never. An idle log need not be asked before."""
+        return self._cuts.retention_due_us()
+
     def roll_due(self, now_us: int) -> bool:
         """Whether the leader is to begin a new segment though nothing is written, so that what is in the active one may
         go: all of the log is older than ``retention.ms``, or, where it is compacted, some of that segment is than
         ``max.compaction.lag.ms``.
 
         Not before it is committed and decided; and never for a segment that another such roll has begun, which holds
-        a marker alone. Asked of idle logs again and again: no file is touched. Source: Kafka's
-        ``UnifiedLog.deleteSegments``, KIP-354.
+        a marker alone. No file is touched. Source: Kafka's ``UnifiedLog.deleteSegments``, KIP-354.
         """
         return self._cuts.roll_due(now_us)
 

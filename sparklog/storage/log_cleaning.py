@@ -128,6 +128,7 @@ class LogCleaning:
             ends = (replacement.first, replacement.last)
             log.chain.replace(replacement.bases, rename=job.swap_in, count=replacement.batch_count, ends=ends)
         forget_below(log.hot, replacement.end_offset)
+        log.services.moved.add(log.tp)
         return True
 
     def finished(self, job: CleanJob, state: CleanerState | None) -> None:

@@ -11,6 +11,7 @@ from sparklog.storage import retention
 from sparklog.storage.log_cleaning import LogCleaning
 from sparklog.storage.log_durability import LogDurability
 from sparklog.storage.log_state import LogState
+from sparklog.storage.segment import Segment
 
 
 class LogCuts:
@@ -110,25 +111,44 @@ class LogCuts:
         with state.offline_on_error("deleting segments"):
             state.services.remove_later(state.chain.delete_retired(durable_start))
 
-    def roll_due(self, now_us: int) -> bool:
+    def retention_due_us(self) -> int | None:
+        state, config = self._state, self._state.config
+        due_us = self._roll_due_us()
+        sealed = min(state.chain.sealed_prefix, len(state.chain.segments) - 1)
+        if sealed > 0 and "delete" in config.cleanup_policy and not config.restoring:
+            deletable_us = retention.due_us(
+                _to_retention(state.chain.segments[0]),
+                log_size_bytes=state.chain.size_bytes if config.retention_bytes >= 0 else 0,
+                retention_ms=config.retention_ms,
+                retention_bytes=config.retention_bytes,
+            )
+            due_us = _earlier(due_us, deletable_us)
+        return due_us
+
+    def _roll_due_us(self) -> int | None:
+        """When the active segment will be old enough to be ended; None: not before it is written to."""
         state, last, config = self._state, self._state.chain.last, self._state.config
         if last is None or config.restoring or (last.count == 1 and last.begins_with_marker):
+            return None
+        due_us = None
+        if "delete" in config.cleanup_policy and config.retention_ms >= 0:
+            # Segments go in order: behind one that stays the active one would be ended again and again.
+            due_us = max(segment.running_max for segment in state.chain.segments) + config.retention_ms * 1000 + 1
+        if config.compacted:
+            due_us = _earlier(due_us, last.first_append_us + config.max_compaction_lag_ms * 1000 + 1)
+        return due_us
+
+    def roll_due(self, now_us: int) -> bool:
+        state, due_us = self._state, self._roll_due_us()
+        if due_us is None or due_us > now_us:
             return False
-        expired = "delete" in config.cleanup_policy and config.retention_ms >= 0
-        if expired:  # segments go in order: behind one that stays the active one would be ended again and again
-            oldest_kept_us = now_us - config.retention_ms * 1000
-            expired = all(segment.running_max < oldest_kept_us for segment in reversed(state.chain.segments))
-        lagging = config.compacted and now_us - last.first_append_us > config.max_compaction_lag_ms * 1000
-        return (expired or lagging) and state.last_stable_offset(state.high_watermark) == state.log_end_offset
+        return state.last_stable_offset(state.high_watermark) == state.log_end_offset
 
     def apply_retention(self, now_us: int, *, read_to: int | None) -> int:
         state = self._state
         if "delete" not in state.config.cleanup_policy or state.config.restoring:
             return 0
-        sealed = [
-            retention.SealedSegment(segment.size_bytes, segment.running_max, segment.end_offset)
-            for segment in state.chain.segments[:-1][: state.chain.sealed_prefix]
-        ]
+        sealed = [_to_retention(segment) for segment in state.chain.segments[:-1][: state.chain.sealed_prefix]]
         count = retention.deletable(
             sealed,
             log_size_bytes=state.chain.size_bytes,
@@ -142,3 +162,13 @@ class LogCuts:
             return 0
         start = state.chain.segments[count].base_offset
         return count if self.advance_start(start) >= start else 0
+
+
+def _to_retention(segment: Segment) -> retention.SealedSegment:
+    return retention.SealedSegment(segment.size_bytes, segment.running_max, segment.end_offset)
+
+
+def _earlier(one_us: int | None, other_us: int | None) -> int | None:
+    if one_us is None or other_us is None:
+        return other_us if one_us is None else one_us
+    return min(one_us, other_us)

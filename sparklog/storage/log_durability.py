@@ -28,6 +28,13 @@ class LogDurability:
         self._job: FlushJob | None = None
         self._schemas_job: PartitionFileJob | None = None
 
+    @property
+    def is_behind(self) -> bool:
+        """Whether a rolled segment waits for its seal, or a schema to be stored: ``seals_due`` and ``schemas_due`` are
+        to be asked again from time to time. Else not before something is written."""
+        chain = self._state.chain
+        return chain.sealed_prefix < len(chain.segments) - 1 or self._lacks_schema()
+
     # --- seals ----------------------------------------------------------------------------------------------------
 
     def seals_due(self) -> list[SealJob]:
@@ -78,10 +85,16 @@ class LogDurability:
         state = self._state
         if not state.directory.unstored or self._schemas_job is not None:
             return None  # as after nearly every append
-        chain = state.chain
-        if any(segment.schema_id in state.directory.unstored for segment in chain.segments[chain.sealed_prefix :]):
+        if self._lacks_schema():
             self._schemas_job = state.directory.store_job()
         return self._schemas_job
+
+    def _lacks_schema(self) -> bool:
+        """Whether there is a segment of a schema that only its own front has."""
+        unstored, chain = self._state.directory.unstored, self._state.chain
+        return bool(unstored) and any(
+            segment.schema_id in unstored for segment in chain.segments[chain.sealed_prefix :]
+        )
 
     def schemas_stored(self, job: PartitionFileJob) -> None:
         """``job.run`` returned (when it raised, the directory goes offline instead)."""
@@ -108,6 +121,8 @@ class LogDurability:
         self._unflushed_records += records
         if self._unflushed_since_us < 0:
             self._unflushed_since_us = now_us
+            if self._state.config.flush_ms > 0:
+                self._state.services.flush_later(self._state.tp)
         if 0 < self._state.config.flush_messages <= self._unflushed_records:
             self.flush()
 
@@ -141,6 +156,14 @@ class LogDurability:
         self._state.recovery_point = max(self._state.recovery_point, self._with_schemas(self._state.log_end_offset))
         self._unflushed_since_us = -1
         self._unflushed_records = 0
+
+    @property
+    def awaits_flush(self) -> bool:
+        """Whether ``flush_due`` and ``schemas_due`` are to be asked until what is here is durable, as ``flush.ms``
+        wants it. When that begins ``LogServices.flush_later`` is told."""
+        if self._state.config.flush_ms <= 0:
+            return False
+        return self._unflushed_since_us >= 0 or self._job is not None or self._lacks_schema()
 
     def flush_due(self, now_us: int) -> FlushJob | None:
         """A job for what is to be fsynced when ``flush.ms`` have passed since the oldest append that was not: run it in

@@ -30,9 +30,12 @@ class LogServices:
     checkpoint_now: Callable[[], None]
     #: The directory is broken and must go offline.
     failed: Callable[[str], None]
+    #: The log of this partition is to be fsynced by time and has something that is not.
+    flush_later: Callable[[TopicPartition], None]
     producer_id_expiration_ms: int = 86_400_000
-    #: Logs whose marks in the checkpoint have moved since it was taken, and logs with segments that wait for it to go:
-    #: of thousands of logs most have not, every few seconds.
+    #: Logs whose marks in the checkpoint have moved since it was taken, or of which something else has changed that
+    #: ``LogDirectory.take_changed`` tells; and logs with segments that wait for the checkpoint to go: of thousands of
+    #: logs most have not, every few seconds.
     moved: set[TopicPartition] = field(default_factory=set)
     retired: set[TopicPartition] = field(default_factory=set)
     _preludes: dict[bytes, bytes] = field(default_factory=dict)

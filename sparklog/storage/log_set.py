@@ -98,6 +98,10 @@ class LogDirectory:
         #: of each log that holds something, as last taken; and all of it, as last taken
         self._marks: dict[TopicPartition, PartitionCheckpoint] = {}
         self._taken: tuple[PartitionCheckpoint, ...] = ()
+        self._changed: set[TopicPartition] = set()
+        #: see ``flush_later``; the function is called when there is one more
+        self.unflushed: set[TopicPartition] = set()
+        self.on_unflushed: Callable[[], None] = lambda: None
         self._closed = False
         #: logs that had files when the last checkpoint was taken
         self.on_disk = 0
@@ -109,6 +113,7 @@ class LogDirectory:
             remove_directory=self._remove_directory,
             checkpoint_now=self.checkpoint,
             failed=self._failed,
+            flush_later=self.flush_later,
             producer_id_expiration_ms=config.producer_id_expiration_ms,
         )
         #: nothing was in flight when the last process ended
@@ -303,6 +308,7 @@ class LogDirectory:
         """
         log = self._logs.pop(tp, None)
         self._marks.pop(tp, None)
+        self.unflushed.discard(tp)
         if log is not None:
             log.delete()
 
@@ -348,6 +354,7 @@ class LogDirectory:
     def _take_checkpoint(self) -> tuple[PartitionCheckpoint, ...]:
         """Of all logs that hold something; the very tuple of the last time where nothing has moved."""
         moved, self._services.moved = self._services.moved, set()
+        self._changed |= moved
         for tp in moved:
             log = self._logs.get(tp)
             # A log that holds nothing yet has no directory: the next start would take it for one that was lost.
@@ -356,6 +363,17 @@ class LogDirectory:
         if moved or len(self._marks) != len(self._taken):
             self._taken = tuple(self._marks.values())
         return self._taken
+
+    def take_changed(self) -> set[TopicPartition]:
+        """Logs of which something else is committed, durable, sealed, cleaned or deleted than when this was last asked,
+        or a transaction has begun: about all others there is to do what there was. Some may be gone."""
+        changed, self._changed = self._changed | self._services.moved, set()
+        return changed
+
+    def flush_later(self, tp: TopicPartition) -> None:
+        """The log of ``tp`` is to be fsynced by time: in ``unflushed`` until whoever looks finds that it has been."""
+        self.unflushed.add(tp)
+        self.on_unflushed()
 
     def sync_ahead(self) -> None:
         """Before a clean stop, while there is still work: what is durable by now the stop need not wait for. Of few

@@ -146,9 +146,10 @@ class LogState:
 
     def checkpoint(self) -> PartitionCheckpoint:
         """What is to be written now; it counts as claimed from here on."""
-        self.claimed_end = max(self.claimed_end, self.high_watermark, self.recovery_point)
-        marks = (self.high_watermark, self.recovery_point, self.log_start_offset)
-        return PartitionCheckpoint(self.tp.topic, self.tp.partition, self.topic_id, *marks)
+        mark, recovery_point = self._high_watermark, self._recovery_point
+        self.claimed_end = max(self.claimed_end, mark, recovery_point)
+        topic, partition = self.tp
+        return PartitionCheckpoint(topic, partition, self.topic_id, mark, recovery_point, self._log_start_offset)
 
     # --- what is derived from the batches -------------------------------------------------------------------------
 

@@ -48,6 +48,14 @@ def deletable(
     return min(most, max(read, _older(sealed, now_us, retention_hard_ms)))
 
 
+def due_us(oldest: SealedSegment, *, log_size_bytes: int, retention_ms: int, retention_bytes: int) -> int | None:
+    """When ``deletable`` may first find something while the log stays as it is, ``oldest`` being the first of its
+    sealed segments; us since the epoch, 0: now. None: never."""
+    if 0 <= retention_bytes <= log_size_bytes - oldest.size_bytes:
+        return 0
+    return oldest.max_timestamp_us + retention_ms * 1000 + 1 if retention_ms >= 0 else None
+
+
 def _older(sealed: Sequence[SealedSegment], now_us: int, age_ms: int) -> int:
     """How many of the first are older; none when the age is -1."""
     count = 0

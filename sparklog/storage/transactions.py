@@ -42,6 +42,8 @@ class TransactionTable:
     def __init__(self, state: TransactionState | None = None) -> None:
         #: By producer id, in order of first offset: logs grow at their end.
         self._open: dict[int, OpenTransaction] = dict(state.open) if state else {}
+        #: how many began since the table was made
+        self.begun = 0
         self._aborted = AbortedRanges(state.aborted if state else ())
         #: In order of the markers' offsets.
         self._recent: list[EndedTransaction] = list(state.recent) if state else []
@@ -54,6 +56,7 @@ class TransactionTable:
         """A producer's batch was appended."""
         if header.flags & _TRANSACTIONAL and header.producer_id not in self._open:
             self._open[header.producer_id] = OpenTransaction(header.producer_epoch, header.base_offset)
+            self.begun += 1
 
     def ended(self, header: BatchHeader, marker: Marker) -> None:
         """A marker was appended: whom it names has nothing open any more."""
@@ -95,6 +98,10 @@ class TransactionTable:
         """Nothing is known of what followed: only ranges that ended stay."""
         self._open.clear()
         self._recent.clear()
+
+    @property
+    def any_open(self) -> bool:
+        return bool(self._open)
 
     def open(self) -> dict[int, OpenTransaction]:
         """Producer id to what it has open: for people."""

@@ -86,6 +86,13 @@ class Hosting(dict[TopicPartition, Hosted]):
     def __iter__(self) -> Any:
         return iter(self.values())
 
+    @property
+    def due_work(self) -> Hosting:
+        return self
+
+    def in_transaction(self) -> list[Hosted]:
+        return [hosted for hosted in self.values() if hosted.log.open]
+
 
 class Peers:
     """Other brokers."""

@@ -11,6 +11,7 @@ from typing import cast
 
 import pytest
 
+from sparklog.broker import fetch
 from sparklog.broker.control import handle_control_update
 from sparklog.broker.fetch import Fetches, handle_fetch
 from sparklog.broker.fetch_look import follower_has_all, look_for_follower
@@ -139,6 +140,27 @@ def test_a_session_s_next_request_waits_for_its_own_time(tmp_path: Path, first_m
         await until(lambda: 3 in line.answers)
         reply, waited_s = line.answers[3]
         assert reply.partitions == () and waited_s >= then_ms / 1000
+
+    led(tmp_path, scenario)
+
+
+def test_a_timer_that_comes_a_moment_early_is_not_set_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would come at once, and again, until the time is there: eight times for each long poll."""
+    now_s = 1000.0
+    monkeypatch.setattr(fetch, "time", SimpleNamespace(monotonic=lambda: now_s))
+
+    async def scenario(broker: BrokerState, partition: Partition) -> None:
+        nonlocal now_s
+        line = Line()
+        ask(broker, line, 1, session=0, epoch=FULL, offset=0, wait_ms=500)
+        assert 1 in line.answers, "a new session"
+        ask(broker, line, 2, session=line.answers[1][0].session_id, epoch=1, offset=0, wait_ms=500)
+        for now_s in (1000.4, 1000.497):  # noqa: B007 - the clock
+            broker.fetches._answer_due()
+            assert 2 not in line.answers
+        now_s = 1000.4985
+        broker.fetches._answer_due()
+        assert 2 in line.answers
 
     led(tmp_path, scenario)
 

@@ -20,6 +20,7 @@ from sparklog.broker.state import BrokerState
 from sparklog.broker.upkeep import Upkeep
 from sparklog.config import broker_config
 from sparklog.errors import StorageError
+from sparklog.model import TopicPartition
 from sparklog.storage.log_set import LogDirectory
 from sparklog.storage.partition_file import read_partition_file
 from sparklog.testing.sim_disk import SimDisk
@@ -27,10 +28,10 @@ from tests.storage.batches import SCHEMAS, TOPIC_ID, TP, append, batch, config, 
 
 
 class _Partitions(list[Partition]):
-    """All of them are flushed by time."""
+    """All of them are hosted."""
 
-    def flushing(self) -> list[Partition]:
-        return list(self)
+    def get(self, tp: TopicPartition) -> Partition | None:
+        return next((partition for partition in self if partition.tp == tp), None)
 
 
 class _SlowDisk(SimDisk):

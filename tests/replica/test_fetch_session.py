@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Iterable
 
 import pytest
@@ -52,6 +53,15 @@ def test_the_first_request_names_all_and_the_next_what_changed() -> None:
     context = cache.begin(fetch(request), 0)
     assert named(context.due().values()) == [2]
     assert cache.wake(("t", 0)) == []
+
+
+def test_what_was_due_once_leaves_nothing_to_go_through() -> None:
+    """An emptied table keeps its gaps, and every request of an idle session would go through thousands of them."""
+    cache = SessionCache(slots=4)
+    builder, _ = opened(cache, *range(5000))
+    context = cache.begin(fetch(builder.next_request()), 0)
+    assert context.session is not None and context.due() == {}
+    assert sys.getsizeof(context.session.due) == sys.getsizeof({})
 
 
 def test_what_is_idle_is_neither_looked_at_nor_named() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sparklog.storage.retention import SealedSegment, deletable
+from sparklog.storage.retention import SealedSegment, deletable, due_us
 
 SEGMENTS = [SealedSegment(100, 10_000), SealedSegment(100, 30_000), SealedSegment(100, 20_000)]
 
@@ -32,6 +32,8 @@ def test_deletable(now_us: int, retention_ms: int, retention_bytes: int, expecte
         SEGMENTS, log_size_bytes=350, now_us=now_us, retention_ms=retention_ms, retention_bytes=retention_bytes
     )
     assert found == expected
+    due = due_us(SEGMENTS[0], log_size_bytes=350, retention_ms=retention_ms, retention_bytes=retention_bytes)
+    assert (due is not None and due <= now_us) == (expected > 0), "nobody asks before"
 
 
 @pytest.mark.parametrize(

@@ -50,6 +50,8 @@ def roll(log: Log, now_us: int) -> None:
 def test_a_segment_whose_newest_record_is_too_old_is_ended_and_goes(disk: SimDisk) -> None:
     log = aged(disk)
     assert not log.roll_due(EXPIRED_US - 2000) and log.roll_due(EXPIRED_US)
+    due_us = log.retention_due_us()
+    assert due_us is not None and log.roll_due(due_us) and not log.roll_due(due_us - 1)
     assert log.apply_retention(EXPIRED_US) == 0, "it is active"
     follower = create_log(open_directory(disk=SimDisk()), retention_ms=RETENTION_MS)
     follow(follower, log)
@@ -58,13 +60,14 @@ def test_a_segment_whose_newest_record_is_too_old_is_ended_and_goes(disk: SimDis
     assert [segment.base_offset for segment in log.segments] == [0, 6]
     for one in (log, follower):
         assert commit_and_seal(one) == 1
-    assert log.apply_retention(EXPIRED_US) == 1
+        assert one.retention_due_us() == due_us
+    assert log.apply_retention(due_us - 1) == 0 and log.apply_retention(due_us) == 1
     follower.advance_log_start(log.log_start_offset)
     for one in (log, follower):
         assert (one.log_start_offset, one.log_end_offset, len(one.segments)) == (6, 7, 1)
     assert [found.headers for found in read_slices(log)] == [found.headers for found in read_slices(follower)]
     # the marker is too old in its turn, and nothing follows from that
-    assert not log.roll_due(2 * EXPIRED_US) and not log.roll_due(2**50)
+    assert not log.roll_due(2 * EXPIRED_US) and not log.roll_due(2**50) and log.retention_due_us() is None
     append(log, batch(timestamp=NEWEST_US))
     log.set_high_watermark(log.log_end_offset)
     assert log.roll_due(2 * EXPIRED_US), "it was written to"
