@@ -145,12 +145,12 @@ class Partitions:
         _add_schemas(partition.log, topic.change)
         changed = partition.log.config != topic.config
         partition.log.config = topic.config
-        partition.replica.settings = _replica_settings(topic)
-        partition.rules = _append_rules(topic)
-        partition.tuned_for = topic
         self.due_work.look_at(partition)
         if partition.log.durability.awaits_flush:  # of records that nobody wanted fsynced when they came
             self.directory.flush_later(partition.tp)
+        partition.replica.settings = _replica_settings(topic)
+        partition.rules = _append_rules(topic)
+        partition.tuned_for = topic
         if topic.config.compacted:
             self._compacted[partition.tp] = partition
         else:

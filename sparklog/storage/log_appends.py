@@ -77,8 +77,9 @@ def _record(log: LogState, runs: Sequence[Run], now_us: int, markers: Mapping[in
     """Bring everything that is derived from the batches up to date; return how many records they hold."""
     hot, own_hot, epochs, producers = log.services.hot, log.hot, log.epochs, log.producers
     records = 0
-    begun = producers.transactions.begun
+    begun, rolled = producers.transactions.begun, False
     for run in runs:
+        rolled = rolled or run.new_segment
         if run.new_segment and run.headers[0].base_offset != log.first_segment_offset:
             producers.expire(now_us - log.services.producer_id_expiration_ms * 1000)
             log.seals.rolled(run.headers[0].base_offset, producers.state())
@@ -88,6 +89,7 @@ def _record(log: LogState, runs: Sequence[Run], now_us: int, markers: Mapping[in
             producers.record(header, markers.get(base_offset) if markers else None)
             hot.add(own_hot, base_offset, HotBatch(packed_header, body))
             records += header.record_count
-    if producers.transactions.begun != begun:
+    # A segment that has ended may be sealed, and its log be too large now, though no mark may move for long.
+    if rolled or producers.transactions.begun != begun:
         log.services.moved.add(log.tp)
     return records

@@ -366,7 +366,7 @@ class LogDirectory:
 
     def take_changed(self) -> set[TopicPartition]:
         """Logs of which something else is committed, durable, sealed, cleaned or deleted than when this was last asked,
-        or a transaction has begun: about all others there is to do what there was. Some may be gone."""
+        or a segment or a transaction has begun: about all others there is to do what there was. Some may be gone."""
         changed, self._changed = self._changed | self._services.moved, set()
         return changed
 

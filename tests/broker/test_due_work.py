@@ -80,10 +80,10 @@ class _Stage:
         self.partitions.wiring = cast(Wiring, _Around(self.broker, self.upkeep))
         self._told = 0
 
-    async def tell(self, count: int, config: dict[str, str], *, leader: int = 1) -> None:
+    async def tell(self, count: int, config: dict[str, str], *, leader: int = 1, with_schema: bool = True) -> None:
         """The controller's word of topic t."""
         self._told += 1
-        schemas = (TopicSchema(0, schema_message(DEFAULT_SCHEMA)),)
+        schemas = (TopicSchema(0, schema_message(DEFAULT_SCHEMA)),) if with_schema else ()
         topic = TopicChange("t", "id", schemas, ("key",), "timestamp", {"min.insync.replicas": "1", **config})
         live = tuple(BrokerEndpoint(number, "host", 9092, 1) for number in (1, 2))
         state = LeaderAndIsr(leader, self._told, (leader,), 1)
@@ -236,6 +236,43 @@ def test_other_settings_and_another_role_count_at_once(tmp_path: Path) -> None:
         await stage.looked_after()
         assert stage.partitions.due_work.due(2**62) == [], "its leader ends it"
         await stage.tell(1, {"retention.ms": "1000"})
+        await until(lambda: stage.hosted().log.log_start_offset == 1)
+
+    _staged(tmp_path, story)
+
+
+_OLD = {"retention.ms": "1000", "retention.bytes": "-1"}
+_LARGE = {"retention.ms": "-1", "retention.bytes": "4000", "segment.bytes": "1024"}
+
+
+@pytest.mark.parametrize(("config", "committed"), [(_OLD, 1), (_LARGE, 20)], ids=["old", "large"])
+def test_what_was_committed_goes_also_while_nothing_is_committed(
+    tmp_path: Path, config: dict[str, str], committed: int
+) -> None:
+    async def story(stage: _Stage) -> None:
+        await stage.tell(1, {**config, "retention.ms": "-1", "retention.bytes": "-1"})
+        for _ in range(committed):
+            _produce(stage.hosted())
+        await stage.tell(1, {**config, "min.insync.replicas": "2"})
+        await stage.looked_after()
+        if config is _LARGE:
+            for _ in range(40):
+                _produce(stage.hosted())
+        log = stage.hosted().log
+        ends = [segment.end_offset for segment in log.segments if segment.end_offset <= committed]
+        last = max(ends, default=committed)  # a segment of committed records is deleted as a whole, or is already
+        await until(lambda: log.log_start_offset == last)
+        assert log.high_watermark == committed
+
+    _staged(tmp_path, story)
+
+
+def test_settings_count_though_the_schema_that_came_with_them_is_refused(tmp_path: Path) -> None:
+    async def story(stage: _Stage) -> None:
+        await stage.tell(1, {"retention.ms": "-1"})
+        _produce(stage.hosted(), now_us=time.time_ns() // 1000 - 60_000_000)
+        await stage.looked_after()
+        await stage.tell(0, {"retention.ms": "1000"}, with_schema=False)
         await until(lambda: stage.hosted().log.log_start_offset == 1)
 
     _staged(tmp_path, story)
