@@ -31,7 +31,9 @@ class KeptCrcs:
     """Those of the batches that were used last, of all logs of a broker. Owner: its event loop."""
 
     def __init__(self, limit_bytes: int = LIMIT_BYTES) -> None:
+        #: What all entries may take together.
         self.limit_bytes = limit_bytes
+        #: What they take, each with ``_OVERHEAD``.
         self.size_bytes = 0
         self._entries: OrderedDict[BatchKey, RunningCrcs] = OrderedDict()
 
@@ -39,6 +41,7 @@ class KeptCrcs:
         return len(self._entries)
 
     def get(self, key: BatchKey) -> RunningCrcs | None:
+        """Those of this batch, or None; they are the ones used last from now on."""
         found = self._entries.get(key)
         if found is not None:
             self._entries.move_to_end(key)
@@ -54,6 +57,7 @@ class KeptCrcs:
             self.size_bytes -= _bytes_of(oldest)
 
     def forget(self, key: BatchKey) -> None:
+        """Have the batch verified when it is asked for next; one of which nothing is kept is fine."""
         found = self._entries.pop(key, None)
         if found is not None:
             self.size_bytes -= _bytes_of(found)

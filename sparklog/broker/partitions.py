@@ -43,6 +43,7 @@ class Partitions:
         self.due_work = DueWork(directory, self._hosted.get)
         #: Those led here, as their replicas said last.
         self._led: set[Partition] = set()
+        #: What was found in verifying batches of any of these logs for projections: by it later ones are made.
         self.kept_crcs = KeptCrcs()
         self._timers: list[tuple[int, int, Partition]] = []
         self._timer_order = itertools.count()

@@ -14,7 +14,14 @@ from sparklog.broker.kept_crcs import BatchKey, KeptCrcs
 from sparklog.broker.partition import Partition
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.record.header import HEADER_BYTES, BatchHeader, unpack_headers
-from sparklog.record.projection import ProjectedBatch, Projection, header_alone, plan_projection, project_batch
+from sparklog.record.projection import (
+    RUN_BYTES,
+    ProjectedBatch,
+    Projection,
+    header_alone,
+    plan_projection,
+    project_batch,
+)
 from sparklog.storage.disk import read_ahead
 from sparklog.storage.log import LogSlice
 
@@ -26,6 +33,9 @@ HEADER_COST_BYTES = 2 * 1024
 #: The same of a batch that need not be verified, unless it is smaller itself. It takes the event loop as long as
 #: verifying half of this; where its pages are in no cache, a disk has to seek them.
 KEPT_COST_BYTES = 512 * 1024
+#: What each of its columns counts for, chosen or not and nested ones included, if together with ``RUN_BYTES`` for each
+#: run that is sent this is more: reading its place in the message takes as long as verifying so much.
+COLUMN_COST_BYTES = 3 * 1024
 #: As much of a batch as its message's metadata take, of up to some 80 columns.
 _METADATA_BYTES = 4096
 #: How many times the bytes that an answer has left are looked for in the log when batches count for less.
@@ -128,7 +138,7 @@ class _Answer:
                 self._kept.put(key, batch.running)
             cost = len(body)
             if running is not None and batch.running is running:
-                cost = min(cost, max(KEPT_COST_BYTES, batch.header.stored_bytes))
+                cost = max(self._kept_cost(header, cost), min(cost, batch.header.stored_bytes))
             else:
                 none_verified = False
             if not self._has_room(cost):
@@ -157,13 +167,22 @@ class _Answer:
         the other would keep the event loop waiting as many times."""
         left = self._max_bytes - self.cost
         for header, body, key in zip(headers, bodies, keys, strict=True):
-            left -= min(len(body), KEPT_COST_BYTES)
-            if left < 0 or self._kept.get(key) is None:
+            if self._kept.get(key) is None:
+                return
+            left -= self._kept_cost(header, len(body))
+            if left < 0:
                 return
             read_ahead(body, header.position, min(len(body), _METADATA_BYTES))
 
     def _has_room(self, cost: int) -> bool:
         return not self.batches or self.cost + cost <= self._max_bytes
+
+    def _kept_cost(self, header: BatchHeader, verified: int) -> int:
+        """What a batch that need not be verified counts for however little of it is sent; ``verified``: what it would
+        count for otherwise."""
+        plan = self._plan(header.schema_id)
+        arithmetic = len(plan.spans) * RUN_BYTES + plan.nodes * COLUMN_COST_BYTES
+        return min(verified, max(KEPT_COST_BYTES, arithmetic))
 
     def _plan(self, schema_id: int) -> Projection:
         plan = self._plans.get(schema_id)

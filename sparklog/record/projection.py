@@ -46,7 +46,7 @@ _KEPT_BYTES = 256 * 1024
 #: Nor where they would be of columns shorter than this on the average: it is what CRCs at a column's edges take.
 _COLUMN_BYTES = 16 * 1024
 #: The arithmetic for one run takes as long as verifying so much.
-_RUN_BYTES = 128 * 1024
+RUN_BYTES = 128 * 1024
 
 #: CRCs of a stored batch from its beginning up to: the end of its message's metadata, the beginning and the end of each
 #: column, the end of the message. The CRC up to the batch's end is in its header.
@@ -173,7 +173,7 @@ def project_batch(
 
 def _is_worth_keeping(header: BatchHeader, plan: Projection) -> bool:
     columns = len(plan.first_buffers) - 1
-    return header.length >= max(_KEPT_BYTES, columns * _COLUMN_BYTES, len(plan.spans) * _RUN_BYTES)
+    return header.length >= max(_KEPT_BYTES, columns * _COLUMN_BYTES, len(plan.spans) * RUN_BYTES)
 
 
 def _is_of(kept: RunningCrcs, header: BatchHeader, stored: memoryview, plan: Projection) -> bool:
@@ -181,7 +181,7 @@ def _is_of(kept: RunningCrcs, header: BatchHeader, stored: memoryview, plan: Pro
     its schema has places. Where the arithmetic would take longer than verifying, they are of no use."""
     return (
         len(kept) == 2 * len(plan.first_buffers)
-        and len(plan.spans) * _RUN_BYTES <= header.length
+        and len(plan.spans) * RUN_BYTES <= header.length
         and crc32c(stored[: read_metadata_length(stored)]) == kept[0]
     )
 

@@ -9,6 +9,7 @@ integers and may be used from any thread, one call at a time for each byte range
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import fcntl
@@ -26,6 +27,10 @@ Buffer = bytes | bytearray | memoryview
 
 #: Buffers a single writev takes. Source: Linux IOV_MAX.
 _MAX_BUFFERS = 1024
+
+#: How much the kernel is asked to read ahead at a time: of more at a time it reads no more than the disk's own
+#: read-ahead, which is so much unless somebody has set it. Source: Linux force_page_cache_ra, VM_READAHEAD_PAGES.
+_READ_AHEAD_BYTES = 128 * 1024
 
 #: ext2 to ext4, XFS, btrfs, F2FS, tmpfs. Not overlayfs, for one: of a write that fails below it syncfs does not tell.
 #: Source: statfs(2), syncfs(2).
@@ -89,12 +94,18 @@ class Disk(Protocol):
 
 
 def read_ahead(view: Buffer, position: int, length: int) -> None:
-    """Have the kernel read ``length`` bytes of a file from ``position`` on into the page cache, and do not wait for it.
-    ``view``: what ``Disk.map`` gave, or a part of it; anything else is in memory already."""
+    """Ask the kernel to read ``length`` bytes of a file from ``position`` on into the page cache, without waiting for
+    the bytes. It may read less, and a full queue of the disk may be waited for. Advice fails nobody: what is not read
+    ahead is read when it is used.
+
+    ``view``: what ``Disk.map`` gave, or a part of it; anything else is in memory already.
+    """
     mapping = view.obj if isinstance(view, memoryview) else None
     if isinstance(mapping, mmap.mmap) and length:
-        start = position - position % mmap.PAGESIZE
-        mapping.madvise(mmap.MADV_WILLNEED, start, position + length - start)
+        end = position + length
+        with contextlib.suppress(OSError):
+            for at in range(position - position % mmap.PAGESIZE, end, _READ_AHEAD_BYTES):
+                mapping.madvise(mmap.MADV_WILLNEED, at, min(_READ_AHEAD_BYTES, end - at))
 
 
 class RealDisk:

@@ -9,17 +9,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
+import pyarrow as pa
 import pytest
 
 from sparklog.broker import projected_read
 from sparklog.broker.kept_crcs import BatchKey, KeptCrcs
 from sparklog.broker.partition import AppendRules
-from sparklog.broker.projected_read import KEPT_COST_BYTES, ProjectedRead, read_projected
+from sparklog.broker.projected_read import COLUMN_COST_BYTES, KEPT_COST_BYTES, ProjectedRead, read_projected
 from sparklog.errors import BrokerError, ErrorCode
-from sparklog.model import TopicPartition
-from sparklog.record.codec import decode_batch
+from sparklog.model import TopicPartition, TopicSchema
+from sparklog.record.codec import decode_batch, encode_batch
 from sparklog.record.header import unpack_headers
-from sparklog.record.projection import projected_schema
+from sparklog.record.projection import RUN_BYTES, projected_schema
+from sparklog.record.schema import schema_message
 from sparklog.storage.disk import read_ahead
 from sparklog.storage.log import Log
 from sparklog.storage.log_set import LogDirectory
@@ -60,7 +62,8 @@ def write(log: Log, letter: str, *, leader_epoch: int = 1) -> None:
 
 
 def ask(log: Log, offset: int, *columns: str, kept: KeptCrcs, max_bytes: int = 10 * MIB, **more: Any) -> ProjectedRead:
-    partition = cast(Any, Hosted(log, **{name: more.pop(name) for name in ("tp", "topic_id") if name in more}))
+    hosted = {name: more.pop(name) for name in ("tp", "topic_id", "rules") if name in more}
+    partition = cast(Any, Hosted(log, **hosted))
     return read_projected(
         partition, offset, columns, kept=kept, max_bytes=max_bytes, end_offset=log.log_end_offset, **more
     )
@@ -223,6 +226,33 @@ def test_an_answer_stands_for_more_of_the_log_when_nothing_has_to_be_verified(di
     assert kept.get(key) is None
     assert ask(log, 0, "number", kept=kept, max_bytes=KEPT_COST_BYTES + stored).records.batch_count == 2
     assert kept.get(key) is not None
+
+
+def test_an_answer_is_bounded_by_the_runs_and_columns_that_it_takes_time_for(directory: LogDirectory) -> None:
+    texts, numbers = [f"t{i}" for i in range(11)], [f"n{i}" for i in range(10)]
+    schema = pa.schema(
+        [pa.field(texts[0], pa.string())]
+        + [field for n, t in zip(numbers, texts[1:], strict=True) for field in ((n, pa.int64()), (t, pa.string()))]
+    )
+    rows = pa.RecordBatch.from_pylist(
+        [{name: 1 if name in numbers else "x" * 150_000 for name in schema.names}], schema
+    )
+    log = directory.create(TP, TOPIC_ID, schemas=(TopicSchema(0, schema_message(schema)),), config=config())
+    for _ in range(4):
+        append(log, encode_batch(rows, schema_id=0, compression=None, event_time=None))
+    kept = KeptCrcs()
+    rules = AppendRules(schema, 0, 8 * MIB, None)
+    stored = ask(log, 0, "n0", kept=kept, rules=rules).stored_bytes // 4
+    assert len(kept) == 4
+    one_run = ask(log, 0, "n0", kept=kept, rules=rules)
+    assert (one_run.records.batch_count, one_run.cost) == (4, 4 * KEPT_COST_BYTES)
+    scattered = ask(log, 0, *numbers, kept=kept, rules=rules)
+    cost = 10 * RUN_BYTES + 21 * COLUMN_COST_BYTES
+    assert KEPT_COST_BYTES < cost < stored and scattered.records.body_bytes < 4 * KEPT_COST_BYTES
+    assert (scattered.records.batch_count, scattered.cost) == (4, 4 * cost)
+    assert ask(log, 0, *numbers, kept=kept, rules=rules, max_bytes=3 * cost - 1).records.batch_count == 2
+    # It counts for no more than if it were verified.
+    assert ask(log, 0, *numbers, "t0", "t5", kept=kept, rules=rules).cost <= 4 * stored
 
 
 def test_what_was_asked_for_last_is_kept(log: Log) -> None:

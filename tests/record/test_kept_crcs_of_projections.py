@@ -26,7 +26,7 @@ from tests.record.test_projection import COMPRESSIONS, TYPES, long_batch, value_
 def any_size() -> Iterator[None]:
     """CRCs are kept and used of batches of a few bytes, which are as good as long ones here."""
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("_KEPT_BYTES", "_COLUMN_BYTES", "_RUN_BYTES"):
+        for name in ("_KEPT_BYTES", "_COLUMN_BYTES", "RUN_BYTES"):
             patch.setattr(projection, name, 0)
         yield
 

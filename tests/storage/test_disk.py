@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from sparklog.storage.disk import Buffer, Disk, RealDisk, is_full, read_file, replace_file, write_all
+from sparklog.storage.disk import Buffer, Disk, RealDisk, is_full, read_ahead, read_file, replace_file, write_all
 from sparklog.testing.sim_disk import ProcessDied, SimDisk
 
 
@@ -51,6 +53,44 @@ def test_a_whole_file_system_is_made_durable(disk: Disk, root: Path) -> None:
     if isinstance(disk, SimDisk):
         disk.restart(page_cache_lost=True)
     assert read_file(disk, root / "below" / "f") == b"abc"
+
+
+class AdvisedMap(mmap.mmap):
+    """Notes what is asked of the kernel about it."""
+
+    advised: list[tuple[int, int, int]]
+    failure: OSError | None = None
+
+    def madvise(self, option: int, start: int = 0, length: int = 0) -> None:
+        self.advised.append((option, start, length))
+        if self.failure is not None:
+            raise self.failure
+        super().madvise(option, start, length)
+
+
+def test_a_long_run_is_read_ahead_in_steps_that_the_kernel_takes_whole(tmp_path: Path) -> None:
+    kib, page = 1024, mmap.PAGESIZE
+    path = tmp_path / "f"
+    path.write_bytes(bytes(600 * kib))
+    with path.open("r+b") as file:
+        mapping = AdvisedMap(file.fileno(), 0)
+    mapping.advised = []
+    view = memoryview(mapping)
+    read_ahead(view[1000:], 3 * page + 100, 300 * kib)
+    assert {option for option, _, _ in mapping.advised} == {mmap.MADV_WILLNEED}
+    steps = [(start, start + length) for _, start, length in mapping.advised]
+    assert (steps[0][0], steps[-1][1]) == (3 * page, 3 * page + 100 + 300 * kib)
+    assert all(start % page == 0 and end - start <= 128 * kib for start, end in steps)
+    assert all(before[1] == after[0] for before, after in pairwise(steps))
+    mapping.advised.clear()
+    read_ahead(view, 600 * kib - 1, 1)
+    assert [length for _, _, length in mapping.advised] == [page]
+    mapping.advised.clear()
+    read_ahead(view, 0, 0)
+    assert not mapping.advised
+    mapping.failure = OSError(errno.EIO, "of a disk that is gone")
+    read_ahead(view, 0, 600 * kib)
+    assert len(mapping.advised) == 1, "it is no better for the next step"
 
 
 def test_open_keeps_content_and_refuses_absent_files(disk: Disk, root: Path) -> None:
