@@ -39,7 +39,7 @@ ColumnsOf = Callable[[str], "tuple[str, ...] | None"]
 class Feed:
     """One assigned partition: where its next fetch starts, and when it may be sent."""
 
-    __slots__ = ("failing_since", "failures", "last_epoch", "position", "retry_at", "topic_id", "tp", "verify_at")
+    __slots__ = ("failing_since", "failures", "last_epoch", "position", "retry_at", "topic_id", "tp", "verify_until")
 
     def __init__(self, tp: TopicPartition, topic_id: str, position: int) -> None:
         self.tp = tp
@@ -50,8 +50,9 @@ class Feed:
         self.failures = 0
         self.failing_since = 0.0
         self.retry_at = 0.0
-        #: Where a projected batch failed its checksum: the broker is asked to verify what it has there.
-        self.verify_at = -1
+        #: The end of an answer in which a projected batch failed its checksum. Below it the broker is asked to verify
+        #: what it has, in as many answers as that takes.
+        self.verify_until = -1
 
     def move(self, position: int, last_epoch: int = NO_EPOCH) -> None:
         """Fetch from ``position`` next."""
@@ -172,7 +173,7 @@ class Fetcher:
                     self._max_bytes,
                     last_epoch=feed.last_epoch,
                     columns=self._wire_columns(tp.topic),
-                    verify=position == feed.verify_at,
+                    verify=position < feed.verify_until,
                 )
             )
         request = Fetch(
@@ -290,23 +291,23 @@ class Fetcher:
             # Nothing may be passed over: this partition and those behind it are asked for again.
             for feed, asked, _ in answers[decoded:]:
                 feed.move(*asked)
-            if self._asks_to_verify(answers[decoded][0], error):
+            if self._asks_to_verify(answers[decoded][0], answers[decoded][2], error):
                 return found
             if not found and self._error is None:
                 raise
             self._error = self._error or error
         return found
 
-    def _asks_to_verify(self, feed: Feed, error: Exception) -> bool:
+    def _asks_to_verify(self, feed: Feed, part: PartitionBytes, error: Exception) -> bool:
         """Whether a projected batch was damaged that the broker did not verify on its way here: it is asked to, since
         only it can tell the disk's damage from another."""
         if (
             self._wire_columns(feed.tp.topic) is None
-            or feed.verify_at == feed.position
+            or feed.position < feed.verify_until
             or not (isinstance(error, BrokerError) and error.code == ErrorCode.CORRUPT_MESSAGE)
         ):
             return False
-        feed.verify_at = feed.position
+        feed.verify_until = part.next_offset
         return True
 
     def _send_ahead(self, broker_id: int) -> None:

@@ -121,8 +121,9 @@ class PartitionReader:
         self._last_epoch = last_epoch
         #: Until the first batch the epoch is only a bound: a leader that appended nothing left no trace in the log.
         self._epoch_is_bound = True
-        #: Where a projected batch failed its checksum: the broker is asked to verify what it has there.
-        self._verify_at = -1
+        #: The end of an answer in which a projected batch failed its checksum. Below it the broker is asked to verify
+        #: what it has, in as many answers as that takes.
+        self._verify_until = -1
         self._schema_of = SchemaLookup(self._link, self._tp.topic)
 
     def close(self) -> None:
@@ -157,6 +158,7 @@ class PartitionReader:
             while position < self._end:
                 answer = self._read_local(position) or self._await(position)
                 done, position = position, answer.next_offset
+                before = self._last_epoch, self._epoch_is_bound
                 self._last_epoch = answer.headers[-1].leader_epoch
                 self._epoch_is_bound = False
                 if position < self._end and self._local is None:
@@ -164,12 +166,14 @@ class PartitionReader:
                 try:
                     for found in self._decoded(answer, done):
                         done = found.header.next_offset
+                        before = found.header.leader_epoch, False
                         yield found
                 except BrokerError as error:
                     if answer.mapped or not self._is_to_be_verified(error, done):
                         raise
                     self._disconnect()
-                    self._verify_at = position = done
+                    self._verify_until, position = answer.next_offset, done
+                    self._last_epoch, self._epoch_is_bound = before
         finally:
             self._disconnect()
             self._close_local()
@@ -178,7 +182,7 @@ class PartitionReader:
         """Whether ``error`` says that a projected batch from ``offset`` on is damaged, and the broker did not verify it
         on its way here: it is asked to, since only it can tell the disk's damage from another."""
         wire = None if self._choice is None else self._choice.wire
-        return wire is not None and error.code == ErrorCode.CORRUPT_MESSAGE and offset != self._verify_at
+        return wire is not None and error.code == ErrorCode.CORRUPT_MESSAGE and offset >= self._verify_until
 
     def _read_local(self, position: int) -> PartitionBytes | None:
         """The batches at ``position`` out of files of this host, or None: they are to be fetched."""
@@ -337,7 +341,7 @@ class PartitionReader:
             self._max_bytes,
             last_epoch=self._last_epoch,
             columns=None if self._choice is None else self._choice.wire,
-            verify=position == self._verify_at,
+            verify=position < self._verify_until,
         )
         connection.send(
             Fetch(

@@ -37,14 +37,19 @@ def change(fake: FakeCluster) -> None:
     batches[5] = header, body[:-8] + bytes(byte ^ 255 for byte in body[-8:])
 
 
-def noted(fake: FakeCluster, *, heals: bool) -> Asked:
-    """What is asked for from now on. ``heals``: verifying shows that what is stored is sound."""
+def one_batch(fake: FakeCluster) -> int:
+    """How many bytes a batch takes."""
+    return len(fake.topics["t"].logs[0].batches[0][1])
+
+
+def noted(fake: FakeCluster, *, heals_at: int | None) -> Asked:
+    """What is asked for from now on. ``heals_at``: verifying from this offset on shows that what is stored is sound."""
     asked: Asked = []
 
     def note(broker: FakeBroker, connection: ServerConnection, request: Request) -> bool:
         if isinstance(request, Fetch):
             (wanted,) = request.partitions
-            if heals and wanted.verify:
+            if wanted.verify and wanted.fetch_offset == heals_at:
                 change(fake)
             asked.append((wanted.fetch_offset, wanted.verify))
         return False
@@ -54,14 +59,48 @@ def noted(fake: FakeCluster, *, heals: bool) -> Asked:
 
 
 def test_a_reader_goes_on_when_what_is_stored_is_sound(wide: FakeCluster) -> None:
-    asked = noted(wide, heals=True)
+    asked = noted(wide, heals_at=50)
     with PartitionReader(wide.bootstrap, TP, 3, 97, columns=["n"]) as reader:
         assert numbers([batch for _, batch in reader]) == list(range(3, 97))
     assert [one for one in asked if one[1]] == [(50, True)]
 
 
+def test_a_reader_has_all_verified_that_the_answer_stood_for(wide: FakeCluster) -> None:
+    """An answer that is verified stands for less of the log."""
+    asked = noted(wide, heals_at=50)
+    with PartitionReader(wide.bootstrap, TP, 0, 100, columns=["n"], max_bytes=one_batch(wide)) as reader:
+        assert numbers([batch for _, batch in reader]) == list(range(100))
+    assert [one for one in asked if one[1] or not one[0]] == [(0, False), (50, True), (60, True), (70, True)]
+
+
+@pytest.mark.parametrize(("start", "known"), [(0, 4), (50, 3)])
+def test_a_reader_goes_back_in_the_history_that_it_has_read(wide: FakeCluster, start: int, known: int) -> None:
+    """Batches of leader epochs 0 to 9, of which the last one of the answer, 9, is not what lies before the damage."""
+    log = wide.topics["t"].logs[0]
+
+    def age() -> None:
+        log.epoch = 9
+        log.batches[:] = [
+            (header._replace(leader_epoch=epoch), body) for epoch, (header, body) in enumerate(log.batches)
+        ]
+
+    wide.do(age)
+    asked: list[int] = []
+
+    def note(broker: FakeBroker, connection: ServerConnection, request: Request) -> bool:
+        if isinstance(request, Fetch) and request.partitions[0].verify:
+            asked.append(request.partitions[0].last_epoch)
+            change(wide)
+        return False
+
+    wide.fault(0, note)
+    with PartitionReader(wide.bootstrap, TP, start, 100, columns=["n"], last_epoch=3) as reader:
+        assert numbers([batch for _, batch in reader]) == list(range(start, 100))
+    assert asked == [known]
+
+
 def test_a_reader_is_told_when_it_is_not(wide: FakeCluster) -> None:
-    asked = noted(wide, heals=False)
+    asked = noted(wide, heals_at=None)
     found: list[pa.RecordBatch] = []
     with (
         PartitionReader(wide.bootstrap, TP, 3, 97, columns=["n"]) as reader,
@@ -75,7 +114,7 @@ def test_a_reader_is_told_when_it_is_not(wide: FakeCluster) -> None:
 
 def test_who_reads_all_columns_asks_for_nothing(wide: FakeCluster) -> None:
     """What is stored was sent as it is: the broker knows no better."""
-    asked = noted(wide, heals=True)
+    asked = noted(wide, heals_at=50)
     with (
         PartitionReader(wide.bootstrap, TP, 0, 100) as reader,
         pytest.raises(BrokerError, match="t-0 at offset 50"),
@@ -87,14 +126,23 @@ def test_who_reads_all_columns_asks_for_nothing(wide: FakeCluster) -> None:
 
 
 def test_a_consumer_goes_on_when_what_is_stored_is_sound(wide: FakeCluster) -> None:
-    asked = noted(wide, heals=True)
+    asked = noted(wide, heals_at=0)
     with Consumer(wide.bootstrap, "t", columns=["n"]) as consumer:
         assert numbers(drained(consumer, 100)) == list(range(100))
     assert sum(verify for _, verify in asked) == 1
 
 
+def test_a_consumer_has_all_verified_that_the_answer_stood_for(wide: FakeCluster) -> None:
+    """It begins with the answer's start, and answers that are verified stand for less of the log."""
+    asked = noted(wide, heals_at=50)
+    with Consumer(wide.bootstrap, "t", columns=["n"], max_bytes=one_batch(wide)) as consumer:
+        assert numbers(drained(consumer, 100)) == list(range(100))
+    assert [at for at, verify in asked if verify] == list(range(0, 80, 10))
+    assert [at for at, verify in asked if not verify and at < 80] == [0]
+
+
 def test_a_consumer_is_told_when_it_is_not(wide: FakeCluster) -> None:
-    asked = noted(wide, heals=False)
+    asked = noted(wide, heals_at=None)
     with Consumer(wide.bootstrap, "t", columns=["n"]) as consumer:
         for _ in range(2):
             with pytest.raises(BrokerError, match="t-0 at offset 50") as caught:
