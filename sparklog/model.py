@@ -90,7 +90,7 @@ class BrokerRegistration(msgspec.Struct, frozen=True):
         return BrokerEndpoint(self.broker_id, self.host, self.port, self.incarnation, self.rack)
 
 
-class LeaderAndIsr(msgspec.Struct, frozen=True, array_like=True):
+class LeaderAndIsr(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The replicated decision about one partition, as stored in ZooKeeper.
 
     ``isr`` is the committed in-sync set in assignment order of insertion; the leader is in it unless ``leader`` is
@@ -103,7 +103,7 @@ class LeaderAndIsr(msgspec.Struct, frozen=True, array_like=True):
     controller_epoch: Int31
 
 
-class VersionedState(msgspec.Struct, frozen=True, array_like=True):
+class VersionedState(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A ``LeaderAndIsr`` with the version of the ZooKeeper node it was read at or written as.
 
     ``leader_incarnation`` is the incarnation the leader's process last had when this was written; ``NO_EPOCH`` when

@@ -121,9 +121,12 @@ def _refusal(broker: BrokerState, update: ControlUpdate) -> BrokerError | None:
 
 
 def _tell_brokers(broker: BrokerState) -> Iterator[None]:
-    """Leaders shrink thousands of in-sync sets at this, while others are to be written to."""
+    """Leaders shrink thousands of in-sync sets at this, while others are to be written to. They come first: ZooKeeper
+    writes while the rest take note."""
     event = BrokersChanged(broker.cache.incarnations)
-    for number, partition in enumerate(broker.partitions, 1):
+    leading = dict.fromkeys(broker.partitions.leading())
+    leading.update(dict.fromkeys(broker.partitions))
+    for number, partition in enumerate(leading, 1):
         partition.step(event)
         if number % _SLICE == 0:
             yield

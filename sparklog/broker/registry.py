@@ -318,6 +318,7 @@ class Registry:
     async def withdraw_stopping(self) -> None:
         """A supervisor has come back: this broker stays."""
         self.announced = False
+        self._broker.cache.relieved = False  # from now on others may count on it again
         await self._registration.withdraw_stopping()
 
     def vouch(self) -> None:

@@ -113,6 +113,7 @@ class BrokerState:
     @incarnation.setter
     def incarnation(self, incarnation: int) -> None:
         self._incarnation = incarnation
+        self.cache.relieved = False  # that was said to the one before
         _wake(self._registration_waiters)
 
     async def registered(self, incarnation: int, *, timeout_s: float) -> None:

@@ -202,7 +202,12 @@ class ControllerTerm:
         self._step(BrokersRead(brokers, retired))
 
     async def _read_stopping(self) -> None:
-        self._step(StoppingRead(await self._store.read_stopping()))
+        stopping = await self._store.read_stopping()
+        if not self.core.brokers.stopping <= stopping.keys():
+            # Who ends takes its request away together with its registration. It must be known to be gone: else it would
+            # be shown to all for a moment, with all that was put off for as long as it stopped.
+            await self._read_brokers()
+        self._step(StoppingRead(stopping))
 
     async def _read_deletions(self) -> None:
         self._step(DeletionsRead(await self._store.read_deletions()))

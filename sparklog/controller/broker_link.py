@@ -45,8 +45,10 @@ class BrokerLink:
         self._deleted: dict[tuple[str, str], None] = {}
         #: News of these that have time.
         self._put_off: dict[Partition, None] = {}
-        #: Whether nobody counts on this broker, which asked for that; and what it was told of it.
-        self._relieved = self._told_relieved = False
+        #: Whether nobody counts on this broker, which asked for that.
+        self._relieved = False
+        #: What it was told of that; None: nobody knows whether it has heard.
+        self._told_relieved: bool | None = False
 
     # --- what there is to tell -------------------------------------------------------------------------------------
 
@@ -103,6 +105,11 @@ class BrokerLink:
             or self._relieved != self._told_relieved
             or bool(self._topics or self._partitions or self._deleted)
         )
+
+    @property
+    def shown_brokers(self) -> bool:
+        """The broker has taken in which brokers are there to count on."""
+        return not (self._full or self._brokers or (self.in_flight is not None and self._sent_brokers))
 
     def owes(self, partition: Partition) -> bool:
         """There is news of this partition that the broker has not taken in."""
@@ -212,7 +219,7 @@ class BrokerLink:
             return
         self.in_flight = None
         self._full = self._full or self._sent_full or full
-        self._told_relieved = False  # each update says it anew
+        self._told_relieved = None
         self._brokers = self._brokers or self._sent_brokers
         self._deleted = {**self._sent_deleted, **self._deleted}
         if not self._full:

@@ -157,6 +157,8 @@ class ClusterState:
         self.topics: dict[str, Topic] = {}
         self._hosted: dict[int, dict[Partition, None]] = {}
         self._led: Counter[int] = Counter()
+        #: States that have become known: grows with each.
+        self.stores = 0
         #: Partitions being moved.
         self.moving: dict[Partition, None] = {}
 
@@ -176,6 +178,7 @@ class ClusterState:
         if partition.stored is not None:
             self._led[partition.stored.state.leader] -= 1
         partition.stored = stored
+        self.stores += 1
         self._led[stored.state.leader] += 1
 
     def partition(self, tp: TopicPartition) -> Partition | None:

@@ -240,7 +240,7 @@ class Controller:
             self._effects.append(Report("controller.brokers.failed", f"broker {broker_id} is gone", grave=True))
             self._outbox.broker_failed(broker_id)
             self._suspicions.end(broker_id)
-            self._states.mark(self.state.hosted(broker_id))
+            self._states.mark(p for p in self.state.hosted(broker_id) if not self._states.stands(p))
         for registration in changes.arrived:
             self._arrived(registration, states_are_newer=states_are_newer)
 
@@ -285,7 +285,11 @@ class Controller:
             tuple(found for found in present if found.broker_id not in hidden),
             suspects={found.broker_id: found for found in present if found.broker_id in suspects},
         )
-        self._outbox.set_leaving(self._counted_on.among(leaving, self.state, self.brokers.registrations))
+        counted_on = self._counted_on.among(leaving, self.state, self.brokers.registrations)
+        leaders = filter(self.state.leads, self.brokers.registrations)
+        if leaving and not all(map(self._outbox.shown_brokers, leaders)):
+            counted_on = dict.fromkeys(counted_on, True)  # whoever has not heard of it may take it in again
+        self._outbox.set_leaving(counted_on)
 
     # --- topics --------------------------------------------------------------------------------------------------
 

@@ -16,11 +16,20 @@ class CountedOn:
 
     def __init__(self) -> None:
         #: By broker, those that counted on it when all it hosts was looked at last, but for those that do not any more.
-        #: None: nobody does. That stays so, for brokers that leave are hidden from those who could take them in again.
+        #: None: nobody does.
         self._left: dict[int, list[Partition] | None] = {}
+        #: How many states had become known when that was found.
+        self._seen = 0
 
     def among(self, leaving: Iterable[int], state: ClusterState, live: Container[int]) -> dict[int, bool]:
-        """Whether leaders count on these brokers, which lead nothing. ``live`` are brokers at work."""
+        """Whether leaders count on these brokers, which lead nothing. ``live`` are brokers at work.
+
+        Who is counted on by nobody may be again: a leader may have taken it in before it heard that it leaves. That is
+        looked for as states become known.
+        """
+        if self._seen != state.stores:
+            self._seen = state.stores
+            self._left = {broker_id: left or [] for broker_id, left in self._left.items()}
         self._left = {broker_id: self._look(broker_id, state, live) for broker_id in leaving}
         return {broker_id: left is not None for broker_id, left in self._left.items()}
 

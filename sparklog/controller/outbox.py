@@ -122,6 +122,11 @@ class Outbox:
                 link.relieved(leaving.get(broker_id) is False)
         self._leaving = dict(leaving)
 
+    def shown_brokers(self, broker_id: int) -> bool:
+        """This broker, if it can be told anything, has taken in which brokers are there to count on."""
+        link = self._links.get(broker_id)
+        return link is None or link.shown_brokers
+
     def isrs_changed(self, partitions: Iterable[Partition], now_ms: int) -> None:
         """Leaders have changed nothing but the ISR, as they say themselves: the others are to hear of it."""
         by_leader: dict[tuple[int, int], list[Partition]] = {}

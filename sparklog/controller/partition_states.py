@@ -164,7 +164,7 @@ class PartitionStates:
                     changed.append(partition)
                 else:
                     isrs.append(partition)
-                    if self._stands(stored) and not partition.unfit:
+                    if self._is_led(stored) and not partition.unfit:
                         self._state.store(partition, stored)  # nothing is decided again for that
                         continue
                 self.adopt(partition, stored)
@@ -200,8 +200,13 @@ class PartitionStates:
         if tps and self.connected:
             self._effects.append(ReadStates(tuple(tps)))
 
-    def _stands(self, stored: VersionedState) -> bool:
-        """Whether its leader is at work, and is to stay."""
+    def stands(self, partition: Partition) -> bool:
+        """Whether its leader is at work and is to stay, and nothing else is open: then it does not matter to it which
+        of its other brokers goes."""
+        stored = partition.stored
+        return stored is not None and partition.move is None and not partition.unfit and self._is_led(stored)
+
+    def _is_led(self, stored: VersionedState) -> bool:
         leader = stored.state.leader
         found = self._brokers.registrations.get(leader)
         incarnation = None if found is None else found.incarnation

@@ -10,7 +10,7 @@ from sparklog.model import BrokerEndpoint, Int31, LeaderAndIsr, TopicSchema
 from sparklog.protocol.fields import Message
 
 
-class PartitionDecision(msgspec.Struct, frozen=True, array_like=True):
+class PartitionDecision(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A partition's state as the controller read or wrote it at ``version`` of the ZooKeeper node.
 
     ``target`` and ``original`` are empty unless the partition is being moved (see ``model.Reassignment``). ``leaving``

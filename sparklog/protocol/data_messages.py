@@ -148,7 +148,7 @@ class ProduceReply(Message, frozen=True, tag="produce_reply"):
     results: tuple[ProduceResult, ...]
 
 
-class FetchPartition(msgspec.Struct, frozen=True, array_like=True):
+class FetchPartition(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """``leader_epoch`` is the fetcher's current one (-1: not checked); ``last_epoch`` that of its last batch
     (-1: its history is not compared). ``columns``: only these of the topic's newest schema are sent, those that a batch
     has; (): headers alone; None: batches as they are stored, as followers need them. ``verify``: the fetcher has found
@@ -191,7 +191,7 @@ class AbortedRange(msgspec.Struct, frozen=True, array_like=True):
     last_offset: int
 
 
-class FetchedPartition(msgspec.Struct, frozen=True, array_like=True):
+class FetchedPartition(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """``diverging`` (epoch, end offset) tells a follower to truncate to the smaller of that and its own epoch end, and
     a consumer that what it has read from there on is not in the log any more. ``stored_bytes``: what the batches take
     in the log, where only some of their columns were sent (each is marked in its header); else 0."""

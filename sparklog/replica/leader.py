@@ -224,19 +224,29 @@ class Leader:
     def reconsider(self, effects: list[Effect], now_ms: int) -> None:
         """Propose the change the ISR needs now, if none is under way: removals first, they free commits."""
         if type(self.isr) is CommittedIsr:
-            removed = tuple(b for b in self.isr.committed if self._out_of_sync(b, now_ms)) or self._leaving_members()
-            added = tuple(
-                (broker, peer.incarnation)
-                for broker, peer in self.progress.items()
-                if broker not in self._members and self._may_join(broker, peer, now_ms)
-            )
+            # Lists, and no more than is needed: thousands do this at once when a broker goes.
+            out = [broker for broker in self.isr.committed if self._out_of_sync(broker, now_ms)]
+            removed = tuple(out) or self._leaving_members()
             if removed:
                 self._propose(self.isr.shrink(removed, expected_version=self.view.version), effects)
-            elif added:
-                for broker, _ in added:  # a fresh lag clock, or who was away for long would be removed at once
-                    self.progress[broker].caught_up_ms = now_ms
-                self._propose(self.isr.expand(added, expected_version=self.view.version), effects)
+            else:
+                self._let_in(effects, now_ms)
         self._schedule_check(now_ms)
+
+    def _let_in(self, effects: list[Effect], now_ms: int) -> None:
+        members = self._members
+        added = tuple(
+            [
+                (broker, peer.incarnation)
+                for broker, peer in self.progress.items()
+                if broker not in members and self._may_join(broker, peer, now_ms)
+            ]
+        )
+        if added:
+            for broker, _ in added:  # a fresh lag clock, or who was away for long would be removed at once
+                self.progress[broker].caught_up_ms = now_ms
+            assert isinstance(self.isr, CommittedIsr)
+            self._propose(self.isr.expand(added, expected_version=self.view.version), effects)
 
     def _leaving_members(self) -> tuple[int, ...]:
         """Members to be let go. The leader itself stays, until another one is decided on."""

@@ -70,9 +70,16 @@ class Replica:
         self.told.append(event)
 
 
+class Hosted(list[Replica]):
+    """Of which the last ten are led here."""
+
+    def leading(self) -> list[Replica]:
+        return self[-10:]
+
+
 def test_thousands_of_replicas_are_told_of_brokers_in_several_turns(broker: BrokerState) -> None:
     """A broker that stops leaves as many in-sync sets: who shrinks them in one turn answers nobody meanwhile."""
-    hosted = [Replica() for _ in range(350)]
+    hosted = Hosted(Replica() for _ in range(350))
     broker.partitions = cast(Any, hosted)
     broker.registry = cast(Any, SimpleNamespace(vouch=lambda: None))
     endpoints = (BrokerEndpoint(1, "host", 9092, 4), BrokerEndpoint(2, "host", 9093, 1))
@@ -84,6 +91,7 @@ def test_thousands_of_replicas_are_told_of_brokers_in_several_turns(broker: Brok
         turns = []
         while not answers.given:
             turns.append(sum(len(replica.told) for replica in hosted))
+            assert turns[-1] == 0 or all(replica.told for replica in hosted.leading()), "they have something to do"
             await asyncio.sleep(0)
         await broker.end_tasks()
         return turns
@@ -92,3 +100,11 @@ def test_thousands_of_replicas_are_told_of_brokers_in_several_turns(broker: Brok
     assert [turn for turn in dict.fromkeys(turns) if turn] == [100, 200, 300], "and the rest with the answer"
     assert all(len(replica.told) == 1 for replica in hosted)
     assert [answer.code for answer in answers.given] == [ErrorCode.NONE]
+
+
+def test_what_was_said_to_an_earlier_incarnation_relieves_no_later_one(broker: BrokerState) -> None:
+    """Under a new registration leaders may take it in again: it must not end on the strength of the old word."""
+    broker.cache.apply(ControlUpdate(0, "c", 7, 4, False, None, (), (), sequence=1, relieved=True))
+    assert broker.cache.relieved
+    broker.incarnation = 5
+    assert not broker.cache.relieved

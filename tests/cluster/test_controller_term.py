@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 from sparklog.cluster.controller_term import ControllerTerm
 from sparklog.controller.controller import Controller, ControllerSettings
-from sparklog.controller.events import Event, TopicGone
+from sparklog.controller.events import BrokersRead, Event, StoppingRead, TopicGone
 from sparklog.zk.errors import ZkUnreachable
 from sparklog.zk.session import PAUSE_S, SessionState
 
@@ -76,5 +76,35 @@ def test_a_connection_that_breaks_while_a_topic_is_looked_for_does_not_end_the_t
         assert events == [TopicGone("gone")]
         assert not term._over.done()
         assert session.asked == 2
+
+    asyncio.run(scenario())
+
+
+def test_who_ends_is_known_to_be_gone_before_it_is_known_to_stop_no_more() -> None:
+    """Its request and its registration go together. In the other order it would be shown to all again, and its
+    leaders would be told thousands of states while it ends."""
+
+    async def scenario() -> None:
+        asked = {1: 3}
+        events = list[Event]()
+        term = term_on(BreakingSession(0), events)
+        term.core.brokers.stopping = frozenset({1})
+
+        async def answer(found: object) -> Any:
+            return found
+
+        term._store = cast(
+            Any,
+            SimpleNamespace(
+                read_stopping=lambda: answer(dict(asked)),
+                read_brokers=lambda: answer(()),
+                read_retired=lambda live: answer(frozenset()),
+            ),
+        )
+        await term._read_stopping()
+        assert events == [StoppingRead({1: 3})]
+        asked.clear()
+        await term._read_stopping()
+        assert events[1:] == [BrokersRead((), frozenset()), StoppingRead({})]
 
     asyncio.run(scenario())

@@ -9,6 +9,7 @@ from sparklog.controller.events import (
     TopicRead,
     TopicSnapshot,
     UpdateAnswered,
+    UpdateLost,
 )
 from sparklog.errors import ErrorCode
 from sparklog.model import LeaderAndIsr, TopicPartition
@@ -193,14 +194,58 @@ def test_an_election_is_told_at_once_to_those_whose_news_were_put_off() -> None:
 
 
 def test_a_broker_that_stays_after_all_is_not_relieved_any_more() -> None:
+    world = _relieved()
+    world.stopping.clear()
+    world.feed(StoppingRead({}))
+    assert not [update.relieved for broker_id, update in world.told if broker_id == 1][-1]
+
+
+def test_a_broker_is_not_relieved_before_all_leaders_know_that_it_goes() -> None:
+    """One that does not may take it in again, and its writes would wait for who has ended."""
+    world = World(THREE)
+    world.leader_writes_isr(TopicPartition("t", 1), 2, 3)
+    world.leader_writes_isr(TopicPartition("t", 2), 3, 2)
+    world.told.clear()
+    world.hold_updates = True
+    world.ask_to_stop(1)
+    world.leader_writes_isr(TP, 2, 3)  # as it found 1 silent
+    assert not any(held.update.relieved for held in world.held_updates)
+    world.answer_held()
+    said = [(broker_id, update.relieved) for broker_id, update in world.told if update.relieved or update.brokers]
+    assert sorted(said) == [(1, False), (1, True), (2, False), (3, False)]
+    assert said[-1] == (1, True)
+
+
+def test_a_relieved_broker_that_is_taken_in_again_is_told_and_relieved_anew() -> None:
+    """By a leader whose write was under way when it heard that the broker goes."""
+    world = _relieved()
+    world.told.clear()
+    world.leader_writes_isr(TP, 2, 3, 1)
+    world.leader_writes_isr(TP, 2, 3)
+    assert [(broker_id, update.relieved) for broker_id, update in world.told] == [(1, False), (1, True)]
+
+
+def test_that_a_broker_is_not_relieved_any_more_is_said_until_it_is_heard() -> None:
+    world = _relieved()
+    world.hold_updates = True
+    world.leader_writes_isr(TP, 2, 3, 1)
+    (lost,) = world.held_updates
+    assert lost.broker.broker_id == 1 and not lost.update.relieved
+    world.hold_updates, world.held_updates = False, []
+    world.told.clear()
+    world.feed(UpdateLost(1, lost.update_id))
+    world.advance(100)
+    assert [(broker_id, update.relieved) for broker_id, update in world.told] == [(1, False)]
+
+
+def _relieved() -> World:
+    """Broker 1 stops, and has been told that nobody counts on it."""
     world = World(THREE)
     world.ask_to_stop(1)
     for number, isr in enumerate(((2, 3), (2, 3), (3, 2))):
         world.leader_writes_isr(TopicPartition("t", number), *isr)
     assert [update.relieved for broker_id, update in world.told if broker_id == 1][-1]
-    world.stopping.clear()
-    world.feed(StoppingRead({}))
-    assert not [update.relieved for broker_id, update in world.told if broker_id == 1][-1]
+    return world
 
 
 def test_a_stopping_broker_keeps_what_nobody_else_can_take_over() -> None:
