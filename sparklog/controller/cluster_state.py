@@ -6,7 +6,7 @@ replicas, and an update message for it can be built at any time.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 
 from sparklog.config import topic_config
@@ -157,6 +157,8 @@ class ClusterState:
         self.topics: dict[str, Topic] = {}
         self._hosted: dict[int, dict[Partition, None]] = {}
         self._led: Counter[int] = Counter()
+        #: By broker, who leads how many of those that it hosts.
+        self._leaders: defaultdict[int, Counter[int]] = defaultdict(Counter)
         #: States that have become known: grows with each.
         self.stores = 0
         #: Partitions being moved.
@@ -173,13 +175,26 @@ class ClusterState:
         """Whether any partition's node names this broker as its leader."""
         return self._led[broker_id] > 0
 
+    def leaders(self, broker_id: int) -> list[int]:
+        """Whom the nodes of partitions that this broker hosts name as their leaders, each once."""
+        return [leader for leader, count in self._leaders[broker_id].items() if count]
+
     def store(self, partition: Partition, stored: VersionedState) -> None:
         """The partition's node is known to hold this."""
-        if partition.stored is not None:
-            self._led[partition.stored.state.leader] -= 1
+        known = partition.stored
+        if known is None or known.state.leader != stored.state.leader:
+            self._count_leader(partition, -1)
+            partition.stored = stored
+            self._count_leader(partition, 1)
         partition.stored = stored
         self.stores += 1
-        self._led[stored.state.leader] += 1
+
+    def _count_leader(self, partition: Partition, by: int) -> None:
+        if partition.stored is not None:
+            leader = partition.stored.state.leader
+            self._led[leader] += by
+            for broker_id in partition.replicas:
+                self._leaders[broker_id][leader] += by
 
     def partition(self, tp: TopicPartition) -> Partition | None:
         topic = self.topics.get(tp.topic)
@@ -219,12 +234,14 @@ class ClusterState:
         return changed
 
     def _assign(self, partition: Partition, replicas: tuple[int, ...], move: Reassignment | None) -> None:
+        self._count_leader(partition, -1)
         for broker_id in partition.replicas:
             if broker_id not in replicas:
                 self._hosted[broker_id].pop(partition, None)
         for broker_id in replicas:
             self._hosted.setdefault(broker_id, {})[partition] = None
         partition.replicas, partition.move = replicas, move
+        self._count_leader(partition, 1)
         partition.broken.intersection_update(replicas)
         if move is None:
             self.moving.pop(partition, None)
@@ -235,8 +252,7 @@ class ClusterState:
         topic = self.topics.pop(name, None)
         if topic is not None:
             for partition in topic.partitions:
-                if partition.stored is not None:
-                    self._led[partition.stored.state.leader] -= 1
+                self._count_leader(partition, -1)
                 self.moving.pop(partition, None)
                 for broker_id in partition.replicas:
                     self._hosted[broker_id].pop(partition, None)

@@ -286,9 +286,10 @@ class Controller:
             suspects={found.broker_id: found for found in present if found.broker_id in suspects},
         )
         counted_on = self._counted_on.among(leaving, self.state, self.brokers.registrations)
-        leaders = filter(self.state.leads, self.brokers.registrations)
-        if leaving and not all(map(self._outbox.shown_brokers, leaders)):
-            counted_on = dict.fromkeys(counted_on, True)  # whoever has not heard of it may take it in again
+        for broker_id in leaving:
+            leaders = filter(self.brokers.registrations.__contains__, self.state.leaders(broker_id))
+            if not all(map(self._outbox.shown_brokers, leaders)):
+                counted_on[broker_id] = True  # whoever has not heard of it may take it in again
         self._outbox.set_leaving(counted_on)
 
     # --- topics --------------------------------------------------------------------------------------------------

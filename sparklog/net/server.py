@@ -133,6 +133,8 @@ class ServerConnection(asyncio.BufferedProtocol):
         in_hand, self._in_hand = self._in_hand, {}
         if self._handler is not None:
             self._handler.connection_lost()
+            # It refers to this: each closed connection would keep its receive buffer until the collector comes by.
+            self._handler = None
         self._budget.release(sum(in_hand.values()))
 
     def _turn_away(self) -> None:

@@ -169,6 +169,7 @@ def test_a_new_schema_is_stored_beside_the_loop() -> None:
 def test_the_collector_is_spared_what_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(upkeep, "_SPARED_AT_ONCE", 10)
     done: list[str] = []
+    monkeypatch.setattr(gc, "collect", lambda generation: done.append(f"collect {generation}"))
     monkeypatch.setattr(gc, "freeze", lambda: done.append("freeze"))
     monkeypatch.setattr(gc, "unfreeze", lambda: done.append("unfreeze"))
     directory = open_directory(tmp_path)
@@ -184,13 +185,13 @@ def test_the_collector_is_spared_what_stays(tmp_path: Path, monkeypatch: pytest.
 
     try:
         assert look(9, 0) == []
-        assert look(10, 0) == ["freeze"]
+        assert look(10, 0) == ["collect 1", "freeze"], "what is garbage now is not to stay"
         assert look(10, 9) == []
-        assert look(10, 10) == ["freeze"], "first records make files, and more objects"
+        assert look(10, 10) == ["collect 1", "freeze"], "first records make files, and more objects"
         assert look(6, 5) == []
         assert look(5, 5) == ["unfreeze"]
         assert look(5, 4) == []
-        assert look(5, 5) == ["freeze"], "they count anew"
+        assert look(5, 5) == ["collect 1", "freeze"], "they count anew"
     finally:
         subject.close()
         directory.close()

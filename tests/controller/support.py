@@ -239,6 +239,14 @@ class World:
             self.told.append((update.broker.broker_id, update.update))
             self.feed(UpdateAnswered(update.broker.broker_id, update.update_id, 0))
 
+    def answer_held_but(self, silent: int) -> None:
+        """All brokers take in what they are told, and what follows, but for one that hangs."""
+        while heard := [held for held in self.held_updates if held.broker.broker_id != silent]:
+            self.held_updates = [held for held in self.held_updates if held.broker.broker_id == silent]
+            for held in heard:
+                self.told.append((held.broker.broker_id, held.update))
+                self.feed(UpdateAnswered(held.broker.broker_id, held.update_id, 0))
+
     # --- what was ordered ------------------------------------------------------------------------------------------
 
     def _perform(self, effect: Effect) -> list[Event]:
@@ -345,6 +353,10 @@ class World:
             topic_id = self.topics[tp.topic].topic_id
             assert state.leader_epoch >= self._highest.get((topic_id, tp), 0), f"{tp}: leader epoch went back"
             self._highest[topic_id, tp] = state.leader_epoch
+        known = self.controller.state
+        for broker_id in self.brokers:
+            leaders = {p.stored.state.leader for p in known.hosted(broker_id) if p.stored is not None}
+            assert sorted(known.leaders(broker_id)) == sorted(leaders), f"leaders of what broker {broker_id} hosts"
         for broker_id, update in self.told:
             for decision in update.partitions:
                 tp = TopicPartition(decision.topic, decision.partition)

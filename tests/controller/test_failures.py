@@ -216,6 +216,22 @@ def test_a_broker_is_not_relieved_before_all_leaders_know_that_it_goes() -> None
     assert said[-1] == (1, True)
 
 
+def test_who_leads_nothing_that_a_stopping_broker_hosts_does_not_hold_up_its_relief() -> None:
+    """It may be frozen, and can take nobody in that it does not replicate to."""
+    world = World(topic("t", (1, 2), (2, 1)), topic("u", (3, 4)), brokers=4)
+    world.told.clear()
+    world.hold_updates = True
+    world.ask_to_stop(1)
+    world.answer_held_but(3)
+    world.leader_writes_isr(TP, 2)
+    world.answer_held_but(3)
+    assert not any(update.relieved for _, update in world.told), "the other partition's leader counts on it"
+    world.leader_writes_isr(TopicPartition("t", 1), 2)
+    world.answer_held_but(3)
+    assert [broker_id for broker_id, update in world.told if update.relieved] == [1]
+    assert {held.broker.broker_id for held in world.held_updates} == {3}
+
+
 def test_a_relieved_broker_that_is_taken_in_again_is_told_and_relieved_anew() -> None:
     """By a leader whose write was under way when it heard that the broker goes."""
     world = _relieved()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import socket
 import struct
 import threading
@@ -404,3 +405,46 @@ def test_a_reply_that_is_no_frame_closes_the_client() -> None:
         with pytest.raises(BrokerError, match="not a sparklog frame"):
             BlockingConnection("127.0.0.1", server.getsockname()[1], client_id="test")
         thread.join(10)
+
+
+@pytest.mark.parametrize("kind", ["asyncio", "uvloop"])
+def test_a_closed_connection_does_not_wait_for_the_collector(kind: str) -> None:
+    """Each has a receive buffer of a quarter of a megabyte, and a broker's collector comes by rarely."""
+    peers: set[str] = set()
+
+    def make(connection: ServerConnection) -> EchoHandler:
+        peers.add(connection.peer)
+        return EchoHandler(connection, [])
+
+    async def come_and_go() -> None:
+        server = await serve(
+            make,
+            host="127.0.0.1",
+            port=0,
+            describe=lambda cid, version: HelloReply(cid, version, 7, 3, "cluster-a", MAX_FRAME),
+            max_frame_bytes=MAX_FRAME,
+            max_in_flight=MAX_IN_FLIGHT,
+            queued_max_bytes=QUEUED,
+        )
+        for _ in range(5):
+            connection = await AsyncConnection.open("127.0.0.1", server.port, client_id="test")
+            answered = connection.request(produce(), [bytes(100)])
+            waiting = connection.request(DescribeBroker(0))
+            await answered
+            connection.close()
+            with pytest.raises(BrokerError):
+                await waiting
+        while server.connections:  # noqa: ASYNC110 - nobody is told that they have gone
+            await asyncio.sleep(0.001)
+        await server.close()
+
+    library: Any = asyncio if kind == "asyncio" else pytest.importorskip(kind)
+    loop: asyncio.AbstractEventLoop = library.new_event_loop()
+    gc.disable()
+    try:
+        loop.run_until_complete(asyncio.wait_for(come_and_go(), 30))
+        kept = [found.peer for found in gc.get_objects() if type(found) is ServerConnection]
+    finally:
+        gc.enable()
+        loop.close()
+    assert len(peers) == 5 and peers.isdisjoint(kept)
