@@ -24,7 +24,7 @@ from sparklog.storage.open_files import raise_descriptor_limit
 EXIT_CONFIG = 64
 
 #: When Python's collector looks: after so many objects more than have gone, and at older ones after so many looks. It
-#: may come rarely: a connection that is closed goes without it, its buffer too, and what else refers to itself is small.
+#: may come rarely: a connection that is closed goes without it, with its buffer; what else refers to itself is small.
 #: A change of thousands of leaders makes a hundred thousand objects that stay; by Python's own figures all of them are
 #: gone through once or twice meanwhile, and the loop stands still for a tenth of a second.
 _COLLECTOR = (5_000, 10, 20)

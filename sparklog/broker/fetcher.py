@@ -59,6 +59,7 @@ class _UnderWay(msgspec.Struct, frozen=True):
 
     session_id: int
     named: tuple[FetchPartition, ...]
+    incarnation: int
     #: monotonic time
     sent_s: float
 
@@ -98,6 +99,11 @@ class LeaderFetcher:
         if self._followed.pop(key, None) is not None:
             self._session.forget(*key)
 
+    def registered_again(self) -> None:
+        """A leader that has heard of the new incarnation counts on nothing that the one before held, and commits
+        nothing until this one has fetched: it is not to wait for the end of a long poll."""
+        self._nudge_soon()
+
     def _nudge_soon(self) -> None:
         """Something new is wanted while a long poll waits: end it with a second request, one for all that is new."""
         if self._nudge is None:
@@ -113,8 +119,12 @@ class LeaderFetcher:
         if not self._under_way:
             if self._followed:
                 self._send()
-        elif self._session.established and self._session.changed and len(self._under_way) == 1:
+        elif self._session.established and len(self._under_way) == 1 and self._has_news():
             self._send()
+
+    def _has_news(self) -> bool:
+        """For the leader at which a long poll waits."""
+        return self._session.changed or self._under_way[0].incarnation != self._broker.incarnation
 
     async def run(self) -> None:
         """Fetch until cancelled; a lost connection is made again with growing pauses."""
@@ -210,7 +220,7 @@ class LeaderFetcher:
             session.partitions,
             session.forgotten,
         )
-        under_way = _UnderWay(session.session_id, session.partitions, time.monotonic())
+        under_way = _UnderWay(session.session_id, session.partitions, broker.incarnation, time.monotonic())
         self._under_way.append(under_way)
         self._connection.ask(request, (), partial(self._answered, under_way))
 
@@ -375,6 +385,7 @@ class Fetchers:
         self._broker = broker
         self._throttle = CopyThrottle(broker)
         broker.metadata_listeners.append(self._throttle.metadata_changed)
+        broker.registration_listeners.append(self._registered_again)
         self._by_leader: dict[int, LeaderFetcher] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._closed = False
@@ -391,6 +402,10 @@ class Fetchers:
                 asyncio.get_running_loop().create_task(fetcher.run(), name=f"fetch from broker {leader}")
             )
         fetcher.follow(partition, leader_epoch)
+
+    def _registered_again(self) -> None:
+        for fetcher in self._by_leader.values():
+            fetcher.registered_again()
 
     def unfollow(self, partition: Partition, *, unless: int = -1) -> None:
         key = (partition.tp.topic, partition.tp.partition)

@@ -83,6 +83,8 @@ class BrokerState:
         self._tasks: set[asyncio.Task[None]] = set()
         #: Called whenever the controller's word has been taken over.
         self.metadata_listeners: list[Callable[[], None]] = []
+        #: Called whenever this process has been registered.
+        self.registration_listeners: list[Callable[[], None]] = []
         self._metadata_waiters: list[asyncio.Future[None]] = []
         self._role_waiters: list[asyncio.Future[None]] = []
         self._registration_waiters: list[asyncio.Future[None]] = []
@@ -114,6 +116,8 @@ class BrokerState:
     def incarnation(self, incarnation: int) -> None:
         self._incarnation = incarnation
         self.cache.relieved = False  # that was said to the one before
+        for listener in self.registration_listeners:
+            listener()
         _wake(self._registration_waiters)
 
     async def registered(self, incarnation: int, *, timeout_s: float) -> None:

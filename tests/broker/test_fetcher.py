@@ -22,11 +22,14 @@ LEADER = 1
 
 
 class FakeLeader:
-    """Answers everything the same."""
+    """Answers everything the same, at once or not while it is to ``hold``."""
 
     def __init__(self, *answers: FetchedPartition) -> None:
         self.connections: list[ServerConnection] = []
         self.requests = 0
+        self.hold = False
+        #: of who asked what it holds
+        self.held: list[int] = []
         self._answers = answers
 
     def __call__(self, connection: ServerConnection) -> FakeLeader:
@@ -36,6 +39,9 @@ class FakeLeader:
     def request_received(self, request: Request, body: memoryview) -> None:
         assert isinstance(request, Fetch)
         self.requests += 1
+        if self.hold:
+            self.held.append(request.incarnation)
+            return
         self.connections[-1].reply(FetchReply(request.cid, 0, 7, self._answers))
 
     def connection_lost(self) -> None: ...
@@ -121,3 +127,19 @@ def test_a_late_answer_of_a_deposed_leader_moves_no_log_start(
         assert set(moved) == {5}
 
     run(tmp_path, (*beside, FetchedPartition("t", 0, 0, 9, 9, 5, 0, 0, 0)), followed, scenario)
+
+
+def test_a_follower_that_is_registered_anew_does_not_wait_for_its_long_poll(tmp_path: Path) -> None:
+    """Its leaders count on nothing that the incarnation before held, and commit nothing until this one has fetched."""
+
+    async def scenario(broker: BrokerState, leader: FakeLeader) -> None:
+        broker.incarnation = 4
+        await until(lambda: leader.requests > 2)
+        leader.hold = True
+        await until(lambda: leader.held == [4])
+        broker.incarnation = 5
+        await until(lambda: leader.held == [4, 5])
+        assert len(leader.connections) == 1
+
+    followed = partition(replica=SimpleNamespace(leader_epoch=0), leader_answered=lambda *_: None)
+    run(tmp_path, (FetchedPartition("t", 0, 0, 0, 0, 0, 0),), followed, scenario)

@@ -80,7 +80,6 @@ def led(tmp_path: Path, scenario: Callable[[BrokerState, Partition], Awaitable[N
     broker.fetches = Fetches(broker, SessionCache(slots=10))
     broker.partitions.wiring = cast(Wiring, Served(broker))
     broker.registry = cast(Registry, SimpleNamespace(vouch=lambda: None))
-    told: list[object] = []
 
     async def go() -> None:
         broker.incarnation = 1
@@ -88,10 +87,7 @@ def led(tmp_path: Path, scenario: Callable[[BrokerState, Partition], Awaitable[N
         live = tuple(BrokerEndpoint(number, "host", 9092, INCARNATION) for number in (0, 1))
         state = PartitionDecision("t", "id", 0, LeaderAndIsr(1, 1, (0, 1), 1), 1, (0, 1))
         update = ControlUpdate(0, "c", 1, 1, False, live, (topic,), (state,), sequence=1)
-        handle_control_update(
-            broker, cast(ServerConnection, SimpleNamespace(reply=told.append)), update, memoryview(b"")
-        )
-        await until(lambda: bool(told))
+        await tell(broker, update)
         [partition] = broker.partitions
         assert partition.replica.is_leader
         await scenario(broker, partition)
@@ -104,6 +100,14 @@ def led(tmp_path: Path, scenario: Callable[[BrokerState, Partition], Awaitable[N
         directory.close()
 
 
+async def tell(broker: BrokerState, update: ControlUpdate) -> None:
+    """The controller's word, until it is taken in."""
+    told: list[object] = []
+    line = SimpleNamespace(reply=told.append)
+    handle_control_update(broker, cast(ServerConnection, line), update, memoryview(b""))
+    await until(lambda: bool(told))
+
+
 def produce(partition: Partition, count: int = 1) -> None:
     batch = encode_batch(rows(count), schema_id=0, compression=None, event_time="timestamp")
     answers: list[Answer] = []
@@ -112,10 +116,20 @@ def produce(partition: Partition, count: int = 1) -> None:
     assert [answer.code for answer in answers] == [ErrorCode.NONE]
 
 
-def ask(broker: BrokerState, line: Line, cid: int, *, session: int, epoch: int, offset: int, wait_ms: int) -> None:
+def ask(
+    broker: BrokerState,
+    line: Line,
+    cid: int,
+    *,
+    session: int,
+    epoch: int,
+    offset: int,
+    wait_ms: int,
+    incarnation: int = INCARNATION,
+) -> None:
     """The follower's request ``cid``, which has everything below ``offset``."""
     wanted = FetchPartition("t", 0, "id", 1, offset, 1 << 20, 1 if offset else -1)
-    request = Fetch(cid, FOLLOWER, INCARNATION, wait_ms, 1, 1 << 20, 0, session, epoch, (wanted,))
+    request = Fetch(cid, FOLLOWER, incarnation, wait_ms, 1, 1 << 20, 0, session, epoch, (wanted,))
     line.asked(cid)
     handle_fetch(broker, cast(ServerConnection, line), request, memoryview(b""))
 
@@ -217,5 +231,28 @@ def test_who_has_all_would_find_nothing_to_send(tmp_path: Path) -> None:
                         seen.add((has_all, look.urgent, look.records is not None))
             produce(partition, 2)
         assert seen == {(True, False, False), (False, True, False), (False, False, True), (False, False, False)}
+
+    led(tmp_path, scenario)
+
+
+def test_a_follower_that_is_registered_anew_is_counted_on_once_it_asks_and_not_when_its_poll_ends(
+    tmp_path: Path,
+) -> None:
+    async def scenario(broker: BrokerState, partition: Partition) -> None:
+        line = Line()
+        produce(partition)
+        session = opened(broker, line)
+        ask(broker, line, 2, session=session, epoch=1, offset=1, wait_ms=30_000)
+        assert partition.replica.replicated_end == 1
+        live = (BrokerEndpoint(FOLLOWER, "host", 9092, INCARNATION + 1), BrokerEndpoint(1, "host", 9092, INCARNATION))
+        await tell(broker, ControlUpdate(0, "c", 1, 1, False, live, (), (), sequence=2))
+        assert partition.replica.replicated_end < 1
+        assert 2 not in line.answers, "so nothing would be committed for as long as that waits"
+        anew = INCARNATION + 1
+        ask(broker, line, 3, session=session, epoch=2, offset=1, wait_ms=30_000, incarnation=anew)
+        assert line.answers[2][0].code == ErrorCode.NONE
+        assert line.answers[3][0].code == ErrorCode.FETCH_SESSION_ID_NOT_FOUND
+        ask(broker, line, 4, session=session, epoch=FULL, offset=1, wait_ms=30_000, incarnation=anew)
+        assert partition.replica.replicated_end == 1
 
     led(tmp_path, scenario)
