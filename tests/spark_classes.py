@@ -6,6 +6,9 @@ classes. Java can keep them as it has them in memory, in an archive that other J
 of a test run. Without an archive tests run as well, and so does a JVM that finds it made by another Java or of other
 jars: it loads the classes itself.
 
+The JVM that makes it also has Ivy fetch Delta's jars, alone: two Sparks of a test run that fetch them for the first
+time, at the same time, take half-written files out of each other's hands.
+
 An archive holds classes of the front of the class path, up to the first folder that is not empty. Spark has its
 configuration folder there, so its jars are named once more, in front.
 """
@@ -18,6 +21,8 @@ import sys
 import tempfile
 from importlib.util import find_spec
 from pathlib import Path
+
+from sparklog.delta.session import PACKAGE
 
 ROOT = Path(__file__).resolve().parent.parent
 #: Nothing in it is kept by version control.
@@ -104,6 +109,7 @@ def _use_spark(scratch: Path) -> None:
         SparkSession.builder.master("local[2]")
         .config("spark.driver.extraClassPath", spark_jars())
         .config("spark.driver.extraJavaOptions", f"{QUICK_JVM} -XX:ArchiveClassesAtExit={ARCHIVE} -Xlog:cds=error")
+        .config("spark.jars.packages", PACKAGE)
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.sql.shuffle.partitions", "2")
         .getOrCreate()
