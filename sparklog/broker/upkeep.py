@@ -167,7 +167,7 @@ class Upkeep:
         come, and given back when as many have gone."""
         kept = len(self._broker.partitions) + self._directory.on_disk
         if kept >= self._spared + _SPARED_AT_ONCE:
-            gc.collect(1)  # garbage of now would stay for good
+            gc.collect(1)  # young garbage would stay for good; to look for old one takes too long
             gc.freeze()
             self._spared = kept
         elif kept <= self._spared - _SPARED_AT_ONCE:

@@ -39,7 +39,7 @@ ColumnsOf = Callable[[str], "tuple[str, ...] | None"]
 class Feed:
     """One assigned partition: where its next fetch starts, and when it may be sent."""
 
-    __slots__ = ("failing_since", "failures", "last_epoch", "position", "retry_at", "topic_id", "tp", "verify_until")
+    __slots__ = ("failing_since", "failures", "last_epoch", "position", "retry_at", "to_verify", "topic_id", "tp")
 
     def __init__(self, tp: TopicPartition, topic_id: str, position: int) -> None:
         self.tp = tp
@@ -50,9 +50,9 @@ class Feed:
         self.failures = 0
         self.failing_since = 0.0
         self.retry_at = 0.0
-        #: The end of an answer in which a projected batch failed its checksum. Below it the broker is asked to verify
-        #: what it has, in as many answers as that takes.
-        self.verify_until = -1
+        #: Start and end of an answer in which a projected batch failed its checksum. In between the broker is asked to
+        #: verify what it has, in as many answers as that takes.
+        self.to_verify = range(0)
 
     def move(self, position: int, last_epoch: int = NO_EPOCH) -> None:
         """Fetch from ``position`` next."""
@@ -173,7 +173,7 @@ class Fetcher:
                     self._max_bytes,
                     last_epoch=feed.last_epoch,
                     columns=self._wire_columns(tp.topic),
-                    verify=position < feed.verify_until,
+                    verify=position in feed.to_verify,
                 )
             )
         request = Fetch(
@@ -303,11 +303,11 @@ class Fetcher:
         only it can tell the disk's damage from another."""
         if (
             self._wire_columns(feed.tp.topic) is None
-            or feed.position < feed.verify_until
+            or feed.position in feed.to_verify
             or not (isinstance(error, BrokerError) and error.code == ErrorCode.CORRUPT_MESSAGE)
         ):
             return False
-        feed.verify_until = part.next_offset
+        feed.to_verify = range(feed.position, part.next_offset)
         return True
 
     def _send_ahead(self, broker_id: int) -> None:

@@ -112,6 +112,7 @@ class ControllerTerm:
         self._timer: asyncio.TimerHandle | None = None
         self._outcomes: dict[TopicPartition, StateOutcome | None] = {}
         self._deleting: set[str] = set()
+        self._reading_brokers = asyncio.Lock()
 
     async def run(self, *, cautious: bool) -> str:
         """Read everything, then follow it until the term is over. Returns why it is.
@@ -198,8 +199,9 @@ class ControllerTerm:
             await changed.wait()
 
     async def _read_brokers(self) -> None:
-        brokers, retired = await self._brokers()
-        self._step(BrokersRead(brokers, retired))
+        async with self._reading_brokers:  # or what was read first, in more round trips, would be known last
+            brokers, retired = await self._brokers()
+            self._step(BrokersRead(brokers, retired))
 
     async def _read_stopping(self) -> None:
         stopping = await self._store.read_stopping()

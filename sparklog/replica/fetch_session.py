@@ -235,9 +235,10 @@ class SessionCache:
         return self._partitions + added <= self._max_partitions
 
     def _close_own(self, fetch: Fetch) -> None:
-        """Close the session that the request gives up; of another fetcher's it has only guessed the number."""
+        """Close the session that the request gives up, also one of its earlier incarnation; of another fetcher's it has
+        only guessed the number."""
         session = self._sessions_of(fetch).get(fetch.session_id)
-        if session is not None and session.belongs_to(fetch):
+        if session is not None and session.replica_id == fetch.replica_id and session.incarnation <= fetch.incarnation:
             self.close(session.session_id)
 
     def _sessions_of(self, fetch: Fetch) -> OrderedDict[int, FetchSession]:

@@ -141,6 +141,16 @@ def test_a_consumer_has_all_verified_that_the_answer_stood_for(wide: FakeCluster
     assert [at for at, verify in asked if not verify and at < 80] == [0]
 
 
+def test_a_consumer_has_nothing_verified_in_front_of_the_answer(wide: FakeCluster) -> None:
+    asked = noted(wide, heals_at=30)
+    with Consumer(wide.bootstrap, "t", columns=["n"]) as consumer:
+        consumer.seek(TP, 30)
+        assert numbers(drained(consumer, 70)) == list(range(30, 100))
+        consumer.seek(TP, 0)
+        assert numbers(drained(consumer, 100)) == list(range(100))
+    assert (30, True) in asked and (0, False) in asked and (0, True) not in asked
+
+
 def test_a_consumer_is_told_when_it_is_not(wide: FakeCluster) -> None:
     asked = noted(wide, heals_at=None)
     with Consumer(wide.bootstrap, "t", columns=["n"]) as consumer:

@@ -138,6 +138,17 @@ def test_a_new_session_replaces_the_fetchers_old_one() -> None:
     assert (again.session_id, again.session_epoch) == (session_id, FULL)
 
 
+def test_a_fetcher_registered_anew_leaves_no_session_of_its_earlier_incarnation() -> None:
+    cache = SessionCache(slots=4)
+    builder, session_id = opened(cache, 0)
+    builder.lost()
+    context = cache.begin(fetch(builder.next_request(), incarnation=2), 0)
+    assert context.session is not None and context.session.session_id != session_id
+    assert len(cache) == 1
+    cache.begin(fetch(SessionRequest(context.session.session_id, FULL, (), ()), incarnation=1), 0)
+    assert cache.wake(("t", 0)) == [context.session], "who was before ends nothing of who came after"
+
+
 def test_nobody_closes_anothers_session_by_its_number() -> None:
     cache = SessionCache(slots=4)
     _, session_id = opened(cache, 0)
