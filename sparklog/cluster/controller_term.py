@@ -200,14 +200,12 @@ class ControllerTerm:
 
     async def _read_brokers(self) -> None:
         async with self._reading_brokers:  # or what was read first, in more round trips, would be known last
-            brokers, retired = await self._brokers()
-            self._step(BrokersRead(brokers, retired))
+            self._step(BrokersRead(*await self._brokers()))
 
     async def _read_stopping(self) -> None:
         stopping = await self._store.read_stopping()
         if not self.core.brokers.stopping <= stopping.keys():
-            # Who ends takes its request away together with its registration. It must be known to be gone: else it would
-            # be shown to all for a moment, with all that was put off for as long as it stopped.
+            # Who ends must be known to be gone: else it would be shown to all for a moment, with what was put off.
             await self._read_brokers()
         self._step(StoppingRead(stopping))
 
