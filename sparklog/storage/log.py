@@ -69,6 +69,7 @@ class Log:
             NewerFormatError, StorageError: as ``recover_log``.
         """
         names = self._state.recover(checkpoint, clean=clean, trusted=trusted)
+        self.durability.recovered()
         if CLEANER_FILE in names:
             with self._state.offline_on_error("opening"):
                 self.cleaning.load()

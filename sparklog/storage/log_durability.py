@@ -112,6 +112,15 @@ class LogDurability:
 
     # --- flushes --------------------------------------------------------------------------------------------------
 
+    def recovered(self) -> None:
+        """The log was opened. What an earlier process appended and did not fsync is as old as its newest batch: with
+        ``flush.ms`` it does not wait for the next append."""
+        state = self._state
+        last = state.chain.last
+        if last is not None and state.recovery_point < state.log_end_offset:
+            self._unflushed_records = state.log_end_offset - state.recovery_point
+            self._unflushed_since_us = max(last.last_append_us, 0)
+
     def appended(self, records: int, now_us: int) -> None:
         """So many are in the page cache alone; with ``flush.messages`` of them there, not for longer.
 

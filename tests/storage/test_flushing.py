@@ -113,6 +113,42 @@ def test_flush_by_count_and_by_time(disk: SimDisk) -> None:
     assert read_numbers(found) == list(range(12))
 
 
+@pytest.mark.parametrize("by", ["time", "count"])
+def test_what_a_crash_left_to_the_page_cache_is_flushed_without_another_append(disk: SimDisk, by: str) -> None:
+    log = create_log(open_directory(disk=disk))
+    fill(log, 2)
+    disk.restart(page_cache_lost=False)
+    [found] = open_directory(disk=disk).load()
+    assert (found.recovery_point, found.log_end_offset) == (0, 6)
+    if by == "time":
+        found.config = config(flush_ms=10)
+        assert found.durability.awaits_flush
+        assert not found.durability.flush_due(5_000_000 + 9_999)
+        job = found.durability.flush_due(5_000_000 + 10_000)
+        assert job is not None
+        job.run()
+        found.durability.flush_finished(job)
+        assert found.recovery_point == 6 and not found.durability.awaits_flush
+    else:
+        found.config = config(flush_messages=7)
+        fill(found, 1)
+        assert found.recovery_point == 9
+    disk.restart(page_cache_lost=True)
+    [found] = open_directory(disk=disk).load()
+    assert read_numbers(found) == list(range(6 if by == "time" else 9))
+
+
+def test_a_log_that_was_stopped_cleanly_awaits_no_flush(disk: SimDisk) -> None:
+    directory = open_directory(disk=disk)
+    fill(create_log(directory), 2)
+    directory.write_clean_marker()
+    directory.close()
+    disk.restart(page_cache_lost=False)
+    [found] = open_directory(disk=disk).load()
+    found.config = config(flush_ms=10)
+    assert found.recovery_point == 6 and not found.durability.awaits_flush
+
+
 @pytest.mark.parametrize("when", ["before", "while"])
 def test_a_flush_of_what_is_cut_meanwhile_counts_for_nothing(directory: LogDirectory, when: str) -> None:
     log = create_log(directory, segment_bytes=SMALL, flush_ms=10)
