@@ -64,14 +64,17 @@ class Cleaner:
 
     async def _dirtiest(self) -> Partition | None:
         found, most = None, -1.0
+        due_work = self._broker.partitions.due_work
         now_us = time.time_ns() // 1000
-        for number, partition in enumerate(self._broker.partitions.compacted()):
+        for number, partition in enumerate(due_work.to_clean(now_us)):
             if number % _LOOKS == _LOOKS - 1:
                 await asyncio.sleep(0)
             if not self._may_clean(partition):
                 continue
             try:
                 ratio = partition.log.cleaning.dirty_ratio(now_us)
+                if ratio is None:
+                    due_work.clean_later(partition, partition.log.cleaning.due_again_us(now_us))
             except StorageError as error:
                 self._broker.log_failed(partition, error)
                 continue

@@ -31,6 +31,8 @@ class DueWork:
         #: ``_first_due_us``.
         self._due_us: dict[Partition, int] = {}
         self._first_due_us = _NEVER_US
+        #: When the cleaner may first find something, of those of compacted topics; us since the epoch.
+        self._to_clean: dict[Partition, int] = {}
 
     def look_at(self, partition: Partition) -> None:
         """Its role or its settings are others than they were."""
@@ -42,6 +44,7 @@ class DueWork:
         self._behind.discard(partition)
         self._in_transaction.discard(partition)
         self._due_us.pop(partition, None)
+        self._to_clean.pop(partition, None)
 
     def behind(self) -> list[Partition]:
         """Those with segments to seal or schemas to store, whatever has kept that from being done."""
@@ -63,6 +66,19 @@ class DueWork:
         self._first_due_us = min(self._due_us.values(), default=_NEVER_US)
         return due
 
+    def to_clean(self, now_us: int) -> list[Partition]:
+        """Those of compacted topics in which the cleaner may find something at ``now_us`` since the epoch: each until
+        it was told ``clean_later``."""
+        self._look()
+        return [partition for partition, due_us in self._to_clean.items() if due_us <= now_us]
+
+    def clean_later(self, partition: Partition, due_us: int | None) -> None:
+        """Nothing is to be cleaned before ``due_us``, None: ever, while the log and its settings stay as they are."""
+        if due_us is None:
+            self._to_clean.pop(partition, None)
+        elif partition in self._to_clean:
+            self._to_clean[partition] = due_us
+
     def _look(self) -> None:
         changed = map(self._hosted, self._directory.take_changed())
         to_look, self._to_look = self._to_look.union(filter(None, changed)), set()
@@ -79,6 +95,10 @@ class DueWork:
             self._in_transaction.add(partition)
         else:
             self._in_transaction.discard(partition)
+        if log.config.compacted:
+            self._to_clean[partition] = 0
+        else:
+            self._to_clean.pop(partition, None)
         due_us = log.retention_due_us() if partition.replica.is_leader else None
         if due_us is None:
             self._due_us.pop(partition, None)

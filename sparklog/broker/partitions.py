@@ -38,8 +38,6 @@ class Partitions:
         self._broker = broker
         self.directory = directory
         self._hosted: dict[tuple[str, int], Partition] = {}
-        #: Those of topics that are compacted.
-        self._compacted: dict[TopicPartition, Partition] = {}
         self.due_work = DueWork(directory, self._hosted.get)
         #: Those led here, as their replicas said last.
         self._led: set[Partition] = set()
@@ -152,10 +150,6 @@ class Partitions:
         partition.replica.settings = _replica_settings(topic)
         partition.rules = _append_rules(topic)
         partition.tuned_for = topic
-        if topic.config.compacted:
-            self._compacted[partition.tp] = partition
-        else:
-            self._compacted.pop(partition.tp, None)
         return changed
 
     def drop(self, partition: Partition) -> None:
@@ -165,7 +159,6 @@ class Partitions:
         del self._hosted[partition.tp]
         self._led.discard(partition)
         self.due_work.forget(partition)
-        self._compacted.pop(partition.tp, None)
         self._delete(partition.tp)
 
     def drop_log(self, tp: TopicPartition) -> None:
@@ -230,10 +223,6 @@ class Partitions:
             partition.replica.is_leader and partition.replica.high_watermark < partition.log.log_end_offset
             for partition in self._hosted.values()
         )
-
-    def compacted(self) -> list[Partition]:
-        """Replicas of topics that are compacted."""
-        return list(self._compacted.values())
 
     def unclaimed_logs(self) -> list[Log]:
         """Logs that were found on disk and belong to no hosted replica."""

@@ -105,6 +105,19 @@ def due(
     return None
 
 
+def due_again_us(
+    segments: Sequence[SegmentFacts], state: CleanerState, *, now_us: int, config: TopicConfig
+) -> int | None:
+    """Of a log that is not ``due`` at ``now_us``: the first time at which it may be, while it stays as it is; None:
+    never. Microseconds since the epoch."""
+    dirty = [segment for segment in segments if segment.end_offset > state.end]
+    times = [segment.last_append_us + config.min_compaction_lag_ms * 1000 for segment in dirty]
+    times += [segment.first_append_us + config.max_compaction_lag_ms * 1000 + 1 for segment in dirty[:1]]
+    if state.deletes > 0:
+        times += [(at_ms + config.delete_retention_ms) * 1000 for _, at_ms in state.passes]
+    return min((time_us for time_us in times if time_us > now_us), default=None)
+
+
 def groups(segments: Sequence[SegmentFacts], *, segment_bytes: int) -> list[list[SegmentFacts]]:
     """Segments that become one: neighbours of one schema that fit ``segment_bytes`` together, as they are now."""
     found: list[list[SegmentFacts]] = []

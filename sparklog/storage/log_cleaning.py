@@ -6,7 +6,7 @@ import logging
 
 from sparklog.errors import StorageError
 from sparklog.storage.cleaning import CleaningRules, CleanJob, Replacement
-from sparklog.storage.cleaning_plan import CLEANER_FILE, CleanerState, Due, SegmentFacts, due
+from sparklog.storage.cleaning_plan import CLEANER_FILE, CleanerState, Due, SegmentFacts, due, due_again_us
 from sparklog.storage.disk import read_file, replace_file
 from sparklog.storage.formats import NewerFormatError, decode_state, encode_state
 from sparklog.storage.hot_batches import forget_below
@@ -59,6 +59,16 @@ class LogCleaning:
             found = self._due(now_us, at_once=at_once)
         return found[0].dirty_ratio if found is not None else None
 
+    def due_again_us(self, now_us: int) -> int | None:
+        """Of a log without a ``dirty_ratio`` at ``now_us``: when it may have one although nothing changes, in
+        microseconds since the epoch; None: never.
+
+        Raises:
+            StorageError: the log directory must go offline.
+        """
+        with self._log.offline_on_error("looking at"):
+            return due_again_us(self._cleanable(), self.state, now_us=now_us, config=self._log.config)
+
     def begin(self, rules: CleaningRules, now_us: int, *, at_once: bool = False) -> CleanJob | None:
         """A job for a thread, when a cleaning is due: ``read_keys``, then for each of its ``groups`` ``rewrite``, here
         ``replace_segments``, in the thread ``settle``; at last ``finish``, and here ``finished``.
@@ -91,18 +101,23 @@ class LogCleaning:
         return self.job
 
     def _due(self, now_us: int, *, at_once: bool) -> tuple[Due, list[SegmentFacts]] | None:
-        """Whether a cleaning is to begin, and of which segments: sealed ones whose transactions are decided."""
+        """Whether a cleaning is to begin, and of which segments."""
+        segments = self._cleanable()
+        found = due(segments, self.state, now_us=now_us, config=self._log.config, at_once=at_once)
+        return (found, segments[: found.segment_count]) if found is not None else None
+
+    def _cleanable(self) -> list[SegmentFacts]:
+        """Sealed segments whose transactions are decided, if any may be cleaned now."""
         log = self._log
         if not log.config.compacted or log.config.restoring or self.job is not None or not log.chain.sealed_prefix:
-            return None
+            return []
         stable_end = log.last_stable_offset(log.high_watermark)
         segments = []
         for segment in log.chain.segments[:-1][: log.chain.sealed_prefix]:
             if segment.end_offset > stable_end:
                 break
             segments.append(_facts(segment))
-        found = due(segments, self.state, now_us=now_us, config=log.config, at_once=at_once)
-        return (found, segments[: found.segment_count]) if found is not None else None
+        return segments
 
     def _last_batches(self, now_us: int) -> frozenset[int]:
         """Where the last batch of each producer begins that is not forgotten yet: it stays, whatever it holds."""

@@ -13,6 +13,7 @@ from typing import Any, cast
 import pyarrow as pa
 import pytest
 
+from sparklog.broker.cleaner import Cleaner
 from sparklog.broker.control import handle_control_update
 from sparklog.broker.fetch import Fetches
 from sparklog.broker.hanging import Hanging
@@ -38,7 +39,11 @@ from tests.broker.staged import until
 from tests.broker.support import broker_state, rows
 
 _MANY = 300
-_INTERVALS = {"log.checkpoint.interval.ms": "100", "log.retention.check.interval.ms": "100"}
+_INTERVALS = {
+    "log.checkpoint.interval.ms": "100",
+    "log.retention.check.interval.ms": "100",
+    "log.cleaner.backoff.ms": "100",
+}
 
 
 class _Around:
@@ -66,7 +71,7 @@ class _Watched:
 
 
 class _Stage:
-    """Broker 1, alone with what it leads; upkeep is at work. Made and used in a running loop."""
+    """Broker 1, alone with what it leads; upkeep and the cleaner are at work. Made and used in a running loop."""
 
     def __init__(self, directory: LogDirectory, path: Path) -> None:
         self.broker = broker_state(1, path)
@@ -77,6 +82,7 @@ class _Stage:
         self.broker.fetches = Fetches(self.broker, SessionCache(slots=10))
         self.broker.hanging = Hanging(self.broker)
         self.upkeep = Upkeep(self.broker, directory)
+        self.cleaner = Cleaner(self.broker)
         self.partitions.wiring = cast(Wiring, _Around(self.broker, self.upkeep))
         self._told = 0
 
@@ -99,10 +105,10 @@ class _Stage:
         return self.partitions.require(TopicPartition("t", number))
 
     async def looked_after(self, times: int = 3) -> None:
-        """All that upkeep does again and again has been done so many times more."""
+        """All that is done again and again has been done so many times more."""
         counters = self.broker.counters
-        end = counters["checkpoints"] + times, counters["retentions"] + times
-        await until(lambda: (counters["checkpoints"], counters["retentions"]) >= end)
+        ends = {name: counters[name] + times for name in ("checkpoints", "retentions", "cleaner.looks")}
+        await until(lambda: all(counters[name] >= end for name, end in ends.items()))
         list(self.broker.hanging._open())
 
 
@@ -112,9 +118,11 @@ def _staged(tmp_path: Path, story: Callable[[_Stage], Coroutine[Any, Any, None]]
     async def go() -> None:
         stage = _Stage(directory, tmp_path)
         stage.upkeep.start()
+        stage.cleaner.start()
         try:
             await story(stage)
         finally:
+            stage.cleaner.close()
             stage.upkeep.close()
             stage.partitions.stop_timer()
             await stage.broker.end_tasks()
@@ -133,7 +141,15 @@ def _counted(monkeypatch: pytest.MonkeyPatch) -> None:
         await retain(self)
         self._broker.counters["retentions"] += 1
 
+    dirtiest = Cleaner._dirtiest
+
+    async def looked(self: Cleaner) -> Partition | None:
+        found = await dirtiest(self)
+        self._broker.counters["cleaner.looks"] += 1
+        return found
+
     monkeypatch.setattr(Upkeep, "_retain", counted)
+    monkeypatch.setattr(Cleaner, "_dirtiest", looked)
 
 
 def _produce(partition: Partition, *, producer: int = -1, now_us: int | None = None) -> None:
@@ -159,7 +175,14 @@ def _append(partition: Partition, header: Any, body: memoryview, *, own: bool = 
     assert [answer.code for answer in answers] == [ErrorCode.NONE], answers
 
 
-@pytest.mark.parametrize("config", [{}, {"flush.ms": "1"}, {"retention.ms": "-1"}], ids=["as is", "flushed", "kept"])
+_COMPACTED = {"cleanup.policy": "compact"}
+
+
+@pytest.mark.parametrize(
+    "config",
+    [{}, {"flush.ms": "1"}, {"retention.ms": "-1"}, _COMPACTED],
+    ids=["as is", "flushed", "kept", "compacted"],
+)
 def test_no_idle_partition_is_looked_at(tmp_path: Path, config: dict[str, str]) -> None:
     async def story(stage: _Stage) -> None:
         await stage.tell(_MANY, config)
@@ -263,6 +286,26 @@ def test_what_was_committed_goes_also_while_nothing_is_committed(
         last = max(ends, default=committed)  # a segment of committed records is deleted as a whole, or is already
         await until(lambda: log.log_start_offset == last)
         assert log.high_watermark == committed
+
+    _staged(tmp_path, story)
+
+
+def test_a_compacted_log_is_looked_at_again_when_its_segments_are_old_enough(tmp_path: Path) -> None:
+    async def story(stage: _Stage) -> None:
+        lag = {"min.compaction.lag.ms": "1500", "segment.bytes": "1024"}
+        await stage.tell(1, {**_COMPACTED, **lag})
+        log, work = stage.hosted().log, stage.partitions.due_work
+        for _ in range(20):
+            _produce(stage.hosted())
+        await until(lambda: len(log.segments) > 1 and not log.durability.is_behind)
+        sealed_us = log.segments[-2].last_append_us
+        await stage.looked_after()
+        assert log.cleaning.state.end == 0
+        assert work.to_clean(time.time_ns() // 1000) == []
+        assert work.to_clean(sealed_us + 1_500_000) == [stage.hosted()]
+        await until(lambda: log.cleaning.state.end == log.segments[-1].base_offset)
+        await stage.looked_after()
+        assert work.to_clean(2**62) == [], "there is nothing more to clean, whatever the time"
 
     _staged(tmp_path, story)
 

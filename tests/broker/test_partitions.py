@@ -152,7 +152,7 @@ def test_partitions_to_clean_are_known_as_soon_as_their_topic_is_compacted(tmp_p
         topics = (msgspec.structs.replace(update.topics[0], config={"cleanup.policy": policy}),)
         update = msgspec.structs.replace(update, topics=topics)
         handle_control_update(broker, connection, update, memoryview(b""))
-        return [partition.tp.partition for partition in partitions.compacted()]
+        return [partition.tp.partition for partition in partitions.due_work.to_clean(0)]
 
     try:
         broker.incarnation = 1
@@ -164,6 +164,6 @@ def test_partitions_to_clean_are_known_as_soon_as_their_topic_is_compacted(tmp_p
         ]
         [partition] = partitions
         partitions.drop(partition)
-        assert partitions.compacted() == []
+        assert partitions.due_work.to_clean(2**62) == []
     finally:
         directory.close()

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from sparklog.storage.cleaning_plan import CleanerState, Due, SegmentFacts, due, groups
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sparklog.storage.cleaning_plan import CleanerState, Due, SegmentFacts, due, due_again_us, groups
 from tests.storage.batches import config
 
 SECOND_US = 1_000_000
@@ -72,3 +75,65 @@ def test_neighbours_of_one_schema_become_one_segment() -> None:
     assert bases(groups(segments(40, 40, 40, 100, 1, 1), segment_bytes=100)) == [[0, 10], [20], [30], [40, 50]]
     mixed = segments(1, 1, 1, 1, schema_ids=(0, 0, 1, 1))
     assert bases(groups(mixed, segment_bytes=100)) == [[0, 10], [20, 30]]
+
+
+def test_a_look_again_is_due_when_the_first_of_its_reasons_comes() -> None:
+    found, log_ms = segments(100, 100, 100, age_s=10), NOW_US // 1000
+
+    def again_s(state: CleanerState, **settings: int) -> float | None:
+        lazy = config(cleanup_policy="compact", min_cleanable_dirty_ratio="1", **settings)
+        at_us = due_again_us(found, state, now_us=NOW_US, config=lazy)
+        return None if at_us is None else (at_us - NOW_US) / SECOND_US
+
+    assert again_s(CleanerState(end=30)) is None, "nothing is dirty"
+    assert again_s(CleanerState(end=10), min_compaction_lag_ms=10_000) == 1, "the second is old enough"
+    assert again_s(CleanerState(end=10), max_compaction_lag_ms=12_000) == 3.000001, "the second is too old"
+    cleaned = CleanerState(30, ((20, log_ms - 6_000), (30, log_ms - 5_000)), 0, 2)
+    assert again_s(cleaned, delete_retention_ms=7_000) == 1, "what the first pass has passed may go"
+    assert again_s(cleaned, delete_retention_ms=5_500) == 0.5, "what the first has passed may go already"
+    assert again_s(CleanerState(30, cleaned.passes, 30, 0), delete_retention_ms=7_000) is None, "none are left"
+
+
+_MS = st.integers(0, 40)
+
+
+@given(
+    found=st.lists(st.tuples(_MS, st.integers(1, 100)), max_size=5),
+    cleaned=st.integers(0, 5),
+    passes=st.lists(_MS, max_size=3),
+    deletes=st.integers(0, 2),
+    settings=st.tuples(_MS, _MS, _MS, st.sampled_from(["0", "0.5", "1"])),
+    now_ms=_MS,
+)
+def test_between_two_looks_nothing_becomes_due(
+    *,
+    found: list[tuple[int, int]],
+    cleaned: int,
+    passes: list[int],
+    deletes: int,
+    settings: tuple[int, int, int, str],
+    now_ms: int,
+) -> None:
+    times = sorted(at_ms for at_ms, _ in found)
+    log = [
+        SegmentFacts(10 * number, 10 * number + 10, size, 0, at_ms * 1000, at_ms * 1000 + 500)
+        for number, (at_ms, (_, size)) in enumerate(zip(times, found, strict=True))
+    ]
+    state = CleanerState(
+        10 * cleaned, tuple((10 * number, at_ms) for number, at_ms in enumerate(sorted(passes))), 0, deletes
+    )
+    lag, most, kept, ratio = settings
+    topic = config(
+        cleanup_policy="compact",
+        min_compaction_lag_ms=lag,
+        max_compaction_lag_ms=max(most, lag, 1),
+        delete_retention_ms=kept,
+        min_cleanable_dirty_ratio=ratio,
+    )
+    if due(log, state, now_us=now_ms * 1000, config=topic) is not None:
+        return
+    again_us = due_again_us(log, state, now_us=now_ms * 1000, config=topic)
+    assert again_us is None or again_us > now_ms * 1000
+    end_us = 200_000 if again_us is None else again_us
+    for time_us in {*range(now_ms * 1000, end_us, 500), end_us - 1}:
+        assert due(log, state, now_us=time_us, config=topic) is None
