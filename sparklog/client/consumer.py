@@ -21,7 +21,7 @@ import pyarrow as pa
 from sparklog.client.assignment import Assignment, Start, topics_and_partitions
 from sparklog.client.chosen_columns import ChosenColumns
 from sparklog.client.errors import ClientTimeout, LogTruncated
-from sparklog.client.fetching import Feed, FeedBatch, Fetcher
+from sparklog.client.fetching import Feed, Fetcher
 from sparklog.client.group_commits import Place
 from sparklog.client.group_reading import GroupReading, OnPartitions
 from sparklog.client.group_session import GroupMetadata, GroupSession, MemberSettings
@@ -473,8 +473,6 @@ class Consumer:
             else:
                 self._ends.bring_back()
             return
-        if self._fetcher.paused:
-            found = list(self._without_paused(found))
         self._ahead.ready.extend(found if not self._start_times else self._start_times.from_there_on(found))
 
     def _put_off_gone(self) -> bool:
@@ -487,16 +485,6 @@ class Consumer:
         for feed in gone:
             feed.failures, feed.retry_at = 0, time.monotonic() + 1.0
         return bool(gone)
-
-    def _without_paused(self, found: list[FeedBatch]) -> Iterator[FeedBatch]:
-        """What was asked for before the pause is asked for again after it."""
-        back: set[TopicPartition] = set()
-        for one in found:
-            if one.tp not in self._fetcher.paused:
-                yield one
-            elif one.tp not in back:
-                back.add(one.tp)
-                self._fetcher.feeds[one.tp].move(one.fetched.first_offset)
 
     def _feed(self, tp: TopicPartition) -> Feed:
         try:

@@ -136,7 +136,14 @@ class Fetcher:
             left = max(0.0, deadline - now)
             batches = self._receive_ready(min(left, self._next_look_s(now)))
             if batches or self._woken or (or_moved and self._moved) or time.monotonic() >= deadline:
-                return batches
+                return self._without_paused(batches) if self.paused else batches
+
+    def _without_paused(self, found: list[FeedBatch]) -> list[FeedBatch]:
+        """What was asked for before the pause is asked for again after it."""
+        for one in reversed(found):  # so that the first of a partition's is where it goes on
+            if one.tp in self.paused:
+                self.feeds[one.tp].move(one.fetched.first_offset)
+        return [one for one in found if one.tp not in self.paused]
 
     # --- sending ---
 

@@ -18,7 +18,7 @@ from sparklog.errors import BrokerError, ErrorCode
 from sparklog.net.async_client import AsyncConnection
 from sparklog.net.blocking import BlockingConnection
 from sparklog.net.loop import new_event_loop
-from sparklog.net.server import Server, ServerConnection, serve
+from sparklog.net.server import HandlerFactory, Server, ServerConnection, serve
 from sparklog.protocol.connection import hello
 from sparklog.protocol.frames import encode_frame
 from sparklog.protocol.messages import (
@@ -79,6 +79,19 @@ class EchoHandler:
         self.lost += 1
 
 
+async def _served(make: HandlerFactory) -> Server:
+    return await serve(
+        make,
+        host="127.0.0.1",
+        port=0,
+        describe=lambda cid, version: HelloReply(cid, version, 7, 3, "cluster-a", MAX_FRAME),
+        max_frame_bytes=MAX_FRAME,
+        max_in_flight=MAX_IN_FLIGHT,
+        queued_max_bytes=QUEUED,
+        max_connections=MAX_CONNECTIONS,
+    )
+
+
 class Echo:
     """A server on a loop in a thread."""
 
@@ -111,16 +124,7 @@ class Echo:
             self.handlers.append(EchoHandler(connection, self.received))
             return self.handlers[-1]
 
-        return await serve(
-            make,
-            host="127.0.0.1",
-            port=0,
-            describe=lambda cid, version: HelloReply(cid, version, 7, 3, "cluster-a", MAX_FRAME),
-            max_frame_bytes=MAX_FRAME,
-            max_in_flight=MAX_IN_FLIGHT,
-            queued_max_bytes=QUEUED,
-            max_connections=MAX_CONNECTIONS,
-        )
+        return await _served(make)
 
     def close(self) -> None:
         self.run(self.server.close())
@@ -417,15 +421,7 @@ def test_a_closed_connection_does_not_wait_for_the_collector(kind: str) -> None:
         return EchoHandler(connection, [])
 
     async def come_and_go() -> None:
-        server = await serve(
-            make,
-            host="127.0.0.1",
-            port=0,
-            describe=lambda cid, version: HelloReply(cid, version, 7, 3, "cluster-a", MAX_FRAME),
-            max_frame_bytes=MAX_FRAME,
-            max_in_flight=MAX_IN_FLIGHT,
-            queued_max_bytes=QUEUED,
-        )
+        server = await _served(make)
         for _ in range(5):
             connection = await AsyncConnection.open("127.0.0.1", server.port, client_id="test")
             answered = connection.request(produce(), [bytes(100)])
