@@ -161,11 +161,11 @@ class Accumulator:
         self._max_in_flight = max_in_flight
         self._backoff = backoff
         self._partitions: dict[TopicPartition, _Partition] = {}
-        #: Partitions with batches.
-        self._busy: dict[TopicPartition, _Partition] = {}
+        #: Partitions with batches. For others to see whether there are any, as ``sendable``.
+        self.busy: dict[TopicPartition, _Partition] = {}
         #: Those of them with a batch that is not in flight, in the order in which they have their turns. What is done
         #: again and again goes over these only: thousands may wait for answers.
-        self._sendable: dict[TopicPartition, _Partition] = {}
+        self.sendable: dict[TopicPartition, _Partition] = {}
         #: No batch that is not in flight has an earlier deadline.
         self._deadline_ms = math.inf
         #: When delays end, of batches that may have been sent or given up since.
@@ -183,7 +183,7 @@ class Accumulator:
 
     def add(self, batch: ProducerBatch) -> None:
         """Queue a batch behind all others of its partition."""
-        self._sendable.setdefault(batch.tp, self._queue(batch))
+        self.sendable.setdefault(batch.tp, self._queue(batch))
         self._deadline_ms = min(self._deadline_ms, batch.deadline_ms)
 
     def _queue(self, batch: ProducerBatch) -> _Partition:
@@ -191,8 +191,8 @@ class Accumulator:
         if partition is None:
             partition = self._partitions[batch.tp] = _Partition()
         partition.queued.append(batch)
-        if batch.tp not in self._busy:
-            self._busy[batch.tp] = partition
+        if batch.tp not in self.busy:
+            self.busy[batch.tp] = partition
             self._busy_topics[batch.tp.topic] = self._busy_topics.get(batch.tp.topic, 0) + 1
         return partition
 
@@ -231,7 +231,7 @@ class Accumulator:
         sizes: dict[int, int] = {}
         taking: dict[int, bool] = {}
         self.leaderless.clear()
-        for tp, partition in self._sendable.items():
+        for tp, partition in self.sendable.items():
             broker_id = leader_of(tp)
             if broker_id is None:
                 self.leaderless.add(tp.topic)
@@ -253,16 +253,35 @@ class Accumulator:
             self._move_to_the_end(batches)
         return requests
 
-    def may_start(self, tp: TopicPartition) -> bool:
-        """Whether a batch for this partition may be sent at once: there is no other, and it has its sequence."""
-        if self._busy or not self._idempotent:
-            return not self._busy
+    def next_number(self, tp: TopicPartition) -> tuple[int, int, int] | None:
+        """Producer id, epoch and sequence of the next batch of this partition, -1 each where batches have none. None:
+        it cannot be sent at once, as there are others, or it waits for an id."""
+        if self.busy:
+            return None
+        if not self._idempotent:
+            return -1, -1, -1
         partition = self._partitions.get(tp)
-        return partition is not None and partition.identity is not None and not partition.renumber
+        if partition is None or partition.renumber or partition.identity is None:
+            return None
+        return partition.identity.producer_id, partition.identity.epoch, partition.next_sequence
 
     def start(self, batch: ProducerBatch, broker_id: int) -> None:
-        """What ``add`` and ``drain`` do for a batch that ``may_start``."""
-        self._start(self._queue(batch), batch, broker_id)
+        """What ``add`` and ``drain`` do for a batch that has its ``next_number``."""
+        tp = batch.tp
+        partition = self._partitions.get(tp)
+        if partition is None:
+            partition = self._partitions[tp] = _Partition()
+        self.busy[tp] = partition
+        self._busy_topics[tp.topic] = 1
+        partition.outstanding.append(batch)
+        batch.ordinal = partition.next_ordinal
+        partition.next_ordinal += 1
+        if self._idempotent:
+            batch.identity = partition.identity
+            count = batch.encoded.header.record_count
+            partition.next_sequence = (partition.next_sequence + count) & _SEQUENCE_MASK
+        batch.state = BatchState.IN_FLIGHT
+        batch.broker_id = broker_id
 
     def _next(self, partition: _Partition, now_ms: float, broker_id: int) -> ProducerBatch | None:
         """The batch that may go to ``broker_id`` now, if any; changes nothing but ``identity_wanted``."""
@@ -307,9 +326,9 @@ class Accumulator:
     def _move_to_the_end(self, batches: list[ProducerBatch]) -> None:
         """Whoever was served stands behind the others when a request is full before all had a turn."""
         for batch in batches:
-            partition = self._sendable.pop(batch.tp)
+            partition = self.sendable.pop(batch.tp)
             if partition.sendable():
-                self._sendable[batch.tp] = partition
+                self.sendable[batch.tp] = partition
 
     # --- outcomes ---
 
@@ -327,7 +346,7 @@ class Accumulator:
         if code is not ErrorCode.NETWORK_EXCEPTION:
             batch.last_refusal = batch.last_error
         partition = self._partitions[batch.tp]
-        self._sendable.setdefault(batch.tp, partition)
+        self.sendable.setdefault(batch.tp, partition)
         self._deadline_ms = min(self._deadline_ms, batch.deadline_ms)
         lost_sequence = batch.identity is not None and code in _SEQUENCE_ERRORS
         final = not lost_sequence and not TRAITS[code].retriable
@@ -366,7 +385,7 @@ class Accumulator:
             return []
         waiting = [
             batch
-            for partition in self._sendable.values()
+            for partition in self.sendable.values()
             for batch in (*partition.outstanding, *partition.queued)
             if batch.state is not BatchState.IN_FLIGHT
         ]
@@ -385,28 +404,26 @@ class Accumulator:
         else:
             partition.outstanding.remove(batch)
         batch.state = BatchState.DONE
-        if not partition.sendable():
-            self._sendable.pop(batch.tp, None)
-        if not partition.outstanding and not partition.queued:
-            del self._busy[batch.tp]
-            others = self._busy_topics.pop(batch.tp.topic) - 1
-            if others:
-                self._busy_topics[batch.tp.topic] = others
+        if partition.outstanding or partition.queued:
+            if not partition.sendable():
+                self.sendable.pop(batch.tp, None)
+            return
+        if self.sendable:
+            self.sendable.pop(batch.tp, None)
+        del self.busy[batch.tp]
+        others = self._busy_topics.pop(batch.tp.topic) - 1
+        if others:
+            self._busy_topics[batch.tp.topic] = others
 
     # --- questions ---
 
     def busy_partitions(self) -> list[TopicPartition]:
         """Partitions that have batches waiting or in flight."""
-        return list(self._busy)
+        return list(self.busy)
 
     @property
     def empty(self) -> bool:
-        return not self._busy
-
-    @property
-    def sendable(self) -> bool:
-        """True while there is a batch that is not in flight."""
-        return bool(self._sendable)
+        return not self.busy
 
     def topic_busy(self, topic: str) -> bool:
         """True while a batch of this topic is queued or outstanding."""
@@ -416,7 +433,7 @@ class Accumulator:
         """Everything queued or outstanding, of one topic or of all."""
         return [
             batch
-            for tp, partition in self._busy.items()
+            for tp, partition in self.busy.items()
             if topic is None or tp.topic == topic
             for batch in (*partition.outstanding, *partition.queued)
         ]
@@ -429,7 +446,7 @@ class Accumulator:
         """When to look again although nothing has happened: a delay or a deadline ends."""
         while self._retries_ms and self._retries_ms[0] <= now_ms:
             heapq.heappop(self._retries_ms)
-        if not self._sendable:
+        if not self.sendable:
             return None
         earliest_ms = min(self._deadline_ms, self._retries_ms[0] if self._retries_ms else math.inf)
         return earliest_ms if earliest_ms < math.inf else None

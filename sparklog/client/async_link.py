@@ -16,7 +16,7 @@ from sparklog.client.backoff import Backoff
 from sparklog.client.bootstrap import Address, parse_bootstrap
 from sparklog.client.metadata import MetadataCache, MetadataPieces
 from sparklog.errors import BrokerError, ErrorCode
-from sparklog.model import BrokerEndpoint
+from sparklog.model import BrokerEndpoint, TopicPartition
 from sparklog.net.async_client import AsyncConnection
 from sparklog.protocol.messages import Metadata, MetadataReply, Reply, Request, TopicMetadata
 
@@ -63,10 +63,12 @@ class AsyncLink:
         client_id: str,
         changed: Callable[[], None],
         request_timeout_s: float,
+        loop: asyncio.AbstractEventLoop | None = None,
         connect_timeout_s: float = 5.0,
         backoff: Backoff = Backoff(),  # noqa: B008 - an immutable value
     ) -> None:
-        """``changed`` is called when a connection has come or gone, or metadata are new.
+        """``changed`` is called when a connection has come or gone, or metadata are new. ``loop``: where methods may be
+        called by a thread that acts for it while nobody runs it.
 
         Raises:
             ConfigError: ``bootstrap`` holds no address.
@@ -80,11 +82,13 @@ class AsyncLink:
         self._bootstrap = parse_bootstrap(bootstrap)
         self._client_id = client_id
         self._changed = changed
+        self._given_loop = loop
         self._request_timeout_s = request_timeout_s
         self._connect_timeout_s = connect_timeout_s
         self._backoff = backoff
         self._brokers: dict[int, _Broker] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        #: What goes on that needs a loop that turns: a connection is opened, metadata are asked for.
+        self.tasks: set[asyncio.Task[None]] = set()
         self._wanted: set[str] = set()
         self._refreshing = False
         self._refreshes = 0
@@ -175,7 +179,7 @@ class AsyncLink:
 
     def close(self) -> None:
         self._closed = True
-        for task in self._tasks:
+        for task in self.tasks:
             task.cancel()
         for broker in self._brokers.values():
             if broker.connection is not None:
@@ -184,7 +188,7 @@ class AsyncLink:
 
     async def closed(self) -> None:
         """Wait until what ``close`` ended has ended."""
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*self.tasks, return_exceptions=True)
 
     async def _connect(self, broker_id: int, broker: _Broker, address: Address) -> None:
         try:
@@ -207,7 +211,7 @@ class AsyncLink:
         """No attempt for a while. The timer itself ends that, not a comparison with the clock: a loop's clock may stand
         just before the moment its timer fires for, and nobody would be told again."""
         broker.pausing = True
-        asyncio.get_running_loop().call_later(self._delay_s(broker.failures), self._resume, broker)
+        self._loop().call_later(self._delay_s(broker.failures), self._resume, broker)
         broker.failures += 1
 
     def _resume(self, broker: _Broker) -> None:
@@ -333,25 +337,27 @@ class AsyncLink:
                 self.topic_errors[topic.name] = topic
         self._tell()
 
+    def leader_told(self, tp: TopicPartition, leader: int, epoch: int) -> bool:
+        """A broker that leads no more names its successor. True when that is news of a broker known here."""
+        if not self.metadata.leader_told(tp, leader, epoch):
+            return False
+        self.version += 1
+        return True
+
     # --- small things ---
 
     def _tell(self) -> None:
         if not self._closed:
             self._changed()
 
-    @property
-    def busy(self) -> bool:
-        """Something goes on that needs a loop that turns: a connection is opened, metadata are asked for."""
-        return bool(self._tasks)
-
     def start(self, work: Coroutine[Any, Any, None]) -> None:
         """Run ``work`` as a task that ends with this link."""
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
+        task = self._loop().create_task(work)
+        self.tasks.add(task)
         task.add_done_callback(self._ended)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
+        self.tasks.discard(task)
         if not task.cancelled():
             task.result()  # our own bug: let the loop's exception handler have it
 
@@ -359,7 +365,10 @@ class AsyncLink:
         return self._backoff.delay_ms(count, self._random.random()) / 1000
 
     def _now(self) -> float:
-        return asyncio.get_running_loop().time()
+        return self._loop().time()
+
+    def _loop(self) -> asyncio.AbstractEventLoop:
+        return self._given_loop or asyncio.get_running_loop()
 
     def _shuffled(self, addresses: Iterable[Address]) -> list[Address]:
         items = list(addresses)

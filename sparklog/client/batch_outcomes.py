@@ -48,8 +48,8 @@ class BatchOutcomes:
         self._retried = retried
         self._transaction = transaction
         self._delivery_timeout_s = delivery_timeout_s
-        #: What is in the log, and whom to tell so.
-        self._acknowledged: deque[tuple[Completion, int, BatchOutcome]] = deque()
+        #: What is in the log, and whom to tell so. ``SendAlone`` adds to it as well.
+        self.acknowledged: deque[tuple[Completion, int, BatchOutcome]] = deque()
 
     def told(self, batch: ProducerBatch, result: ProduceResult) -> None:
         """What became of a batch in flight."""
@@ -58,14 +58,14 @@ class BatchOutcomes:
         elif result.code == ErrorCode.DUPLICATE_SEQUENCE_NUMBER:
             self._succeeded(batch, -1)  # in the log, so long ago that the broker does not know where
         else:
-            leader_known = self._link.metadata.leader_told(batch.tp, result.leader, result.leader_epoch)
+            leader_known = self._link.leader_told(batch.tp, result.leader, result.leader_epoch)
             self._refused(batch, ErrorCode(result.code), result.detail, leader_known=leader_known)
 
     def tell_acknowledged(self) -> None:
         """What ``told`` has kept back: whoever it wakes would only wait for this thread to let go of the
         interpreter."""
-        while self._acknowledged:
-            completion, number, outcome = self._acknowledged.popleft()
+        while self.acknowledged:
+            completion, number, outcome = self.acknowledged.popleft()
             completion.batch_done(number, outcome)
 
     def expired(self, batch: ProducerBatch) -> None:
@@ -89,7 +89,7 @@ class BatchOutcomes:
         self._accumulator.succeeded(batch)
         self._link.progress()
         ticket, outcome = self._concluded(batch, base_offset, None)
-        self._acknowledged.append((ticket.completion, ticket.number, outcome))
+        self.acknowledged.append((ticket.completion, ticket.number, outcome))
 
     def _refused(self, batch: ProducerBatch, code: ErrorCode, detail: str, *, leader_known: bool) -> None:
         if TRAITS[code].refresh_metadata and not leader_known:
@@ -106,5 +106,6 @@ class BatchOutcomes:
     ) -> tuple[Ticket, BatchOutcome]:
         ticket = batch.handle
         assert isinstance(ticket, Ticket)
-        self._release(ticket.reserved)
+        if ticket.reserved:
+            self._release(ticket.reserved)
         return ticket, BatchOutcome(batch.tp.partition, base_offset, batch.encoded.header.record_count, error)

@@ -30,9 +30,6 @@ RECORD_OVERHEAD_BYTES = 64
 
 _DEFAULT_TYPES = [DEFAULT_SCHEMA.field(name).type for name in ("key", "value", "headers", "timestamp")]
 
-#: The rows of the only batch of a chunk of one.
-_ALONE = (range(1),)
-
 Header: TypeAlias = "dict[str, str | bytes | None]"
 #: The number of a record, and who is told what became of it.
 _Listener: TypeAlias = "tuple[int, Callable[[RecordMetadata | BaseException], None]]"
@@ -300,14 +297,6 @@ class Collector:
         except BaseException:
             chunk.finished.end()  # an interrupt: nothing will come of it, and nobody is to wait for that
             raise
-        return chunk
-
-    def alone(self, topic: ProducerTopic, partition: int, record: Record) -> RecordChunk:
-        """A chunk of one record that is in a batch already. It waits for no company and takes no room."""
-        chunk = RecordChunk(topic, partition, 0.0, self._attendant)
-        chunk.records.append(record)
-        chunk.placed(_ALONE)
-        self._opened(chunk)
         return chunk
 
     def reserve(self, size: int) -> None:

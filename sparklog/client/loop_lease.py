@@ -11,12 +11,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import threading
 import time
-from asyncio import _get_running_loop, _set_running_loop
 from collections import deque
 from collections.abc import Callable
-from os import getpid
 from threading import get_ident
 from typing import Any
 
@@ -26,6 +25,18 @@ _IDLE_S = 0.01
 _LONGEST_S = 0.1
 #: Who asks for the loop waits for so long; it is there within a turn, if it is not refused.
 _GRANT_S = 0.05
+
+#: How many forks are between this process and the first one that had this module: asking for the process's id is a
+#: system call.
+_generation = 0
+
+
+def _forked() -> None:
+    global _generation
+    _generation += 1
+
+
+os.register_at_fork(after_in_child=_forked)
 
 
 class LoopLease:
@@ -39,11 +50,10 @@ class LoopLease:
         self.thread: int | None = None
         self._home: int | None = None
         #: A forked child has a copy of this, and the very connections of its parent.
-        self._process = getpid()
+        self._process = _generation
         #: Held by who is in. One that can be held twice: then a thread can find out whether it holds it.
         self._guard = threading.RLock()
         self._entered = 0
-        self._running_before: asyncio.AbstractEventLoop | None = None
         self._lending = False
         self._stopped = False
         self._settled = threading.Event()
@@ -120,26 +130,20 @@ class LoopLease:
         self._loop.stop()
 
     def enter(self) -> bool:
-        """Act for the loop until ``leave``: what belongs to it is this thread's. False: it is not lent, or somebody
-        else is in."""
+        """Act for the loop until ``leave``: what belongs to it is this thread's. It is not the loop that runs in this
+        thread: none may, or another one. False: it is not lent, or somebody else is in."""
         thread = get_ident()
-        if not self.lent or self.thread == thread or getpid() != self._process or not self._guard.acquire(False):
+        if self.thread == thread or self._process != _generation or not self._guard.acquire(False):
             return False
-        if self._taken_back():
+        if not self.lent:
             self._guard.release()
             return False
         self._entered += 1
         self.thread = thread
-        self._running_before = _get_running_loop()
-        _set_running_loop(self._loop)
         return True
-
-    def _taken_back(self) -> bool:
-        return not self.lent
 
     def leave(self) -> None:
         self.thread = self._home
-        _set_running_loop(self._running_before)
         self._guard.release()
 
     def leave_interrupted(self) -> None:
@@ -148,8 +152,6 @@ class LoopLease:
         if not self._guard.acquire(blocking=False):
             return  # somebody else is in
         self.thread = self._home
-        if _get_running_loop() is self._loop:
-            _set_running_loop(self._running_before)
         with contextlib.suppress(RuntimeError):  # when it is held no more
             while True:
                 self._guard.release()

@@ -265,6 +265,15 @@ def _assign_few(
     return rows
 
 
+def partition_alone(topic: ProducerTopic, key: bytes | str | None) -> int:
+    """Where a record on its own goes; -1: to the partition whose turn it is."""
+    if topic.partition_count == 1:
+        return 0
+    if key is None:
+        return -1
+    return partition_for_key(key.encode() if isinstance(key, str) else key, topic.partition_count)
+
+
 def _assign(topic: ProducerTopic, batch: pa.RecordBatch, destination: Destination) -> int | npt.NDArray[np.int64]:
     """One partition when it is the same for all rows, else one for each."""
     if isinstance(destination, int):

@@ -161,9 +161,12 @@ class Producer:
                 attendant=attendant,
                 opened=self._opened,
             ),
+            opened=self._open.add,
+            ended=self._ended,
             forsake=self._forsake,
         )
         self._collector = self._sender.collector
+        self._alone = self._sender.alone
         if run is not None:
             self._transactions = ProducerTransactions(
                 self._sender, run, settle=self._settle, forget=self._forget, timeout_s=max_block_s
@@ -210,8 +213,10 @@ class Producer:
         if known is None:
             known = self._topic(topic)
         if partition is not None:
-            partition = operator.index(partition)
-            check_partition(known, partition)
+            if type(partition) is not int:
+                partition = operator.index(partition)
+            if not 0 <= partition < known.partition_count:
+                check_partition(known, partition)
         time_us = time.time_ns() // 1000 if timestamp is None else _microseconds(timestamp)
         if not known.is_default:
             value, size = _typed_row(known, value, key, headers)
@@ -226,9 +231,11 @@ class Producer:
             found = header_list(headers)
             size += sum(len(header["key"] or "") + len(header["value"] or b"") for header in found)
         record = (key, value, found, time_us)
-        return self._sender.send_alone(known, partition, record, size) or self._collector.append(
-            known, partition, record=record, size=size
-        )
+        if self._alone is not None:
+            future = self._alone.send(known, partition, record, size)
+            if future is not None:
+                return future
+        return self._collector.append(known, partition, record=record, size=size)
 
     def write(self, topic: str, data: Any, *, partition: int | None = None) -> Future[WriteResult]:
         """Hand a table over: pyarrow ``Table`` or ``RecordBatch``, a pandas or polars frame, or what exports Arrow.

@@ -78,9 +78,10 @@ class Ending:
         """It has ended. Once is enough, and more is the same: where an interrupt came in the middle of it, ``end`` is
         called again. Those who wait come before the others, who take it off the list of what may be ended again."""
         self.done = True
-        for tell_one in reversed(tuple(self._told)):
-            tell_one()
-        self._told.clear()
+        if self._told:  # who comes from now on sees that it has ended
+            for tell_one in reversed(tuple(self._told)):
+                tell_one()
+            self._told.clear()
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Until it has ended. False: it has not within ``timeout_s``."""
@@ -183,7 +184,7 @@ class RecordFuture(Future[RecordMetadata]):
 
     def result(self, timeout: float | None = None) -> RecordMetadata:
         if timeout is None and "_condition" not in self.__dict__:
-            outcome = self._wait()
+            outcome = self._chunk.attend(self._index) or self._wait()
         else:
             outcome = self._chunk.outcome(self._index)
         if isinstance(outcome, RecordMetadata):
@@ -195,9 +196,6 @@ class RecordFuture(Future[RecordMetadata]):
 
     def _wait(self) -> RecordMetadata | BaseException | None:
         """The outcome: by a bare lock, which takes a third of the time of a full future's condition."""
-        outcome = self._chunk.attend(self._index)
-        if outcome is not None:
-            return outcome
         told = threading.Lock()
         told.acquire()
 

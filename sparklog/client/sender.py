@@ -23,13 +23,13 @@ from sparklog.client.alone import SendAlone
 from sparklog.client.async_link import AsyncLink
 from sparklog.client.batch_outcomes import BatchOutcomes, Ticket
 from sparklog.client.chunk_encoder import ChunkEncoder, not_encoded
-from sparklog.client.collector import Attendant, Collector, Record, RecordChunk
+from sparklog.client.collector import Attendant, Collector, RecordChunk
 from sparklog.client.errors import ClientTimeout, ProducerClosed, closed_for
 from sparklog.client.loop_lease import LoopLease
 from sparklog.client.partitioning import ProducerTopic, under_newest_schema
 from sparklog.client.produce_requests import ProduceRequests
 from sparklog.client.producer_id import ProducerIdRequest
-from sparklog.client.results import RecordFuture
+from sparklog.client.results import Completion
 from sparklog.client.sender_settings import SenderSettings
 from sparklog.client.sender_transactions import SenderTransactions
 from sparklog.client.stand_in import StandIn
@@ -56,10 +56,13 @@ class Sender:
         settings: SenderSettings,
         collector: Callable[[Attendant], Collector],
         *,
+        opened: Callable[[Completion], None],
+        ended: Callable[[Completion], None],
         forsake: Callable[[BaseException], None],
     ) -> None:
         """Starts the thread. ``collector`` is made here because its chunks need somebody who attends to them.
-        ``forsake`` is called when the thread ends, to fail all that is open then.
+        ``opened`` and ``ended`` are told of records that go on their own. ``forsake`` is called when the thread ends,
+        to fail all that is open then.
 
         Raises:
             ConfigError: the bootstrap servers are no addresses.
@@ -72,6 +75,7 @@ class Sender:
                 client_id=settings.client_id,
                 changed=self._pump,
                 request_timeout_s=settings.request_timeout_s,
+                loop=self._loop,
             )
         except BaseException:
             self._loop.close()
@@ -93,16 +97,22 @@ class Sender:
         )
         self._requests = ProduceRequests(
             self._link,
+            loop=self._loop,
             acks=settings.acks,
             transaction=settings.transaction,
             request_timeout_s=settings.request_timeout_s,
+            delivery_timeout_s=settings.delivery_timeout_s,
             told=self._outcomes.told,
             changed=self._pump,
         )
         self._producer_id = ProducerIdRequest(self._link, self._accumulator, changed=self._pump)
         self._timer: asyncio.TimerHandle | None = None
         self._refreshed_ms = 0.0
+        self._metadata_max_age_ms = settings.metadata_max_age_s * 1000
         self._woken = False
+        #: How often there was something to look after; and how often there had been when there was nothing.
+        self._looks = 0
+        self._looks_until_rest = -1
         self._broken: BaseException | None = None
         self._closed_error = ProducerClosed("the producer is closed")
         self._forsake = forsake
@@ -112,15 +122,22 @@ class Sender:
         self._stand_in = StandIn(
             self._lease, self._requests, loop_needed=self._needs_loop, broken=self._break, wake=self.wake
         )
-        self._alone: SendAlone | None = None
+        #: None: its records go together, whatever there is to do.
+        self.alone: SendAlone | None = None
         if settings.acks != 0 and settings.compression is None and not settings.transaction:
-            self._alone = SendAlone(
+            self.alone = SendAlone(
                 self._link,
-                self.collector,
                 self._accumulator,
                 self._requests,
+                self._lease,
                 self._stand_in,
-                at_rest=self._at_rest_with,
+                opened=opened,
+                ended=ended,
+                follows=self._follows,
+                may_send=self._may_send,
+                at_rest=self._still_at_rest,
+                acknowledged=self._outcomes.acknowledged,
+                changed=self._pump,
                 delivery_timeout_s=settings.delivery_timeout_s,
             )
         self._io_thread.start()
@@ -139,13 +156,6 @@ class Sender:
             except BaseException:
                 self._lease.post(self._pump)  # an interrupt: perhaps it is not posted, and twice is the same as once
                 raise
-
-    def send_alone(self, topic: ProducerTopic, partition: int | None, record: Record, size: int) -> RecordFuture | None:
-        """Send a record at once if it is this thread that acts for the producer's and nothing else is to be done."""
-        if not self._lease.lent or self._alone is None:
-            return None
-        chunk = self._alone.send(topic, partition, record, size)
-        return RecordFuture(chunk, 0) if chunk is not None else None
 
     def begun(self) -> None:
         """A chunk was begun that may perhaps be sent at once."""
@@ -166,8 +176,8 @@ class Sender:
             self._broken is not None
             or self.transactions is not None
             or self._timer is not None
-            or self._link.busy
-            or self._accumulator.sendable
+            or bool(self._link.tasks)
+            or bool(self._accumulator.sendable)
         )
 
     @property
@@ -298,6 +308,7 @@ class Sender:
         try:
             if self._at_rest():
                 return
+            self._looks += 1
             now = _now_ms()
             for topic in self._board.follow():
                 self._follow_topic(topic)
@@ -327,7 +338,7 @@ class Sender:
     def _at_rest(self) -> bool:
         """Nothing is there, nothing under way, nothing awaited: so it is behind the answer to a single record."""
         return (
-            self._accumulator.empty
+            not self._accumulator.busy
             and self.collector.empty
             and not self._incoming
             and not self._requests.under_way
@@ -336,14 +347,24 @@ class Sender:
             and self.transactions is None
         )
 
-    def _at_rest_with(self, topic: ProducerTopic) -> bool:
-        """At rest, and there is no news of the topic, nor any to be asked for."""
+    def _still_at_rest(self) -> bool:
+        """The same, where it was so before: whoever brings something has the thread look again, or has done so. But a
+        record may be in a chunk of another thread that has not come to that yet, and is not to be overtaken."""
+        if self._looks != self._looks_until_rest or self._woken or not self.collector.empty:
+            if not self._at_rest():
+                return False
+            self._looks_until_rest = self._looks
+        return True
+
+    def _may_send(self, now_ms: float) -> bool:
+        """At rest, and there are no news to be asked for."""
         return (
-            self._broken is None
-            and self._board.topics.get(topic.name) is topic
-            and _now_ms() - self._refreshed_ms <= self._settings.metadata_max_age_s * 1000
-            and self._at_rest()
+            self._broken is None and now_ms - self._refreshed_ms <= self._metadata_max_age_ms and self._still_at_rest()
         )
+
+    def _follows(self, topic: ProducerTopic) -> bool:
+        """Whether the topic is as it is by the newest metadata."""
+        return self._board.settled and self._board.topics.get(topic.name) is topic
 
     def _send_all(self, now: float) -> None:
         self._accumulator.leaderless.clear()
@@ -494,7 +515,7 @@ class Sender:
     def _want_what_is_missing(self, now: float) -> None:
         if self._accumulator.leaderless:
             self._link.want_metadata(self._accumulator.leaderless)
-        elif self._board.topics and now - self._refreshed_ms > self._settings.metadata_max_age_s * 1000:
+        elif self._board.topics and now - self._refreshed_ms > self._metadata_max_age_ms:
             self._refreshed_ms = now
             self._link.want_metadata(self._board.topics)
         if self._accumulator.identity_wanted and self.transactions is None:

@@ -6,14 +6,13 @@ borrows it; where something else goes on, or an answer takes longer, the thread 
 
 from __future__ import annotations
 
-import functools
-import threading
 import time
 from collections.abc import Callable
+from threading import get_ident
+from typing import Any
 
 from sparklog.client.loop_lease import LoopLease
 from sparklog.client.produce_requests import ProduceRequests
-from sparklog.net.async_client import AsyncConnection
 
 #: Who has waited for so many records one after the other will wait for the next one as well.
 _WAITS_IN_TURN = 4
@@ -56,59 +55,55 @@ class StandIn:
             if not self._lease.lent:
                 self._waits = -_WAITS_IN_TURN  # something goes on that will take a moment
         if self._lease.lent:
-            self.act(functools.partial(self._receive, finished))
+            self.act(self._receive, finished)
 
     def _waits_in_turn(self) -> bool:
         """Whether it was always this thread that waited, the last few times."""
-        thread = threading.get_ident()
+        thread = get_ident()
         if thread != self._waiting_thread:
             self._waiting_thread, self._waits = thread, 0
         self._waits += 1
         return self._waits > _WAITS_IN_TURN
 
-    def act(self, work: Callable[[], None]) -> bool:
+    def act(self, work: Callable[..., None], *arguments: Any) -> bool:
         """Do some of the thread's work in its place, if it has lent its loop. False: not done."""
-        if threading.get_ident() == self._lease.thread:
+        lease = self._lease
+        if get_ident() == lease.thread:
             return False  # in a callback: it is doing some already
         try:
-            return self._act_inside(work)
+            if not lease.enter():
+                return False
+            try:
+                work(*arguments)
+            except BaseException as error:
+                if not self._resting:  # an interrupt, perhaps, in the middle of something: nothing is certain any more
+                    self._broken(error)
+                raise
+            finally:
+                self._resting = False
+                needed = self._loop_needed()
+                lease.leave()
+                if needed:
+                    lease.recall()
         except BaseException:
-            self._lease.leave_interrupted()
+            lease.leave_interrupted()
             self._wake()  # perhaps nothing was done yet, and nobody else would say that there is something to do
             raise
-
-    def _act_inside(self, work: Callable[[], None]) -> bool:
-        if not self._lease.enter():
-            return False
-        try:
-            work()
-        except BaseException as error:
-            if not self._resting:  # an interrupt, perhaps, in the middle of something: nothing is certain any more
-                self._broken(error)
-            raise
-        finally:
-            self._resting = False
-            needed = self._loop_needed()
-            self._lease.leave()
-            if needed:
-                self._lease.recall()
         return True
 
     def _receive(self, finished: Callable[[], bool]) -> None:
         """Take answers as they come, for as long as they usually take."""
-        until = time.monotonic() + _ANSWER_S
+        left_s = _ANSWER_S
+        until = time.monotonic() + left_s
         while not finished():
             connection = self._requests.only_connection()
+            if connection is None or left_s <= 0:
+                self._lease.recall()
+                return
+            self._resting = True
+            readable = connection.wait_readable(left_s)
+            self._resting = False
+            if not readable or not connection.read_now():
+                self._lease.recall()
+                return
             left_s = until - time.monotonic()
-            if connection is None or left_s <= 0 or not self._wait_readable(connection, left_s):
-                self._lease.recall()
-                return
-            if not connection.read_now():
-                self._lease.recall()
-                return
-
-    def _wait_readable(self, connection: AsyncConnection, timeout_s: float) -> bool:
-        self._resting = True
-        readable = connection.wait_readable(timeout_s)
-        self._resting = False
-        return readable

@@ -11,13 +11,15 @@ from typing import cast
 
 from sparklog.errors import BrokerError, ErrorCode, ProtocolError
 from sparklog.net.loop import tune
-from sparklog.protocol.connection import DEFAULT_MAX_FRAME_BYTES, ClientEnd, hello, raise_for_error
+from sparklog.protocol.connection import DEFAULT_MAX_FRAME_BYTES, ClientEnd, PreparedRequest, error_told, hello
 from sparklog.protocol.frames import Buffer
 from sparklog.protocol.messages import ErrorReply, HelloReply, Reply, Request
 
 Answer = tuple[Reply, memoryview]
 #: Told what came of one request: the answer, or why there is none.
 Told = Callable[[Answer | BrokerError], None]
+#: Of a reply that has none.
+_NO_BODY = memoryview(b"")
 
 
 class AsyncConnection(asyncio.BufferedProtocol):
@@ -106,6 +108,15 @@ class AsyncConnection(asyncio.BufferedProtocol):
             self._heard_s = time.monotonic()
         self._waiting[self._write(message, body)] = told
 
+    def ask_prepared(self, request: PreparedRequest, first: bytes, second: bytes, told: Told) -> None:
+        """As ``ask``, of a connection that is open, with a body of two parts."""
+        assert self._transport is not None
+        if not self._waiting:
+            self._heard_s = time.monotonic()
+        cid, frame = self._end.encode_prepared(request, first, second)
+        self._transport.write(frame)
+        self._waiting[cid] = told
+
     def send_only(self, message: Request, body: Sequence[Buffer] = ()) -> None:
         """Send a request that gets no reply (acks=0). Raises BrokerError when the connection is closed."""
         if self.closed:
@@ -181,25 +192,26 @@ class AsyncConnection(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         self._heard_s = time.monotonic()
         try:
-            replies = self._end.buffer_updated(nbytes)
+            reply = self._end.only_reply(nbytes)
+            replies = self._end.buffer_updated(nbytes) if reply is None else []
         except ProtocolError as error:
             self._reason = str(error)
             self.abort()
             return
+        if reply is not None:
+            self._take(reply.cid, reply, _NO_BODY)
         for cid, reply, body in replies:
-            if cid == -1 and isinstance(reply, ErrorReply):
-                self._reason = reply.detail
-            told = self._waiting.pop(cid, None)
-            if told is None:
-                continue
-            try:
-                raise_for_error(reply)
-            except BrokerError as error:
-                self._tell(told, error)
-            else:
-                self._tell(told, (reply, body))
+            self._take(cid, reply, body)
 
-    def _tell(self, told: Told, answer: Answer | BrokerError) -> None:
+    def _take(self, cid: int, reply: Reply, body: memoryview) -> None:
+        told = self._waiting.pop(cid, None)
+        answer: Answer | BrokerError = (reply, body)
+        if isinstance(reply, ErrorReply):
+            answer = error_told(reply)
+            if cid == -1:
+                self._reason = reply.detail
+        if told is None:
+            return
         try:
             told(answer)
         except BaseException as error:

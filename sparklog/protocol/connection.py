@@ -12,7 +12,7 @@ from typing import NamedTuple, TypeVar
 import msgspec
 
 from sparklog.errors import BrokerError, ErrorCode, ProtocolError
-from sparklog.protocol.frames import Buffer, FrameDecoder, encode_frame
+from sparklog.protocol.frames import Buffer, FrameDecoder, before_body, encode_frame
 from sparklog.protocol.messages import (
     PROTOCOL_MAX_VERSION,
     PROTOCOL_MIN_VERSION,
@@ -32,6 +32,8 @@ from sparklog.protocol.received import Frame, OversizeFrame, ReceivedReply, Rece
 DEFAULT_MAX_FRAME_BYTES = 128 * 1024 * 1024
 #: Details quote what the peer sent; a peer that sent a megabyte knows it.
 _MAX_DETAIL = 1000
+#: Stands for the id in a prepared frame. Nothing in front of it there, a length or the message's tag, is like it.
+_ANY_CID = 2**64 - 1
 _M = TypeVar("_M", bound=Message)
 
 
@@ -40,6 +42,16 @@ class ImmediateAnswer(NamedTuple):
 
     reply: HelloReply | ErrorReply
     close: bool
+
+
+class PreparedRequest:
+    """The frame of a request that is sent again and again with another correlation id and another body of as many
+    bytes: all but these two. The id takes eight bytes, where ``encode_message`` takes as few as it can."""
+
+    def __init__(self, message: Request, body_bytes: int) -> None:
+        """``body_bytes``: not 0."""
+        frame = before_body(encode_message(stamped(message, _ANY_CID)), body_bytes)
+        self.before_cid, _, self.behind_cid = frame.partition(_ANY_CID.to_bytes(8, "big"))
 
 
 class ClientEnd:
@@ -56,6 +68,18 @@ class ClientEnd:
         self._next_cid += 1
         return cid, encode_frame(encode_message(stamped(message, cid)), body)
 
+    def encode_prepared(self, request: PreparedRequest, first: bytes, second: bytes) -> tuple[int, bytes]:
+        """As ``encode``, in one buffer, with a body of two parts that have as many bytes as was said."""
+        cid = self._next_cid
+        self._next_cid = cid + 1
+        return cid, b"".join((request.before_cid, cid.to_bytes(8, "big"), request.behind_cid, first, second))
+
+    def only_reply(self, count: int) -> Reply | None:
+        """As ``buffer_updated``, where these bytes are one reply without a body and nothing else, as they mostly are
+        where latency counts. None: ``buffer_updated`` is to be called."""
+        header = self._decoder.only_header(count)
+        return None if header is None else _decoded(header)
+
     def buffer_updated(self, count: int) -> list[ReceivedReply]:
         """Raises ProtocolError (fatal) when the peer does not speak this protocol."""
         received = []
@@ -66,12 +90,16 @@ class ClientEnd:
                     f"reply of {frame.frame_bytes} bytes, at most {frame.limit} expected",
                     fatal=True,
                 )
-            try:
-                reply = decode_reply(frame.header)
-            except UNDECODABLE as error:
-                raise ProtocolError(ErrorCode.MALFORMED_FRAME, f"reply not understood: {error}", fatal=True) from None
+            reply = _decoded(frame.header)
             received.append(ReceivedReply(reply.cid, reply, frame.body))
         return received
+
+
+def _decoded(header: memoryview) -> Reply:
+    try:
+        return decode_reply(header)
+    except UNDECODABLE as error:
+        raise ProtocolError(ErrorCode.MALFORMED_FRAME, f"reply not understood: {error}", fatal=True) from None
 
 
 def hello(client_id: str, cluster_id: str = "") -> Hello:
@@ -79,13 +107,18 @@ def hello(client_id: str, cluster_id: str = "") -> Hello:
 
 
 def raise_for_error(reply: Reply) -> None:
-    """Raises BrokerError for an ErrorReply, also for codes this client is too old to know."""
+    """Raises BrokerError for an ErrorReply."""
     if isinstance(reply, ErrorReply):
-        try:
-            code = ErrorCode(reply.code)
-        except ValueError:
-            raise BrokerError(ErrorCode.UNKNOWN_SERVER_ERROR, f"error code {reply.code}: {reply.detail}") from None
-        raise BrokerError(code, reply.detail)
+        raise error_told(reply)
+
+
+def error_told(reply: ErrorReply) -> BrokerError:
+    """What it says, also for codes this client is too old to know."""
+    try:
+        code = ErrorCode(reply.code)
+    except ValueError:
+        return BrokerError(ErrorCode.UNKNOWN_SERVER_ERROR, f"error code {reply.code}: {reply.detail}")
+    return BrokerError(code, reply.detail)
 
 
 class ServerEnd:

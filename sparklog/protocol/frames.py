@@ -57,6 +57,13 @@ def encode_frame(header: bytes, body: Sequence[Buffer] = ()) -> list[Buffer]:
     return [prefix + header + padding, *body]
 
 
+def before_body(header: bytes, body_bytes: int) -> bytes:
+    """What a frame has in front of a body of so many bytes, not 0."""
+    start = _body_start(len(header))
+    prefix = PREFIX.pack(start - 4 + body_bytes, len(header))
+    return prefix + header + _ZEROS[: start - PREFIX_BYTES - len(header)]
+
+
 class FrameDecoder:
     """Turns received bytes into frames. Owner: one connection. ``get_buffer`` then ``buffer_updated``, in turns.
 
@@ -101,6 +108,17 @@ class FrameDecoder:
                 return [_cut(memoryview(bytes(self._scratch[:count])), header_length)]
         self._end += count
         return self._cut_scratch()
+
+    def only_header(self, count: int) -> memoryview | None:
+        """Of ``count`` bytes that are one frame without a body and nothing else, its header: as ``buffer_updated``,
+        which is not called then, but in no memory of its own, only until more is received. None: it is to be called.
+        """
+        if self._end or count < PREFIX_BYTES or count > self._limit or self._large is not None or self._skip:
+            return None
+        length, header_length = PREFIX.unpack_from(self._scratch)
+        if length + 4 != count or PREFIX_BYTES + header_length != count or self._oversize is not None:
+            return None
+        return self._scratch[PREFIX_BYTES:count]
 
     def _cut_scratch(self) -> list[Frame | OversizeFrame]:
         frames: list[Frame | OversizeFrame] = []

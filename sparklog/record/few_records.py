@@ -37,13 +37,12 @@ def encode_few_records(records: Sequence[FewRecord], *, schema_id: int, timed: b
     """
     if len(records) == 1:
         key, value, _, time = records[0]
-        encoded = _alone(_content(key), _content(value), time.to_bytes(_TIME.size, "little", signed=True))
-        earliest = latest = time
-    else:
-        encoded = _together(records)
-        times = [record[3] for record in records]
-        earliest, latest = min(times), max(times)
-    earliest, latest = header_times(earliest, latest) if timed else (NO_TIMESTAMP, NO_TIMESTAMP)
+        encoded = alone_body(key, value, time)
+        header = alone_header(encoded, time, schema_id, timed, (NO_PRODUCER, -1, -1))
+        return EncodedBatch(header, pa.py_buffer(encoded))
+    encoded = _together(records)
+    times = [record[3] for record in records]
+    earliest, latest = header_times(min(times), max(times)) if timed else (NO_TIMESTAMP, NO_TIMESTAMP)
     count = len(records)
     header = BatchHeader(
         base_offset=0,
@@ -140,9 +139,38 @@ class _Frame(NamedTuple):
     before_time: bytes
 
 
-def _alone(key: bytes | None, value: bytes | None, time: bytes) -> bytes:
+def alone_body(key: bytes | str | None, value: bytes | str | None, time_us: int) -> bytes:
+    """The body of a batch of one record without headers.
+
+    Raises:
+        OverflowError: a timestamp of more than 64 bits.
+    """
+    if isinstance(key, str):
+        key = key.encode()
+    if isinstance(value, str):
+        value = value.encode()
     frame = _frame(None if key is None else len(key), None if value is None else len(value))
-    return b"".join((frame.before_key, key or b"", frame.before_value, value or b"", frame.before_time, time))
+    return b"".join(
+        (
+            frame.before_key,
+            key or b"",
+            frame.before_value,
+            value or b"",
+            frame.before_time,
+            time_us.to_bytes(8, "little", signed=True),
+        )
+    )
+
+
+def alone_header(body: bytes, time_us: int, schema_id: int, timed: bool, number: tuple[int, int, int]) -> BatchHeader:
+    """The header of an ``alone_body``; ``number``: producer id, its epoch, and the sequence."""
+    earliest = latest = time_us if timed else NO_TIMESTAMP
+    if timed and time_us == NO_TIMESTAMP:
+        earliest, latest = header_times(time_us, time_us)
+    producer_id, epoch, sequence = number
+    size, crc = len(body), crc32c(body)
+    fields = 0, 0, latest, 0, 0, producer_id, earliest, 1, 1, size, crc, -1, schema_id, sequence, 0, epoch, 0
+    return tuple.__new__(BatchHeader, fields)  # what the class itself does, without a call of Python's own
 
 
 @lru_cache(maxsize=256)

@@ -316,8 +316,8 @@ def test_every_batch_gets_in_once_and_in_order(seed: int, count: int, lossy: boo
     for _ in range(5000):
         if waiting and rng.random() < 0.6:
             one = waiting.pop(0)
-            if rng.random() < 0.5 and acc.may_start(one.tp):  # alone, without a turn of its own
-                acc.start(one, 1)
+            if rng.random() < 0.5 and acc.next_number(one.tp):  # alone, without a turn of its own
+                start(acc, one)
                 flying.append((one, broker.produce(one)))
             else:
                 acc.add(one)
@@ -345,30 +345,39 @@ def test_every_batch_gets_in_once_and_in_order(seed: int, count: int, lossy: boo
         assert set(broker.log) == set(batches), "nothing is lost"
 
 
+def start(acc: Accumulator, one: ProducerBatch) -> None:
+    """Alone, numbered by who sends it."""
+    number = acc.next_number(one.tp)
+    assert number is not None
+    header = one.encoded.header._replace(producer_id=number[0], producer_epoch=number[1], first_sequence=number[2])
+    one.encoded = EncodedBatch(header, one.encoded.body)
+    acc.start(one, 1)
+
+
 def test_a_batch_may_be_started_on_its_own_where_it_has_a_sequence_and_no_other_is_there() -> None:
     acc = accumulator()
-    assert not acc.may_start(TP), "its partition has no place in a sequence yet"
+    assert acc.next_number(TP) is None, "its partition has no place in a sequence yet"
     first = batch(count=2)
     acc.add(first)
-    assert drain(acc) == [first] and not acc.may_start(TP)
+    assert drain(acc) == [first] and acc.next_number(TP) is None
     acc.succeeded(first)
-    assert acc.may_start(TP) and not acc.may_start(OTHER)
+    assert acc.next_number(TP) == (*ID, 2) and acc.next_number(OTHER) is None
     alone = batch(count=3)
-    acc.start(alone, 1)
-    assert sequences([alone]) == [2] and alone.state is BatchState.IN_FLIGHT
-    assert not acc.empty and not acc.sendable and not acc.may_start(TP)
+    start(acc, alone)
+    assert sequences([alone]) == [2] and alone.state is BatchState.IN_FLIGHT and alone.identity == ID
+    assert not acc.empty and not acc.sendable and acc.next_number(TP) is None
     assert fail(acc, alone, ErrorCode.NOT_LEADER_OR_FOLLOWER)
     assert drain(acc, 1000, leader=2) == [alone] and alone.broker_id == 2
     assert fail(acc, alone, ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER)
     acc.give_up(alone)
-    assert acc.empty and not acc.may_start(TP), "its sequence is broken"
+    assert acc.empty and acc.next_number(TP) is None, "its sequence is broken"
 
 
 def test_without_sequences_a_batch_may_be_started_wherever_no_other_is() -> None:
     acc = accumulator(idempotent=False)
-    assert acc.may_start(TP)
-    acc.start(batch(), 1)
-    assert not acc.may_start(TP) and not acc.may_start(OTHER)
+    assert acc.next_number(TP) == (-1, -1, -1)
+    start(acc, batch())
+    assert acc.next_number(TP) is None and acc.next_number(OTHER) is None
 
 
 def test_numbers_wrap_as_the_broker_expects() -> None:

@@ -197,7 +197,7 @@ def test_what_a_signals_handler_raises_while_a_record_is_encoded_is_the_callers(
     with Producer(fake.bootstrap) as producer:
         acting(producer)
         with monkeypatch.context() as patch:
-            patch.setattr(module, "encode_few", alarm)
+            patch.setattr(module, "alone_body", alarm)
             with pytest.raises(TimeoutError, match="alarm"):
                 for _ in range(1000):
                     producer.send("t", b"v").result()

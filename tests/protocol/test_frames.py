@@ -7,7 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparklog.errors import ErrorCode, ProtocolError
+from sparklog.protocol.connection import ClientEnd, PreparedRequest
 from sparklog.protocol.frames import FrameDecoder, encode_frame
+from sparklog.protocol.messages import Produce, ProducePartition, decode_request
 from sparklog.protocol.received import Frame, OversizeFrame
 
 LIMIT = 4 * 1024 * 1024
@@ -53,6 +55,73 @@ def test_large_frames_between_small_ones(size: int, step: int) -> None:
     bodies = [f.body for f in frames if isinstance(f, Frame)]
     assert bytes(bodies[1]) == body
     assert bytes(bodies[3]) == body
+
+
+@given(
+    st.lists(st.tuples(st.binary(max_size=50), st.binary(max_size=30)), max_size=20),
+    st.lists(st.integers(1, 90), min_size=1, max_size=8),
+    st.sampled_from([40, LIMIT]),
+)
+def test_a_header_that_comes_alone_is_what_would_have_come_out(
+    messages: list[tuple[bytes, bytes]], steps: list[int], limit: int
+) -> None:
+    """Asked at every step, as clients do: whether ``buffer_updated`` is called or not, frames are the same."""
+    stream = b"".join(joined(header, body) for header, body in messages)
+    expected = feed(FrameDecoder(limit), stream, steps)
+    decoder = FrameDecoder(limit)
+    found: list[object] = []
+    at, turn = 0, 0
+    while at < len(stream):
+        room = decoder.get_buffer()
+        count = min(len(room), len(stream) - at, steps[turn % len(steps)])
+        room[:count] = stream[at : at + count]
+        header = decoder.only_header(count)
+        if header is None:
+            found += [as_tuple(frame) for frame in decoder.buffer_updated(count)]
+        else:
+            found.append((bytes(header), b""))
+        at, turn = at + count, turn + 1
+    assert found == [as_tuple(frame) for frame in expected]
+
+
+def test_most_answers_are_a_header_that_comes_alone() -> None:
+    decoder = FrameDecoder(LIMIT)
+    for length in (0, 1, 1000):
+        frame = joined(b"h" * length, b"")
+        decoder.get_buffer()[: len(frame)] = frame
+        header = decoder.only_header(len(frame))
+        assert header is not None and bytes(header) == b"h" * length
+
+
+def as_tuple(frame: Frame | OversizeFrame) -> object:
+    return (bytes(frame.header), bytes(frame.body)) if isinstance(frame, Frame) else frame
+
+
+@given(
+    acks=st.sampled_from([1, -1]),
+    topic=st.text(max_size=30),
+    body=st.tuples(st.binary(min_size=96, max_size=96), st.binary(max_size=500)),
+    before=st.integers(0, 300),
+)
+def test_a_prepared_request_is_the_request(acks: int, topic: str, body: tuple[bytes, bytes], before: int) -> None:
+    """Sent by the same connection at the same place."""
+    first, second = body
+    request = Produce(0, acks, 30_000, (ProducePartition(topic, 7, "id", 1, len(second)),))
+    plain, preparing = ClientEnd(LIMIT), ClientEnd(LIMIT)
+    prepared = PreparedRequest(request, len(first) + len(second))
+    for _ in range(before):
+        plain.encode(request)
+        preparing.encode(request)
+    for _ in range(3):
+        cid, buffers = plain.encode(request, [first, second])
+        prepared_cid, frame = preparing.encode_prepared(prepared, first, second)
+        assert prepared_cid == cid
+        found, expected = feed(FrameDecoder(LIMIT), frame), feed(FrameDecoder(LIMIT), b"".join(buffers))
+        assert isinstance(found[0], Frame) and isinstance(expected[0], Frame) and len(found) == 1
+        assert decode_request(found[0].header) == decode_request(expected[0].header)
+        assert decode_request(found[0].header).cid == cid
+        assert bytes(found[0].body) == bytes(expected[0].body) == first + second
+        assert (len(frame) - len(first) - len(second)) % 8 == 0, "where the body starts"
 
 
 def test_bodies_start_on_eight_bytes() -> None:

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparklog.record.codec import NO_TIMESTAMP, decode_batch, encode_batch
-from sparklog.record.few_records import FewRecord, encode_few_records
+from sparklog.record.few_records import FewRecord, alone_body, alone_header, encode_few_records
+from sparklog.record.header import BatchHeader
 from sparklog.record.message import read_batch_message
 from sparklog.record.schema import DEFAULT_SCHEMA
 from tests.record.batches import validate
@@ -76,6 +77,25 @@ def test_the_last_microsecond_of_1969_is_a_time() -> None:
     few = encode_few_records([(None, b"v", None, -1), (None, b"w", None, -1)], schema_id=0, timed=True)
     assert (few.header.min_timestamp, few.header.max_timestamp) == (-2, -1)
     validate(few)
+
+
+@given(
+    key=st.none() | st.binary(max_size=40) | st.text(max_size=40),
+    value=st.none() | st.binary(max_size=400) | st.text(max_size=40),
+    time_us=st.integers(-(2**63), 2**63 - 1) | st.just(-1),
+    timed=st.booleans(),
+    number=st.tuples(st.integers(0, 2**63 - 1), st.integers(0, 2**15 - 1), st.integers(0, 2**31 - 1)),
+)
+def test_one_that_is_numbered_at_once_is_what_it_is_numbered_afterwards(
+    key: bytes | str | None, value: bytes | str | None, time_us: int, timed: bool, number: tuple[int, int, int]
+) -> None:
+    producer_id, epoch, sequence = number
+    usual = encode_few_records([(key, value, None, time_us)], schema_id=3, timed=timed)
+    header = usual.header._replace(producer_id=producer_id, producer_epoch=epoch, first_sequence=sequence)
+    body = alone_body(key, value, time_us)
+    alone = alone_header(body, time_us, 3, timed, number)
+    assert (alone.pack(), body) == (header.pack(), usual.body.to_pybytes())
+    assert type(alone) is BatchHeader
 
 
 def test_a_time_of_more_than_64_bits_is_refused() -> None:

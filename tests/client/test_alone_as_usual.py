@@ -1,0 +1,318 @@
+"""Whichever way a record goes, on its own or as all others: the same is sent, and the same is told."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from typing import Any
+
+import msgspec
+import pytest
+
+from sparklog import Producer
+from sparklog.client.alone import _MOST_PREPARED, LoneRecord, SendAlone
+from sparklog.client.errors import ClientTimeout, ProducerClosed
+from sparklog.client.results import BatchOutcome, Ending, RecordFuture, RecordMetadata
+from sparklog.errors import BrokerError, ErrorCode
+from sparklog.model import TopicPartition
+from sparklog.protocol.messages import Produce
+from sparklog.record.header import BatchHeader
+from tests.client.fake_cluster import FakeCluster, Fault
+from tests.client.interrupting import interrupted_in, lines
+from tests.client.producing import LoseAnswers, hang_up, produce_requests, refuse, say_nothing, times, values
+from tests.client.test_interrupted_outcomes import ended, waiting
+from tests.client.test_loop_lease import acting, until
+
+_TIMEOUT_S = 30.0
+_WAYS = pytest.mark.parametrize("way", ["alone", "usual"])
+
+
+@contextlib.contextmanager
+def acted_for(producer: Producer) -> Iterator[None]:
+    """This thread acts for the producer's, and the loop is not taken back inside."""
+    lease = producer._sender._lease
+    while True:
+        acting(producer)
+        with lease._guard:
+            if lease.lent:
+                yield
+                return
+
+
+def send(
+    producer: Producer, way: str, *arguments: Any, before: Callable[[], object] = lambda: None, **options: Any
+) -> Future[RecordMetadata]:
+    """Send one record this way, and do something just before."""
+    alone = producer._alone
+    with acted_for(producer):
+        before()
+        if way == "usual":
+            producer._alone = None
+        try:
+            future = producer.send("t", *arguments, **options)
+        finally:
+            producer._alone = alone
+    assert isinstance(future, RecordFuture)
+    assert isinstance(future._chunk, LoneRecord) == (way == "alone")
+    return future
+
+
+def faults(fake: FakeCluster, fault: Fault) -> None:
+    for broker in fake.brokers:
+        fake.fault(broker.broker_id, fault)
+
+
+def sent_by(fake: FakeCluster, way: str, records: list[tuple[Any, dict[str, Any]]]) -> list[tuple[Any, ...]]:
+    """What arrives of them: request, header and body of each, but for what is another's each time."""
+    fake.create("t", partitions=1)
+    with Producer(fake.bootstrap, request_timeout_s=20.0) as producer:
+        acting(producer)
+        found = []
+        for value, options in records:
+            assert send(producer, way, value, **options).result().offset >= 0
+            request = produce_requests(fake)[-1]
+            header, body = fake.do(lambda: fake.topics["t"].logs[0].batches[-1])
+            found.append((msgspec.structs.replace(request, cid=0), _own(header), bytes(body)))
+    return found
+
+
+def _own(header: BatchHeader) -> BatchHeader:
+    return header._replace(base_offset=0, append_time=0, producer_id=0, first_sequence=0)
+
+
+def test_the_same_bytes_are_sent() -> None:
+    records: list[tuple[Any, dict[str, Any]]] = [
+        (value, {"key": key, "timestamp": stamp, "partition": partition})
+        for value in (b"", b"v", "text", "Größe", None, b"x" * 1000, b"y" * 60_000)
+        for key, stamp, partition in ((None, 0, 0), (b"key", -1, None), ("k", 2**63 - 1, 0), ("ö", -(2**63), None))
+    ]
+    with FakeCluster() as one, FakeCluster() as other:
+        # Topics are told apart by their ids, which count from the first topic of a cluster on.
+        alone, usual = sent_by(one, "alone", records), sent_by(other, "usual", records)
+    assert alone == usual
+
+
+@_WAYS
+@pytest.mark.parametrize(
+    ("fault", "error", "text"),
+    [
+        (refuse(ErrorCode.INVALID_RECORD), BrokerError, "INVALID_RECORD: on purpose"),
+        (
+            refuse(ErrorCode.NOT_ENOUGH_REPLICAS),
+            ClientTimeout,
+            r"1 records to t-0: .* 0.5 s, last: NOT_ENOUGH_REPLICAS",
+        ),
+        (say_nothing, ClientTimeout, r"1 records to t-0: .* 0.5 s, last: NETWORK_EXCEPTION"),
+    ],
+)
+def test_the_same_errors_are_told(fake: FakeCluster, way: str, fault: Fault, error: type[Exception], text: str) -> None:
+    fake.create("t", partitions=1)
+    with Producer(fake.bootstrap, delivery_timeout_s=0.5) as producer:
+        began = time.monotonic()
+        first = send(producer, way, b"bad", before=lambda: faults(fake, times(10**6, Produce, fault)))
+        told: list[BaseException | None] = []
+        first.add_done_callback(lambda future: told.append(future.exception()))
+        with pytest.raises(error, match=text):
+            first.result()
+        assert time.monotonic() - began < _TIMEOUT_S
+        assert first.done() and isinstance(first.exception(), error)
+        until(lambda: told == [first.exception()])
+        producer.flush(_TIMEOUT_S)  # somebody has been told
+    assert b"bad" not in values(fake, "t")
+
+
+@_WAYS
+def test_flush_raises_what_no_future_has_told(fake: FakeCluster, way: str) -> None:
+    fake.create("t", partitions=1)
+    producer = Producer(fake.bootstrap)
+    refused = times(1, Produce, refuse(ErrorCode.INVALID_RECORD))
+    send(producer, way, b"bad", before=lambda: faults(fake, refused))
+    with pytest.raises(BrokerError, match="INVALID_RECORD"):
+        producer.flush(_TIMEOUT_S)
+    producer.close(_TIMEOUT_S)
+
+
+@_WAYS
+@pytest.mark.parametrize("fault", [hang_up, refuse(ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER)])
+def test_what_did_not_get_there_is_sent_again(fake: FakeCluster, way: str, fault: Fault) -> None:
+    fake.create("t", partitions=1)
+    with Producer(fake.bootstrap) as producer:
+        future = send(producer, way, b"again", before=lambda: faults(fake, times(1, Produce, fault)))
+        sent = future.result().offset
+    assert values(fake, "t")[sent:] == [b"again"] and values(fake, "t").count(b"again") == 1
+
+
+@_WAYS
+def test_what_got_there_is_there_once_and_the_next_goes_on(fake: FakeCluster, way: str) -> None:
+    fake.create("t", partitions=1)
+    with Producer(fake.bootstrap) as producer:
+        sent = send(producer, way, b"once", before=lambda: faults(fake, LoseAnswers(1))).result().offset
+        assert values(fake, "t")[sent:] == [b"once"] and values(fake, "t").count(b"once") == 1
+        known_late = times(1, Produce, refuse(ErrorCode.DUPLICATE_SEQUENCE_NUMBER))
+        late = send(producer, way, b"late", before=lambda: faults(fake, known_late))
+        assert late.result(_TIMEOUT_S).offset == -1
+
+
+@_WAYS
+def test_futures_are_whole_ones(fake: FakeCluster, way: str) -> None:
+    fake.create("t", partitions=1)
+
+    async def wrapped(future: Future[RecordMetadata]) -> RecordMetadata:
+        return await asyncio.wrap_future(future)
+
+    with Producer(fake.bootstrap) as producer:
+        later = send(producer, way, b"v")
+        assert not later.cancel()
+        assert concurrent.futures.wait([later], _TIMEOUT_S).not_done == set()
+        assert later.running() is False and later.exception(_TIMEOUT_S) is None
+        assert asyncio.run(wrapped(send(producer, way, b"v"))).offset == len(values(fake, "t")) - 1
+        done: list[Future[RecordMetadata]] = []
+        known = send(producer, way, b"v")
+        known.result()
+        known.add_done_callback(done.append)
+        assert done == [known]
+        in_callback: list[int] = []
+        again = send(producer, way, b"v")
+        again.add_done_callback(lambda future: in_callback.append(future.result().offset))
+        until(lambda: in_callback == [again.result().offset])
+
+
+@_WAYS
+def test_several_threads_wait_for_one_record(fake: FakeCluster, way: str) -> None:
+    fake.create("t", partitions=1)
+    with Producer(fake.bootstrap) as producer:
+        future = send(producer, way, b"v")
+        with concurrent.futures.ThreadPoolExecutor(4) as pool:
+            found = list(pool.map(lambda _: future.result().offset, range(8)))
+        assert set(found) == {len(values(fake, "t")) - 1}
+
+
+def test_a_record_that_nobody_has_looked_for_yet_is_not_overtaken(
+    fake: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As that in a chunk that another thread has begun, and not come to say so."""
+    fake.create("t", partitions=1)
+    with Producer(fake.bootstrap) as producer:
+        with acted_for(producer):
+            with monkeypatch.context() as patch:
+                patch.setattr(producer._sender, "begun", lambda: None)
+                producer.send("t", b"first", headers={"h": b""})
+            second = producer.send("t", b"second")
+        producer.flush(_TIMEOUT_S)
+        assert second.done()
+    assert values(fake, "t")[-2:] == [b"first", b"second"]
+
+
+def test_a_leader_that_says_who_leads_now_is_left_at_once(fake: FakeCluster) -> None:
+    """And what was remembered of the partition is forgotten."""
+    fake.create("t", partitions=1)
+    with Producer(fake.bootstrap) as producer:
+        for leader in (1, 0, 1):
+            send(producer, "alone", b"v").result()
+            alone = producer._alone
+            assert alone is not None
+            way = alone._ways["t", 0]
+            assert way.broker_id != leader
+            fake.move(TopicPartition("t", 0), leader)
+            producer.send("t", b"v").result(_TIMEOUT_S)
+            send(producer, "alone", b"v").result()
+            assert alone._ways["t", 0] is not way and alone._ways["t", 0].broker_id == leader
+    assert values(fake, "t") == [b"v"] * len(values(fake, "t"))
+
+
+def test_a_topic_that_is_there_anew_does_not_get_what_was_meant_for_the_old_one(fake: FakeCluster) -> None:
+    fake.create("t", partitions=1)
+    with Producer(fake.bootstrap) as producer:
+        created = send(producer, "alone", b"old", before=lambda: fake.create("t", partitions=1))
+        with pytest.raises(BrokerError, match=r"INCONSISTENT_TOPIC_ID|UNKNOWN_TOPIC"):
+            created.result()
+        until(lambda: producer.topic_id("t") == fake.topics["t"].topic_id)
+        assert producer.send("t", b"new").result(_TIMEOUT_S).offset == 0
+    assert values(fake, "t") == [b"new"]
+
+
+def test_records_of_many_sizes_keep_few_requests(fake: FakeCluster) -> None:
+    fake.create("t", partitions=1)
+    with Producer(fake.bootstrap) as producer:
+        sent = acting(producer)
+        sizes = [*range(0, 8 * 3 * _MOST_PREPARED, 8), *range(100)]
+        for size in sizes:
+            producer.send("t", b"x" * size).result()
+        alone = producer._alone
+        assert alone is not None and all(len(way.requests) <= _MOST_PREPARED for way in alone._ways.values())
+    assert [len(value) for value in values(fake, "t")[sent:]] == sizes
+
+
+# --- interrupts ---
+
+
+@pytest.mark.parametrize(
+    ("method", "line"),
+    lines(LoneRecord.batch_done, LoneRecord.acknowledged, LoneRecord.tell, LoneRecord._tell_listeners, Ending.end),
+)
+def test_of_a_lone_record_everybody_is_told(method: Callable[..., Any], line: int) -> None:
+    opened: set[LoneRecord] = set()
+
+    class Owner:
+        """Of a record that nobody can do anything for."""
+
+        ended = staticmethod(opened.discard)
+        stand_in = type("_", (), {"attend": lambda self, finished: None})()
+        lease = type("_", (), {"recall": lambda self: None})()
+
+    record = LoneRecord(Owner(), "t", 0, 1)  # type: ignore[arg-type]
+    opened.add(record)
+    first, full = RecordFuture(record, 0), RecordFuture(record, 0)
+    told = threading.Event()
+    full.add_done_callback(lambda _: told.set())
+    threads = waiting(
+        first.result,
+        record.finished.wait,
+        begun=lambda: len(record._listeners) == 2 and len(record.finished._told) == 1,
+    )
+    interrupted_in(method, line, lambda: record.batch_done(0, BatchOutcome(0, 5, 1)))
+    for left in set(opened):  # as the producer does at its end
+        left.fail(ProducerClosed("interrupted"))
+    ended(threads)
+    assert told.wait(_TIMEOUT_S) and not opened
+
+
+@pytest.mark.parametrize(("method", "line"), lines(SendAlone._send, SendAlone._find, SendAlone._answered))
+def test_an_interrupt_in_any_line_leaves_nobody_waiting(
+    fake: FakeCluster, method: Callable[..., Any], line: int
+) -> None:
+    """It ends the producer if it comes there: what was being done is done by half."""
+    fake.create("t", partitions=1)
+    producer = Producer(fake.bootstrap)
+    acting(producer)
+    assert producer._alone is not None
+    producer._alone._ways.clear()
+    futures: list[Future[RecordMetadata]] = []
+
+    def send_some() -> None:
+        for _ in range(20):
+            futures.append(producer.send("t", b"v"))
+            futures[-1].result()
+
+    interrupted_in(method, line, send_some)
+    flushed = threading.Thread(target=_flushed, args=(producer,), daemon=True)
+    flushed.start()
+    ended([flushed])
+    for future in futures:
+        with contextlib.suppress(ProducerClosed):
+            assert future.result(_TIMEOUT_S).offset >= 0
+    with contextlib.suppress(ProducerClosed):
+        producer.close(_TIMEOUT_S)
+    assert not producer._open and not producer._sender._io_thread.is_alive()
+    known = [future.result().offset for future in futures if future.exception() is None]
+    assert known == sorted(set(known)) and len(values(fake, "t")) >= len(known)
+
+
+def _flushed(producer: Producer) -> None:
+    with contextlib.suppress(ProducerClosed):
+        producer.flush()
