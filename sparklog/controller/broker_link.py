@@ -116,6 +116,11 @@ class BrokerLink:
         return partition in self._partitions or (self.in_flight is not None and partition in self._sent_partitions)
 
     @property
+    def told(self) -> Iterable[Partition]:
+        """What the update under way tells of; nothing where that is everything."""
+        return self._sent_partitions
+
+    @property
     def due_in_full(self) -> bool:
         """The next update is to tell everything."""
         return self._full

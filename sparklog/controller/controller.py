@@ -167,7 +167,10 @@ class Controller:
             case StoppingRead():
                 for broker_id in self.brokers.read_stopping(event.stopping):
                     leaving = {broker_id, NO_LEADER, *self.brokers.stopping}
-                    self._states.mark(p for p in self.state.hosted(broker_id) if _may_be_moved(p, leaving))
+                    concerned = [p for p in self.state.hosted(broker_id) if _may_be_moved(p, leaving)]
+                    # Thousands that are only moved are decided about as their turn comes.
+                    self._moves.hold(p for p in concerned if self._states.awaits_successor(p))
+                    self._states.mark(p for p in concerned if not self._states.awaits_successor(p))
             case TopicRead():
                 self._topic_read(event.topic)
             case TopicWritten() | TopicNotWritten():

@@ -13,17 +13,18 @@ from sparklog.controller.broker_link import BrokerLink
 from sparklog.controller.cluster_state import ClusterState, Partition, Topic
 from sparklog.controller.effects import Report, SendUpdate
 from sparklog.controller.events import UpdateAnswered
+from sparklog.controller.hand_overs import HandOvers
 from sparklog.errors import ErrorCode
 from sparklog.model import BrokerEndpoint, BrokerRegistration, TopicPartition
 
 #: Decisions under way to all brokers beyond which none is begun to be told everything: some 15 MB.
 _MOST_TOLD = 200_000
 _PATIENCE_MS = 2000
-#: An old leader hears of its successor after the others, or so much later.
-_LAST_MS = 200
 #: While brokers wait to be relieved, others hear of ISRs alone so much later, at most: there are thousands, and nobody
 #: but the leaders, who wrote them, acts on them.
 _PUT_OFF_MS = 2000
+#: And so much later once none waits any more: who was relieved has its logs to close, perhaps on the same processors.
+_CLOSING_MS = 300
 
 
 class Heard(NamedTuple):
@@ -45,17 +46,14 @@ class Outbox:
         self._brokers: tuple[BrokerEndpoint, ...] = ()
         #: Brokers that are hidden from the others, by id.
         self._suspects: Mapping[int, BrokerEndpoint] = {}
-        #: Partitions that have been led elsewhere since: the old leader, and when it is to be told at the latest.
-        self._last: dict[Partition, tuple[int, int]] = {}
-        #: Some of these may be due since they were last looked at: an answer has come.
-        self._last_heard = False
-        #: When one of these is due, whatever has been answered.
-        self._last_at_ms = 0
+        self._hand_overs = HandOvers(self._links)
         self._updates = 0
         #: Brokers that asked to be relieved and lead nothing: whether anybody still counts on them.
         self._leaving: dict[int, bool] = {}
         #: When news that was put off is told, even if brokers still wait to be relieved; None: none was.
         self._put_off_until_ms: int | None = None
+        #: Whether that is because nobody waits to be relieved any more.
+        self._all_left = False
         #: New topics that brokers have not been told of.
         self._unannounced: dict[Topic, None] = {}
         #: Brokers wait to be told everything until others have been.
@@ -64,11 +62,11 @@ class Outbox:
     def broker_arrived(self, registration: BrokerRegistration) -> None:
         """A new incarnation, or one that this term tells for the first time, knows nothing: it gets everything."""
         self._links[registration.broker_id] = BrokerLink(registration)
-        self._last_heard = True
+        self._hand_overs.brokers_changed()
 
     def broker_failed(self, broker_id: int) -> None:
         self._links.pop(broker_id, None)
-        self._last_heard = True
+        self._hand_overs.brokers_changed()
 
     def set_brokers(self, brokers: tuple[BrokerEndpoint, ...], *, suspects: Mapping[int, BrokerEndpoint]) -> None:
         """``brokers`` are told to all; each of ``suspects``, by id, is told of itself besides."""
@@ -102,7 +100,7 @@ class Outbox:
     def topic_deleted(self, topic: Topic) -> None:
         self._unannounced.pop(topic, None)
         for partition in topic.partitions:
-            self._last.pop(partition, None)
+            self._hand_overs.forget(partition)
         for link in self._links.values():
             link.topic_deleted(topic)
 
@@ -143,41 +141,24 @@ class Outbox:
                     tell(led)
 
     def _tell_after_all(self, now_ms: int) -> None:
-        if self._put_off_until_ms is None or (self._leaving and now_ms < self._put_off_until_ms):
+        if self._put_off_until_ms is None:
             return
-        self._put_off_until_ms = None
+        if not self._leaving and not self._all_left:
+            self._put_off_until_ms = min(self._put_off_until_ms, now_ms + _CLOSING_MS)
+        self._all_left = not self._leaving
+        if now_ms < self._put_off_until_ms:
+            return
+        self._put_off_until_ms, self._all_left = None, False
         for link in self._links.values():
             link.told_after_all()
 
     def leaders_moved(self, moved: Iterable[tuple[Partition, int]], now_ms: int) -> None:
-        """Leaders that stood are followed by others: partitions with their old leaders. These are told last. Until then
-        they take records that wait for the successor, who is ready when the producers hear of it; told first, they
-        would refuse them while nobody else leads, and followers would be answered with errors."""
-        told = [(partition, old) for partition, old in moved if partition.topic.announced]
-        for link in self._links.values():
-            broker_id = link.registration.broker_id
-            link.partitions_changed([partition for partition, old in told if old != broker_id])
-        if not self._last:
-            self._last_at_ms = now_ms + _LAST_MS
-        self._last.update((partition, (old, now_ms + _LAST_MS)) for partition, old in told)
-        self._last_heard |= any(not self._owed(partition, but=old) for partition, old in told)
-
-    def _tell_old_leaders(self, now_ms: int) -> None:
-        self._last_heard = False
-        due = [p for p, (old, end_ms) in self._last.items() if now_ms >= end_ms or not self._owed(p, but=old)]
-        for partition in due:
-            link = self._links.get(self._last.pop(partition)[0])
-            if link is not None:
-                link.partitions_changed([partition])
-        self._last_at_ms = min((end_ms for _, end_ms in self._last.values()), default=0)
-
-    def _owed(self, partition: Partition, *, but: int) -> bool:
-        links = (self._links.get(broker_id) for broker_id in partition.replicas if broker_id != but)
-        return any(link is not None and link.owes(partition) for link in links)
+        """Leaders that stop are followed by others: partitions with their old leaders. See ``HandOvers``."""
+        self._hand_overs.begin([(partition, old) for partition, old in moved if partition.topic.announced], now_ms)
 
     def told(self, partition: Partition) -> bool:
         """Every broker that has a replica, and can be told, has taken in its newest state."""
-        if partition in self._last:
+        if self._hand_overs.under_way(partition):
             return False
         links = (self._links.get(broker_id) for broker_id in partition.replicas)
         return not any(link is not None and link.owes(partition) for link in links)
@@ -186,8 +167,7 @@ class Outbox:
         """What may be sent now. ``more_coming``: writes are under way whose results will have to be told as well."""
         self._look_again_at_ms = None
         self._tell_after_all(now_ms)
-        if self._last and (self._last_heard or now_ms >= self._last_at_ms):
-            self._tell_old_leaders(now_ms)
+        self._hand_overs.tell(now_ms)
         return [
             self._build(link, state, now_ms)
             for link in self._links.values()
@@ -231,13 +211,13 @@ class Outbox:
             # Whose time has come and who has to wait for others is looked at with these.
             if link.in_flight is None and (held is None or not link.due_in_full)
         ]
-        times = [held, *retries, self._last_at_ms if self._last else None, self._put_off_until_ms]
+        times = [held, *retries, self._hand_overs.deadline_ms, self._put_off_until_ms]
         return min((time for time in times if time is not None), default=None)
 
     @property
     def idle(self) -> bool:
         """Everybody has been told everything, and has answered."""
-        return not self._unannounced and not self._last and all(link.idle for link in self._links.values())
+        return not self._unannounced and self._hand_overs.idle and all(link.idle for link in self._links.values())
 
     # --- answers -------------------------------------------------------------------------------------------------
 
@@ -251,9 +231,9 @@ class Outbox:
         link = self._links.get(event.broker_id)
         if link is None or link.in_flight != event.update_id:
             return Heard()
-        self._last_heard = True
         match event.code:
             case ErrorCode.NONE:
+                self._hand_overs.heard(link.told)
                 reports, broken, again = _not_followed(event, state)
                 if again:
                     link.answered_in_part(again, now_ms)
@@ -265,6 +245,7 @@ class Outbox:
             case _:
                 # Another incarnation than was registered answers (it is about to register), or a bug: again, slowly.
                 link.lost(event.update_id, now_ms, full=True)
+                self._hand_overs.brokers_changed()
                 detail = f"broker {event.broker_id}: {event.code} {event.detail}"
                 return Heard((Report("controller.updates.refused", detail),))
 

@@ -206,11 +206,19 @@ class PartitionStates:
         stored = partition.stored
         return stored is not None and partition.move is None and not partition.unfit and self._is_led(stored)
 
+    def awaits_successor(self, partition: Partition) -> bool:
+        """Whether its leader is at work and stops, and nothing else is open: then it may be moved in its turn."""
+        stored = partition.stored
+        if stored is None or partition.move is not None or partition.unfit:
+            return False
+        return stored.state.leader in self._brokers.stopping and self._is_at_work(stored)
+
     def _is_led(self, stored: VersionedState) -> bool:
-        leader = stored.state.leader
-        found = self._brokers.registrations.get(leader)
-        incarnation = None if found is None else found.incarnation
-        return incarnation == stored.leader_incarnation and leader not in self._brokers.stopping
+        return self._is_at_work(stored) and stored.state.leader not in self._brokers.stopping
+
+    def _is_at_work(self, stored: VersionedState) -> bool:
+        found = self._brokers.registrations.get(stored.state.leader)
+        return found is not None and found.incarnation == stored.leader_incarnation
 
     @staticmethod
     def _epoch_unsure(partition: Partition, stored: VersionedState) -> bool:

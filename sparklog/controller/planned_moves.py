@@ -8,7 +8,7 @@ something to write. Nothing waits for a broker that does not answer.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import islice
 
 from sparklog.controller.cluster_state import Partition
@@ -31,6 +31,10 @@ class PlannedMoves:
     @property
     def deadline_ms(self) -> int | None:
         return self._begun_at_ms + _PATIENCE_MS if self._held else None
+
+    def hold(self, partitions: Iterable[Partition]) -> None:
+        """They are to be moved: among those that ``next_ones`` gives."""
+        self._held.update(dict.fromkeys(partitions))
 
     def begin(self, partition: Partition, now_ms: int) -> bool:
         """Whether it may be moved now; else it is among those that ``next_ones`` gives later."""

@@ -7,10 +7,10 @@ from typing import cast
 
 import pytest
 
-from sparklog.controller import outbox, planned_moves
+from sparklog.controller import hand_overs, planned_moves
 from sparklog.controller.cluster_state import Partition
 from sparklog.controller.effects import Effect, WriteStates
-from sparklog.controller.events import UpdateAnswered
+from sparklog.controller.events import StoppingRead, UpdateAnswered, UpdateLost
 from sparklog.model import TopicPartition
 
 from .support import World, topic
@@ -85,6 +85,24 @@ def test_a_broker_that_does_not_answer_stops_no_stop() -> None:
     assert seen == [4, 2, 0]
 
 
+def test_no_more_are_decided_about_than_may_begin() -> None:
+    """Of thousands deciding about all took as long as some hundred writes, before the first of them."""
+    world = World(SIX)
+    world.hold_writes = True
+    world.ask_to_stop(1)
+    assert len(world.held_writes) == 2
+    assert not world.controller.settled()
+
+
+def test_what_its_stopping_leader_has_left_is_elected_for_at_once() -> None:
+    """By a process that is gone, or another one under its id: nothing is moved then, all have to have a leader."""
+    world = World(SIX)
+    world.retire(1)
+    world.feed(StoppingRead({1: 1}))
+    assert led(world, 1) == 0
+    assert world.controller.settled()
+
+
 def test_elections_that_must_be_do_not_wait() -> None:
     world = World(SIX)
     world.hold_updates = True
@@ -106,34 +124,77 @@ def told_of_moves(world: World) -> list[int]:
     return [update.broker.broker_id for update in world.held_updates if update.update.partitions]
 
 
-def test_the_old_leader_is_told_when_the_others_have_been() -> None:
-    """Else it would refuse records while nobody else takes them."""
+def answer_next(world: World) -> None:
+    """The one update that is under way is taken in."""
+    [update], world.held_updates = world.held_updates, []
+    world.feed(UpdateAnswered(update.broker.broker_id, update.update_id, 0))
+
+
+def test_the_successor_is_told_first_then_who_follows_it_and_the_old_leader_when_both_have_been() -> None:
+    """Followers would ask a successor that does not know yet, in vain; an old leader would refuse records while nobody
+    else takes them."""
     world = World(SIX)
     world.hold_updates = True
     world.ask_to_stop(1)
-    assert told_of_moves(world) == [2, 3]
-    held, world.held_updates = world.held_updates, []
-    for update in held:
-        assert told_of_moves(world) == []
-        world.feed(UpdateAnswered(update.broker.broker_id, update.update_id, 0))
-    assert told_of_moves(world) == [1]
-    assert {decision.state.leader for decision in world.held_updates[-1].update.partitions} == {2}
+    for broker_id in (2, 3, 1):
+        assert told_of_moves(world) == [broker_id]
+        assert {decision.state.leader for decision in world.held_updates[-1].update.partitions} == {2}
+        answer_next(world)
+    assert led(world, 1) == 2, "the next two"
 
 
-def test_the_old_leader_is_told_though_others_do_not_answer() -> None:
+def test_all_are_told_though_the_successor_does_not_answer() -> None:
     world = World(SIX)
     world.hold_updates = True
     world.ask_to_stop(1)
-    world.advance(outbox._LAST_MS - 1)
-    assert told_of_moves(world) == [2, 3]
+    world.advance(hand_overs._PATIENCE_MS - 1)
+    assert told_of_moves(world) == [2]
     world.advance(1)
-    assert told_of_moves(world) == [2, 3, 1]
+    assert sorted(told_of_moves(world)) == [1, 2, 3]
+    world.answer_held()
+    assert world.controller.settled()
 
 
-def test_a_topic_deleted_before_the_old_leader_was_told_is_not_told_of() -> None:
+def test_the_old_leader_is_told_though_a_follower_does_not_answer() -> None:
+    world = World(SIX)
+    world.hold_updates = True
+    world.ask_to_stop(1)
+    world.advance(1)
+    answer_next(world)
+    world.advance(hand_overs._PATIENCE_MS - 2)
+    assert told_of_moves(world) == [3, 2], "and 2 of what leads next"
+    world.advance(1)
+    assert told_of_moves(world) == [3, 2, 1]
+    assert [decision.partition for decision in world.held_updates[-1].update.partitions] == [0, 1]
+
+
+def test_all_hear_of_another_successor_when_the_first_is_gone() -> None:
+    """Which may have been told, or not."""
+    world = World(SIX)
+    world.hold_updates = True
+    world.ask_to_stop(1)
+    world.retire(2)
+    world.answer_held()
+    for broker_id in (1, 3):
+        assert all(world.knows(broker_id)[TopicPartition("t", number)].leader == 3 for number in range(6))
+    assert world.controller.settled()
+
+
+def test_what_a_successor_was_told_in_vain_is_not_taken_for_told() -> None:
+    world = World(SIX)
+    world.hold_updates = True
+    world.ask_to_stop(1)
+    [lost], world.held_updates = world.held_updates, []
+    world.feed(UpdateLost(2, lost.update_id))
+    assert told_of_moves(world) == []
+    world.advance(50)
+    assert told_of_moves(world) == [2]
+
+
+def test_a_topic_deleted_before_the_others_were_told_is_not_told_of() -> None:
     world = World(SIX)
     world.hold_updates = True
     world.ask_to_stop(1)
     world.delete("t")
-    world.advance(outbox._LAST_MS)
-    assert 1 not in told_of_moves(world)
+    world.advance(hand_overs._PATIENCE_MS)
+    assert told_of_moves(world) == [2]
