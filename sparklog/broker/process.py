@@ -26,6 +26,7 @@ from sparklog.broker.coordinator_epochs import CoordinatorEpochs
 from sparklog.broker.coordinators import Coordinators
 from sparklog.broker.deliveries import Deliveries
 from sparklog.broker.dispatch import ConnectionHandler
+from sparklog.broker.durable_ahead import DurableAhead
 from sparklog.broker.fetch import Fetches
 from sparklog.broker.fetcher import Fetchers
 from sparklog.broker.hand_over import hand_over
@@ -402,16 +403,16 @@ class BrokerProcess:
         _log.info("broker %d stops (%s)", broker.broker_id, self._ending.value if self._ending else "?")
         began_ms = broker.now_ms()
         self._watchdog.stop()
-        ahead: asyncio.Future[None] | None = None
+        ahead: DurableAhead | None = None
         if self._registry is not None and self._ending is Ending.CONTROLLED:
             if self._directory is not None:
-                ahead = asyncio.get_running_loop().run_in_executor(None, self._directory.sync_ahead)
+                ahead = DurableAhead(broker, self._directory)
             await hand_over(broker, goes_on=lambda: self._ending is Ending.CONTROLLED)
         relieved_ms = broker.now_ms()
         await self._leave()
         left_ms = broker.now_ms()
         if ahead is not None:
-            await ahead
+            await ahead.end()
         if self._directory is not None:
             await asyncio.get_running_loop().run_in_executor(None, self._close_directory)
         if self._control is not None:

@@ -46,7 +46,7 @@ def carry_out(log: LogState, runs: Sequence[Run], now_us: int) -> int:
     """
     markers = markers_of(runs)
     _write(log, runs)
-    log.clean = False
+    log.clean = log.untouched = False
     log.absence.last_progress_us = time.time_ns() // 1000
     if log.log_start_offset == log.log_end_offset:
         # an empty follower took its leader's first segment, which may begin below

@@ -233,6 +233,18 @@ class LogDurability:
         self._write_state(sync=True)
         state.clean = True
 
+    def await_sync(self) -> bool:
+        """The file system is about to be told to write all it has; ``synced`` follows. False: nothing is to be done for
+        this log, or more than that."""
+        state = self._state
+        state.untouched = not (state.closed or self.is_clean or self._leaves_state)
+        return state.untouched
+
+    def synced(self) -> None:
+        """All that had been written at ``await_sync`` is durable: where nothing was since, that is all there is."""
+        if self._state.untouched and not self._state.closed:
+            self.made_durable()
+
     def leave_state(self) -> None:
         """As ``prepare_clean_stop``, for one of many logs that are made durable together: ``made_durable`` follows.
 
@@ -248,10 +260,15 @@ class LogDurability:
         self._flushed()
         self._state.clean = True
 
+    @property
+    def _leaves_state(self) -> bool:
+        """Of few batches the next open has read the headers sooner than the files that would spare it that."""
+        segments = self._state.chain.segments
+        return len(segments) != 1 or segments[0].count > _FEW_BATCHES
+
     def _write_state(self, *, sync: bool) -> None:
         state = self._state
-        segments = state.chain.segments
-        if len(segments) == 1 and segments[0].count <= _FEW_BATCHES:
-            return  # the next open has read their headers sooner than the files that would spare it that
+        if not self._leaves_state:
+            return
         with state.offline_on_error("writing the state of"):
             state.seals.write_state(state.log_end_offset, producers=state.producers, epochs=state.epochs, sync=sync)

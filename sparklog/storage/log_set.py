@@ -36,6 +36,7 @@ from sparklog.storage.checkpoints import (
     read_checkpoint,
     write_checkpoint,
 )
+from sparklog.storage.clean_stop import SyncAhead, at_once, make_durable
 from sparklog.storage.disk import Disk, RealDisk, is_full
 from sparklog.storage.formats import NewerFormatError
 from sparklog.storage.hot_batches import HotBatches
@@ -54,11 +55,6 @@ _REMOVED = "removed"
 _SET_ASIDE = "set-aside"
 
 logger = logging.getLogger(__name__)
-
-#: fsyncs under way on a clean stop. Measured: 8 take a twentieth of the time of one, 32 are hardly better.
-_SYNC_THREADS = 8
-#: As many logs are made durable with their whole file system.
-_MANY_LOGS = 64
 
 
 class LogDirectory:
@@ -375,16 +371,13 @@ class LogDirectory:
         self.unflushed.add(tp)
         self.on_unflushed()
 
-    def sync_ahead(self) -> None:
-        """Before a clean stop, while there is still work: what is durable by now the stop need not wait for. Of few
-        logs it does not pay. Blocks; in any thread. A disk tells once that it has lost something: then the directory
-        is offline, and the stop not clean."""
-        if len(self._logs) < _MANY_LOGS or not self._disk.can_sync_file_system(self._lock):
-            return
-        try:
-            self._disk.sync_file_system(self._lock)
-        except OSError as failure:
-            self._failed(f"making it durable: {failure}")
+    def sync_ahead(self) -> SyncAhead | None:
+        """A round of making durable what is here, before a clean stop and while there is still work. None: of few logs
+        it does not pay. A disk tells once that it has lost something: then the directory is offline, and the stop not
+        clean."""
+        if not at_once(self._logs, self._disk, self._lock):
+            return None
+        return SyncAhead(self._logs.values(), disk=self._disk, handle=self._lock, failed=self._failed)
 
     def write_clean_marker(self) -> None:
         """fsync all logs, then say so on disk. Nothing may be appended afterwards. Blocks.
@@ -394,30 +387,12 @@ class LogDirectory:
         """
         self._check_online()
         try:
-            self._make_durable([log for log in self._logs.values() if not log.durability.is_clean])
+            left = [log for log in self._logs.values() if not log.durability.is_clean]
+            make_durable(left, self._disk, self._lock, in_threads=self._threads is not None)
             self.checkpoint()
             mark_clean_stop(self._disk, self.path, boot_id=self._boot_id)
         except OSError as failure:
             raise StorageError(f"log directory {self.path}: {failure}") from failure
-
-    def _make_durable(self, logs: list[Log]) -> None:
-        """Few logs file by file, some at a time: a disk's cache flush serves all that wait for one. Of thousands that
-        would be tens of thousands of flushes: the file system is told to write all it has, where it can be."""
-        # The lock was taken before anything was written: no failed write since then escapes it.
-        if len(logs) >= _MANY_LOGS and self._disk.can_sync_file_system(self._lock):
-            for log in logs:
-                log.durability.leave_state()
-            self._disk.sync_file_system(self._lock)
-            for log in logs:
-                log.durability.made_durable()
-            return
-        if self._threads is None:
-            for log in logs:
-                log.durability.prepare_clean_stop()
-            return
-        with ThreadPoolExecutor(_SYNC_THREADS, thread_name_prefix="log-sync") as threads:
-            for done in [threads.submit(log.durability.prepare_clean_stop) for log in logs]:
-                done.result()
 
     def close(self, *, process_ends: bool = False) -> None:
         """Close all files and free the directory. Without ``write_clean_marker`` before, this is a crash to the

@@ -38,7 +38,7 @@ class LogState:
     __slots__ = (
         "_high_watermark", "_log_start_offset", "_recovery_point", "absence", "chain", "claimed_end", "clean", "closed",
         "config", "directory", "disk", "epochs", "findings", "hot", "log_end_offset", "producers", "seals",
-        "served_end", "services", "topic_id", "tp",
+        "served_end", "services", "topic_id", "tp", "untouched",
     )  # fmt: skip
 
     def __init__(
@@ -75,6 +75,8 @@ class LogState:
         self.claimed_end = 0
         #: nothing changed since the state for a clean stop was written
         self.clean = False
+        #: nothing was appended or cut since all there was began to be made durable, ahead of a clean stop
+        self.untouched = False
         self.closed = False
         #: what the last open had to cut, for people
         self.findings: tuple[str, ...] = ()
@@ -176,7 +178,7 @@ class LogState:
 
     def forget_from(self, end: int) -> None:
         """The segments end at ``end`` now: so does everything derived from them."""
-        self.clean = False
+        self.clean = self.untouched = False
         forget_from(self.hot, end)
         self.epochs.truncate(end)
         if self.directory.exists:
