@@ -51,6 +51,7 @@ esac
 """
 
 PROBE = """
+import os
 import sys
 import sparklog
 from pyspark.sql import SparkSession
@@ -58,6 +59,9 @@ spark = SparkSession.builder.getOrCreate()
 print("arguments", sys.argv[1:], "of", spark.sparkContext.appName, "on", spark.sparkContext.master)
 print("package", sparklog.__file__)
 print("scheduler", spark.conf.get("spark.scheduler.mode"))
+java = spark._jvm.java.lang
+print("java", list(java.management.ManagementFactory.getRuntimeMXBean().getInputArguments()))
+print("threads", os.environ.get("OMP_NUM_THREADS"), java.System.getenv("OMP_NUM_THREADS"))
 try:
     spark.read.format("sparklog").load()
 except Exception as error:
@@ -89,7 +93,14 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def environment(**changes: str) -> dict[str, str]:
     """A user's: nothing of this test run's."""
-    private = ("PYTHONPATH", "PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON", "SPARK_CONF_DIR", "VIRTUAL_ENV")
+    private = (
+        "PYTHONPATH",
+        "PYSPARK_PYTHON",
+        "PYSPARK_DRIVER_PYTHON",
+        "SPARK_CONF_DIR",
+        "VIRTUAL_ENV",
+        "OMP_NUM_THREADS",
+    )
     return {**{key: value for key, value in os.environ.items() if key not in private}, **changes}
 
 
@@ -148,6 +159,8 @@ def test_a_job_finds_the_source_without_registering_it(clone: Path, installed: l
     assert "arguments ['--master', 'x y'] of a name on local[1]" in done.stdout, done.stderr
     assert f"package {clone}/.venv/" in done.stdout
     assert "scheduler FAIR" in done.stdout
+    assert "'-XX:CompileThresholdScaling=4'" in done.stdout
+    assert "threads None 1" in done.stdout, "of processes of Spark, and not of the job's own"
     # The source itself answers: it was found by its name, and misses its options.
     assert "DATA_SOURCE_NOT_FOUND" not in done.stdout
     assert "bootstrap.servers" in done.stdout or "subscribe" in done.stdout
