@@ -248,6 +248,12 @@ def write_all(disk: Disk, handle: int, buffers: Sequence[Buffer], at: int) -> in
         written += progress
 
 
+def write_one(disk: Disk, handle: int, buffer: Buffer, at: int) -> None:
+    """As ``write_all``, of one buffer."""
+    if disk.write(handle, (buffer,), at) != len(buffer):
+        write_all(disk, handle, (buffer,), at)  # what is written already is written again
+
+
 def read_file(disk: Disk, path: Path) -> bytes:
     """The whole file; FileNotFoundError when it does not exist."""
     handle = disk.open(path)

@@ -21,7 +21,7 @@ from sparklog.errors import BrokerError, ErrorCode, StorageError
 from sparklog.model import EpochEnd, OffsetRange, TopicPartition, TopicSchema
 from sparklog.record.cleaned import cut_front
 from sparklog.record.header import BatchHeader
-from sparklog.storage import log_appends, log_reads
+from sparklog.storage import log_appends, log_reads, plain_append
 from sparklog.storage.append_plan import Run, plan_follower_append, plan_leader_append
 from sparklog.storage.checkpoints import PartitionCheckpoint
 from sparklog.storage.cleaning_plan import CLEANER_FILE
@@ -217,6 +217,11 @@ class Log:
             known = self.known(batches)
         fresh = batches[len(known) :] if known else batches
         start = state.log_end_offset
+        if len(batches) == 1 and fresh and not (placed or roll):
+            header, body = batches[0]
+            if plain_append.append_as_leader(state, header, body, leader_epoch=leader_epoch, now_us=now_us):
+                self.durability.appended(header.record_count, now_us)
+                return OffsetRange(start, state.log_end_offset)
         if fresh:
             tail = log_appends.tail(state, reopen_sealed=False)
             runs = plan_leader_append(
@@ -243,6 +248,10 @@ class Log:
         """
         state = self._state
         state.check_open()
+        plain = plain_append.append_as_follower(state, headers, bodies)
+        if plain is not None:
+            self.durability.appended(plain.record_count, plain.append_time)
+            return state.log_end_offset
         runs = plan_follower_append(
             log_appends.tail(state, reopen_sealed=True),
             headers,

@@ -63,14 +63,19 @@ def _write(log: LogState, runs: Sequence[Run]) -> None:
     try:
         directory.prepare_for_append()
         log.chain.append(runs, directory.prelude)
-    except OSError as failure:
-        if is_full(failure):
-            raise BrokerError(
-                ErrorCode.KAFKA_STORAGE_ERROR, f"{log.tp}: no room left in {directory.path.parent}: {failure}"
-            ) from failure
-        raise log.services.offline(f"appending to {log.tp}: {failure}") from failure
-    except StorageError as failure:
-        raise log.services.offline(str(failure)) from failure
+    except (OSError, StorageError) as failure:
+        raise failed(log, failure) from failure
+
+
+def failed(log: LogState, failure: OSError | StorageError) -> BrokerError | StorageError:
+    """What is to be raised where nothing was appended: the first when the disk is full. Else the log directory goes
+    offline."""
+    if isinstance(failure, StorageError):
+        return log.services.offline(str(failure))
+    if is_full(failure):
+        detail = f"{log.tp}: no room left in {log.directory.path.parent}: {failure}"
+        return BrokerError(ErrorCode.KAFKA_STORAGE_ERROR, detail)
+    return log.services.offline(f"appending to {log.tp}: {failure}")
 
 
 def _record(log: LogState, runs: Sequence[Run], now_us: int, markers: Mapping[int, Marker]) -> int:

@@ -116,12 +116,19 @@ def check_sequence(entry: ProducerEntry | None, header: BatchHeader) -> OffsetRa
 
 def with_batch(entry: ProducerEntry | None, header: BatchHeader) -> ProducerEntry:
     """The entry after ``header``, which has its offsets, was appended."""
-    base_offset = header.base_offset
-    end_offset = base_offset + header.offset_span
-    batch = AppendedBatch(header.first_sequence, _last_sequence(header), base_offset, end_offset)
+    return _with_appended(entry, header, header.base_offset, header.append_time)
+
+
+def _with_appended(
+    entry: ProducerEntry | None, header: BatchHeader, base_offset: int, append_time: int
+) -> ProducerEntry:
+    first, span = header.first_sequence, header.offset_span
+    # Made as the classes themselves do, without a call of Python's own: it is done for every batch.
+    batch = tuple.__new__(AppendedBatch, (first, (first + span - 1) % _SEQUENCES, base_offset, base_offset + span))
     if entry is None or header.producer_epoch > entry.epoch:
-        return ProducerEntry(header.producer_epoch, (batch,), header.append_time)
-    return ProducerEntry(entry.epoch, (*entry.batches[1 - KEPT_BATCHES :], batch), header.append_time)
+        return ProducerEntry(header.producer_epoch, (batch,), append_time)
+    batches = (*entry.batches[1 - KEPT_BATCHES :], batch)
+    return tuple.__new__(ProducerEntry, (entry.epoch, batches, append_time))
 
 
 class ProducerTable:
@@ -148,14 +155,20 @@ class ProducerTable:
             BrokerError: as ``check_sequence``; INVALID_REQUEST for a known batch behind a new one.
         """
         if len(batches) == 1:
-            earlier = self._earlier(batches[0][0])
+            earlier = self.earlier(batches[0][0])
             return [] if earlier is None else [earlier]
         return self._known_of_several(batches, tp)
 
-    def _earlier(self, header: BatchHeader) -> OffsetRange | None:
-        if header.producer_id < 0 or header.first_sequence < 0:
+    def earlier(self, header: BatchHeader) -> OffsetRange | None:
+        """Where a batch on its own is in the log already; None: it is new. Raises BrokerError as ``check_sequence``."""
+        producer_id, first = header.producer_id, header.first_sequence
+        if producer_id < 0 or first < 0:
             return None
-        return check_sequence(self._entries.get(header.producer_id), header)
+        entry = self._entries.get(producer_id)
+        if entry is not None and entry.epoch == header.producer_epoch and entry.batches:
+            if first == (entry.batches[-1].last_sequence + 1) % _SEQUENCES:  # as nearly all are: next in line
+                return None
+        return check_sequence(entry, header)
 
     def _known_of_several(self, batches: Sequence[tuple[BatchHeader, object]], tp: TopicPartition) -> list[OffsetRange]:
         """Each is looked at as if those before it were in the log."""
@@ -187,6 +200,13 @@ class ProducerTable:
         elif header.producer_id != NO_PRODUCER and header.first_sequence >= 0:
             self._entries[header.producer_id] = with_batch(self._entries.get(header.producer_id), header)
             self.transactions.appended(header)
+
+    def record_plain(self, header: BatchHeader, base_offset: int, append_time: int) -> None:
+        """As ``record``, of a batch that is neither a marker nor in a transaction, from the header that it came with."""
+        producer_id = header.producer_id
+        if producer_id != NO_PRODUCER and header.first_sequence >= 0:
+            entries = self._entries
+            entries[producer_id] = _with_appended(entries.get(producer_id), header, base_offset, append_time)
 
     def state(self) -> ProducerState:
         """A copy that later appends do not change."""

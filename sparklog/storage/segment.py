@@ -22,7 +22,7 @@ import numpy as np
 from sparklog.errors import StorageError
 from sparklog.record.header import HEADER_BYTES, HEADER_DTYPE, BatchHeader, Flag, header_array, unpack_header
 from sparklog.storage.append_plan import NO_MAXIMUM
-from sparklog.storage.disk import Buffer, Disk, sync_file, write_all
+from sparklog.storage.disk import Buffer, Disk, sync_file, write_all, write_one
 from sparklog.storage.open_files import OpenFiles
 
 DATA_SUFFIX = ".arrow"
@@ -148,6 +148,30 @@ class Segment:
         for header in headers:
             self._bases.append(header.base_offset)
             self._positions.append(header.position)
+
+    def append_plain(
+        self, packed: Buffer, body: Buffer, *, base_offset: int, end_offset: int, running_max: int, append_us: int
+    ) -> None:
+        """As ``append``, of one batch, neither cleaned nor the segment's first."""
+        position, count = self.data_size, self.count
+        assert count and not self.cleaned, self
+        try:
+            if self._data < 0:
+                self._open()
+            else:
+                self.files.used(self)
+            write_one(self.disk, self._data, body, position)
+            write_one(self.disk, self._index, packed, count * HEADER_BYTES)
+        except OSError as failure:
+            self._cut_back(failure)
+            raise
+        self.data_size = position + len(body)
+        self.end_offset = end_offset
+        self.running_max = running_max
+        self.count = count + 1
+        self.last_append_us = append_us
+        self._bases.append(base_offset)
+        self._positions.append(position)
 
     def _cut_back(self, failure: OSError) -> None:
         try:
