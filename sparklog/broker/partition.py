@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from sparklog.broker.logs import Lines
 from sparklog.errors import BrokerError, ErrorCode, StorageError
-from sparklog.model import TopicPartition
+from sparklog.model import NO_EPOCH, OffsetRange, TopicPartition
 from sparklog.record.header import BatchHeader
 from sparklog.record.validate import validate_batch, validate_placed_batch
 from sparklog.replica.effects import (
@@ -40,6 +40,7 @@ from sparklog.replica.effects import (
     WriteIsr,
 )
 from sparklog.replica.events import (
+    AppendedAtOnce,
     Event,
     FollowerAppended,
     FollowerFetched,
@@ -162,15 +163,18 @@ class Partition:
     def step(self, event: Event) -> None:
         """Hand over one event and carry out all that follows from it."""
         events = self._events
-        events.append(event)
         if self._stepping:
+            events.append(event)
             return
         self._stepping = True
         try:
             step, now_ms = self.replica.step, self._surroundings.now_ms
-            while events:
-                for effect in step(events.popleft(), now_ms()):
+            while True:
+                for effect in step(event, now_ms()):
                     _PERFORM[type(effect)](self, effect)
+                if not events:
+                    break
+                event = events.popleft()
         except Exception as error:
             # Core and log may disagree from here on: this replica must not go on as if nothing had happened.
             self._stepping = False
@@ -186,7 +190,17 @@ class Partition:
         self._next_ticket += 1
         ticket = self._next_ticket
         self._pending[ticket] = pending
-        self.step(ProduceArrived(ticket, acks, deadline_ms))
+        leader_epoch = NO_EPOCH if self._stepping else self.replica.append_epoch(acks)
+        if leader_epoch == NO_EPOCH:
+            self.step(ProduceArrived(ticket, acks, deadline_ms))
+            return
+        try:
+            written = self._written(ticket, leader_epoch)
+        except Exception as error:  # as that of a step
+            self._fail(error)
+        else:
+            if written is not None:
+                self.step(AppendedAtOnce(ticket, acks, deadline_ms, written.start, written.end))
 
     def follower_fetched(self, event: FollowerFetched) -> FetchVerdict:
         """What to answer a follower: records, an error, or where its log diverges."""
@@ -270,34 +284,39 @@ class Partition:
     # --- effects ---
 
     def _append_as_leader(self, effect: AppendAsLeader) -> None:
-        pending = self._pending[effect.ticket]
+        ticket = effect.ticket
+        written = self._written(ticket, effect.leader_epoch)
+        if written is None:
+            self._events.append(LeaderAppendFailed(ticket))
+        else:
+            self._events.append(LeaderAppended(ticket, written.start, written.end))
+
+    def _written(self, ticket: int, leader_epoch: int) -> OffsetRange | None:
+        """Append what waits under the ticket, if it may be; the offsets. None: it was refused, and answered."""
+        pending, log = self._pending[ticket], self.log
+        batches, placed = pending.batches, pending.placed
         now_us = time.time_ns() // 1000
         try:
             known = None
             # A retry of what is in the log already is answered as such, even when the schema has moved on since.
             if not pending.own:
-                self._check_restoring(placed=pending.placed)
-                known = self.log.known(pending.batches)
-                for header, body in pending.batches[len(known) :]:
-                    self._validate(header, body, placed=pending.placed)
-            written = self.log.append_as_leader(
-                pending.batches,
-                leader_epoch=effect.leader_epoch,
-                now_us=now_us,
-                known=known,
-                placed=pending.placed,
-                roll=pending.roll,
+                if placed or log.config.restoring:
+                    self._check_restoring(placed=placed)
+                known = log.known(batches)
+                for header, body in batches[len(known) :] if known else batches:
+                    self._validate(header, body, placed=placed)
+            written = log.append_as_leader(
+                batches, leader_epoch=leader_epoch, now_us=now_us, known=known, placed=placed, roll=pending.roll
             )
         except BrokerError as error:
-            self._answer(effect.ticket, error.code, detail=f"{self.tp}: {error.detail}")
-            self._events.append(LeaderAppendFailed(effect.ticket))
+            self._answer(ticket, error.code, detail=f"{self.tp}: {error.detail}")
         except StorageError as error:
-            self._answer(effect.ticket, ErrorCode.KAFKA_STORAGE_ERROR, detail=f"{self.tp}: {error}")
-            self._events.append(LeaderAppendFailed(effect.ticket))
+            self._answer(ticket, ErrorCode.KAFKA_STORAGE_ERROR, detail=f"{self.tp}: {error}")
             self._fail(error)
         else:
-            self._append_time_us[effect.ticket] = now_us
-            self._events.append(LeaderAppended(effect.ticket, written.start, written.end))
+            self._append_time_us[ticket] = now_us
+            return written
+        return None
 
     def _check_restoring(self, *, placed: bool) -> None:
         """Raises BrokerError: a topic that is being restored takes what has its offsets already, others never do."""

@@ -62,6 +62,20 @@ class LeaderAppended(msgspec.Struct, frozen=True, gc=False):
     end_offset: int
 
 
+class AppendedAtOnce(msgspec.Struct, frozen=True, gc=False):
+    """A produce that nobody ordered to be appended is in the log: ProduceArrived, and LeaderAppended, in one.
+
+    Only where ``Replica.append_epoch`` had said, in the same turn and with nothing between, which epoch to append it
+    with: what AppendAsLeader would have said.
+    """
+
+    ticket: int
+    acks: int
+    deadline_ms: int
+    base_offset: int
+    end_offset: int
+
+
 class LeaderAppendFailed(msgspec.Struct, frozen=True, gc=False):
     """The append ordered for ``ticket`` did not happen; nothing of it is in the log.
 
@@ -175,6 +189,7 @@ Event = (
     | BrokersChanged
     | ProduceArrived
     | LeaderAppended
+    | AppendedAtOnce
     | LeaderAppendFailed
     | FollowerFetched
     | IsrWritten

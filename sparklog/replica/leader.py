@@ -18,7 +18,7 @@ from __future__ import annotations
 from msgspec import structs
 
 from sparklog.errors import ErrorCode
-from sparklog.model import LeaderAndIsr
+from sparklog.model import NO_EPOCH, LeaderAndIsr
 from sparklog.replica.effects import (
     AnswerDiverging,
     AnswerProduce,
@@ -32,6 +32,7 @@ from sparklog.replica.effects import (
     WriteIsr,
 )
 from sparklog.replica.events import (
+    AppendedAtOnce,
     FollowerConnectionLost,
     FollowerFetched,
     IsrRefused,
@@ -48,6 +49,7 @@ from sparklog.replica.view import PartitionView
 
 #: With ``replica.lag.max.messages`` set, lag in records is looked at this often at least.
 LAG_MESSAGES_CHECK_MS = 500
+_NOT_ALL = frozenset({0, 1})
 
 
 class Leader:
@@ -86,11 +88,21 @@ class Leader:
         return [AppendAsLeader(event.ticket, self.epoch)]
 
     def appended(self, event: LeaderAppended, now_ms: int) -> list[Effect]:
-        """Followers that held the whole log until now were caught up until now, however long ago they fetched: the
-        followers of an idle partition are not late. A duplicate leaves the end where it was."""
         order = self.purgatory.ordered.pop(event.ticket, None)
         if order is None:
             return []
+        acks, deadline_ms = order
+        return self.appended_at_once(
+            AppendedAtOnce(event.ticket, acks, deadline_ms, event.base_offset, event.end_offset), now_ms
+        )
+
+    def append_epoch(self, acks: int) -> int:
+        """As ``Replica.append_epoch``."""
+        return self.epoch if acks in _NOT_ALL or (acks == -1 and self._may_commit) else NO_EPOCH
+
+    def appended_at_once(self, event: AppendedAtOnce, now_ms: int) -> list[Effect]:
+        """Followers that held the whole log until now were caught up until now, however long ago they fetched: the
+        followers of an idle partition are not late. A duplicate leaves the end where it was."""
         end = self.view.log.log_end_offset
         effects: list[Effect] = []
         if end > self._end:
@@ -103,9 +115,8 @@ class Leader:
             effects.append(LogEndMoved(end))
         if not self._peers:
             self.advance(effects)
-        acks, deadline_ms = order
-        if acks == -1 and event.end_offset > self.view.high_watermark:
-            self.purgatory.wait(Waiting(event.end_offset, event.ticket, event.base_offset, deadline_ms))
+        if event.acks == -1 and event.end_offset > self.view.high_watermark:
+            self.purgatory.wait(Waiting(event.end_offset, event.ticket, event.base_offset, event.deadline_ms))
         else:
             effects.append(AnswerProduce(event.ticket, ErrorCode.NONE, event.base_offset))
         return effects

@@ -128,6 +128,12 @@ class Replica:
 
     # --- queries ------------------------------------------------------------------------------------------------
 
+    def append_epoch(self, acks: int) -> int:
+        """The leader epoch that AppendAsLeader would say for a produce that arrives now, NO_EPOCH where it would be
+        refused. Whoever appends it in this turn says so with AppendedAtOnce."""
+        role = self._role
+        return role.append_epoch(acks) if isinstance(role, Leader) else NO_EPOCH
+
     @property
     def role(self) -> str:
         """leader, follower or offline"""
@@ -402,6 +408,9 @@ class Replica:
     def _leader_appended(self, event: events.LeaderAppended, now_ms: int) -> list[Effect]:
         return self._role.appended(event, now_ms) if isinstance(self._role, Leader) else []
 
+    def _appended_at_once(self, event: events.AppendedAtOnce, now_ms: int) -> list[Effect]:
+        return self._role.appended_at_once(event, now_ms) if isinstance(self._role, Leader) else []
+
     def _leader_append_failed(self, event: events.LeaderAppendFailed, now_ms: int) -> list[Effect]:
         return self._role.append_failed(event) if isinstance(self._role, Leader) else []
 
@@ -461,6 +470,7 @@ Replica._DISPATCH.update(
     {
         events.ProduceArrived: Replica._produce_arrived,
         events.LeaderAppended: Replica._leader_appended,
+        events.AppendedAtOnce: Replica._appended_at_once,
         events.LeaderAppendFailed: Replica._leader_append_failed,
         events.FollowerFetched: Replica._follower_fetched,
         events.LeaderAnswered: Replica._leader_answered,

@@ -147,7 +147,7 @@ class ProducerTable:
     def entries(self) -> Iterable[ProducerEntry]:
         return self._entries.values()
 
-    def known(self, batches: Sequence[tuple[BatchHeader, object]], tp: TopicPartition) -> list[OffsetRange]:
+    def known(self, batches: Sequence[tuple[BatchHeader, object]], tp: TopicPartition) -> Sequence[OffsetRange]:
         """Offsets of the first of these batches, as far as they are in the log already: a prefix, since a retry begins
         with the oldest batch. ``tp`` is for the error.
 
@@ -155,12 +155,11 @@ class ProducerTable:
             BrokerError: as ``check_sequence``; INVALID_REQUEST for a known batch behind a new one.
         """
         if len(batches) == 1:
-            earlier = self.earlier(batches[0][0])
-            return [] if earlier is None else [earlier]
+            earlier = self._earlier(batches[0][0])
+            return () if earlier is None else (earlier,)
         return self._known_of_several(batches, tp)
 
-    def earlier(self, header: BatchHeader) -> OffsetRange | None:
-        """Where a batch on its own is in the log already; None: it is new. Raises BrokerError as ``check_sequence``."""
+    def _earlier(self, header: BatchHeader) -> OffsetRange | None:
         producer_id, first = header.producer_id, header.first_sequence
         if producer_id < 0 or first < 0:
             return None

@@ -17,7 +17,7 @@ from msgspec import structs
 from sparklog.broker.metadata_cache import MetadataCache
 from sparklog.broker.throttle import TokenBucket, limit_of
 from sparklog.errors import BrokerError, ErrorCode
-from sparklog.model import LeaderAndIsr, TopicPartition, TopicStates, VersionedState
+from sparklog.model import NO_EPOCH, LeaderAndIsr, TopicPartition, TopicStates, VersionedState
 from sparklog.replica import effects as fx
 from sparklog.replica import events as ev
 from sparklog.testing.sim_checks import Violation
@@ -70,7 +70,18 @@ class ReplicaPerformer(SimProcess):
         if produce.sequence is NOT_IDEMPOTENT:
             produce = structs.replace(produce, body=f"{produce.body}.{self.broker_id}.{self._tickets}")
         hosted.produces[self._tickets] = produce
-        self.handle(tp, ev.ProduceArrived(self._tickets, produce.acks, self.now_ms + produce.timeout_ms))
+        deadline_ms = self.now_ms + produce.timeout_ms
+        # Both ways are the broker's: at once, and, where a step is under way, through the core.
+        leader_epoch = hosted.replica.append_epoch(produce.acks) if self._tickets % 2 else NO_EPOCH
+        if leader_epoch == NO_EPOCH:
+            self.handle(tp, ev.ProduceArrived(self._tickets, produce.acks, deadline_ms))
+            return
+        event = self._append_as_leader(tp, hosted, fx.AppendAsLeader(self._tickets, leader_epoch))
+        if isinstance(event, ev.LeaderAppended):
+            event = ev.AppendedAtOnce(event.ticket, produce.acks, deadline_ms, event.base_offset, event.end_offset)
+        elif isinstance(event, ev.LogFailed):  # it was not ordered: the core knows nobody to answer
+            self._tell(hosted.produces.pop(self._tickets), ErrorCode.KAFKA_STORAGE_ERROR)
+        self.handle(tp, event)
 
     def _tell(self, produce: Produce, code: ErrorCode) -> None:
         told = produce.told
