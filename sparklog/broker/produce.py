@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import cast
 
-from sparklog.broker.fetch import Fetches
 from sparklog.broker.internal_topics import refuse_internal
 from sparklog.broker.partition import Answer, Batches, Partition, PendingProduce
 from sparklog.broker.state import BrokerState
@@ -30,25 +30,46 @@ _TELLING = int(Flag.CONTROL | Flag.OFFSET_ARRAY | Flag.FIRST_OF_SEGMENT | Flag.T
 _TRANSACTIONAL = int(Flag.TRANSACTIONAL)
 
 
+class _LoneProduce:
+    """One request of one partition. Owner: the partition, which answers once."""
+
+    __slots__ = ("_acks", "_broker", "_cid", "_connection", "_tp")
+
+    def __init__(self, broker: BrokerState, connection: ServerConnection, request: Produce) -> None:
+        self._broker = broker
+        self._connection = connection
+        self._cid = request.cid
+        self._acks = request.acks
+        wanted = request.partitions[0]
+        self._tp = wanted.topic, wanted.partition
+
+    def answered(self, answer: Answer) -> None:
+        result = _result_of(self._broker, self._tp, answer)
+        _finish(self._broker, self._connection, self._cid, acks=self._acks, results=(result,))
+
+
 class _OpenProduce:
     """One request whose partitions have not all answered. Owner: the callbacks it gave to the partitions."""
 
-    __slots__ = ("_acks", "_cid", "_connection", "_fetches", "_missing", "_results")
+    __slots__ = ("_acks", "_broker", "_cid", "_connection", "_missing", "_results", "_wanted")
 
-    def __init__(self, connection: ServerConnection, request: Produce, fetches: Fetches) -> None:
+    def __init__(self, broker: BrokerState, connection: ServerConnection, request: Produce) -> None:
+        self._broker = broker
         self._connection = connection
-        self._fetches = fetches
         self._cid = request.cid
         self._acks = request.acks
+        self._wanted = request.partitions
         self._results: list[ProduceResult | None] = [None] * len(request.partitions)
         self._missing = len(request.partitions)
 
-    def answer(self, index: int, result: ProduceResult) -> None:
+    def answered(self, index: int, answer: Answer) -> None:
         assert self._results[index] is None, "a partition answers once"
-        self._results[index] = result
+        wanted = self._wanted[index]
+        self._results[index] = _result_of(self._broker, (wanted.topic, wanted.partition), answer)
         self._missing -= 1
         if self._missing == 0:
-            self.finish()
+            results = cast("list[ProduceResult]", self._results)  # none is missing
+            _finish(self._broker, self._connection, self._cid, acks=self._acks, results=tuple(results))
 
     def fail(self, error: Exception) -> None:
         """A bug of ours: the request as a whole is answered, and what its partitions still say is not."""
@@ -59,15 +80,30 @@ class _OpenProduce:
             detail = f"{type(error).__name__}: {error}"
             self._connection.reply(ErrorReply(self._cid, ErrorCode.UNKNOWN_SERVER_ERROR, detail))
 
-    def finish(self) -> None:
-        results = cast("list[ProduceResult]", self._results)  # none is missing
-        if self._acks != 0:
-            self._fetches.after_consumers(self._connection.reply, ProduceReply(self._cid, tuple(results)))
-            return
-        self._connection.done(self._cid)
-        # Nothing else can tell a producer without answers that it writes to the wrong broker. Source: Kafka's acks=0.
-        if any(BrokerError(result.code).refresh_metadata for result in results):
-            self._connection.close()
+
+def _result_of(broker: BrokerState, tp: tuple[str, int], answer: Answer) -> ProduceResult:
+    hosted = broker.partitions.get(tp)
+    start = -1 if hosted is None else hosted.log.log_start_offset
+    code = answer.code
+    if code is ErrorCode.NONE:
+        return ProduceResult(code, answer.base_offset, answer.append_time_us, start)
+    broker.counters["produce.errors"] += 1
+    leader = (NO_LEADER, NO_EPOCH)
+    if code is ErrorCode.NOT_LEADER_OR_FOLLOWER and hosted is not None:
+        leader = (hosted.replica.leader, hosted.replica.leader_epoch)
+    return ProduceResult(code, answer.base_offset, answer.append_time_us, start, answer.detail, *leader)
+
+
+def _finish(
+    broker: BrokerState, connection: ServerConnection, cid: int, *, acks: int, results: tuple[ProduceResult, ...]
+) -> None:
+    if acks != 0:
+        broker.fetches.after_consumers(connection.reply, ProduceReply(cid, results))
+        return
+    connection.done(cid)
+    # Nothing else can tell a producer without answers that it writes to the wrong broker. Source: Kafka's acks=0.
+    if any(BrokerError(result.code).refresh_metadata for result in results):
+        connection.close()
 
 
 def handle_produce(broker: BrokerState, connection: ServerConnection, request: Produce, body: memoryview) -> None:
@@ -80,16 +116,21 @@ def handle_produce(broker: BrokerState, connection: ServerConnection, request: P
         else:
             connection.reply(ErrorReply(request.cid, refusal.code, refusal.detail))
         return
-    broker.counters["produce.requests"] += 1
-    broker.counters["produce.bytes"] += len(body)
-    open_produce = _OpenProduce(connection, request, broker.fetches)
-    if not request.partitions:
-        open_produce.finish()
+    counters, partitions = broker.counters, request.partitions
+    counters["produce.requests"] += 1
+    counters["produce.bytes"] += len(body)
+    timeout_ms = request.timeout_ms
+    if not 0 <= timeout_ms <= _MAX_TIMEOUT_MS:
+        timeout_ms = min(max(timeout_ms, 0), _MAX_TIMEOUT_MS)
+    deadline_ms = broker.now_ms() + timeout_ms
+    if len(partitions) == 1:  # as it is where latency counts: nobody else can have a turn in between
+        answered = _LoneProduce(broker, connection, request).answered
+        _produce(broker, request, partitions[0], body, deadline_ms=deadline_ms, answered=answered)
         return
-    deadline_ms = broker.now_ms() + min(max(request.timeout_ms, 0), _MAX_TIMEOUT_MS)
-    if len(request.partitions) == 1:  # as it is where latency counts: nobody else can have a turn in between
-        _produce(broker, request, 0, body, deadline_ms=deadline_ms, open_produce=open_produce)
+    if not partitions:
+        _finish(broker, connection, request.cid, acks=request.acks, results=())
         return
+    open_produce = _OpenProduce(broker, connection, request)
     slices = _slices(broker, request, body, deadline_ms=deadline_ms, open_produce=open_produce)
     for _ in slices:
         connection.hold()
@@ -121,7 +162,8 @@ def _slices(
             yield
             turn_ends = time.monotonic() + _TURN_S
         size = wanted.batch_count * HEADER_BYTES + wanted.body_bytes
-        _produce(broker, request, index, body[at : at + size], deadline_ms=deadline_ms, open_produce=open_produce)
+        answered = partial(open_produce.answered, index)
+        _produce(broker, request, wanted, body[at : at + size], deadline_ms=deadline_ms, answered=answered)
         at += size
 
 
@@ -155,35 +197,21 @@ def _refusal(broker: BrokerState, request: Produce, body_bytes: int) -> BrokerEr
 def _produce(
     broker: BrokerState,
     request: Produce,
-    index: int,
+    wanted: ProducePartition,
     body: memoryview,
     *,
     deadline_ms: int,
-    open_produce: _OpenProduce,
+    answered: Callable[[Answer], None],
 ) -> None:
-    """The request's partition of this number, whose headers and batches are ``body``."""
-    wanted, transaction, acks = request.partitions[index], request.transaction, _owed(broker, request.acks)
-    tp = (wanted.topic, wanted.partition)
-
-    def answered(answer: Answer) -> None:
-        hosted = broker.partitions.get(tp)
-        start = hosted.log.log_start_offset if hosted else -1
-        leader = (NO_LEADER, NO_EPOCH)
-        if answer.code is not ErrorCode.NONE:
-            broker.counters["produce.errors"] += 1
-            if answer.code is ErrorCode.NOT_LEADER_OR_FOLLOWER and hosted is not None:
-                leader = (hosted.replica.leader, hosted.replica.leader_epoch)
-        open_produce.answer(
-            index,
-            ProduceResult(answer.code, answer.base_offset, answer.append_time_us, start, answer.detail, *leader),
-        )
-
+    """One of the request's partitions, whose headers and batches are ``body``."""
+    transaction, acks = request.transaction, _owed(broker, request.acks)
+    topic = wanted.topic
     try:
         if broker.quiesced:  # since the request came
             raise BrokerError(ErrorCode.BROKER_STOPPING, f"broker {broker.broker_id} takes no new writes")
-        partition = broker.partitions.require(tp, wanted.topic_id)
-        if wanted.topic.startswith(INTERNAL_PREFIX):
-            refuse_internal(wanted.topic, "not written to")
+        partition = broker.partitions.require((topic, wanted.partition), wanted.topic_id)
+        if topic.startswith(INTERNAL_PREFIX):
+            refuse_internal(topic, "not written to")
         batches = cut_batches(body, wanted.batch_count, transactional=bool(transaction))
         broker.counters["produce.batches"] += len(batches)
         if transaction:
@@ -259,7 +287,12 @@ def cut_batches(body: memoryview, batch_count: int, *, transactional: bool = Fal
     if batch_count == 0:
         raise BrokerError(ErrorCode.INVALID_RECORD, "no batches found, at least one expected")
     kind = _TRANSACTIONAL if transactional else 0
-    batches = []
+    if batch_count == 1:
+        header = unpack_header(body)
+        sound = header.flags & _TELLING == kind and not header.offset_array_length
+        if sound and len(body) == HEADER_BYTES + header.length:
+            return [(header, body[HEADER_BYTES:])]
+    batches = []  # or what is wrong with the one
     at = batch_count * HEADER_BYTES
     for number in range(batch_count):
         header = unpack_header(body, number * HEADER_BYTES)

@@ -50,13 +50,14 @@ class _Budget:
         self.waiting: set[ServerConnection] = set()
 
     def take(self, size: int) -> None:
-        self.used += size
-        self.peak = max(self.peak, self.used)
-        self.exhausted = self.used >= self.limit
+        used = self.used = self.used + size
+        if used > self.peak:
+            self.peak = used
+        self.exhausted = used >= self.limit
 
     def release(self, size: int) -> None:
-        self.used -= size
-        self.exhausted = self.used >= self.limit
+        used = self.used = self.used - size
+        self.exhausted = used >= self.limit
         if self.waiting and not self.exhausted:
             waiting, self.waiting = self.waiting, set()
             for connection in waiting:
@@ -115,7 +116,15 @@ class ServerConnection(asyncio.BufferedProtocol):
         return self._end.get_buffer()
 
     def buffer_updated(self, nbytes: int) -> None:
-        self._queue.extend(self._end.buffer_updated(nbytes))
+        event = self._end.alone(nbytes)
+        if event is None:
+            self._queue.extend(self._end.buffer_updated(nbytes))
+        elif isinstance(event, ReceivedRequest) and not self._queue and self._may_take(event):
+            self._take(event)
+            if self._reading and self._has_room() and not self._budget.exhausted:
+                return  # there is nothing to go on with
+        else:
+            self._queue.append(event)
         self.go_on()
 
     def pause_writing(self) -> None:
@@ -162,8 +171,8 @@ class ServerConnection(asyncio.BufferedProtocol):
 
     def done(self, cid: int) -> None:
         """The request is dealt with; for requests that get no reply (acks=0)."""
-        size = self._in_hand.pop(cid, None)
-        if size is not None:
+        size = self._in_hand.pop(cid, 0)
+        if size:
             self._budget.release(size)
         # A request answered at once comes here from within go_on, whose loop then sees the room by itself; calling it
         # again would nest once per queued request.
@@ -193,8 +202,8 @@ class ServerConnection(asyncio.BufferedProtocol):
         while queue and not self.closed:
             event = queue[0]
             if isinstance(event, ReceivedRequest):
-                if not self._has_room() or (self._budget.exhausted and event.body):
-                    break  # until there is; ``_may_read`` notes who waits for the budget
+                if not self._may_take(event):
+                    break  # until it may; ``_may_read`` notes who waits for the budget
                 queue.popleft()
                 self._take(event)
             else:
@@ -228,6 +237,11 @@ class ServerConnection(asyncio.BufferedProtocol):
             self._handler.request_received(request, event.body)
         finally:
             self._going_on = False
+
+    def _may_take(self, event: ReceivedRequest) -> bool:
+        if self._handler is None or (self._budget.exhausted and event.body):
+            return False
+        return self._has_room()
 
     def _may_read(self) -> bool:
         """What has a body is not read to its end, and nothing behind it, while there is no budget for it."""

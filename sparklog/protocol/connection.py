@@ -82,6 +82,10 @@ class ClientEnd:
 
     def buffer_updated(self, count: int) -> list[ReceivedReply]:
         """Raises ProtocolError (fatal) when the peer does not speak this protocol."""
+        alone = self._decoder.alone(count)
+        if alone is not None:
+            reply = _decoded(alone.header)
+            return [ReceivedReply(reply.cid, reply, alone.body)]
         received = []
         for frame in self._decoder.buffer_updated(count):
             if isinstance(frame, OversizeFrame):
@@ -135,6 +139,11 @@ class ServerEnd:
     def body_under_way(self) -> bool:
         """A large request with a body is being received."""
         return self._decoder.body_under_way
+
+    def alone(self, count: int) -> ReceivedRequest | ImmediateAnswer | None:
+        """As ``buffer_updated`` where the bytes are one frame and nothing else. None: that is to be told of them."""
+        frame = self._decoder.alone(count)
+        return None if frame is None else self._understand(frame)
 
     def buffer_updated(self, count: int) -> list[ReceivedRequest | ImmediateAnswer]:
         """What the received bytes amount to, in order. Nothing follows an answer that closes."""

@@ -93,6 +93,18 @@ class FrameDecoder:
             return False
         return _body_start(PREFIX.unpack_from(self._large)[1]) < len(self._large)
 
+    def alone(self, count: int) -> Frame | None:
+        """As ``buffer_updated`` where the bytes are one frame and nothing else, as they mostly are where latency counts.
+        None for any other: then ``buffer_updated`` is to be told of them."""
+        if self._end or self._large is not None or not PREFIX_BYTES <= count <= self._limit:
+            return None
+        length, header_length = PREFIX.unpack_from(self._scratch)
+        header_end = PREFIX_BYTES + header_length
+        if length + 4 != count or header_end > count or self._skip or self._oversize is not None:
+            return None
+        whole = memoryview(bytes(self._scratch[:count]))
+        return Frame(whole[PREFIX_BYTES:header_end], whole[(header_end + 7) & ~7 :])
+
     def buffer_updated(self, count: int) -> list[Frame | OversizeFrame]:
         """Account for ``count`` bytes written into the buffer; return the frames they completed, in order."""
         if self._large is not None:
@@ -101,11 +113,6 @@ class FrameDecoder:
                 return []
             whole, self._large = self._large, None
             return [_cut(whole, PREFIX.unpack_from(whole)[1])]
-        if self._end == 0 and PREFIX_BYTES <= count <= self._limit and not self._skip and self._oversize is None:
-            # One frame and nothing else, as it mostly is where latency counts.
-            length, header_length = PREFIX.unpack_from(self._scratch)
-            if length + 4 == count and PREFIX_BYTES + header_length <= count:
-                return [_cut(memoryview(bytes(self._scratch[:count])), header_length)]
         self._end += count
         return self._cut_scratch()
 
