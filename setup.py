@@ -18,15 +18,15 @@ from pathlib import Path
 from setuptools import setup
 
 COMPILED = {
-    "broker": "coordinators dispatch fetch fetch_look fetcher partition partitions produce state upkeep wiring",
+    "broker": "coordinators dispatch fetch fetch_look fetcher open_fetch partition partitions produce state upkeep wiring",
     "client": "accumulator alone async_link batch_outcomes collector loop_lease metadata partitioning produce_requests "
     "sender stand_in topic_board",
     "net": "async_client server",
     "protocol": "connection frames",
     "record": "checksum codec few_checks few_records header validate",
     "replica": "fetch_session leader purgatory replica",
-    "storage": "append_plan disk hot_batches log log_appends log_durability log_state open_files segment segment_chain "
-    "transactions",
+    "storage": "append_plan disk hot_batches log log_appends log_durability log_state open_files plain_append "
+    "segment segment_chain transactions",
 }
 
 #: What the check of the sources asks is not asked again, perhaps with another Python and other releases of packages.

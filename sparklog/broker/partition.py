@@ -11,7 +11,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 import msgspec
 import pyarrow as pa
@@ -155,7 +155,7 @@ class Partition:
         self._append_time_us: dict[int, int] = {}
         self._incoming: tuple[memoryview, memoryview] | None = None
         self._append_refused: BrokerError | None = None
-        self._verdicts: list[FetchVerdict] = []
+        self._verdict: FetchVerdict | None = None
         self._next_ticket = 0
 
     # --- what the broker tells it ---
@@ -204,11 +204,12 @@ class Partition:
 
     def follower_fetched(self, event: FollowerFetched) -> FetchVerdict:
         """What to answer a follower: records, an error, or where its log diverges."""
-        self._verdicts.clear()
+        self._verdict = cast("FetchVerdict | None", None)  # which the step replaces
         self.step(event)
-        if not self._verdicts:
+        verdict = self._verdict
+        if verdict is None:
             return RefuseFetch(ErrorCode.NOT_LEADER_OR_FOLLOWER, f"{self.tp}: this replica is {self.replica.role}")
-        return self._verdicts.pop()
+        return verdict
 
     def leader_answered(self, event: LeaderAnswered, headers: memoryview, bodies: memoryview) -> BrokerError | None:
         """Take over what the leader sent for this partition. Returns why its batches were not taken, or None."""
@@ -389,7 +390,7 @@ class Partition:
         self._surroundings.log_end_moved(self)
 
     def _take_verdict(self, effect: FetchVerdict) -> None:
-        self._verdicts.append(effect)
+        self._verdict = effect
 
     def _report_bad_decision(self, effect: ReportBadDecision) -> None:
         self._surroundings.bad_decision(self, effect.detail)

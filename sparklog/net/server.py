@@ -51,7 +51,7 @@ class _Budget:
 
     def take(self, size: int) -> None:
         used = self.used = self.used + size
-        if used > self.peak:
+        if used > self.peak:  # noqa: PLR1730 - hot
             self.peak = used
         self.exhausted = used >= self.limit
 

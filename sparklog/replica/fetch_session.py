@@ -167,6 +167,9 @@ class SessionCache:
             BrokerError: FETCH_SESSION_ID_NOT_FOUND or INVALID_FETCH_SESSION_EPOCH; the fetcher starts a new session.
                 THROTTLING_QUOTA_EXCEEDED when all sessions together would hold too many partitions.
         """
+        session = self._gone_on(fetch, now_ms, line)
+        if session is not None:
+            return FetchContext(session, fetch.partitions)
         if fetch.session_epoch == SESSIONLESS:
             self._close_own(fetch)
             return FetchContext(None, fetch.partitions)
@@ -243,6 +246,34 @@ class SessionCache:
 
     def _sessions_of(self, fetch: Fetch) -> OrderedDict[int, FetchSession]:
         return self._consumers if fetch.replica_id == CONSUMER else self._followers
+
+    def _gone_on(self, fetch: Fetch, now_ms: int, line: object) -> FetchSession | None:
+        """The session of a request that names one partition, of those that it has, anew: as the rest of ``begin`` does
+        it. None for any other, and for one that is to be refused: nothing was done."""
+        sessions = self._consumers if fetch.replica_id == CONSUMER else self._followers
+        session = sessions.get(fetch.session_id)
+        partitions = fetch.partitions
+        if (
+            session is None
+            or fetch.session_epoch != session.epoch
+            or len(partitions) != 1
+            or fetch.forgotten
+            or session.replica_id != fetch.replica_id
+            or session.incarnation != fetch.incarnation
+            or session.line is not line
+        ):
+            return None
+        wanted = partitions[0]
+        key = wanted.topic, wanted.partition
+        before = session.wanted.get(key)
+        if before is None or before.leader_epoch != wanted.leader_epoch or before.topic_id != wanted.topic_id:
+            return None
+        session.epoch += 1
+        session.used_ms = now_ms
+        sessions.move_to_end(session.session_id)
+        session.wanted[key] = wanted
+        session.due[key] = None
+        return session
 
     def _resume(self, fetch: Fetch, now_ms: int) -> FetchSession:
         sessions = self._sessions_of(fetch)

@@ -460,8 +460,3 @@ class Leader:
         if now_ms >= self.check_ms:
             self.reconsider(effects, now_ms)
         return effects
-
-    def next_deadline_ms(self) -> int:
-        """When something is to be looked at; NEVER: no need."""
-        check_ms, earliest_ms = self.check_ms, self.purgatory.earliest_ms
-        return check_ms if check_ms < earliest_ms else earliest_ms

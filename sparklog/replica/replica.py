@@ -211,7 +211,9 @@ class Replica:
         role = self._role
         if not isinstance(role, Leader):
             return None
-        deadline_ms = role.next_deadline_ms()
+        deadline_ms, earliest_ms = role.check_ms, role.purgatory.earliest_ms
+        if earliest_ms < deadline_ms:  # noqa: PLR1730 - hot
+            deadline_ms = earliest_ms
         return None if deadline_ms == NEVER else deadline_ms
 
     @property

@@ -165,7 +165,8 @@ class ProducerTable:
             return None
         entry = self._entries.get(producer_id)
         if entry is not None and entry.epoch == header.producer_epoch and entry.batches:
-            if first == (entry.batches[-1].last_sequence + 1) % _SEQUENCES:  # as nearly all are: next in line
+            next_in_line = (entry.batches[-1].last_sequence + 1) % _SEQUENCES
+            if first == next_in_line:  # as nearly all are
                 return None
         return check_sequence(entry, header)
 
@@ -201,7 +202,7 @@ class ProducerTable:
             self.transactions.appended(header)
 
     def record_plain(self, header: BatchHeader, base_offset: int, append_time: int) -> None:
-        """As ``record``, of a batch that is neither a marker nor in a transaction, from the header that it came with."""
+        """As ``record``, of a batch that is neither a marker nor in a transaction; ``header`` as it came."""
         producer_id = header.producer_id
         if producer_id != NO_PRODUCER and header.first_sequence >= 0:
             entries = self._entries

@@ -11,7 +11,7 @@ from typing import cast
 
 import pytest
 
-from sparklog.broker import fetch
+from sparklog.broker import fetch, open_fetch
 from sparklog.broker.control import handle_control_update
 from sparklog.broker.fetch import Fetches, handle_fetch
 from sparklog.broker.fetch_look import follower_has_all, look_for_follower
@@ -161,7 +161,8 @@ def test_a_session_s_next_request_waits_for_its_own_time(tmp_path: Path, first_m
 def test_a_timer_that_comes_a_moment_early_is_not_set_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It would come at once, and again, until the time is there: eight times for each long poll."""
     now_s = 1000.0
-    monkeypatch.setattr(fetch, "time", SimpleNamespace(monotonic=lambda: now_s))
+    for module in (fetch, open_fetch):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now_s))
 
     async def scenario(broker: BrokerState, partition: Partition) -> None:
         nonlocal now_s

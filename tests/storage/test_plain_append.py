@@ -77,7 +77,7 @@ class Pair:
         return real(log) if self.short else None
 
     def _step(self, kind: str, wanted: Any, number: int) -> None:
-        leader, follower = self.logs
+        leader = self.logs[0]
         if kind == "append":
             self.epoch += number
             self._append(self._built(wanted))

@@ -1,0 +1,289 @@
+"""One fetch request that is open: when it looks at its partitions, and when it is answered with what.
+
+It looks at a partition once, and again only when the partition says that something moved. Two ways are shorter, for a
+follower whose only partition is due, as it is where latency counts: to wait at the log's end, and to get what came.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable
+
+from sparklog.broker.fetch_look import Look, follower_has_all, look_for_consumer
+from sparklog.broker.partition import FetchVerdict, Partition
+from sparklog.broker.state import BrokerState
+from sparklog.errors import ErrorCode
+from sparklog.net.server import ServerConnection
+from sparklog.protocol.frames import Buffer
+from sparklog.protocol.messages import CONSUMER, ErrorReply, Fetch, FetchedPartition, FetchPartition, FetchReply
+from sparklog.replica.fetch_session import FULL, FetchContext, Key
+
+_log = logging.getLogger(__name__)
+
+#: A follower learns of a moved high watermark this late at most, unless records take the news along earlier.
+_MARK_LINGER_S = 0.01
+_MAX_WAIT_MS = 60_000
+
+
+class OpenFetch:
+    """One fetch request from arrival to reply. Owner: ``Fetches``."""
+
+    __slots__ = (
+        "_broker",
+        "_looks",
+        "_max_bytes",
+        "_stale",
+        "connection",
+        "context",
+        "done",
+        "due_s",
+        "is_to_look",
+        "number",
+        "of_follower",
+        "request",
+        "verdicts",
+    )
+
+    def __init__(
+        self, broker: BrokerState, connection: ServerConnection, number: int, *, request: Fetch, context: FetchContext
+    ) -> None:
+        self._broker = broker
+        self.connection = connection
+        #: Its session's id: of a session one fetch waits at most. Below 0 without a session.
+        self.number = number
+        self.request = request
+        self.context = context
+        #: What the leader's replicas said to the positions named in this request; ServeFetch is not kept.
+        self.verdicts: dict[Key, FetchVerdict] = {}
+        self.done = False
+        #: When it is answered with what there is; monotonic time.
+        self.due_s = math.inf
+        self.of_follower = request.replica_id != CONSUMER
+        #: What an answer may hold in all, whatever is asked for: it is put together in memory.
+        limit = broker.config.replica_fetch_response_max_bytes if self.of_follower else broker.config.fetch_max_bytes
+        self._max_bytes = min(request.max_bytes, limit)
+        self._looks: dict[Key, Look] = {}
+        self._stale: dict[Key, FetchPartition] = {}
+        #: It looks again on the next turn of the loop.
+        self.is_to_look = False
+
+    def begin(self, served: Partition | None) -> None:
+        """Answer now if there is a reason to, else wait. ``served``: the one partition that a follower has just named,
+        if its leader takes its position for granted."""
+        if served is not None and self._waits_at_end(served):
+            return
+        self._stale = self.context.due()
+        has_news = self._has_only_marks()
+        if self.request.max_wait_ms <= 0:
+            self._complete()
+            return
+        if has_news is None and self._enough():
+            self._answer()
+            return
+        wait_s = min(self.request.max_wait_ms, _MAX_WAIT_MS) / 1000
+        if self.of_follower and (self._has_news() if has_news is None else has_news):
+            wait_s = min(wait_s, _MARK_LINGER_S)
+        self._answer_after(wait_s)
+
+    def _waits_at_end(self, partition: Partition) -> bool:
+        """As the rest of ``begin`` does it for a follower that has all there is in the only partition that is due, as
+        it is after nearly every batch. False for any other: nothing was done."""
+        request, session = self.request, self.context.session
+        if session is None or len(session.due) != 1 or request.session_epoch == FULL or request.max_wait_ms <= 0:
+            return False
+        wanted, log = self.context.named[0], partition.log
+        if (
+            wanted.fetch_offset != log.log_end_offset
+            or wanted.last_epoch != log.last_epoch
+            or wanted.columns is not None
+        ):
+            return False
+        key = wanted.topic, wanted.partition
+        self._stale[key] = wanted
+        wait_s = min(request.max_wait_ms, _MAX_WAIT_MS) / 1000
+        if (
+            session.told.get(key) != (partition.replica.high_watermark, log.log_start_offset)
+            and wait_s > _MARK_LINGER_S
+        ):
+            wait_s = _MARK_LINGER_S
+        self._answer_after(wait_s)
+        return True
+
+    def _has_only_marks(self) -> bool | None:
+        """Whether marks have moved for a follower that has all there is in what it names, and nothing to be told but
+        marks: found with less than a look takes, since it is so after nearly every batch. None for any other."""
+        if not self.of_follower or self.verdicts or self.request.session_epoch == FULL:
+            return None
+        hosted, have_moved = self._broker.partitions, False
+        for key, wanted in self._stale.items():
+            partition = hosted.get(key)
+            if partition is None or not follower_has_all(partition, wanted):
+                return None
+            if not have_moved:
+                start = partition.log.log_start_offset
+                have_moved = self.context.marks_moved(key, partition.replica.high_watermark, start)
+        return have_moved
+
+    def moved(self, key: Key, wanted: FetchPartition) -> None:
+        """This partition is worth another look."""
+        self._stale[key] = wanted
+
+    def look_soon(self) -> None:
+        """Look again on the next turn of the loop: there may be enough now."""
+        if not (self.is_to_look or self.done):
+            self.is_to_look = True
+            self._broker.fetches.look_soon(self)
+
+    def answer_shortly(self) -> None:
+        """Answer with what there is once the linger is over."""
+        self._answer_after(_MARK_LINGER_S)
+
+    def _answer_after(self, delay_s: float) -> None:
+        due_s = time.monotonic() + delay_s
+        if due_s < self.due_s and not self.done:
+            self.due_s = due_s
+            self._broker.fetches.answer_in_time(self)
+
+    def complete(self) -> None:
+        """Answer with what there is."""
+        self._guarded(self._complete)
+
+    def _guarded(self, work: Callable[[], None]) -> None:
+        """Called by timers, which nobody could tell of an error: whoever waits must be answered all the same."""
+        if self.done:
+            return
+        try:
+            work()
+        except Exception as error:
+            self._broker.counters["requests.failed"] += 1
+            _log.exception("fetch of %s failed", self.connection.peer)
+            self.abandon()
+            detail = f"{type(error).__name__}: {error}"
+            self.connection.reply(ErrorReply(self.request.cid, ErrorCode.UNKNOWN_SERVER_ERROR, detail))
+
+    def _complete(self) -> None:
+        self._look()
+        self._answer()
+
+    def _answer(self) -> None:
+        """With what was found."""
+        self.abandon()
+        results: list[FetchedPartition] = []
+        body: list[Buffer] = []
+        body_bytes = 0
+        for look in self._looks.values():
+            results.append(look.result)
+            if look.records is not None:
+                body.append(look.records.headers)
+                body += look.records.bodies
+                body_bytes += look.size
+                if look.result.stored_bytes:
+                    self._count_projected(look.result)
+        self._broker.counters["fetch.follower.bytes" if self.of_follower else "fetch.consumer.bytes"] += body_bytes
+        self.connection.reply(self.context.reply(results, self.request.cid), body)
+
+    def _count_projected(self, result: FetchedPartition) -> None:
+        counters = self._broker.counters
+        counters["fetch.projected.batches"] += result.batch_count
+        counters["fetch.projected.stored.bytes"] += result.stored_bytes
+        counters["fetch.projected.sent.bytes"] += result.body_bytes
+
+    def abandon(self) -> None:
+        """No answer any more: it was given, or nobody waits for it."""
+        self.done = True
+        self._broker.fetches.forget(self)
+
+    def look_again(self) -> None:
+        """Answer if there is enough now."""
+        self.is_to_look = False
+        self._guarded(self._reconsider)
+
+    def _reconsider(self) -> None:
+        if self.of_follower and self._answers_alone():
+            return
+        if self._enough():
+            self._answer()
+        elif self.of_follower and self._has_news():
+            self.answer_shortly()
+
+    def _answers_alone(self) -> bool:
+        """As the rest of ``_reconsider`` does it where a follower gets records of the only partition there is to look
+        at. False for any other: nothing was done but to look."""
+        session, stale, request = self.context.session, self._stale, self.request
+        if session is None or self._looks or len(stale) != 1 or len(session.due) != 1:
+            return False
+        fetches = self._broker.fetches
+        ((key, wanted),) = stale.items()  # which is what is due
+        look = fetches.look_for_follower(
+            self._broker.partitions,
+            wanted,
+            verdict=self.verdicts.get(key),
+            max_bytes=self._max_bytes,
+            isolation=request.isolation,
+        )
+        records, result = look.records, look.result
+        if look.urgent or records is None or look.size < request.min_bytes or key not in session.wanted:
+            self._looks[key] = look
+            stale.clear()
+            return False
+        self.done = True
+        fetches.forget(self)
+        self._broker.counters["fetch.follower.bytes"] += look.size
+        # It stays due, as the only one.
+        session.told[key] = result.high_watermark, result.log_start_offset
+        reply = FetchReply(request.cid, ErrorCode.NONE, session.session_id, (result,))
+        self.connection.reply(reply, (records.headers, *records.bodies))
+        return True
+
+    def _look(self) -> bool:
+        """Look at all partitions that are new or moved. What the size limit leaves no room for is not looked at, and
+        stays due in its session.
+
+        Nothing is looked at, and False is returned, while a consumer does not read what it has been answered: each of
+        the fetches that wait on its connection would put an answer into memory. It asks again when it has read.
+        """
+        looks = self._looks
+        if not (self.of_follower or self.connection.writable):
+            looks.clear()
+            return False
+        if not self._stale:
+            return True
+        stale, self._stale = self._stale, {}
+        left = self._max_bytes
+        if looks:
+            for key in stale:
+                looks.pop(key, None)
+            left -= sum(look.cost for look in looks.values())
+        look_at = self._broker.fetches.look_for_follower if self.of_follower else look_for_consumer
+        for key, wanted in stale.items():
+            if left <= 0:
+                self._stale[key] = wanted
+                continue
+            look = looks[key] = look_at(
+                self._broker.partitions,
+                wanted,
+                verdict=self.verdicts.get(key),
+                max_bytes=left,
+                isolation=self.request.isolation,
+            )
+            left -= look.cost
+        return True
+
+    def _enough(self) -> bool:
+        """Look; whether there is a reason to answer."""
+        if not self._look():
+            return True
+        size = 0
+        for look in self._looks.values():
+            if look.urgent:
+                return True
+            size += look.size
+        if size and (size >= self.request.min_bytes or self._stale):
+            return True
+        # A follower's new session is answered at once: only then can it add partitions while a request waits.
+        return self.of_follower and self.request.session_epoch == FULL
+
+    def _has_news(self) -> bool:
+        return any(self.context.has_news(look.result) for look in self._looks.values())
