@@ -18,7 +18,8 @@ from pathlib import Path
 from setuptools import setup
 
 COMPILED = {
-    "broker": "coordinators dispatch fetch fetch_look fetcher open_fetch partition partitions produce state upkeep wiring",
+    "broker": "coordinators dispatch fetch fetch_look fetcher open_fetch partition partitions produce state upkeep "
+    "wiring",
     "client": "accumulator alone async_link batch_outcomes collector loop_lease metadata partitioning produce_requests "
     "sender stand_in topic_board",
     "net": "async_client server",

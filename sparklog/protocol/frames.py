@@ -94,8 +94,8 @@ class FrameDecoder:
         return _body_start(PREFIX.unpack_from(self._large)[1]) < len(self._large)
 
     def alone(self, count: int) -> Frame | None:
-        """As ``buffer_updated`` where the bytes are one frame and nothing else, as mostly where latency counts. None for
-        any other: then ``buffer_updated`` is to be told of them."""
+        """As ``buffer_updated`` where the bytes are one frame and nothing else, as mostly where latency counts. None
+        for any other: then ``buffer_updated`` is to be told of them."""
         if self._end or self._large is not None or not PREFIX_BYTES <= count <= self._limit:
             return None
         length, header_length = PREFIX.unpack_from(self._scratch)

@@ -263,7 +263,7 @@ class Log:
             self._carry_out(runs, runs[-1].headers[-1].append_time)
         return state.log_end_offset
 
-    def known(self, batches: Sequence[tuple[BatchHeader, Buffer]]) -> Sequence[OffsetRange]:
+    def known(self, batches: Sequence[tuple[BatchHeader, Buffer]]) -> list[OffsetRange]:
         """Offsets of the first batches, as far as they are in the log already: a retry is answered as such before its
         content is checked against a schema that may have moved on. Raises BrokerError as ``append_as_leader``."""
         return self._state.producers.known(batches, self.tp)

@@ -147,7 +147,7 @@ class ProducerTable:
     def entries(self) -> Iterable[ProducerEntry]:
         return self._entries.values()
 
-    def known(self, batches: Sequence[tuple[BatchHeader, object]], tp: TopicPartition) -> Sequence[OffsetRange]:
+    def known(self, batches: Sequence[tuple[BatchHeader, object]], tp: TopicPartition) -> list[OffsetRange]:
         """Offsets of the first of these batches, as far as they are in the log already: a prefix, since a retry begins
         with the oldest batch. ``tp`` is for the error.
 
@@ -156,7 +156,7 @@ class ProducerTable:
         """
         if len(batches) == 1:
             earlier = self._earlier(batches[0][0])
-            return () if earlier is None else (earlier,)
+            return [] if earlier is None else [earlier]
         return self._known_of_several(batches, tp)
 
     def _earlier(self, header: BatchHeader) -> OffsetRange | None:
