@@ -42,6 +42,7 @@ class Fetches:
     def __init__(self, broker: BrokerState, sessions: SessionCache) -> None:
         self._broker = broker
         self._sessions = sessions
+        self._holders = sessions.holders
         #: By number.
         self._waiting: dict[int, OpenFetch] = {}
         #: Fetches without a session, by partition.
@@ -237,12 +238,18 @@ class Fetches:
 
     def log_end_moved(self, partition: Partition) -> None:
         """There is more for followers."""
+        self._seen = None
+        if partition.tp not in self._holders and partition.tp not in self._sessionless:
+            return  # nobody wants it
         for fetch in self._concerned(partition):
             if fetch.of_follower:
                 fetch.look_soon()
 
     def high_watermark_moved(self, partition: Partition) -> None:
         """There is more for consumers; followers hear of it with the next records, or shortly."""
+        self._seen = None
+        if partition.tp not in self._holders and partition.tp not in self._sessionless:
+            return  # nobody wants it
         for fetch in self._concerned(partition):
             if fetch.of_follower:
                 fetch.answer_shortly()

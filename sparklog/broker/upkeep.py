@@ -92,9 +92,9 @@ class Upkeep:
 
     def committed(self, partition: Partition) -> None:
         """The high watermark moved: a rolled segment may have become complete, or one begun with a new schema."""
-        if self._closed:
-            return
         durability = partition.log.durability
+        if self._closed or not durability.may_be_due:
+            return  # as after nearly every append
         schemas = durability.schemas_due()
         if schemas is not None:
             self._broker.spawn(self._store_schemas(partition, schemas), f"schemas of {partition.tp}")

@@ -44,12 +44,14 @@ def _body_start(header_length: int) -> int:
 def encode_frame(header: bytes, body: Sequence[Buffer] = ()) -> list[Buffer]:
     """Return buffers to be sent in order; large body parts are passed through without a copy."""
     header_bytes = len(header)
+    if not body:
+        return [PREFIX.pack(PREFIX_BYTES - 4 + header_bytes, header_bytes) + header]
     body_bytes = 0
     for part in body:
         body_bytes += len(part) if isinstance(part, bytes) else memoryview(part).nbytes
     if not body_bytes:
         return [PREFIX.pack(PREFIX_BYTES - 4 + header_bytes, header_bytes) + header]
-    start = _body_start(header_bytes)
+    start = (PREFIX_BYTES + header_bytes + 7) & ~7
     prefix = PREFIX.pack(start - 4 + body_bytes, header_bytes)
     padding = _ZEROS[: start - PREFIX_BYTES - header_bytes]
     if body_bytes <= _JOIN_BYTES:

@@ -153,7 +153,8 @@ class SessionCache:
         #: by id, the longest unused first
         self._followers: OrderedDict[int, FetchSession] = OrderedDict()
         self._consumers: OrderedDict[int, FetchSession] = OrderedDict()
-        self._holders: dict[Key, dict[int, FetchSession]] = {}
+        #: sessions that want a partition, by their ids
+        self.holders: dict[Key, dict[int, FetchSession]] = {}
         #: sessions by the connection they were last used on
         self._by_line: dict[object, dict[int, FetchSession]] = {}
 
@@ -197,7 +198,7 @@ class SessionCache:
         for partition in fetch.partitions:
             key = (partition.topic, partition.partition)
             if session.take(key, partition):
-                self._holders.setdefault(key, {})[session.session_id] = session
+                self.holders.setdefault(key, {})[session.session_id] = session
                 self._partitions += 1
         if session.line is not line:
             self._move(session, line)
@@ -205,7 +206,7 @@ class SessionCache:
 
     def wake(self, key: Key) -> list[FetchSession]:
         """Records came or a mark moved: make the partition due. Returns the sessions whose long poll may end now."""
-        holders = self._holders.get(key)
+        holders = self.holders.get(key)
         if holders is None:
             return []
         woken = list(holders.values())
@@ -307,11 +308,11 @@ class SessionCache:
         return False
 
     def _release(self, key: Key, session_id: int) -> None:
-        holders = self._holders.get(key)
+        holders = self.holders.get(key)
         if holders is not None:
             holders.pop(session_id, None)
             if not holders:
-                del self._holders[key]
+                del self.holders[key]
 
     def _move(self, session: FetchSession, line: object) -> None:
         """Note the other connection a session is used on, None for none."""

@@ -170,9 +170,12 @@ class Log:
     def set_high_watermark(self, high_watermark: int) -> None:
         """Everything below is committed and may be served; bounded by the log's ends."""
         state = self._state
-        state.high_watermark = committed = min(max(high_watermark, state.log_start_offset), state.log_end_offset)
-        state.served_end = max(state.served_end, committed)
-        state.producers.transactions.committed_below(committed)
+        if not state.log_start_offset <= high_watermark <= state.log_end_offset:
+            high_watermark = min(max(high_watermark, state.log_start_offset), state.log_end_offset)
+        state.high_watermark = high_watermark
+        if high_watermark > state.served_end:
+            state.served_end = high_watermark
+        state.producers.transactions.committed_below(high_watermark)
 
     def add_schema(self, schema: TopicSchema) -> None:
         """Learn a schema before batches of it come. Known ids are left as they are."""

@@ -35,6 +35,12 @@ class LogDurability:
         chain = self._state.chain
         return chain.sealed_prefix < len(chain.segments) - 1 or self._lacks_schema()
 
+    @property
+    def may_be_due(self) -> bool:
+        """False: ``seals_due`` and ``schemas_due`` have nothing."""
+        state = self._state
+        return bool(state.directory.unstored) or state.chain.sealed_prefix < len(state.chain.segments) - 1
+
     # --- seals ----------------------------------------------------------------------------------------------------
 
     def seals_due(self) -> list[SealJob]:

@@ -91,10 +91,10 @@ def append_as_follower(log: LogState, packed: bytes | memoryview, body: memoryvi
 def _growing(log: LogState) -> Segment | None:
     """The segment that such a batch would go to."""
     segments = log.chain.segments
-    if not segments or log.closed or log.log_start_offset == log.log_end_offset:
+    if not segments or log.closed:
         return None
     last = segments[-1]
-    return None if last.sealed or last.cleaned else last
+    return None if last.sealed or last.cleaned or log.log_start_offset == last.end_offset else last
 
 
 def _append(
