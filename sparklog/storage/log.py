@@ -173,7 +173,7 @@ class Log:
         if not state.log_start_offset <= high_watermark <= state.log_end_offset:
             high_watermark = min(max(high_watermark, state.log_start_offset), state.log_end_offset)
         state.high_watermark = high_watermark
-        if high_watermark > state.served_end:
+        if high_watermark > state.served_end:  # noqa: PLR1730 - hot
             state.served_end = high_watermark
         state.producers.transactions.committed_below(high_watermark)
 
