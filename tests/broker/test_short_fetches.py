@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from sparklog.broker.open_fetch import OpenFetch
@@ -58,6 +58,8 @@ def _answers(script: list[tuple[str, int]], *, short: bool) -> list[object]:
                 partition.advance_log_start(partition.replica.high_watermark)
                 broker.fetches.log_start_moved(partition)
             found.append(sorted((number, reply) for number, (reply, _) in line.answers.items()))
+            sessions = broker.fetches._sessions._followers.values()
+            found.append([(dict(one.told), list(one.due), one.epoch) for one in sessions])
         found.append((partition.log.log_end_offset, partition.replica.high_watermark, dict(broker.counters)))
 
     with tempfile.TemporaryDirectory() as path, _way(short=short):
@@ -92,6 +94,7 @@ class _Both:
 
 
 @settings(max_examples=30, deadline=None)
+@example(script=[("produce", 1), ("ask", 0), ("produce", 1), ("turn", 0), ("ask", 0), ("linger", 0)])
 @given(script=steps)
 def test_the_short_ways_answer_what_the_long_ones_do(script: list[tuple[str, int]]) -> None:
     assert _answers(script, short=True) == _answers(script, short=False)

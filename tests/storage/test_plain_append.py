@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from sparklog.errors import BrokerError
 from sparklog.record.codec import NO_TIMESTAMP
-from sparklog.record.header import HEADER_BYTES
+from sparklog.record.header import HEADER_BYTES, unpack_header
 from sparklog.storage import plain_append
 from sparklog.storage.log import Log
 from sparklog.testing.sim_disk import SimDisk
@@ -36,10 +36,17 @@ steps = st.one_of(
     st.tuples(st.just("marker"), st.just(None), st.just(0), st.just(1)),
     st.tuples(st.just("full"), appends, st.integers(0, 600), st.just(1)),
     st.tuples(st.just("damaged"), appends, st.integers(0, 200), st.just(1)),
+    st.tuples(st.just("lying"), appends, st.integers(0, 9), st.just(1)),
     st.tuples(st.just("cut"), st.just(None), st.integers(0, 6), st.just(1)),
     st.tuples(st.just("start"), st.just(None), st.integers(0, 6), st.just(1)),
     st.tuples(st.just("close files"), st.just(None), st.just(0), st.just(0)),
 )
+#: What a leader may say that does not fit; and the batch is sound in itself.
+_LIES = [
+    {name: change}
+    for name in ("base_offset", "position", "running_max", "leader_epoch", "schema_id")
+    for change in (-1, 1)
+]
 topics = st.fixed_dictionaries(
     {
         "segment_bytes": st.sampled_from([1400, 4096, 1 << 20]),
@@ -92,6 +99,8 @@ class Pair:
             self.disks[0].capacity_bytes = None
         elif kind == "damaged":
             self._append(self._built(wanted), damaged_at=number)
+        elif kind == "lying":
+            self._append(self._built(wanted), lie=_LIES[number])
         elif kind == "cut":
             for log in self.logs:
                 self.said.append(log.truncate(max(leader.log_end_offset - number, 0)))
@@ -114,7 +123,7 @@ class Pair:
             self.sequences[producer] = sequence + wanted["count"]
         return built
 
-    def _append(self, one: Batch, *, damaged_at: int | None = None) -> None:
+    def _append(self, one: Batch, *, damaged_at: int | None = None, lie: dict[str, int] | None = None) -> None:
         leader, follower = self.logs
         self.last = one
         try:
@@ -130,6 +139,10 @@ class Pair:
             bodies = b"".join(bytes(body) for body in found.bodies)
             if damaged_at is not None:
                 self._refused(found.headers, bodies, damaged_at)
+            if lie is not None:
+                self._lied_to(found.headers, bodies, lie)
+                lie = None
+                continue
             try:
                 self.said.append(follower.append_as_follower(found.headers, memoryview(bodies)))
             except BrokerError as error:  # a cut has parted the two
@@ -147,6 +160,16 @@ class Pair:
             self.said.append(str(error))
         else:
             raise AssertionError(f"damaged in byte {at % len(whole)}, and appended")
+
+    def _lied_to(self, headers: bytes, bodies: bytes, lie: dict[str, int]) -> None:
+        """What is taken is taken by both ways."""
+        header = unpack_header(headers)
+        [(name, change)] = lie.items()
+        packed = header._replace(**{name: getattr(header, name) + change}).pack()
+        try:
+            self.said.append(self.logs[1].append_as_follower(packed, memoryview(bodies)))
+        except BrokerError as error:
+            self.said.append(str(error))
 
     def state(self) -> list[object]:
         return [self.said, *map(_state, self.logs)]
