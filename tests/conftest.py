@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from xdist.scheduler import LoadScopeScheduling
+from xdist.workermanage import WorkerController
 
 from sparklog.record import header
 from tests import spark_classes
@@ -24,6 +26,10 @@ os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executa
 os.environ.update(spark_classes.environment())
 if os.environ.get("SPARKLOG_TESTED") == "compiled":
     assert str(header.__file__).startswith(str(ROOT)) and not header.__file__.endswith(".py"), header.__file__
+else:
+    # A shell that keeps no bytecode would have each of the hundreds of processes compile all that it imports.
+    sys.dont_write_bytecode = False
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # A developer's own Spark, and defaults meant for one shell, must not decide what a test sees.
 for name in ("SPARK_HOME", "PYSPARK_SUBMIT_ARGS", "SPARKLOG_BOOTSTRAP", "SPARKLOG_BOOTSTRAP_SERVERS"):
     os.environ.pop(name, None)
@@ -41,6 +47,7 @@ GROUPS = {
     "spark/test_streams.py": "streams",
     "spark/test_killed_writes.py": "streams",
     "delta/test_archive.py": "delta, archive",
+    "packaging/test_compiled.py": "compiled",
     "delta/test_upsert.py": "delta, upsert",
     "delta/test_history.py": "delta, history",
     "delta/test_maintenance.py": "delta, maintenance",
@@ -67,10 +74,31 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeSch
 
 
 class _Groups(LoadScopeScheduling):  # type: ignore[misc]
-    """Hands out whole groups. xdist's own marks for that are lost on this pytest."""
+    """Hands out whole groups. xdist's own marks for that are lost on this pytest.
+
+    A process that comes from a group gets the first one of the same directory, if there is one left: what that
+    directory's tests share (a Spark session with all that its JVM has loaded and compiled, a cluster) is there already,
+    and would else be started in every process."""
 
     def _split_scope(self, nodeid: str) -> str:
         return _group(nodeid)
+
+    def _assign_work_unit(self, node: WorkerController) -> None:
+        had = self.assigned_work.get(node)
+        if had:
+            self._to_the_front(_directory(had[next(reversed(had))]))
+        super()._assign_work_unit(node)
+
+    def _to_the_front(self, directory: str) -> None:
+        for name, tests in self.workqueue.items():
+            if _directory(tests) == directory:
+                self.workqueue.move_to_end(name, last=False)
+                return
+
+
+def _directory(tests: Iterable[str]) -> str:
+    """Of a group's first test."""
+    return next(iter(tests)).rpartition("::")[0].rpartition("/")[0]
 
 
 def _group(nodeid: str) -> str:

@@ -7,6 +7,7 @@ of the project, of storage and replication above all, run beside the compiled pa
 from __future__ import annotations
 
 import ast
+import compileall
 import os
 import shutil
 import signal
@@ -87,6 +88,7 @@ def test_a_compiled_install_passes_the_same_tests(tmp_path: Path) -> None:
     zipfile.ZipFile(str(wheel.root.filename)).extractall(site)
     compiled = {str(path.relative_to(site)).partition(".")[0] for path in site.glob("sparklog/**/*.so")}
     assert compiled == {str(path.relative_to(ROOT).with_suffix("")) for path in _compiled_modules()}
+    assert compileall.compile_dir(site / "sparklog", quiet=1), "else each process does, as none keeps bytecode"
     (site / "tests").symlink_to(ROOT / "tests")
     (site / "setup.cfg").symlink_to(ROOT / "setup.cfg")
     code, said = _run(site, "-m", "not alone", *_PASSED_BY_BOTH)
