@@ -116,7 +116,7 @@ def _append(
         )
     except (OSError, StorageError) as failure:
         raise failed(log, failure) from failure
-    log.clean = False
+    log.clean = log.untouched = False
     log.absence.last_progress_us = time.time_ns() // 1000
     log.producers.record_plain(header, base_offset, append_us)
     log.services.hot.add(log.hot, base_offset, HotBatch(packed, body))

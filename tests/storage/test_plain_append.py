@@ -126,6 +126,8 @@ class Pair:
     def _append(self, one: Batch, *, damaged_at: int | None = None, lie: dict[str, int] | None = None) -> None:
         leader, follower = self.logs
         self.last = one
+        for log in self.logs:
+            log.durability.await_sync()  # which is to hear that the log was written to
         try:
             self.said.append(leader.append_as_leader([one], leader_epoch=self.epoch, now_us=self.now_us))
         except BrokerError as error:
@@ -198,7 +200,7 @@ def _state(log: Log) -> list[object]:
     state = log._state
     return [
         (log.log_start_offset, log.log_end_offset, log.high_watermark, log.recovery_point, log.last_epoch),
-        (state.clean, state.absence.last_progress_us, state.epochs.entries, state.services.moved),
+        (state.clean, state.untouched, state.absence.last_progress_us, state.epochs.entries, state.services.moved),
         (log.durability._unflushed_records, log.durability._unflushed_since_us),
         (state.producers.state(), log.open_transactions(), state.services.hot.size_bytes),
         {base: (bytes(hot.header), bytes(hot.body)) for base, hot in state.hot.items()},
