@@ -43,7 +43,7 @@ class DurableAhead:
         if ahead is None:
             return
         await loop.run_in_executor(None, ahead.run)
-        ahead.finished()
         if self._directory.offline is None:
+            ahead.finished()
             with suppress(StorageError, OSError):
                 await loop.run_in_executor(None, self._directory.checkpoint_job())

@@ -405,7 +405,7 @@ class BrokerProcess:
         self._watchdog.stop()
         ahead: DurableAhead | None = None
         if self._registry is not None and self._ending is Ending.CONTROLLED:
-            if self._directory is not None:
+            if self._directory is not None and self._log_error is None:
                 ahead = DurableAhead(broker, self._directory)
             await hand_over(broker, goes_on=lambda: self._ending is Ending.CONTROLLED)
         relieved_ms = broker.now_ms()

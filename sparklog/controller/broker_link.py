@@ -121,6 +121,11 @@ class BrokerLink:
         return self._sent_partitions
 
     @property
+    def told_everything(self) -> bool:
+        """The update under way is of everything."""
+        return self.in_flight is not None and self._sent_full
+
+    @property
     def due_in_full(self) -> bool:
         """The next update is to tell everything."""
         return self._full

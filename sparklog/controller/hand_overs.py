@@ -16,9 +16,11 @@ from typing import NamedTuple
 
 from sparklog.controller.broker_link import BrokerLink
 from sparklog.controller.cluster_state import Partition
+from sparklog.model import LeaderAndIsr
 
 #: From when the new state is written until everybody is told of it, whoever has answered. Long: a slow broker becomes
-#: slower by followers that ask in vain, and one that hangs holds up the partition in any case, while it is in sync.
+#: slower by followers that ask in vain, and one that hangs holds up the partition in any case, while it is in sync. Who
+#: is not in sync is not waited for.
 _PATIENCE_MS = 1000
 
 
@@ -57,11 +59,11 @@ class HandOvers:
                 link.partitions_changed(partitions)
 
     def heard(self, partitions: Iterable[Partition]) -> None:
-        """Some broker has taken in what it was told of these."""
+        """Some broker has taken in what it was told of these. Of one that was told everything: ``brokers_changed``."""
         self._heard.update((p, None) for p in partitions if p in self._first or p in self._others)
 
     def brokers_changed(self) -> None:
-        """Brokers that were waited for may not be there any more."""
+        """Brokers that were waited for may not be there any more, or know all there is."""
         self._heard.update(dict.fromkeys(self._first))
         self._heard.update(dict.fromkeys(self._others))
 
@@ -95,7 +97,7 @@ class HandOvers:
         told: defaultdict[int, list[Partition]] = defaultdict(list)
         for partition in partitions:
             old_leader, end_ms = self._others[partition]
-            others = [broker_id for broker_id in partition.replicas if broker_id != old_leader]
+            others = [broker_id for broker_id in _stored(partition).isr if broker_id != old_leader]
             if now_ms >= end_ms or not self._owed(partition, others):
                 del self._others[partition]
                 told[old_leader].append(partition)
@@ -131,5 +133,9 @@ class HandOvers:
 
 
 def _leader(partition: Partition) -> int:
+    return _stored(partition).leader
+
+
+def _stored(partition: Partition) -> LeaderAndIsr:
     assert partition.stored is not None, f"{partition.tp} was led, and has no state"
-    return partition.stored.state.leader
+    return partition.stored.state

@@ -233,7 +233,10 @@ class Outbox:
             return Heard()
         match event.code:
             case ErrorCode.NONE:
-                self._hand_overs.heard(link.told)
+                if link.told_everything:
+                    self._hand_overs.brokers_changed()
+                else:
+                    self._hand_overs.heard(link.told)
                 reports, broken, again = _not_followed(event, state)
                 if again:
                     link.answered_in_part(again, now_ms)

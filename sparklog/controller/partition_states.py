@@ -91,7 +91,8 @@ class PartitionStates:
                 self._leaderships.elected_uncleanly(partition)
             before = partition.stored
             self.adopt(partition, VersionedState(write.state, version, write.leader_incarnation))
-            # Only who stops answers no write before its followers have it: of others what they take meanwhile is cut.
+            # Who stops answers no write before its followers have it: of others what they take meanwhile is cut. (An
+            # orphan that asks to be relieved says the same and answers acks=1 as ever: that may be cut.)
             if write.reason == election.MOVED and before is not None and before.state.leader in self._brokers.stopping:
                 moved.append((partition, before.state.leader))
             else:

@@ -134,9 +134,10 @@ class LogDurability:
             StorageError: the log directory must go offline.
         """
         self._unflushed_records += records
-        if self._unflushed_since_us < 0:
+        since_us = self._unflushed_since_us
+        if since_us < 0 or since_us > now_us:  # of a batch whose leader's clock was ahead
             self._unflushed_since_us = now_us
-            if self._state.config.flush_ms > 0:
+            if since_us < 0 and self._state.config.flush_ms > 0:
                 self._state.services.flush_later(self._state.tp)
         if 0 < self._state.config.flush_messages <= self._unflushed_records:
             self.flush()

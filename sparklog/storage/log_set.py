@@ -373,9 +373,9 @@ class LogDirectory:
 
     def sync_ahead(self) -> SyncAhead | None:
         """A round of making durable what is here, before a clean stop and while there is still work. None: of few logs
-        it does not pay. A disk tells once that it has lost something: then the directory is offline, and the stop not
-        clean."""
-        if not at_once(self._logs, self._disk, self._lock):
+        it does not pay. A disk tells once that it has lost something: then the directory is offline, the stop not
+        clean, and what another round would be told proves nothing."""
+        if self.offline is not None or not at_once(self._logs, self._disk, self._lock):
             return None
         return SyncAhead(self._logs.values(), disk=self._disk, handle=self._lock, failed=self._failed)
 

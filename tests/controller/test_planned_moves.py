@@ -168,6 +168,43 @@ def test_the_old_leader_is_told_though_a_follower_does_not_answer() -> None:
     assert [decision.partition for decision in world.held_updates[-1].update.partitions] == [0, 1]
 
 
+def test_the_old_leader_does_not_wait_for_a_replica_that_is_not_in_sync() -> None:
+    world = World(topic("t", (1, 2, 3)))
+    world.leader_writes_isr(TopicPartition("t", 0), 1, 2)
+    world.hold_updates = True
+    world.ask_to_stop(1)
+    told: list[int] = []
+    while 1 not in told:
+        assert world.held_updates, "nobody but 3 has anything to answer"
+        held, world.held_updates = world.held_updates, []
+        for update in held:
+            if update.update.partitions:
+                told.append(update.broker.broker_id)
+            if update.broker.broker_id != 3:  # which hangs
+                world.feed(UpdateAnswered(update.broker.broker_id, update.update_id, 0))
+    assert told == [2, 1]
+
+
+def test_a_successor_that_has_heard_everything_has_heard_of_the_move() -> None:
+    """It was told everything, in vain, and is told again: others go on when it answers, not when patience ends."""
+    world = World(topic("t", (1, 2, 3), (1, 2, 3)))
+    world.hold_updates = True
+    world.register(2, 2)
+    [full] = [update for update in world.held_updates if update.update.full]
+    world.leader_writes_isr(TopicPartition("t", 0), 1, 2, 3)
+    world.ask_to_stop(1)
+    world.held_updates.remove(full)
+    world.feed(UpdateLost(2, full.update_id))
+    began_ms = world.now_ms
+    while led(world, 1) or not world.controller.settled():
+        assert world.now_ms - began_ms < hand_overs._PATIENCE_MS / 2
+        world.advance(1)
+        world.hold_updates = True
+        held, world.held_updates = world.held_updates, []
+        for update in held:
+            world.feed(UpdateAnswered(update.broker.broker_id, update.update_id, 0))
+
+
 def test_all_hear_of_another_successor_when_the_first_is_gone() -> None:
     """Which may have been told, or not."""
     world = World(SIX)

@@ -114,7 +114,7 @@ def test_flush_by_count_and_by_time(disk: SimDisk) -> None:
 
 
 @pytest.mark.parametrize("by", ["time", "count"])
-def test_what_a_crash_left_to_the_page_cache_is_flushed_without_another_append(disk: SimDisk, by: str) -> None:
+def test_what_a_crash_left_to_the_page_cache_counts_for_flushes(disk: SimDisk, by: str) -> None:
     log = create_log(open_directory(disk=disk))
     fill(log, 2)
     disk.restart(page_cache_lost=False)
@@ -136,6 +136,17 @@ def test_what_a_crash_left_to_the_page_cache_is_flushed_without_another_append(d
     disk.restart(page_cache_lost=True)
     [found] = open_directory(disk=disk).load()
     assert read_numbers(found) == list(range(6 if by == "time" else 9))
+
+
+def test_what_a_crash_left_delays_no_flush_of_what_comes_though_its_time_is_in_the_future(disk: SimDisk) -> None:
+    """As that of a leader whose clock was ahead."""
+    append(create_log(open_directory(disk=disk)), batch(), now_us=900_000_000)
+    disk.restart(page_cache_lost=False)
+    [found] = open_directory(disk=disk).load()
+    found.config = config(flush_ms=10)
+    append(found, batch(), now_us=5_000_000)
+    assert not found.durability.flush_due(5_000_000 + 9_999)
+    assert found.durability.flush_due(5_000_000 + 10_000) is not None
 
 
 def test_a_log_that_was_stopped_cleanly_awaits_no_flush(disk: SimDisk) -> None:
