@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 from xdist.scheduler import LoadScopeScheduling
 from xdist.workermanage import WorkerController
 
@@ -37,6 +38,10 @@ for name in ("SPARK_HOME", "PYSPARK_SUBMIT_ARGS", "SPARKLOG_BOOTSTRAP", "SPARKLO
 if _kafka_jars := os.environ.get("SPARKLOG_KAFKA_JARS"):
     _names = ",".join(sorted(str(path) for path in Path(_kafka_jars, "spark").glob("*.jar")))
     os.environ["PYSPARK_SUBMIT_ARGS"] = f"--jars {_names} pyspark-shell"
+
+# Properties are checked without a time limit for each example: the machine is busy with other tests.
+settings.register_profile("without deadline", deadline=None)
+settings.load_profile("without deadline")
 
 #: What runs in one process when tests run in several: who shares a Spark session, or ports that a job takes unasked.
 #: Any other file is a group of its own. In this order, as long ones that begin last are waited for.
