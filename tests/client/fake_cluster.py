@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from sparklog.config import broker_config, in_force
 from sparklog.errors import BrokerError, ErrorCode
-from sparklog.model import BrokerEndpoint, TopicPartition
+from sparklog.model import NO_EPOCH, NO_LEADER, BrokerEndpoint, TopicPartition
 from sparklog.net.server import Server, ServerConnection, serve
 from sparklog.protocol.messages import (
     EARLIEST,
@@ -196,9 +196,21 @@ class FakeCluster:
 
     def stop(self, broker_id: int) -> None:
         broker = self.brokers[broker_id]
-        if broker.server is not None:
-            asyncio.run_coroutine_threadsafe(broker.server.close(), self.loop).result(30)
+        server = broker.server
+
+        async def close() -> None:
+            assert server is not None
+            # A socket that is accepted in the turn before its server is closed is left open by asyncio: so no more are
+            # accepted, and those that were are connections a few turns later.
+            for listening in server._server.sockets:
+                self.loop.remove_reader(listening.fileno())
+            for _ in range(3):
+                await asyncio.sleep(0)
+            await server.close()
             broker.server = None
+
+        if server is not None:
+            asyncio.run_coroutine_threadsafe(close(), self.loop).result(30)
 
     def records(self, topic: str) -> list[pa.RecordBatch]:
         """Everything in a topic, partition by partition."""
@@ -424,9 +436,17 @@ class _Handler:
                 )
                 results.append(ProduceResult(0, log.append(header, content), 0, 0))
             except BrokerError as error:
-                results.append(ProduceResult(int(error.code), -1, 0, 0, error.detail))
+                leader = self._leader_now(part.topic, part.partition, error.code)
+                results.append(ProduceResult(int(error.code), -1, 0, 0, error.detail, *leader))
         assert at == len(body)
         return results
+
+    def _leader_now(self, topic: str, partition: int, code: int) -> tuple[int, int]:
+        """Leader and epoch, as a broker names them that leads no more."""
+        if code != ErrorCode.NOT_LEADER_OR_FOLLOWER:
+            return NO_LEADER, NO_EPOCH
+        log = self.cluster.topics[topic].logs[partition]
+        return log.leader, log.epoch
 
     def _listed(self, part: Any, isolation: int) -> ListedOffset:
         try:
