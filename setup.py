@@ -20,8 +20,8 @@ from setuptools import setup
 COMPILED = {
     "broker": "coordinators dispatch fetch fetch_look fetcher open_fetch partition partitions produce state upkeep "
     "wiring",
-    "client": "accumulator alone async_link batch_outcomes collector loop_lease metadata partitioning produce_requests "
-    "sender stand_in topic_board",
+    "client": "accumulator alone async_link batch_outcomes collector lone_record loop_lease metadata partitioning "
+    "produce_requests sender stand_in topic_board",
     "net": "async_client server",
     "protocol": "connection frames",
     "record": "checksum codec few_checks few_records header validate",

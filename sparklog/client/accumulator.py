@@ -267,6 +267,7 @@ class Accumulator:
 
     def start(self, batch: ProducerBatch, broker_id: int) -> None:
         """What ``add`` and ``drain`` do for a batch that has its ``next_number``."""
+        assert not self.busy, "next_number said so"
         tp = batch.tp
         partition = self._partitions.get(tp)
         if partition is None:

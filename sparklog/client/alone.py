@@ -10,7 +10,6 @@ goes the usual way.
 from __future__ import annotations
 
 import functools
-import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -19,10 +18,11 @@ from sparklog.client.accumulator import Accumulator, BatchState, ProducerBatch
 from sparklog.client.async_link import AsyncLink
 from sparklog.client.batch_outcomes import Ticket
 from sparklog.client.collector import Record
+from sparklog.client.lone_record import LoneRecord
 from sparklog.client.loop_lease import LoopLease
 from sparklog.client.partitioning import ProducerTopic, partition_alone
 from sparklog.client.produce_requests import ProduceRequests, SentRequest
-from sparklog.client.results import BatchOutcome, Completion, Ending, RecordFuture, RecordMetadata, tell
+from sparklog.client.results import BatchOutcome, Completion, RecordFuture
 from sparklog.client.stand_in import StandIn
 from sparklog.errors import BrokerError
 from sparklog.model import TopicPartition
@@ -34,114 +34,18 @@ from sparklog.record.few_records import alone_body, alone_header
 
 #: A larger one is encoded as all others are: there, room for it is waited for.
 _MOST_BYTES = 64 * 1024
-#: Requests of a partition that are kept prepared.
-_MOST_PREPARED = 64
-
-
-class LoneRecord:
-    """What became of a record that is a batch of its own: what a ``RecordChunk`` is to many. Told in the thread that
-    acts for the producer's, asked in any."""
-
-    def __init__(self, owner: SendAlone, topic: str, partition: int, time_us: int) -> None:
-        self.lock = threading.Lock()
-        self.finished = Ending()
-        self._owner = owner
-        self._topic = topic
-        self._partition = partition
-        self._time_us = time_us
-        self._outcome: RecordMetadata | BaseException | None = None
-        self._listeners: list[Callable[[RecordMetadata | BaseException], None]] = []
-        self._error_seen = False
-
-    # --- what its future asks ---
-
-    def outcome(self, index: int) -> RecordMetadata | BaseException | None:
-        return self._outcome
-
-    def attend(self, index: int) -> RecordMetadata | BaseException | None:
-        if self._outcome is None:
-            self._owner.stand_in.attend(self._known)
-        return self._outcome
-
-    def _known(self) -> bool:
-        return self._outcome is not None
-
-    def hurry(self) -> None:
-        self._owner.lease.recall()
-
-    def listen(self, index: int, resolve: Callable[[RecordMetadata | BaseException], None]) -> None:
-        """As a chunk's. Looked at behind that, as the outcome is there before listeners are told: one of both is
-        seen."""
-        self._listeners.append(resolve)
-        outcome = self._outcome
-        if outcome is not None:
-            resolve(outcome)
-
-    def error_seen(self) -> None:
-        self._error_seen = True
-
-    # --- what the producer asks and tells ---
-
-    @property
-    def failed(self) -> bool:
-        return isinstance(self._outcome, BaseException)
-
-    @property
-    def error(self) -> BaseException | None:
-        return self._outcome if isinstance(self._outcome, BaseException) else None
-
-    def take_failure(self) -> BaseException | None:
-        if self._error_seen:
-            return None
-        self._error_seen = True
-        return self.error
-
-    def acknowledged(self, offset: int) -> None:
-        """It is in the log; ``tell`` follows."""
-        if self._outcome is None:
-            self._outcome = RecordMetadata(self._topic, self._partition, offset, self._time_us)
-
-    def batch_done(self, index: int, outcome: BatchOutcome) -> None:
-        if outcome.error is None:
-            self.acknowledged(outcome.base_offset)
-            self.tell()
-        else:
-            self.fail(outcome.error)
-
-    def fail(self, error: BaseException) -> None:
-        """Nothing more comes of it. Once is enough, and more is the same."""
-        if self._outcome is None:
-            self._outcome = error
-        self.tell()
-
-    def tell(self) -> None:
-        """Tell whoever waits, and then who would see to it that they are told. More than once is the same: an interrupt
-        may come in the middle of it."""
-        if self._listeners:
-            self._tell_listeners()
-        self.finished.end()
-        self._owner.ended(self)
-
-    def _tell_listeners(self) -> None:
-        outcome = self._outcome
-        assert outcome is not None
-        waiting = tuple(self._listeners)
-        for resolve in waiting:
-            tell(resolve, outcome)
-        del self._listeners[: len(waiting)]
+#: Requests that are kept prepared, of all partitions: some hundred bytes each.
+_MOST_PREPARED = 1024
 
 
 class _Way:
-    """Where records of a partition go by what is known of the cluster, and is as long as the link's version."""
+    """Where records of a partition go by what is known of the cluster."""
 
-    __slots__ = ("broker_id", "connection", "requests", "topic", "tp", "version")
+    __slots__ = ("broker_id", "connection", "requests", "topic", "tp")
 
-    def __init__(
-        self, tp: TopicPartition, topic: ProducerTopic, version: int, broker_id: int, connection: AsyncConnection
-    ) -> None:
+    def __init__(self, tp: TopicPartition, topic: ProducerTopic, broker_id: int, connection: AsyncConnection) -> None:
         self.tp = tp
         self.topic = topic
-        self.version = version
         self.broker_id = broker_id
         self.connection = connection
         #: By the length of their batch.
@@ -188,6 +92,10 @@ class SendAlone:
         self._changed = changed
         self._delivery_timeout_ms = delivery_timeout_s * 1000
         self._ways: dict[tuple[str, int], _Way] = {}
+        #: The link's version that all of them are of.
+        self._version = -1
+        #: Requests that they keep prepared, at most.
+        self._prepared = 0
 
     def send(self, topic: ProducerTopic, partition: int | None, record: Record, size: int) -> RecordFuture | None:
         """The future of the record, which is on its way; None: it is to go the usual way."""
@@ -215,8 +123,10 @@ class SendAlone:
         now_ms = time.monotonic() * 1000
         if not self._may_send(now_ms):
             return
+        if self._version != self._link.version:
+            self._forget()
         way = self._ways.get((topic.name, partition))
-        if way is None or way.version != self._link.version or way.topic is not topic or way.connection.closed:
+        if way is None or way.topic is not topic or way.connection.closed:
             way = self._find(topic, partition)
             if way is None:
                 return
@@ -240,23 +150,29 @@ class SendAlone:
         told = functools.partial(self._answered, record, begun)
         way.connection.ask_prepared(request, header.pack(), body, told)
 
+    def _forget(self) -> None:
+        """There are news of the cluster: every way is asked for anew."""
+        self._ways.clear()
+        self._prepared = 0
+        self._version = self._link.version  # last: an interrupt may come in the middle of it
+
     def _find(self, topic: ProducerTopic, partition: int) -> _Way | None:
         """Ask for the way anew, and remember it."""
         tp = TopicPartition(topic.name, partition)
-        version = self._link.version
-        if any(way.version != version for way in self._ways.values()):
-            self._ways.clear()  # no more than the partitions that are there
         leader = self._link.metadata.leader(tp)
         if leader is None or not self._follows(topic) or not self._requests.can_take(leader.broker_id):
             return None
         connection = self._link.connection(leader.broker_id)
         assert connection is not None, "it can take requests"
-        way = self._ways[topic.name, partition] = _Way(tp, topic, version, leader.broker_id, connection)
+        way = self._ways[topic.name, partition] = _Way(tp, topic, leader.broker_id, connection)
         return way
 
     def _prepare(self, way: _Way, length: int) -> PreparedRequest:
-        if len(way.requests) >= _MOST_PREPARED:
-            way.requests.clear()
+        if self._prepared >= _MOST_PREPARED:
+            for each in self._ways.values():
+                each.requests.clear()
+            self._prepared = 0
+        self._prepared += 1
         request = way.requests[length] = self._requests.prepared(way.tp, way.topic.topic_id, length)
         return request
 

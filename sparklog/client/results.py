@@ -200,7 +200,7 @@ class RecordFuture(Future[RecordMetadata]):
         told.acquire()
 
         def go_on(_: object) -> None:
-            if told.locked():  # else this is the second time
+            with contextlib.suppress(RuntimeError):  # the second time, perhaps of two at once
                 told.release()
 
         self._chunk.listen(self._index, go_on)

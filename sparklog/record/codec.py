@@ -35,7 +35,8 @@ _UNIT_TO_US = {"s": (1_000_000, 1), "ms": (1_000, 1), "us": (1, 1), "ns": (1, 1_
 
 
 class EncodedBatch(NamedTuple):
-    """A batch ready to be sent; the leader's fields of ``header`` are 0, or -1 for the leader epoch."""
+    """A batch ready to be sent; the leader's fields of ``header`` are 0, or -1 for the leader epoch. ``body`` is what
+    ``crc32c`` takes; bytes where a producer sends one record on its own."""
 
     header: BatchHeader
     body: pa.Buffer

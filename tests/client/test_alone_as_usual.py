@@ -15,17 +15,19 @@ import msgspec
 import pytest
 
 from sparklog import Producer
-from sparklog.client.alone import _MOST_PREPARED, LoneRecord, SendAlone
+from sparklog.client import produce_requests as requests_module
+from sparklog.client.alone import _MOST_PREPARED, SendAlone
 from sparklog.client.errors import ClientTimeout, ProducerClosed
-from sparklog.client.results import BatchOutcome, Ending, RecordFuture, RecordMetadata
+from sparklog.client.lone_record import LoneRecord
+from sparklog.client.results import RecordFuture, RecordMetadata
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import TopicPartition
-from sparklog.protocol.messages import Produce
+from sparklog.protocol.messages import Metadata, Produce
 from sparklog.record.header import BatchHeader
 from tests.client.fake_cluster import FakeCluster, Fault
 from tests.client.interrupting import interrupted_in, lines
 from tests.client.producing import LoseAnswers, hang_up, produce_requests, refuse, say_nothing, times, values
-from tests.client.test_interrupted_outcomes import ended, waiting
+from tests.client.test_interrupted_outcomes import ended
 from tests.client.test_loop_lease import acting, until
 
 _TIMEOUT_S = 30.0
@@ -208,21 +210,35 @@ def test_a_record_that_nobody_has_looked_for_yet_is_not_overtaken(
     assert values(fake, "t")[-2:] == [b"first", b"second"]
 
 
-def test_a_leader_that_says_who_leads_now_is_left_at_once(fake: FakeCluster) -> None:
-    """And what was remembered of the partition is forgotten."""
+def test_a_leader_that_says_who_leads_now_is_left_at_once(fake: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what was remembered of the partition is forgotten, without a question."""
+    monkeypatch.setattr(requests_module, "_SUSPECT_AFTER_S", _TIMEOUT_S)  # nothing else is asked, however slow this is
     fake.create("t", partitions=1)
+    sent: list[bytes] = []
+
+    def send_some(producer: Producer, count: int) -> None:
+        for _ in range(count):
+            sent.append(b"%d" % len(sent))
+            send(producer, "alone", sent[-1]).result()
+
     with Producer(fake.bootstrap) as producer:
+        alone = producer._alone
+        assert alone is not None
         for leader in (1, 0, 1):
-            send(producer, "alone", b"v").result()
-            alone = producer._alone
-            assert alone is not None
-            way = alone._ways["t", 0]
-            assert way.broker_id != leader
+            send_some(producer, 1)
+            way, old = alone._ways["t", 0], fake.brokers[1 - leader]
+            assert way.broker_id == old.broker_id
+            asked, refused = _asked(fake), len(old.requests)
             fake.move(TopicPartition("t", 0), leader)
-            producer.send("t", b"v").result(_TIMEOUT_S)
-            send(producer, "alone", b"v").result()
+            send_some(producer, 20)
+            assert [type(request) for request in old.requests[refused:]] == [Produce]
+            assert _asked(fake) == asked
             assert alone._ways["t", 0] is not way and alone._ways["t", 0].broker_id == leader
-    assert values(fake, "t") == [b"v"] * len(values(fake, "t"))
+    assert [value for value in values(fake, "t") if value != b"v"] == sent
+
+
+def _asked(fake: FakeCluster) -> int:
+    return sum(isinstance(request, Metadata) for broker in fake.brokers for request in broker.requests)
 
 
 def test_a_topic_that_is_there_anew_does_not_get_what_was_meant_for_the_old_one(fake: FakeCluster) -> None:
@@ -236,53 +252,58 @@ def test_a_topic_that_is_there_anew_does_not_get_what_was_meant_for_the_old_one(
     assert values(fake, "t") == [b"new"]
 
 
-def test_records_of_many_sizes_keep_few_requests(fake: FakeCluster) -> None:
+@pytest.mark.parametrize("warm", [True, False])
+def test_who_has_a_topic_as_it_was_does_not_go_the_way_of_its_successor(fake: FakeCluster, warm: bool) -> None:
+    """A caller may have looked it up before it was there anew."""
     fake.create("t", partitions=1)
     with Producer(fake.bootstrap) as producer:
-        sent = acting(producer)
-        sizes = [*range(0, 8 * 3 * _MOST_PREPARED, 8), *range(100)]
-        for size in sizes:
-            producer.send("t", b"x" * size).result()
+        send(producer, "alone", b"v").result()
+        earlier = producer._sender.topics["t"]
+        fake.create("t", partitions=1)
+        with pytest.raises(BrokerError, match=r"INCONSISTENT_TOPIC_ID|UNKNOWN_TOPIC"):
+            producer.send("t", b"old").result()
+        until(lambda: producer.topic_id("t") == fake.topics["t"].topic_id)
+        send(producer, "alone", b"v").result()
         alone = producer._alone
-        assert alone is not None and all(len(way.requests) <= _MOST_PREPARED for way in alone._ways.values())
-    assert [len(value) for value in values(fake, "t")[sent:]] == sizes
+        assert alone is not None
+        with acted_for(producer):
+            assert alone._ways["t", 0].topic is not earlier and alone._version == producer._sender._link.version
+            if not warm:
+                alone._ways.clear()
+            assert alone.send(earlier, 0, (None, b"old", None, 0), 3) is None
+            newest = alone.send(producer._sender.topics["t"], 0, (None, b"new", None, 0), 3)
+        assert newest is not None and newest.result(_TIMEOUT_S).offset == len(values(fake, "t")) - 1
+    assert set(values(fake, "t")) == {b"v", b"new"}
+
+
+def test_requests_of_many_sizes_and_partitions_are_few(fake: FakeCluster) -> None:
+    fake.create("t", partitions=3)
+    sizes = [0, 1, 7, 8, 100, 1000]
+    with Producer(fake.bootstrap) as producer:
+        for partition in range(3):  # the first record of each has no sequence to go on with
+            producer.send("t", b"v", partition=partition).result()
+        for partition in range(3):
+            send(producer, "alone", b"v", partition=partition).result()
+        alone = producer._alone
+        assert alone is not None
+        with acted_for(producer):
+            ways = list(alone._ways.values())
+            assert len(ways) == 3
+            for length in range(_MOST_PREPARED):
+                for way in ways:
+                    assert alone._prepare(way, 8 * length) is way.requests[8 * length]
+                    assert sum(len(one.requests) for one in ways) <= _MOST_PREPARED
+        for size in sizes:
+            send(producer, "alone", b"x" * size, partition=size % 3).result()
+    assert sorted(len(value) for value in values(fake, "t") if value != b"v") == sizes
 
 
 # --- interrupts ---
 
 
 @pytest.mark.parametrize(
-    ("method", "line"),
-    lines(LoneRecord.batch_done, LoneRecord.acknowledged, LoneRecord.tell, LoneRecord._tell_listeners, Ending.end),
+    ("method", "line"), lines(SendAlone._send, SendAlone._forget, SendAlone._find, SendAlone._answered)
 )
-def test_of_a_lone_record_everybody_is_told(method: Callable[..., Any], line: int) -> None:
-    opened: set[LoneRecord] = set()
-
-    class Owner:
-        """Of a record that nobody can do anything for."""
-
-        ended = staticmethod(opened.discard)
-        stand_in = type("_", (), {"attend": lambda self, finished: None})()
-        lease = type("_", (), {"recall": lambda self: None})()
-
-    record = LoneRecord(Owner(), "t", 0, 1)  # type: ignore[arg-type]
-    opened.add(record)
-    first, full = RecordFuture(record, 0), RecordFuture(record, 0)
-    told = threading.Event()
-    full.add_done_callback(lambda _: told.set())
-    threads = waiting(
-        first.result,
-        record.finished.wait,
-        begun=lambda: len(record._listeners) == 2 and len(record.finished._told) == 1,
-    )
-    interrupted_in(method, line, lambda: record.batch_done(0, BatchOutcome(0, 5, 1)))
-    for left in set(opened):  # as the producer does at its end
-        left.fail(ProducerClosed("interrupted"))
-    ended(threads)
-    assert told.wait(_TIMEOUT_S) and not opened
-
-
-@pytest.mark.parametrize(("method", "line"), lines(SendAlone._send, SendAlone._find, SendAlone._answered))
 def test_an_interrupt_in_any_line_leaves_nobody_waiting(
     fake: FakeCluster, method: Callable[..., Any], line: int
 ) -> None:
@@ -291,7 +312,7 @@ def test_an_interrupt_in_any_line_leaves_nobody_waiting(
     producer = Producer(fake.bootstrap)
     acting(producer)
     assert producer._alone is not None
-    producer._alone._ways.clear()
+    producer._alone._version = -1
     futures: list[Future[RecordMetadata]] = []
 
     def send_some() -> None:
