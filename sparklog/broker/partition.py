@@ -1,7 +1,8 @@
 """One hosted replica: its pure core, its log, and the carrying out of what the core orders.
 
 The core (``replica.Replica``) decides; this class hands it events one at a time, performs the effects in order and
-feeds results back before the next event. Everything here runs on the broker's event loop and never waits: what takes
+feeds results back before the next event. Only a produce that the core lets in at once (``append_epoch``) is in the log
+before its event, with nothing between the two. Everything here runs on the broker's event loop and never waits: what takes
 time (ZooKeeper, fetching, fsync) is handed to the surroundings and comes back as an event.
 """
 
@@ -312,8 +313,9 @@ class Partition:
         except BrokerError as error:
             self._answer(ticket, error.code, detail=f"{self.tp}: {error.detail}")
         except StorageError as error:
-            self._answer(ticket, ErrorCode.KAFKA_STORAGE_ERROR, detail=f"{self.tp}: {error}")
+            # Before anybody is answered: what an answer lets in, of whoever waited for room, must find this offline.
             self._fail(error)
+            self._answer(ticket, ErrorCode.KAFKA_STORAGE_ERROR, detail=f"{self.tp}: {error}")
         else:
             self._append_time_us[ticket] = now_us
             return written

@@ -1,0 +1,78 @@
+"""A disk that fails under a produce: who is answered what, and what that lets on."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+from typing import cast
+
+import pytest
+
+from sparklog.broker.partition import Answer, AppendRules, Partition, PendingProduce, Surroundings
+from sparklog.errors import ErrorCode
+from sparklog.model import NO_EPOCH, LeaderAndIsr, TopicSchema
+from sparklog.record.codec import encode_batch
+from sparklog.record.schema import DEFAULT_SCHEMA, schema_message
+from sparklog.replica.events import Decided
+from sparklog.replica.replica import Replica
+from sparklog.testing.sim_disk import SimDisk
+from tests.broker.support import rows
+from tests.storage.batches import TOPIC_ID, TP, config, open_directory
+
+
+class _Alone:
+    """Surroundings of a partition that has a broker to itself."""
+
+    def now_ms(self) -> int:
+        return 1
+
+    def log_failed(self, partition: Partition, error: Exception) -> None:
+        partition.fail(error)
+
+    def __getattr__(self, order: str) -> Callable[..., None]:
+        return lambda *_: None
+
+
+def _leading(disk: SimDisk) -> Partition:
+    """The only in-sync replica of two; its log holds one batch."""
+    schemas = (TopicSchema(0, schema_message(DEFAULT_SCHEMA)),)
+    log = open_directory(disk=disk).create(TP, TOPIC_ID, schemas=schemas, config=config())
+    replica = Replica(1, log)
+    rules = AppendRules(DEFAULT_SCHEMA, 0, 1 << 20, "timestamp")
+    partition = Partition(
+        TP, TOPIC_ID, log=log, replica=replica, rules=rules, surroundings=cast(Surroundings, _Alone())
+    )
+    partition.step(Decided(LeaderAndIsr(1, 1, (1,), 1), 1, (1, 2), {1: 1, 2: 1}, min_isr=1))
+    answers: list[Answer] = []
+    _produce(partition, answers.append)
+    assert [answer.code for answer in answers] == [ErrorCode.NONE]
+    return partition
+
+
+def _produce(partition: Partition, answered: Callable[[Answer], None], acks: int = 1) -> None:
+    batch = encode_batch(rows(1), schema_id=0, compression=None, event_time="timestamp")
+    pending = PendingProduce([(batch.header, memoryview(batch.body))], answered)
+    partition.produce(pending, acks=acks, deadline_ms=2**60)
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_what_an_answer_lets_in_finds_the_replica_offline(at_once: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An answer makes room, and whoever waited for that sends on in the same turn: to a disk that has just failed."""
+    disk = SimDisk()
+    partition = _leading(disk)
+    if not at_once:
+        monkeypatch.setattr(Replica, "append_epoch", lambda *_: NO_EPOCH)
+    answers: list[Answer] = []
+    offline: list[str | None] = []
+
+    def answered(answer: Answer) -> None:
+        answers.append(answer)
+        offline.append(partition.offline)
+        _produce(partition, answers.append)
+
+    disk.fail_next("write", errno.EIO)
+    _produce(partition, answered)
+    assert [answer.code for answer in answers] == [ErrorCode.KAFKA_STORAGE_ERROR] * 2
+    assert all(answer.base_offset == -1 and "Input/output error" in answer.detail for answer in answers)
+    assert len(offline) == 1 and offline[0] is not None
+    assert partition.log.log_end_offset == 1 and not partition._pending
