@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 from unittest import mock
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from sparklog.errors import BrokerError
 from sparklog.record.codec import NO_TIMESTAMP
-from sparklog.record.header import HEADER_BYTES, unpack_header
+from sparklog.record.header import HEADER_BYTES, Flag, unpack_header
 from sparklog.storage import plain_append
 from sparklog.storage.log import Log
 from sparklog.testing.sim_disk import SimDisk
-from tests.storage.batches import Batch, batch, create_log, marker, open_directory
+from tests.storage.batches import Batch, batch, commit_and_seal, create_log, marker, open_directory
 
 _CLOCK = "sparklog.storage.%s.time.time_ns"
 
@@ -22,7 +23,7 @@ appends = st.fixed_dictionaries(
     {
         "count": st.integers(1, 4),
         "text": st.sampled_from(["x", "x" * 300]),
-        "timestamp": st.sampled_from([1_000, 900, 2_000, NO_TIMESTAMP]),
+        "timestamp": st.sampled_from([1_000, 1_000, 900, 900, 2_000, 2_000, NO_TIMESTAMP]),
         "producer": st.sampled_from([-1, 1, 1, 2]),
         "sequence": st.sampled_from([-1, 0, 0, 0, 5]),
         "schema_id": st.sampled_from([0] * 9 + [1]),
@@ -31,7 +32,12 @@ appends = st.fixed_dictionaries(
     }
 )
 steps = st.one_of(
-    st.tuples(st.just("append"), appends, st.sampled_from([0, 0, 0, 0, 0, 1, -1]), st.sampled_from([0, 1, 5_000_000])),
+    *[
+        st.tuples(
+            st.just("append"), appends, st.sampled_from([0] * 7 + [1, -1]), st.sampled_from([0, 0, 1, 1, 5_000_000])
+        )
+    ]
+    * 4,
     st.tuples(st.just("again"), st.just(None), st.just(0), st.just(0)),
     st.tuples(st.just("marker"), st.just(None), st.just(0), st.just(1)),
     st.tuples(st.just("full"), appends, st.integers(0, 600), st.just(1)),
@@ -40,6 +46,9 @@ steps = st.one_of(
     st.tuples(st.just("cut"), st.just(None), st.integers(0, 6), st.just(1)),
     st.tuples(st.just("start"), st.just(None), st.integers(0, 6), st.just(1)),
     st.tuples(st.just("close files"), st.just(None), st.just(0), st.just(0)),
+    st.tuples(st.just("seal"), st.just(None), st.sampled_from([0, 1]), st.just(0)),
+    st.tuples(st.just("cleaned"), appends, st.just(0), st.just(1)),
+    st.tuples(st.just("clean stop"), st.just(None), st.just(0), st.just(1)),
 )
 #: What a leader may say that does not fit; and the batch is sound in itself.
 _LIES = [
@@ -52,8 +61,9 @@ topics = st.fixed_dictionaries(
         "segment_bytes": st.sampled_from([1400, 4096, 1 << 20]),
         "segment_ms": st.sampled_from([10_000, 604_800_000]),
         "flush_messages": st.sampled_from([0, 5]),
-        "message_timestamp_type": st.sampled_from(["CreateTime", "CreateTime", "LogAppendTime"]),
-        "cleanup_policy": st.sampled_from(["delete", "delete", "compact"]),
+        "message_timestamp_type": st.sampled_from(["CreateTime"] * 4 + ["LogAppendTime"]),
+        "cleanup_policy": st.sampled_from(["delete"] * 4 + ["compact"]),
+        "max_compaction_lag_ms": st.sampled_from([4_000, 604_800_000]),
     }
 )
 
@@ -69,12 +79,15 @@ class Pair:
         self.epoch, self.now_us = 1, 5_000_000
         self.sequences: dict[int, int] = {}
         self.last: Batch | None = None
+        #: appends that went the short way
+        self.taken: Counter[str] = Counter()
 
     def run(self, steps: list[tuple[str, Any, int, int]]) -> None:
         with (
             mock.patch(_CLOCK % "log_appends", lambda: self.now_us * 1000),
             mock.patch(_CLOCK % "plain_append", lambda: self.now_us * 1000),
             mock.patch.object(plain_append, "_growing", self._growing),
+            mock.patch.object(plain_append, "_append", self._plain_append),
         ):
             for kind, wanted, number, after_us in steps:
                 self.now_us += after_us
@@ -82,6 +95,10 @@ class Pair:
 
     def _growing(self, log: object, real: Any = plain_append._growing) -> Any:
         return real(log) if self.short else None
+
+    def _plain_append(self, log: object, *batch: Any, real: Any = plain_append._append, **rest: Any) -> None:
+        self.taken["leader" if log is self.logs[0]._state else "follower"] += 1
+        real(log, *batch, **rest)
 
     def _step(self, kind: str, wanted: Any, number: int) -> None:
         leader = self.logs[0]
@@ -113,6 +130,29 @@ class Pair:
             for log in self.logs:
                 for segment in log.segments:
                     segment.close()
+        elif kind == "seal":
+            for log in self.logs:
+                commit_and_seal(log)
+            if number and leader.segments:  # and nothing stays behind what is sealed
+                last = leader.segments[-1].base_offset
+                self.said += [log.truncate(last) for log in self.logs]
+                self.sequences.clear()
+        elif kind == "cleaned":
+            self._append_cleaned(self._built(wanted))
+        elif kind == "clean stop":
+            for log in self.logs:
+                log.durability.prepare_clean_stop()
+
+    def _append_cleaned(self, one: Batch) -> None:
+        """Both had it from an earlier leader, whose cleaner had written it."""
+        header, body = one
+        for log in self.logs:
+            place = {"base_offset": log.log_end_offset, "append_time": self.now_us, "leader_epoch": self.epoch}
+            sent = header._replace(flags=int(header.flags | Flag.CLEANED), **place)
+            try:
+                self.said.append(log.append_as_follower(sent.pack(), body))
+            except BrokerError as error:
+                self.said.append(str(error))
 
     def _built(self, wanted: dict[str, Any]) -> Batch:
         """Of a producer next in line, but for what ``sequence`` says."""
@@ -215,23 +255,55 @@ def _state(log: Log) -> list[object]:
     ]
 
 
-@settings(max_examples=150, deadline=None)
-@given(topic=topics, steps=st.lists(steps, min_size=4, max_size=25))
-def test_the_short_way_does_what_the_plan_does(topic: dict[str, Any], steps: list[tuple[str, Any, int, int]]) -> None:
-    short, planned = Pair(short=True, topic=topic), Pair(short=False, topic=topic)
-    for pair in (short, planned):
-        pair.run(steps)
-    assert short.state() == planned.state()
-    assert short.files() == planned.files()
+_ONE = {
+    "count": 2, "text": "x", "timestamp": 5, "producer": -1, "sequence": -1, "schema_id": 0, "compression": None,
+    "transactional": False,
+}  # fmt: skip
+_APPEND = ("append", _ONE, 0, 1)
+#: The last segment has room and is sealed: what lay behind it, of another schema, was cut off.
+_SEALED = [_APPEND, _APPEND, ("append", {**_ONE, "schema_id": 1}, 0, 1), ("seal", None, 1, 0)]
+
+
+def test_the_short_way_does_what_the_plan_does() -> None:
+    taken: Counter[str] = Counter()
+
+    @settings(max_examples=150, deadline=None)
+    @example(topic={}, steps=[*_SEALED, _APPEND, _APPEND])
+    @example(topic={}, steps=[_APPEND, ("cleaned", _ONE, 0, 1), _APPEND, _APPEND])
+    @example(topic={}, steps=[_APPEND, ("clean stop", None, 0, 1), _APPEND])
+    @example(
+        topic={"cleanup_policy": "compact", "max_compaction_lag_ms": 4_000},
+        steps=[_APPEND, _APPEND, ("append", _ONE, 0, 5_000_000)],
+    )
+    @given(topic=topics, steps=st.lists(steps, min_size=8, max_size=25))
+    def same(topic: dict[str, Any], steps: list[tuple[str, Any, int, int]]) -> None:
+        short, planned = Pair(short=True, topic=topic), Pair(short=False, topic=topic)
+        for pair in (short, planned):
+            pair.run(steps)
+        assert short.state() == planned.state()
+        assert short.files() == planned.files()
+        assert not planned.taken
+        taken.update(short.taken)
+
+    same()
+    assert min(taken["leader"], taken["follower"]) > 30, taken
 
 
 def test_a_batch_behind_another_goes_the_short_way() -> None:
     pair = Pair(short=True, topic={})
-    one = {"count": 2, "text": "x", "timestamp": 5, "producer": 1, "sequence": 0, "schema_id": 0}
-    pair.run([("append", one, 0, 1)])
+    pair.run([_APPEND])
     with (
         mock.patch("sparklog.storage.log.plan_leader_append", side_effect=AssertionError),
         mock.patch("sparklog.storage.log.plan_follower_append", side_effect=AssertionError),
     ):
-        pair.run([("append", one, 0, 1)] * 3)
+        pair.run([_APPEND] * 3)
     assert [log.log_end_offset for log in pair.logs] == [8, 8]
+    assert pair.taken == {"leader": 3, "follower": 3}
+
+
+def test_the_last_segment_of_the_examples_is_sealed_or_cleaned() -> None:
+    pair = Pair(short=True, topic={})
+    pair.run(_SEALED)
+    assert [(len(log.segments), log.segments[-1].sealed) for log in pair.logs] == [(1, True)] * 2
+    pair.run([("cleaned", _ONE, 0, 1)])
+    assert [log.segments[-1].cleaned for log in pair.logs] == [True, True]
