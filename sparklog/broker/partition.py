@@ -2,8 +2,8 @@
 
 The core (``replica.Replica``) decides; this class hands it events one at a time, performs the effects in order and
 feeds results back before the next event. Only a produce that the core lets in at once (``append_epoch``) is in the log
-before its event, with nothing between the two. Everything here runs on the broker's event loop and never waits: what takes
-time (ZooKeeper, fetching, fsync) is handed to the surroundings and comes back as an event.
+before its event, with nothing between the two. Everything here runs on the broker's event loop and never waits: what
+takes time (ZooKeeper, fetching, fsync) is handed to the surroundings and comes back as an event.
 """
 
 from __future__ import annotations

@@ -174,8 +174,8 @@ class ServerConnection(asyncio.BufferedProtocol):
         size = self._in_hand.pop(cid, 0)
         if size:
             self._budget.release(size)
-        # A request answered at once comes here from within go_on, whose loop then sees the room by itself; calling it
-        # again would nest once per queued request.
+        # A request answered at once comes here from within go_on, whose loop then sees the room by itself, or from
+        # within buffer_updated, which looks afterwards; calling go_on again would nest once per queued request.
         if not self._going_on and (self._queue or not self._reading):
             self.go_on()
 

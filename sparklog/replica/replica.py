@@ -1,15 +1,16 @@
 """One replica of one partition: events in, effects out. No I/O, no clock.
 
-``Replica.step(event, now_ms)`` is the only door. A replica is offline (until told, or for good), leader of one epoch,
-or follower in one epoch; ``TRANSITIONS`` lists every change between these, and ``_follow_decision`` makes them. What a
-role does meanwhile stands in ``leader.py`` and ``follower.py``.
+``Replica.step(event, now_ms)`` is the only door for what changes it; ``append_epoch`` only says what a step would. A
+replica is offline (until told, or for good), leader of one epoch, or follower in one epoch; ``TRANSITIONS`` lists every
+change between these, and ``_follow_decision`` makes them. What a role does meanwhile stands in ``leader.py`` and
+``follower.py``.
 
 Who may tell it what: decisions come from the controller or from reading ZooKeeper, ordered by the version of the
 partition's node whichever way they arrive. A started broker leads nothing until told, so that no incarnation resumes
 an epoch that an earlier one led with a longer log.
 
 The performer carries out the effects of one step, in order, before it hands over the next event; so the ``LogView``
-always shows the log as ordered so far.
+always shows the log as ordered so far. A batch appended at once is in it before its event (``AppendedAtOnce``).
 """
 
 from __future__ import annotations

@@ -15,7 +15,8 @@ from sparklog.replica.events import Decided
 
 
 class LogView(Protocol):
-    """The replica's window on its log: read only, and always as the effects so far have left it."""
+    """The replica's window on its log: read only, and as the effects so far have left it; only a batch
+    appended at once is in it before ``AppendedAtOnce`` says so."""
 
     @property
     def log_start_offset(self) -> int: ...

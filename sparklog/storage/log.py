@@ -5,8 +5,9 @@ Owned by the event loop of its broker: nothing here is safe to call from another
 replication, and from fsync when a segment is sealed, in ``FlushJob``, on a clean stop, and in the append itself where
 ``flush.messages`` has it acknowledged only then.
 
-Here is what requests ask of a log. What it consists of: ``log_state``; how it becomes longer: ``log_appends``, and
-shorter: ``log_cuts``; what is fsynced when: ``log_durability``; compaction: ``log_cleaning``.
+Here is what requests ask of a log. What it consists of: ``log_state``; how it becomes longer: ``log_appends`` and, by
+one plain batch, ``plain_append``; shorter: ``log_cuts``; what is fsynced when: ``log_durability``; compaction:
+``log_cleaning``.
 """
 
 from __future__ import annotations

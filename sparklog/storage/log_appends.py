@@ -1,7 +1,7 @@
 """How a log becomes longer: the plan of an append carried out whole, or the log is as it was.
 
 Segments first, then what is derived from their batches: leader epochs, producers and transactions, the newest batches
-in memory. ``append_plan`` has decided what is written.
+in memory. ``append_plan`` has decided what is written. Most batches on their own go past both: ``plain_append``.
 """
 
 from __future__ import annotations

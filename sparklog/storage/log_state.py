@@ -1,8 +1,8 @@
 """What one log consists of: its segments, what is derived from their batches, and how far it is committed and fsynced.
 
-``Log`` owns it. Who works on a part of the log's life has it from there: ``log_appends`` (how it becomes longer),
-``LogCuts`` (shorter), ``LogDurability`` (seals, flushes, clean stops), ``LogCleaning`` (compaction). All of them on the
-event loop.
+``Log`` owns it. Who works on a part of the log's life has it from there: ``log_appends`` (how it becomes longer; by one
+plain batch: ``plain_append``), ``LogCuts`` (shorter), ``LogDurability`` (seals, flushes, clean stops), ``LogCleaning``
+(compaction). All of them on the event loop.
 
 Invariants: log start <= high watermark <= log end; everything below the recovery point is fsynced; the leader epochs
 of the batches do not fall.

@@ -1,8 +1,9 @@
 """The append of one batch on its own behind the last one of its segment, as nearly all are where latency counts.
 
-Nothing has to be decided for it: no roll, no new epoch, no marker and no transaction, no time that the leader sets.
-What is different in any way is left to ``append_plan`` and ``log_appends``, which would do with this one what is done
-here; a test holds the two against each other. A plan and its lists would be most of what such an append costs.
+Nothing has to be decided for it: no roll, no new epoch, no marker and no transaction, no time that the leader sets: of
+a topic without an event-time column it sets every batch's (``NO_TIMESTAMP``), so only followers come here. What is
+different in any way is left to ``append_plan`` and ``log_appends``, which would do with this one what is done here; a
+test holds the two against each other. A plan and its lists would be most of what such an append costs.
 """
 
 from __future__ import annotations

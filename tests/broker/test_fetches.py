@@ -21,7 +21,7 @@ from sparklog.broker.registry import Registry
 from sparklog.broker.state import BrokerState
 from sparklog.broker.wiring import Wiring
 from sparklog.errors import ErrorCode
-from sparklog.model import BrokerEndpoint, LeaderAndIsr, TopicSchema
+from sparklog.model import BrokerEndpoint, LeaderAndIsr, TopicPartition, TopicSchema
 from sparklog.net.server import ServerConnection
 from sparklog.protocol.messages import (
     ControlUpdate,
@@ -72,8 +72,14 @@ class Line:
         self.answers[message.cid] = message, time.monotonic() - self._asked.get(message.cid, 0.0)
 
 
-def led(tmp_path: Path, scenario: Callable[[BrokerState, Partition], Awaitable[None]]) -> None:
-    """Broker 1 leads a partition in epoch 1, with ``FOLLOWER`` in sync."""
+def led(
+    tmp_path: Path,
+    scenario: Callable[[BrokerState, Partition], Awaitable[None]],
+    *,
+    replicas: tuple[int, ...] = (FOLLOWER, 1),
+    count: int = 1,
+) -> None:
+    """Broker 1 leads so many partitions in epoch 1, with the other replicas in sync. The scenario gets the first."""
     directory = LogDirectory.open(tmp_path, cluster_id="cluster", broker_id=1)
     broker = broker_state(1, tmp_path)
     broker.partitions = Partitions(broker, directory)
@@ -84,12 +90,13 @@ def led(tmp_path: Path, scenario: Callable[[BrokerState, Partition], Awaitable[N
     async def go() -> None:
         broker.incarnation = 1
         topic = TopicChange("t", "id", (TopicSchema(0, schema_message(DEFAULT_SCHEMA)),), (), "timestamp", {})
-        live = tuple(BrokerEndpoint(number, "host", 9092, INCARNATION) for number in (0, 1))
-        state = PartitionDecision("t", "id", 0, LeaderAndIsr(1, 1, (0, 1), 1), 1, (0, 1))
-        update = ControlUpdate(0, "c", 1, 1, False, live, (topic,), (state,), sequence=1)
+        live = tuple(BrokerEndpoint(number, "host", 9092, INCARNATION) for number in replicas)
+        decided = LeaderAndIsr(1, 1, replicas, 1)
+        states = tuple(PartitionDecision("t", "id", number, decided, 1, replicas) for number in range(count))
+        update = ControlUpdate(0, "c", 1, 1, False, live, (topic,), states, sequence=1)
         await tell(broker, update)
-        [partition] = broker.partitions
-        assert partition.replica.is_leader
+        partition = broker.partitions.require(TopicPartition("t", 0))
+        assert len(list(broker.partitions)) == count and partition.replica.is_leader
         await scenario(broker, partition)
         broker.partitions.stop_timer()
         await broker.end_tasks()

@@ -4,97 +4,186 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
+import time
+from collections import Counter
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from unittest import mock
 
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from sparklog.broker import open_fetch
+from sparklog.broker.fetch import handle_fetch
 from sparklog.broker.open_fetch import OpenFetch
 from sparklog.broker.partition import Partition
 from sparklog.broker.state import BrokerState
-from sparklog.model import NO_EPOCH
-from sparklog.replica.fetch_session import SessionCache
+from sparklog.model import NO_EPOCH, TopicPartition
+from sparklog.net.server import ServerConnection
+from sparklog.protocol.messages import Fetch, FetchPartition
+from sparklog.replica.fetch_session import FULL, SessionCache
 from sparklog.replica.replica import Replica
-from tests.broker.test_fetches import Line, ask, led, opened, produce
+from tests.broker.test_fetches import INCARNATION, Line, led, produce
 
-steps = st.lists(
-    st.one_of(
-        st.tuples(st.just("produce"), st.integers(1, 3)),
-        # how far behind the log's end the follower says it is, and for how long it would wait
-        st.tuples(st.just("ask"), st.sampled_from([0, 0, 0, 1, 2])),
-        st.tuples(st.just("ask at once"), st.sampled_from([0, 1])),
-        st.tuples(st.just("turn"), st.just(0)),
-        st.tuples(st.just("linger"), st.just(0)),
-        st.tuples(st.just("start"), st.just(0)),
-    ),
-    min_size=2,
-    max_size=14,
+_FOLLOWERS = (0, 2)
+_PARTITIONS = 2
+_WAIT_MS = 30_000
+#: A linger that no stalled machine reaches by itself; see ``_Stage.linger``.
+_LINGER_S = 5.0
+
+asks = st.fixed_dictionaries(
+    {
+        "follower": st.sampled_from([0, 0, 0, 2]),
+        #: how far behind the log's end it says it is, by partition that it names
+        "behind": st.sampled_from([{0: 0}] * 6 + [{0: 1}, {0: 2}, {1: 0}, {1: 1}, {0: 0, 1: 0}, {0: 1, 1: 0}, {}]),
+        "wait_ms": st.sampled_from([_WAIT_MS] * 8 + [0, 1]),
+        "min_bytes": st.sampled_from([1] * 6 + [700, 1 << 20]),
+    }
+)
+steps = st.one_of(
+    st.tuples(st.just("produce"), st.sampled_from([0, 0, 0, 1])),
+    st.tuples(st.just("ask"), asks),
+    st.tuples(st.just("ask"), asks),
+    st.tuples(st.just("turn"), st.none()),
+    st.tuples(st.just("linger"), st.none()),
+    st.tuples(st.just("start"), st.sampled_from([0, 0, 1])),
 )
 
 
-def _answers(script: list[tuple[str, int]], *, short: bool) -> list[object]:
+class _Stage:
+    """Two followers of two partitions, each with a session that was told all there is."""
+
+    def __init__(self, broker: BrokerState) -> None:
+        self.broker = broker
+        self.partitions = [broker.partitions.require(TopicPartition("t", one)) for one in range(_PARTITIONS)]
+        self.lines = {follower: Line() for follower in _FOLLOWERS}
+        self.sessions = dict.fromkeys(_FOLLOWERS, 0)
+        self.asked = dict.fromkeys(_FOLLOWERS, 0)
+        for follower, line in self.lines.items():
+            self.ask(follower, dict.fromkeys(range(_PARTITIONS), 0), wait_ms=_WAIT_MS, min_bytes=1)
+            self.sessions[follower] = line.answers[0][0].session_id
+
+    def ask(self, follower: int, behind: dict[int, int], *, wait_ms: int, min_bytes: int) -> None:
+        epoch = self.asked[follower]  # which is the request's number as well
+        assert epoch or self.sessions[follower] == FULL
+        self.asked[follower] += 1
+        named = []
+        for number, records in behind.items():
+            log = self.partitions[number].log
+            offset = max(log.log_end_offset - records, log.log_start_offset)
+            named.append(FetchPartition("t", number, "id", 1, offset, 1 << 20, 1 if offset else -1))
+        request = Fetch(
+            epoch,
+            follower,
+            INCARNATION,
+            wait_ms,
+            min_bytes,
+            1 << 20,
+            0,
+            self.sessions[follower],
+            epoch,
+            tuple(named),
+        )
+        handle_fetch(self.broker, cast(ServerConnection, self.lines[follower]), request, memoryview(b""))
+
+    def linger(self) -> None:
+        """As if so much time had passed that whoever lingers is answered, and nobody else."""
+        for fetch in list(self.broker.fetches._waiting.values()):
+            if fetch.due_s <= time.monotonic() + _LINGER_S:
+                fetch.complete()
+
+    async def step(self, kind: str, what: Any) -> None:
+        if kind == "produce":
+            produce(self.partitions[what])
+        elif kind == "ask":
+            self.ask(what["follower"], what["behind"], wait_ms=what["wait_ms"], min_bytes=what["min_bytes"])
+        elif kind == "turn":
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+        elif kind == "linger":
+            self.linger()
+        elif kind == "start":
+            partition = self.partitions[what]
+            partition.advance_log_start(partition.replica.high_watermark)
+            self.broker.fetches.log_start_moved(partition)
+
+    def state(self) -> object:
+        sessions = self.broker.fetches._sessions._followers.values()
+        return [
+            [sorted((number, reply) for number, (reply, _) in line.answers.items()) for line in self.lines.values()],
+            [(dict(one.told), list(one.due), one.epoch) for one in sessions],
+            [(one.log.log_start_offset, one.log.log_end_offset, one.replica.high_watermark) for one in self.partitions],
+            dict(self.broker.counters),
+        ]
+
+
+def _answers(script: list[tuple[str, Any]], taken: Counter[str], *, short: bool) -> list[object]:
     found: list[object] = []
 
     async def scenario(broker: BrokerState, partition: Partition) -> None:
-        line = Line()
-        session = opened(broker, line)
-        cid = 1
-        for kind, number in script:
-            if kind == "produce":
-                produce(partition, number)
-            elif kind.startswith("ask"):
-                cid += 1
-                offset = max(partition.log.log_end_offset - number, partition.log.log_start_offset)
-                wait_ms = 0 if kind == "ask at once" else 30_000
-                ask(broker, line, cid, session=session, epoch=cid - 1, offset=offset, wait_ms=wait_ms)
-            elif kind == "turn":
-                await asyncio.sleep(0)
-                await asyncio.sleep(0)
-            elif kind == "linger":
-                await asyncio.sleep(0.03)
-            elif kind == "start":
-                partition.advance_log_start(partition.replica.high_watermark)
-                broker.fetches.log_start_moved(partition)
-            found.append(sorted((number, reply) for number, (reply, _) in line.answers.items()))
-            sessions = broker.fetches._sessions._followers.values()
-            found.append([(dict(one.told), list(one.due), one.epoch) for one in sessions])
-        found.append((partition.log.log_end_offset, partition.replica.high_watermark, dict(broker.counters)))
+        stage = _Stage(broker)
+        for kind, what in script:
+            await stage.step(kind, what)
+            found.append(stage.state())
 
-    with tempfile.TemporaryDirectory() as path, _way(short=short):
-        led(Path(path), scenario)
+    with tempfile.TemporaryDirectory() as path, ExitStack() as patched:
+        patched.enter_context(mock.patch.object(open_fetch, "_MARK_LINGER_S", _LINGER_S))
+        for owner, name, no in _WAYS:
+            way = _counted(getattr(owner, name), name, no, taken) if short else lambda *_, no=no: no
+            patched.enter_context(mock.patch.object(owner, name, way))
+        led(Path(path), scenario, replicas=(0, 1, 2), count=_PARTITIONS)
     return found
 
 
-def _way(*, short: bool) -> Any:
-    if short:
-        return mock.patch.object(Replica, "append_epoch", Replica.append_epoch)
-    ways = mock.patch.multiple(
-        OpenFetch, _waits_at_end=lambda self, partition: False, _answers_alone=lambda self: False
-    )
-    return _Both(
-        ways,
-        mock.patch.object(SessionCache, "_gone_on", lambda *_: None),
-        mock.patch.object(Replica, "append_epoch", lambda *_: NO_EPOCH),
-    )
+#: The short ways, and what each says where it is not to be gone.
+_WAYS: list[tuple[type, str, Any]] = [
+    (OpenFetch, "_waits_at_end", False),
+    (OpenFetch, "_answers_alone", False),
+    (SessionCache, "_gone_on", None),
+    (Replica, "append_epoch", NO_EPOCH),
+]
 
 
-class _Both:
-    def __init__(self, *patches: Any) -> None:
-        self._patches = patches
+def _counted(real: Any, name: str, no: Any, taken: Counter[str]) -> Any:
+    def way(*asked: Any) -> Any:
+        answer = real(*asked)
+        taken[name] += answer != no
+        return answer
 
-    def __enter__(self) -> None:
-        for patch in self._patches:
-            patch.__enter__()
-
-    def __exit__(self, *error: object) -> None:
-        for patch in self._patches:
-            patch.__exit__(*error)
+    return way
 
 
-@settings(max_examples=30, deadline=None)
-@example(script=[("produce", 1), ("ask", 0), ("produce", 1), ("turn", 0), ("ask", 0), ("linger", 0)])
-@given(script=steps)
-def test_the_short_ways_answer_what_the_long_ones_do(script: list[tuple[str, int]]) -> None:
-    assert _answers(script, short=True) == _answers(script, short=False)
+def _ask(
+    behind: dict[int, int] | None = None, *, follower: int = 0, wait_ms: int = _WAIT_MS, min_bytes: int = 1
+) -> tuple[str, Any]:
+    behind = {0: 0} if behind is None else behind
+    return ("ask", {"follower": follower, "behind": behind, "wait_ms": wait_ms, "min_bytes": min_bytes})
+
+
+_TURN, _LINGER = ("turn", None), ("linger", None)
+#: A record, fetched and told to be committed. Nobody waits after that.
+_COMMITTED = [
+    ("produce", 0), _ask({0: 1}), _ask({0: 1}, follower=2), _ask(), _ask(follower=2), _LINGER
+]  # fmt: skip
+
+
+def test_the_short_ways_answer_what_the_long_ones_do() -> None:
+    taken: Counter[str] = Counter()
+
+    @settings(max_examples=40, deadline=None)
+    @example([*_COMMITTED, *[_ask(), ("produce", 0), _TURN] * 4, _ask(), _LINGER])
+    # The other partition is due: it came while nobody waited, or while somebody did.
+    @example([*_COMMITTED, ("produce", 1), _ask(), _TURN, _LINGER, _ask(), _TURN])
+    @example([*_COMMITTED, _ask(), ("produce", 1), ("produce", 0), _TURN, _ask(), _TURN, _LINGER])
+    # Records are fewer bytes than are asked for.
+    @example([*_COMMITTED, _ask(min_bytes=1 << 20), ("produce", 0), _TURN, _LINGER])
+    # The log's start has moved and nothing else, while nobody waited or somebody did.
+    @example([*_COMMITTED, ("start", 0), _TURN, _ask(), _LINGER])
+    @example([*_COMMITTED, _ask(), ("start", 0), _TURN, _LINGER])
+    @given(st.lists(steps, min_size=4, max_size=20))
+    def same(script: list[tuple[str, Any]]) -> None:
+        assert _answers(script, taken, short=True) == _answers(script, Counter(), short=False)
+
+    same()
+    assert all(taken[name] >= 4 for _, name, _ in _WAYS), taken
