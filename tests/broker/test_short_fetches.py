@@ -37,7 +37,8 @@ asks = st.fixed_dictionaries(
         "follower": st.sampled_from([0, 0, 0, 2]),
         #: how far behind the log's end it says it is, by partition that it names
         "behind": st.sampled_from([{0: 0}] * 6 + [{0: 1}, {0: 2}, {1: 0}, {1: 1}, {0: 0, 1: 0}, {0: 1, 1: 0}, {}]),
-        "wait_ms": st.sampled_from([_WAIT_MS] * 8 + [0, 1]),
+        # none at all, or less than the linger: never so short that it ends by itself
+        "wait_ms": st.sampled_from([_WAIT_MS] * 8 + [0, 2_000]),
         "min_bytes": st.sampled_from([1] * 6 + [700, 1 << 20]),
     }
 )
@@ -173,6 +174,10 @@ def test_the_short_ways_answer_what_the_long_ones_do() -> None:
 
     @settings(max_examples=40, deadline=None)
     @example([*_COMMITTED, *[_ask(), ("produce", 0), _TURN] * 4, _ask(), _LINGER])
+    # The news of what is committed comes with records.
+    @example(
+        [*_COMMITTED, _ask(), ("produce", 0), _TURN, _ask(), _ask(follower=2), ("produce", 0), _TURN, _ask(), _LINGER]
+    )
     # The other partition is due: it came while nobody waited, or while somebody did.
     @example([*_COMMITTED, ("produce", 1), _ask(), _TURN, _LINGER, _ask(), _TURN])
     @example([*_COMMITTED, _ask(), ("produce", 1), ("produce", 0), _TURN, _ask(), _TURN, _LINGER])

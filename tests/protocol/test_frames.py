@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from sparklog.errors import ErrorCode, ProtocolError
@@ -82,6 +82,43 @@ def test_a_header_that_comes_alone_is_what_would_have_come_out(
             found.append((bytes(header), b""))
         at, turn = at + count, turn + 1
     assert found == [as_tuple(frame) for frame in expected]
+
+
+def test_a_frame_that_comes_alone_is_what_would_have_come_out() -> None:
+    """Asked at every step, as servers do: whether ``buffer_updated`` is called or not, frames are the same."""
+    taken = 0
+
+    @given(
+        st.lists(st.tuples(st.binary(max_size=50), st.binary(max_size=30)), max_size=20),
+        st.one_of(st.just([]), st.lists(st.integers(1, 90), min_size=1, max_size=8)),
+        st.sampled_from([40, LIMIT]),
+    )
+    # What is left of a frame over the limit, and of one that was cut, looks like a frame.
+    @example([(b"", bytes(40) + joined(b"h", b""))], [48, 9], 40)
+    @example([(b"", bytes(8) + joined(b"h", b"b"))], [16, 90], LIMIT)
+    @example([(b"", bytes(40)), (b"", b"")], [], 40)
+    def same(messages: list[tuple[bytes, bytes]], steps: list[int], limit: int) -> None:
+        nonlocal taken
+        frames = [joined(header, body) for header, body in messages]
+        stream = b"".join(frames)
+        steps = steps or [len(frame) for frame in frames] or [1]  # each on its own, as mostly
+        expected = feed(FrameDecoder(limit), stream, steps)
+        decoder = FrameDecoder(limit)
+        found: list[Frame | OversizeFrame] = []
+        at, turn = 0, 0
+        while at < len(stream):
+            room = decoder.get_buffer()
+            count = min(len(room), len(stream) - at, steps[turn % len(steps)])
+            room[:count] = stream[at : at + count]
+            frame = decoder.alone(count)
+            found += decoder.buffer_updated(count) if frame is None else [frame]
+            taken += frame is not None
+            at, turn = at + count, turn + 1
+        # compared in the end: each frame has memory of its own
+        assert list(map(as_tuple, found)) == list(map(as_tuple, expected))
+
+    same()
+    assert taken > 50, taken
 
 
 def test_most_answers_are_a_header_that_comes_alone() -> None:
