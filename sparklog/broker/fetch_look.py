@@ -22,8 +22,9 @@ from sparklog.storage.log import LogSlice
 
 
 class Look(msgspec.Struct, frozen=True, gc=False):
-    """What a partition has to say. ``urgent``: an error or a divergence, which is not held back. ``cost``: what it
-    counts for in the bytes that an answer may hold; more than its size where it was cut down to some columns."""
+    """What a partition has to say. ``urgent``: an error or a divergence, which is not held back and has no records.
+    ``cost``: what it counts for in the bytes that an answer may hold; more than its size where it was cut down to some
+    columns."""
 
     result: FetchedPartition
     records: LogSlice | None

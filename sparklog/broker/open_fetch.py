@@ -224,7 +224,7 @@ class OpenFetch:
             isolation=request.isolation,
         )
         records, result = look.records, look.result
-        if look.urgent or records is None or look.size < request.min_bytes or key not in session.wanted:
+        if records is None or look.size < request.min_bytes or key not in session.wanted:
             self._looks[key] = look
             stale.clear()
             return False
