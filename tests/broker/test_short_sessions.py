@@ -1,4 +1,7 @@
-"""A fetch session that goes on with one partition, the short way, ends as any."""
+"""A fetch session that goes on with one partition, the short way, ends as any.
+
+Here, and not beside the other tests of ``replica``, as those also run compiled: there no way can be taken out.
+"""
 
 from __future__ import annotations
 
