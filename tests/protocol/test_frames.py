@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -15,18 +17,21 @@ from sparklog.protocol.received import Frame, OversizeFrame
 LIMIT = 4 * 1024 * 1024
 
 
-def feed(decoder: FrameDecoder, stream: bytes, steps: list[int] | None = None) -> list[Frame | OversizeFrame]:
-    """Push the stream through the decoder, at most ``steps`` bytes at a time in turn."""
-    frames: list[Frame | OversizeFrame] = []
+def received(decoder: FrameDecoder, stream: bytes, steps: list[int] | None = None) -> Iterator[int]:
+    """Put the stream into the decoder's buffer, at most ``steps`` bytes at a time in turn: how many there are now."""
     at, turn = 0, 0
     while at < len(stream):
         room = decoder.get_buffer()
         assert len(room) > 0
         count = min(len(room), len(stream) - at, steps[turn % len(steps)] if steps else len(stream))
         room[:count] = stream[at : at + count]
-        frames += decoder.buffer_updated(count)
+        yield count
         at, turn = at + count, turn + 1
-    return frames
+
+
+def feed(decoder: FrameDecoder, stream: bytes, steps: list[int] | None = None) -> list[Frame | OversizeFrame]:
+    """Push the stream through the decoder, at most ``steps`` bytes at a time in turn."""
+    return [frame for count in received(decoder, stream, steps) for frame in decoder.buffer_updated(count)]
 
 
 def joined(header: bytes, body: bytes) -> bytes:
@@ -70,17 +75,12 @@ def test_a_header_that_comes_alone_is_what_would_have_come_out(
     expected = feed(FrameDecoder(limit), stream, steps)
     decoder = FrameDecoder(limit)
     found: list[object] = []
-    at, turn = 0, 0
-    while at < len(stream):
-        room = decoder.get_buffer()
-        count = min(len(room), len(stream) - at, steps[turn % len(steps)])
-        room[:count] = stream[at : at + count]
+    for count in received(decoder, stream, steps):
         header = decoder.only_header(count)
         if header is None:
             found += [as_tuple(frame) for frame in decoder.buffer_updated(count)]
         else:
             found.append((bytes(header), b""))
-        at, turn = at + count, turn + 1
     assert found == [as_tuple(frame) for frame in expected]
 
 
@@ -105,15 +105,10 @@ def test_a_frame_that_comes_alone_is_what_would_have_come_out() -> None:
         expected = feed(FrameDecoder(limit), stream, steps)
         decoder = FrameDecoder(limit)
         found: list[Frame | OversizeFrame] = []
-        at, turn = 0, 0
-        while at < len(stream):
-            room = decoder.get_buffer()
-            count = min(len(room), len(stream) - at, steps[turn % len(steps)])
-            room[:count] = stream[at : at + count]
+        for count in received(decoder, stream, steps):
             frame = decoder.alone(count)
             found += decoder.buffer_updated(count) if frame is None else [frame]
             taken += frame is not None
-            at, turn = at + count, turn + 1
         # compared in the end: each frame has memory of its own
         assert list(map(as_tuple, found)) == list(map(as_tuple, expected))
 
