@@ -100,7 +100,7 @@ class SupervisedCluster:
 
 def _ports(count: int) -> list[int]:
     """Free ones below those that the system hands out: none must be taken while its broker restarts. Tests that name
-    their ports take them from 29,000 on."""
+    their ports take them from 29,000 on (`tests/ports.py`)."""
     found: list[int] = []
     for port in random.sample(range(20_000, 29_000), 1000):
         with socket.socket() as probe:

@@ -10,6 +10,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from sparklog.cluster.local import LocalCluster
+from tests.ports import FirstPort
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
@@ -31,7 +32,7 @@ def test_the_example_runs(
     # The page does not say where; other tests may be looking for free ports from the usual one on.
     defaults = LocalCluster.__init__.__kwdefaults__
     assert defaults is not None
-    monkeypatch.setitem(defaults, "port", 29_592)
+    monkeypatch.setitem(defaults, "port", FirstPort.DELTA_PAGE)
     text = PAGE.read_text("utf-8")
     example = re.search(r"^## A first look$.*?^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     assert example is not None

@@ -13,6 +13,7 @@ import sparklog
 from sparklog.cluster.process import send_signal
 from tests.integration.cluster_job import READY_S, ClusterJob
 from tests.integration.traffic import Writer
+from tests.ports import FirstPort
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
@@ -45,7 +46,7 @@ def values(bootstrap: str, topic: str, count: int) -> list[int]:
 @pytest.mark.alone
 def test_a_cluster_survives_its_executors_and_its_driver(tmp_path: Path, jobs: list[ClusterJob]) -> None:
     def start(*submit: str) -> ClusterJob:
-        jobs.append(ClusterJob(tmp_path, "--port", "29692", submit=submit))
+        jobs.append(ClusterJob(tmp_path, "--port", str(FirstPort.CLUSTER_JOB), submit=submit))
         return jobs[-1]
 
     first = start()

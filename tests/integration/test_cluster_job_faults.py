@@ -15,6 +15,7 @@ import sparklog
 from sparklog.cluster.process import ProcessIdentity, send_signal
 from tests.integration.cluster_job import ClusterJob, identify_all, parent
 from tests.integration.traffic import Traffic
+from tests.ports import FirstPort
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
@@ -27,7 +28,8 @@ PAUSE_S = 1.5 * SESSION_S
 
 @pytest.fixture
 def job(tmp_path: Path) -> Iterator[ClusterJob]:
-    job = ClusterJob(tmp_path, "--port", "29992", "--set", f"zookeeper.session.timeout.ms={SESSION_S * 1000:.0f}")
+    setting = f"zookeeper.session.timeout.ms={SESSION_S * 1000:.0f}"
+    job = ClusterJob(tmp_path, "--port", str(FirstPort.CLUSTER_JOB_FAULTS), "--set", setting)
     try:
         yield job
     finally:

@@ -20,6 +20,7 @@ from sparklog.zk import codecs, paths
 from sparklog.zk.errors import ZkError, ZkNoNode, ZkUnreachable
 from sparklog.zk.session import Node
 from tests.cluster.support import eventually, kill_noted, spec
+from tests.ports import FirstPort
 
 pytestmark = pytest.mark.integration
 
@@ -45,7 +46,7 @@ class Host:
                 "cluster_id": self.seat.cluster_id,
                 "driver_epoch": self.seat.epoch,
                 "brokers_per_task": 3,
-                "port": 29_592,
+                "port": FirstPort.GENERATIONS,
                 "session_timeout_ms": SESSION_S * 1000,
                 **changes,
             },
@@ -112,7 +113,7 @@ def test_brokers_live_through_generations_and_end_in_order(host: Host) -> None:
 
         third, report = await host.begin(3)
         assert [broker.adopted for broker in report.brokers] == [False, False, False]
-        assert [broker.port for broker in report.brokers] == [29_592 + k for k in range(3)]
+        assert [broker.port for broker in report.brokers] == [FirstPort.GENERATIONS + k for k in range(3)]
         await host.say(3, Course.STOP)
         assert await asyncio.wait_for(third, PATIENCE_S) == "stop"
 

@@ -13,6 +13,7 @@ from pyspark.sql import SparkSession
 
 import sparklog
 from sparklog.errors import ClusterError
+from tests.ports import FirstPort
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
@@ -37,7 +38,7 @@ def session(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_cluster_in_a_session_serves_its_jobs(
     session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with sparklog.LocalCluster(session, brokers=3, data_dir=tmp_path, port=29_792) as cluster:
+    with sparklog.LocalCluster(session, brokers=3, data_dir=tmp_path, port=FirstPort.LOCAL_CLUSTER) as cluster:
         assert session.sparkContext.pythonExec == sys.executable
         assert len(cluster.bootstrap.split(",")) == 3
         pids = cluster.broker_pids()

@@ -14,6 +14,7 @@ from sparklog.cluster.process import send_signal
 from sparklog.testing.standalone_spark import StandaloneSpark
 from tests.integration.cluster_job import ClusterJob, identify_all
 from tests.integration.traffic import Traffic
+from tests.ports import FirstPort
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
@@ -34,7 +35,7 @@ class Standalone:
         words = ["--master", self.spark.url, "--total-executor-cores", "3", "--executor-memory", "512m"]
         words += ["--conf", "spark.ui.enabled=false", "--conf", f"spark.local.dir={self.data_dir}/local"]
         setting = f"zookeeper.session.timeout.ms={SESSION_S * 1000:.0f}"
-        arguments = ["--port", "29892", "--advertised-host", "127.0.0.1", "--set", setting]
+        arguments = ["--port", str(FirstPort.STANDALONE_SPARK), "--advertised-host", "127.0.0.1", "--set", setting]
         self.jobs.append(ClusterJob(self.data_dir, *arguments, submit=words))
         return self.jobs[-1]
 

@@ -11,6 +11,7 @@ from pyspark.sql import SparkSession
 
 from sparklog.client.admin import Admin
 from sparklog.cluster.local import LocalCluster
+from tests.ports import FirstPort
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
@@ -36,7 +37,7 @@ def test_every_example_runs(
     # The page does not say where; other tests may be looking for free ports from the usual one on.
     defaults = LocalCluster.__init__.__kwdefaults__
     assert defaults is not None
-    monkeypatch.setitem(defaults, "port", 29_492)
+    monkeypatch.setitem(defaults, "port", FirstPort.SPARK_PAGE)
     text = PAGE.read_text()
     examples = list(re.finditer(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL))
     assert len(examples) == text.count("```") // 2, "a block that nothing runs"
