@@ -6,6 +6,7 @@ borrows it; where something else goes on, or an answer takes longer, the thread 
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from threading import get_ident
@@ -18,6 +19,9 @@ from sparklog.client.produce_requests import ProduceRequests
 _WAITS_IN_TURN = 4
 #: An answer that takes longer is waited for by the I/O thread: it has other things to look after as well.
 _ANSWER_S = 0.005
+#: An answer that comes so soon is waited for without sleep: a processor that slept takes 0.05 ms to be awake again.
+#: Twice what a leader takes on the same host that waits for no follower.
+_AWAKE_S = 0.000_25
 
 
 class StandIn:
@@ -41,6 +45,10 @@ class StandIn:
         self._wake = wake
         self._waits = 0
         self._waiting_thread = -1
+        #: On the only processor whoever stays awake keeps others from answering.
+        self._most_awake_s = _AWAKE_S if _processors() > 1 else 0.0
+        #: How long the next answer is waited for without sleep: not at all if the last one took longer.
+        self._awake_s = 0.0
         #: Who acts only waits now: nothing is lost where it is interrupted.
         self._resting = False
 
@@ -93,17 +101,26 @@ class StandIn:
 
     def _receive(self, finished: Callable[[], bool]) -> None:
         """Take answers as they come, for as long as they usually take."""
-        left_s = _ANSWER_S
-        until = time.monotonic() + left_s
+        began = time.monotonic()
+        until = began + _ANSWER_S
         while not finished():
             connection = self._requests.only_connection()
-            if connection is None or left_s <= 0:
+            if connection is None or began >= until:
                 self._lease.recall()
                 return
             self._resting = True
-            readable = connection.wait_readable(left_s)
+            readable = connection.wait_readable(until - began, self._awake_s)
             self._resting = False
+            now = time.monotonic()
+            self._awake_s = self._most_awake_s if now - began < self._most_awake_s else 0.0
             if not readable or not connection.read_now():
                 self._lease.recall()
                 return
-            left_s = until - time.monotonic()
+            began = now
+
+
+def _processors() -> int:
+    """That this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

@@ -144,12 +144,20 @@ class AsyncConnection(asyncio.BufferedProtocol):
 
     # --- for a thread that acts for a loop that nobody runs ---
 
-    def wait_readable(self, timeout_s: float) -> bool:
-        """Wait for bytes, or for the connection's end. False: nothing came in time."""
+    def wait_readable(self, timeout_s: float, awake_s: float = 0.0) -> bool:
+        """Wait for bytes, or for the connection's end. False: nothing came in time. For the first ``awake_s`` it asks
+        again and again instead of sleeping."""
         if self._poll is None:
             poll = select.poll()
             poll.register(self._socket_number, select.POLLIN)
             self._poll = poll  # last: an interrupt may come at any time
+        if awake_s > 0:
+            awake_s = min(awake_s, timeout_s)
+            until = time.monotonic() + awake_s
+            while time.monotonic() < until:
+                if self._poll.poll(0):
+                    return True
+            timeout_s -= awake_s
         return bool(self._poll.poll(timeout_s * 1000))
 
     def read_now(self) -> bool:
