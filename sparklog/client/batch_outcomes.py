@@ -8,11 +8,12 @@ from __future__ import annotations
 import random
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence, Sized
 from typing import NamedTuple
 
 from sparklog.client.accumulator import Accumulator, ProducerBatch
 from sparklog.client.async_link import AsyncLink
+from sparklog.client.collector import RecordChunk
 from sparklog.client.errors import ClientTimeout, transaction_error
 from sparklog.client.results import BatchOutcome, Completion
 from sparklog.errors import TRAITS, BrokerError, ErrorCode
@@ -25,6 +26,16 @@ class Ticket(NamedTuple):
     completion: Completion
     number: int
     reserved: int
+
+
+def tickets(chunk: RecordChunk, placed: Sequence[Sized]) -> Iterator[Ticket]:
+    """Of the batches that a chunk's records were ``placed`` in. They share the room that it takes by their rows; the
+    last one gives back what is left."""
+    left, total = chunk.size, sum(map(len, placed))
+    for number, rows in enumerate(placed):
+        share = left if number == len(placed) - 1 else chunk.size * len(rows) // total
+        left -= share
+        yield Ticket(chunk, number, share)
 
 
 class BatchOutcomes:

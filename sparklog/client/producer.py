@@ -22,7 +22,7 @@ from typing import Any
 from sparklog.client.accumulator import ProducerIdentity
 from sparklog.client.batch_outcomes import Ticket
 from sparklog.client.bootstrap import parse_bootstrap
-from sparklog.client.collector import Collector, RecordChunk, header_list, utf8
+from sparklog.client.collector import Collector, RecordChunk, header_list
 from sparklog.client.errors import ClientTimeout, CommitOutcomeUnknown, ProducerClosed
 from sparklog.client.group_session import GroupMetadata
 from sparklog.client.partitioning import (
@@ -34,6 +34,7 @@ from sparklog.client.partitioning import (
     take_destinations,
     to_table,
 )
+from sparklog.client.record_arguments import as_bytes, microseconds, typed_row
 from sparklog.client.results import Completion, RecordMetadata, TableWrite, WriteResult
 from sparklog.client.sender import Sender
 from sparklog.client.sender_settings import SenderSettings
@@ -217,14 +218,14 @@ class Producer:
                 partition = operator.index(partition)
             if not 0 <= partition < known.partition_count:
                 check_partition(known, partition)
-        time_us = time.time_ns() // 1000 if timestamp is None else _microseconds(timestamp)
+        time_us = time.time_ns() // 1000 if timestamp is None else microseconds(timestamp)
         if not known.is_default:
-            value, size = _typed_row(known, value, key, headers)
+            value, size = typed_row(known, value, key, headers)
         else:
             if type(value) is not bytes and value is not None and not (type(value) is str and value.isascii()):
-                value = _as_bytes("value", value)
+                value = as_bytes("value", value)
             if type(key) is not bytes and key is not None and not (type(key) is str and key.isascii()):
-                key = _as_bytes("key", key)
+                key = as_bytes("key", key)
             size = (len(value) if value is not None else 0) + (len(key) if key is not None else 0)
         found = None
         if headers:
@@ -464,40 +465,3 @@ class Producer:
                 self._failed.append(completion)
             if self._transactions is not None and completion.error is not None:
                 self._transactions.failed(completion.error)
-
-
-def _microseconds(timestamp: dt.datetime | int) -> int:
-    if isinstance(timestamp, dt.datetime):
-        return round(timestamp.timestamp() * 1_000_000)
-    try:
-        time_us = operator.index(timestamp)
-    except TypeError:
-        expected = "a datetime or microseconds since 1970 as an int"
-        raise TypeError(f"timestamp: {type(timestamp).__name__} found, expected {expected}") from None
-    if not -(2**63) <= time_us < 2**63:
-        raise ValueError(f"timestamp: {time_us} us found, expected what fits into 64 bits")
-    return time_us
-
-
-def _as_bytes(what: str, found: Any) -> bytes:
-    if isinstance(found, str):
-        return utf8(what, found)
-    if isinstance(found, (bytes, bytearray, memoryview)):
-        return bytes(found)
-    raise TypeError(f"{what}: {type(found).__name__} found, expected bytes or text")
-
-
-def _typed_row(topic: ProducerTopic, value: Any, key: Any, headers: Any) -> tuple[Mapping[str, Any], int]:
-    """A record of a typed topic, checked for its columns; values are checked when the chunk is encoded."""
-    if not isinstance(value, Mapping):
-        raise TypeError(f"value: {type(value).__name__} found; topic {topic.name!r} expects {topic.schema.names}")
-    if key is not None or headers is not None:
-        raise TypeError(f"topic {topic.name!r} has columns of its own: key and headers are not among a typed record")
-    unknown = value.keys() - set(topic.schema.names)
-    if unknown:
-        raise BrokerError(
-            ErrorCode.SCHEMA_MISMATCH,
-            f"columns {sorted(map(str, unknown))} are not among those of {topic.name!r}: {topic.schema.names}",
-        )
-    # A copy: what its owner puts into it next is another record.
-    return dict(value), sum(len(part) if isinstance(part, (str, bytes)) else 8 for part in value.values())

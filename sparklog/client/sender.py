@@ -18,23 +18,23 @@ from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from sparklog.client.accumulator import Accumulator, BatchState, ProducerBatch
+from sparklog.client.accumulator import Accumulator, ProducerBatch
 from sparklog.client.alone import SendAlone
 from sparklog.client.async_link import AsyncLink
-from sparklog.client.batch_outcomes import BatchOutcomes, Ticket
-from sparklog.client.chunk_encoder import ChunkEncoder, not_encoded
+from sparklog.client.batch_outcomes import BatchOutcomes, Ticket, tickets
+from sparklog.client.chunk_encoder import ChunkEncoder
 from sparklog.client.collector import Attendant, Collector, RecordChunk
 from sparklog.client.errors import ClientTimeout, ProducerClosed, closed_for
 from sparklog.client.loop_lease import LoopLease
-from sparklog.client.partitioning import ProducerTopic, under_newest_schema
+from sparklog.client.partitioning import ProducerTopic
 from sparklog.client.produce_requests import ProduceRequests
 from sparklog.client.producer_id import ProducerIdRequest
 from sparklog.client.results import Completion
 from sparklog.client.sender_settings import SenderSettings
 from sparklog.client.sender_transactions import SenderTransactions
 from sparklog.client.stand_in import StandIn
-from sparklog.client.topic_board import UNKNOWN_TOPIC_GRACE_S, TopicBoard, TopicWish
-from sparklog.errors import BrokerError, ErrorCode
+from sparklog.client.topic_board import TopicBoard, TopicWish
+from sparklog.client.waiting_batches import WaitingBatches
 from sparklog.model import TopicPartition
 from sparklog.net.loop import new_event_loop
 from sparklog.record.codec import EncodedBatch
@@ -91,10 +91,11 @@ class Sender:
             self._link,
             self._accumulator,
             release=self.collector.release,
-            retried=self._follow,
+            retried=self._retried,
             transaction=f"transaction {settings.transaction!r}" if settings.transaction else "",
             delivery_timeout_s=settings.delivery_timeout_s,
         )
+        self._waiting = WaitingBatches(self._board, self._accumulator, fail=self._outcomes.fail)
         self._requests = ProduceRequests(
             self._link,
             loop=self._loop,
@@ -190,7 +191,7 @@ class Sender:
         self._incoming.append(self._batch(topic, partition, encoded, ticket))
         self.wake()
         if self._broken is not None:  # the thread will not look again
-            self._fail_incoming()
+            self._fail_incoming(self._closed_error)
 
     def topic(self, name: str, timeout_s: float) -> ProducerTopic:
         """The topic, waiting for its metadata when it is not known yet.
@@ -202,8 +203,7 @@ class Sender:
         known = self._board.topics.get(name)
         if known is not None:
             return known
-        now = time.monotonic() * 1000
-        wish = TopicWish(name, now + timeout_s * 1000, now + UNKNOWN_TOPIC_GRACE_S * 1000, Future())
+        wish = TopicWish.of(name, timeout_s)
         if self.on_io_thread():
             raise ClientTimeout(f"metadata of topic {name!r} cannot be waited for in a future's callback")
         self._hand_over(self._wish, wish)
@@ -309,20 +309,20 @@ class Sender:
             if self._at_rest():
                 return
             self._looks += 1
-            now = _now_ms()
+            now = time.monotonic() * 1000
             for topic in self._board.follow():
-                self._follow_topic(topic)
+                self._waiting.follow_topic(topic)
             self._board.grant(now)
             while self._incoming:
                 batch = self._incoming.popleft()
                 self._accumulator.add(batch)
-                self._follow(batch)
+                self._waiting.follow(batch)
             if not self.collector.empty:
                 patience_ms = self._requests.patience_ms(now)
                 for chunk in self.collector.take_due(now + _TICK_MS / 2, self._accumulator.topic_busy, patience_ms):
                     self._encode_chunk(chunk)
             for name, error in self._board.gone(now):
-                self._give_up_topic(name, error)
+                self._waiting.give_up(name, error)
             for batch in self._accumulator.expire(now):
                 self._outcomes.expired(batch)
             self._requests.end_deposed()
@@ -407,13 +407,8 @@ class Sender:
         self._outcomes.tell_acknowledged()
         for chunk in self.collector.close(closed):
             chunk.fail(closed)
-        self._fail_incoming()
-        for batch in self._accumulator.batches():
-            try:
-                self._accumulator.give_up(batch)
-            except (KeyError, ValueError):
-                batch.state = BatchState.DONE  # an interrupt came while it went from one place to another
-            self._outcomes.fail(batch, closed)
+        self._fail_incoming(closed)
+        self._waiting.forsake(closed)
         self._board.fail_all(closed)
         self._forsake(closed)
 
@@ -422,20 +417,17 @@ class Sender:
         for chunk in self.collector.take_due(math.inf, lambda _: False, 0.0):
             self.collector.release(chunk.size)
             chunk.fail(error)
-        while self._incoming:
-            self._outcomes.fail(self._incoming.popleft(), error)
-        for batch in self._accumulator.batches():
-            self._accumulator.give_up(batch)
-            self._outcomes.fail(batch, error)
+        self._fail_incoming(error)
+        self._waiting.give_up_all(error)
 
-    def _fail_incoming(self) -> None:
-        """Called by this thread when it ends, and by others afterwards."""
+    def _fail_incoming(self, error: BaseException) -> None:
+        """Called by this thread, and by others when it has ended."""
         while True:
             try:
                 batch = self._incoming.popleft()
             except IndexError:
                 return
-            self._outcomes.fail(batch, self._closed_error)
+            self._outcomes.fail(batch, error)
 
     # --- chunks to batches ---
 
@@ -444,7 +436,7 @@ class Sender:
             TopicPartition(topic.name, partition),
             encoded,
             topic_id=topic.topic_id,
-            deadline_ms=_now_ms() + self._settings.delivery_timeout_s * 1000,
+            deadline_ms=time.monotonic() * 1000 + self._settings.delivery_timeout_s * 1000,
             handle=ticket,
         )
 
@@ -456,16 +448,10 @@ class Sender:
             self.collector.release(chunk.size)
             chunk.fail(chunk.error)
             return
-        chunk.placed([part.rows for part in parts])
-        if len(parts) == 1:
-            (part,) = parts
-            self._accumulator.add(self._batch(topic, part.partition, part.encoded, Ticket(chunk, 0, chunk.size)))
-            return
-        left, rows = chunk.size, sum(len(part.rows) for part in parts)
-        for index, part in enumerate(parts):
-            share = left if index == len(parts) - 1 else chunk.size * len(part.rows) // rows
-            left -= share
-            self._accumulator.add(self._batch(topic, part.partition, part.encoded, Ticket(chunk, index, share)))
+        rows = [part.rows for part in parts]
+        chunk.placed(rows)
+        for part, ticket in zip(parts, tickets(chunk, rows), strict=True):
+            self._accumulator.add(self._batch(topic, part.partition, part.encoded, ticket))
 
     # --- metadata and identity ---
 
@@ -485,32 +471,8 @@ class Sender:
             self._board.fail_all(self._closed_error)
         self._pump()
 
-    def _follow_topic(self, topic: ProducerTopic) -> None:
-        for batch in self._accumulator.batches(topic.name):
-            if batch.state is not BatchState.IN_FLIGHT:
-                self._follow(batch)
-
-    def _follow(self, batch: ProducerBatch) -> None:
-        """Fit a batch that waits to its topic as it is now, or give it up when that is another topic."""
-        topic = self._board.topics.get(batch.tp.topic)
-        if topic is None:
-            return
-        if batch.topic_id != topic.topic_id:
-            self._accumulator.give_up(batch)
-            detail = f"topic {topic.name!r} was deleted and created again since the records were handed over"
-            self._outcomes.fail(batch, BrokerError(ErrorCode.INCONSISTENT_TOPIC_ID, detail))
-        elif batch.encoded.header.schema_id < topic.schema_id:
-            try:
-                batch.encoded = under_newest_schema(batch.encoded, topic)
-            except Exception as error:
-                self._accumulator.give_up(batch)
-                self._outcomes.fail(batch, error if isinstance(error, BrokerError) else not_encoded(topic, error))
-
-    def _give_up_topic(self, name: str, error: BrokerError) -> None:
-        for batch in self._accumulator.batches(name) if self._accumulator.topic_busy(name) else ():
-            if batch.state is not BatchState.IN_FLIGHT:
-                self._accumulator.give_up(batch)
-                self._outcomes.fail(batch, error)
+    def _retried(self, batch: ProducerBatch) -> None:
+        self._waiting.follow(batch)
 
     def _want_what_is_missing(self, now: float) -> None:
         if self._accumulator.leaderless:
@@ -534,7 +496,3 @@ class Sender:
             self._timer = None
         if times:
             self._timer = self._loop.call_later(max(_TICK_MS, min(times) - now) / 1000, self._pump)
-
-
-def _now_ms() -> float:
-    return time.monotonic() * 1000

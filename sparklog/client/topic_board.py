@@ -6,6 +6,7 @@ batches: it says which topics changed and which are gone, and the sender acts on
 
 from __future__ import annotations
 
+import time
 from concurrent.futures import Future
 from typing import NamedTuple
 
@@ -17,7 +18,7 @@ from sparklog.errors import BrokerError
 from sparklog.protocol.messages import TopicMetadata
 
 #: "Unknown topic" may mean "not told yet" for so long.
-UNKNOWN_TOPIC_GRACE_S = 2.0
+_UNKNOWN_TOPIC_GRACE_S = 2.0
 
 
 class TopicWish(NamedTuple):
@@ -27,6 +28,11 @@ class TopicWish(NamedTuple):
     deadline_ms: float
     unknown_until_ms: float
     future: Future[ProducerTopic]
+
+    @classmethod
+    def of(cls, name: str, timeout_s: float) -> TopicWish:
+        now_ms = time.monotonic() * 1000
+        return cls(name, now_ms + timeout_s * 1000, now_ms + _UNKNOWN_TOPIC_GRACE_S * 1000, Future())
 
 
 class TopicBoard:
@@ -110,7 +116,7 @@ class TopicBoard:
         for name, unusable in errors.items():
             since_ms = self._unknown_since_ms.setdefault(name, now_ms)
             error = topic_error(unusable)
-            if error is not None and now_ms >= since_ms + UNKNOWN_TOPIC_GRACE_S * 1000:
+            if error is not None and now_ms >= since_ms + _UNKNOWN_TOPIC_GRACE_S * 1000:
                 found.append((name, error))
         return found
 
@@ -120,7 +126,7 @@ class TopicBoard:
             return []
         times = [wish.deadline_ms for wish in self._wishes]
         times += [wish.unknown_until_ms for wish in self._wishes]
-        times += [since + UNKNOWN_TOPIC_GRACE_S * 1000 for since in self._unknown_since_ms.values()]
+        times += [since + _UNKNOWN_TOPIC_GRACE_S * 1000 for since in self._unknown_since_ms.values()]
         return [at for at in times if at > now_ms]
 
     def fail_all(self, error: BaseException) -> None:

@@ -155,10 +155,10 @@ def test_groups_and_their_lag(cli: Cli, fake: FakeCluster) -> None:
     with Producer(fake.bootstrap) as producer:
         for number in range(5):
             producer.send("t", b"v", partition=number % 2)
-    fake.do(lambda: fake.coordinator.offsets.update({("g", "t", 0): 1, ("g", "t", 1): 2, ("g", "gone", 0): 7}))
+    fake.do(lambda: fake.groups.offsets.update({("g", "t", 0): 1, ("g", "t", 1): 2, ("g", "gone", 0): 7}))
     owned = (TopicPartitions("t", "id", (0,)),)
     member = MemberDescription("m1", "", "c", "::1", "", 3, ("t",), "", owned, owned)
-    fake.do(lambda: fake.coordinator.described.update({"h": GroupDescription("h", "stable", 3, (member,))}))
+    fake.do(lambda: fake.groups.described.update({"h": GroupDescription("h", "stable", 3, (member,))}))
     assert [line.split() for line in cli("groups", "list").text.splitlines()[1:]] == [
         ["g", "empty", "0"], ["h", "stable", "1"],
     ]  # fmt: skip
@@ -186,10 +186,10 @@ def test_offsets_of_groups_are_set(cli: Cli, fake: FakeCluster, tmp_path: Path) 
     with Producer(fake.bootstrap) as producer:
         for second in range(10):
             producer.send("t", b"v", partition=second % 2, timestamp=second * 1_000_000).result(10)
-    fake.do(lambda: fake.coordinator.offsets.update({("g", "t", 0): 2, ("g", "t", 1): 3, ("g", "gone", 0): 7}))
+    fake.do(lambda: fake.groups.offsets.update({("g", "t", 0): 2, ("g", "t", 1): 3, ("g", "gone", 0): 7}))
 
     def kept() -> dict[tuple[str, int], int]:
-        return {key[1:]: offset for key, offset in fake.coordinator.offsets.items() if key[0] == "g" and key[1] == "t"}
+        return {key[1:]: offset for key, offset in fake.groups.offsets.items() if key[0] == "g" and key[1] == "t"}
 
     def reset(*arguments: object) -> list[int]:
         result = cli("groups", "reset-offsets", "g", *arguments, "--json")

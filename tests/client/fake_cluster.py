@@ -31,7 +31,6 @@ from sparklog.protocol.messages import (
     AlterReassignmentsReply,
     BeginTransaction,
     CommitOffsets,
-    CommitOffsetsReply,
     CreatePartitions,
     CreateTopic,
     CreateTopicReply,
@@ -40,24 +39,20 @@ from sparklog.protocol.messages import (
     DescribeBroker,
     DescribeBrokerReply,
     DescribeGroup,
-    DescribeGroupReply,
     EndTransaction,
     ErrorReply,
     Fetch,
     FetchedPartition,
     FetchOffsets,
-    FetchOffsetsReply,
     FetchReply,
     FindCoordinator,
     FindCoordinatorReply,
     FindHanging,
-    GroupOffset,
     HelloReply,
     InitProducerId,
     InitProducerIdReply,
     ListedOffset,
     ListGroups,
-    ListGroupsReply,
     ListOffsets,
     ListOffsetsReply,
     ListReassignments,
@@ -79,6 +74,7 @@ from sparklog.record.header import HEADER_BYTES, Flag, unpack_header
 from sparklog.record.schema import DEFAULT_SCHEMA, parse_schema
 from sparklog.record.validate import validate_batch
 from tests.client.fake_coordinator import FakeCoordinator
+from tests.client.fake_groups import FakeGroups
 from tests.client.fake_log import FakeLog, FakeTopic
 
 T = TypeVar("T")
@@ -120,6 +116,7 @@ class FakeCluster:
         self.next_producer_id = 100
         self.topic_ids = 0
         self.coordinator = FakeCoordinator(self)
+        self.groups = FakeGroups()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def __enter__(self) -> FakeCluster:
@@ -285,33 +282,8 @@ class _Handler:
                 | AbortHanging()
             ):
                 self.cluster.coordinator.handle(self.broker.broker_id, request, self.connection.reply)
-            case ListGroups():
-                described = self.cluster.coordinator.described
-                groups = tuple({*described, *(group for group, _, _ in self.cluster.coordinator.offsets)})
-                states = tuple(
-                    (described[name].state, len(described[name].members)) if name in described else ("empty", 0)
-                    for name in groups
-                )
-                self.connection.reply(ListGroupsReply(cid, groups, states))
-            case DescribeGroup():
-                found_group = self.cluster.coordinator.described.get(request.group)
-                self.connection.reply(DescribeGroupReply(cid, found_group))
-            case CommitOffsets():
-                named = {(request.group, one.topic, one.partition): one.offset for one in request.offsets}
-                self.cluster.coordinator.offsets.update(named)
-                results = tuple(PartitionResult(one.topic, one.partition, 0) for one in request.offsets)
-                self.connection.reply(CommitOffsetsReply(cid, results))
-            case DeleteGroup():
-                kept_offsets = self.cluster.coordinator.offsets
-                own = [key for key in kept_offsets if key[0] == request.group]
-                for key in own:
-                    del kept_offsets[key]
-                missing = ErrorReply(cid, ErrorCode.GROUP_ID_NOT_FOUND, f"there is no group {request.group!r}")
-                self.connection.reply(Ack(cid) if own else missing)
-            case FetchOffsets():
-                kept = self.cluster.coordinator.offsets.items()
-                offsets = tuple(GroupOffset(*key[1:], offset) for key, offset in kept if key[0] == request.group)
-                self.connection.reply(FetchOffsetsReply(cid, offsets))
+            case ListGroups() | DescribeGroup() | CommitOffsets() | DeleteGroup() | FetchOffsets():
+                self.connection.reply(self.cluster.groups.answer(request))
             case CreateTopic():
                 self._create(request)
             case DeleteTopic():

@@ -38,7 +38,6 @@ from sparklog.protocol.messages import (
     ErrorReply,
     FindHanging,
     FindHangingReply,
-    GroupDescription,
     HangingTransaction,
     ListTransactions,
     ListTransactionsReply,
@@ -73,10 +72,6 @@ class FakeCoordinator:
         self.cluster = cluster
         self.broker_id = 0
         self.records: list[Record] = []
-        #: Offsets that commits have handed over: (group, topic, partition) to offset.
-        self.offsets: dict[tuple[str, str, int], int] = {}
-        #: Groups with members.
-        self.described: dict[str, GroupDescription] = {}
         #: What leaders find to be open without a coordinator.
         self.hanging: list[HangingTransaction] = []
         self._tickets = 0
@@ -218,7 +213,7 @@ class FakeCoordinator:
                     todo += self._core.step(events.MarkersWritten(key, decision, there), _now_ms())
                 case SendOffsets(key, decision, group, offsets):
                     for found in offsets:
-                        self.offsets[group, found.topic, found.partition] = found.offset
+                        self.cluster.groups.offsets[group, found.topic, found.partition] = found.offset
                     todo += self._core.step(events.OffsetsWritten(key, decision, group), _now_ms())
 
     def _mark(self, name: str, partition: int, marker: Marker) -> None:

@@ -194,7 +194,7 @@ def test_what_the_others_confirm_is_believed(deposed: FakeCluster) -> None:
 def test_a_deposed_coordinator_of_a_group_tells_no_old_offsets(fake: FakeCluster) -> None:
     topic = fake.create("__consumer_offsets")
     fake.move(TopicPartition("__consumer_offsets", 0), 1)
-    fake.coordinator.offsets["g", "t", 0] = 2
+    fake.groups.offsets["g", "t", 0] = 2
     leads = PartitionMetadata(0, 0, 0, (0, 1), (0, 1))
     told = TopicMetadata(0, "__consumer_offsets", topic.topic_id, (leads,), tuple(topic.schemas), topic.key)
 

@@ -100,13 +100,13 @@ def test_offsets_are_the_groups_when_the_transaction_commits(fake: FakeCluster) 
         producer.begin()
         producer.send_offsets({TopicPartition("in", 0): 5}, group="g")
         producer.abort()
-        assert fake.coordinator.offsets == {}
+        assert fake.groups.offsets == {}
         with producer.transaction():
             producer.send("t", b"a")
             producer.send_offsets({TopicPartition("in", 0): 7, TopicPartition("in", 1): 1}, group="g")
             producer.send_offsets({TopicPartition("in", 0): 8}, group="g")
-            assert fake.coordinator.offsets == {}
-    assert fake.coordinator.offsets == {("g", "in", 0): 8, ("g", "in", 1): 1}
+            assert fake.groups.offsets == {}
+    assert fake.groups.offsets == {("g", "in", 0): 8, ("g", "in", 1): 1}
 
 
 def test_offsets_that_were_refused_are_not_left_out_of_a_commit(fake: FakeCluster) -> None:

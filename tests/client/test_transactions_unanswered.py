@@ -39,7 +39,7 @@ def test_what_is_lost_is_repeated_and_done_once(fake: FakeCluster, kind: type, f
                 producer.send_offsets({TopicPartition("in", 0): 3}, group="g")
     assert seen(fake, "t") == [b"a", b"b"]
     assert seen(fake, "t", "read_uncommitted") == [b"a", b"b"]
-    assert fake.coordinator.offsets == {("g", "in", 0): 3}
+    assert fake.groups.offsets == {("g", "in", 0): 3}
 
 
 @pytest.mark.parametrize(
