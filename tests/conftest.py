@@ -53,6 +53,7 @@ GROUPS = {
     "spark/test_killed_writes.py": "streams",
     "delta/test_archive.py": "delta, archive",
     "packaging/test_compiled.py": "compiled",
+    "bench/test_run.py": "bench",
     "delta/test_upsert.py": "delta, upsert",
     "delta/test_history.py": "delta, history",
     "delta/test_maintenance.py": "delta, maintenance",
