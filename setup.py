@@ -21,7 +21,7 @@ COMPILED = {
     "broker": "coordinators dispatch fetch fetch_look fetcher open_fetch partition partitions produce state upkeep "
     "wiring",
     "client": "accumulator alone async_link batch_outcomes collector lone_record loop_lease metadata partitioning "
-    "produce_requests sender stand_in topic_board",
+    "produce_requests sender stand_in topic_board wakefulness",
     "net": "async_client server",
     "protocol": "connection frames",
     "record": "checksum codec few_checks few_records header validate",

@@ -6,7 +6,6 @@ borrows it; where something else goes on, or an answer takes longer, the thread 
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from threading import get_ident
@@ -14,14 +13,12 @@ from typing import Any
 
 from sparklog.client.loop_lease import LoopLease
 from sparklog.client.produce_requests import ProduceRequests
+from sparklog.client.wakefulness import Wakefulness, processors
 
 #: Who has waited for so many records one after the other will wait for the next one as well.
 _WAITS_IN_TURN = 4
 #: An answer that takes longer is waited for by the I/O thread: it has other things to look after as well.
 _ANSWER_S = 0.005
-#: An answer that comes so soon is waited for without sleep: a processor that slept takes 0.05 ms to be awake again.
-#: Twice what a leader takes on the same host that waits for no follower.
-_AWAKE_S = 0.000_25
 
 
 class StandIn:
@@ -45,10 +42,7 @@ class StandIn:
         self._wake = wake
         self._waits = 0
         self._waiting_thread = -1
-        #: On the only processor whoever stays awake keeps others from answering.
-        self._most_awake_s = _AWAKE_S if _processors() > 1 else 0.0
-        #: How long the next answer is waited for without sleep: not at all if the last one took longer.
-        self._awake_s = 0.0
+        self._wakefulness = Wakefulness(processors=processors())
         #: Who acts only waits now: nothing is lost where it is interrupted.
         self._resting = False
 
@@ -109,18 +103,11 @@ class StandIn:
                 self._lease.recall()
                 return
             self._resting = True
-            readable = connection.wait_readable(until - began, self._awake_s)
+            readable = connection.wait_readable(until - began, self._wakefulness.awake_s)
             self._resting = False
             now = time.monotonic()
-            self._awake_s = self._most_awake_s if now - began < self._most_awake_s else 0.0
+            self._wakefulness.answered(now - began)
             if not readable or not connection.read_now():
                 self._lease.recall()
                 return
             began = now
-
-
-def _processors() -> int:
-    """That this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

@@ -1,10 +1,11 @@
-"""A caller who acts for the producer's loop stays awake for an answer where the one before came soon."""
+"""A caller who acts for the producer's loop stays awake for an answer where the last ones came soon."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
 import os
+import random
 import select
 import socket
 import time
@@ -13,7 +14,8 @@ from collections.abc import Callable
 import pytest
 
 from sparklog import Producer
-from sparklog.client import stand_in
+from sparklog.client import wakefulness
+from sparklog.client.wakefulness import SOON_S, Wakefulness, processors
 from sparklog.net.async_client import AsyncConnection
 from tests.client.fake_cluster import FakeCluster
 
@@ -73,8 +75,8 @@ def test_who_was_awake_for_long_enough_sleeps_for_the_rest() -> None:
         assert polls.timeouts == [20]
 
 
-def _asked(fake: FakeCluster, monkeypatch: pytest.MonkeyPatch, awake_s: float) -> list[float]:
-    """For how long who waits stays awake, in turn, if answers within ``awake_s`` come soon."""
+def _asked(fake: FakeCluster, monkeypatch: pytest.MonkeyPatch, soon_s: float) -> list[float]:
+    """For how long who waits stays awake, in turn, if answers within ``soon_s`` come soon."""
     fake.create("t", partitions=1)
     asked: list[float] = []
     wait_readable = AsyncConnection.wait_readable
@@ -83,7 +85,7 @@ def _asked(fake: FakeCluster, monkeypatch: pytest.MonkeyPatch, awake_s: float) -
         asked.append(awake_s)
         return wait_readable(self, timeout_s)
 
-    monkeypatch.setattr(stand_in, "_AWAKE_S", awake_s)
+    monkeypatch.setattr(wakefulness, "SOON_S", soon_s)
     monkeypatch.setattr(AsyncConnection, "wait_readable", noted)
     with Producer(fake.bootstrap) as producer:
         deadline = time.monotonic() + _TIMEOUT_S
@@ -95,18 +97,88 @@ def _asked(fake: FakeCluster, monkeypatch: pytest.MonkeyPatch, awake_s: float) -
     raise AssertionError("unreachable")
 
 
-def test_an_answer_that_came_soon_has_the_next_one_waited_for_awake(
+def test_a_producers_answers_decide_how_the_next_one_is_waited_for(
     fake: FakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert _asked(fake, monkeypatch, 60.0) == [0.0] + [60.0] * (_ANSWERS - 1)
 
 
-def test_an_answer_that_took_longer_has_the_next_one_waited_for_asleep(
-    fake: FakeCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_producer_sleeps_where_no_answer_comes_soon(fake: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     assert set(_asked(fake, monkeypatch, 1e-9)) == {0.0}
 
 
-def test_nobody_stays_awake_on_the_only_processor(fake: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_producer_sleeps_on_the_only_processor(fake: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
     assert set(_asked(fake, monkeypatch, 60.0)) == {0.0}
+
+
+_SOON_S, _LATE_S = SOON_S / 2, SOON_S
+
+
+def _slept_for(subject: Wakefulness) -> int:
+    """How many answers that come soon it sleeps for now."""
+    for count in range(10_000):
+        if subject.awake_s:
+            return count
+        subject.answered(_SOON_S)
+    raise AssertionError("it never stays awake again")
+
+
+def test_each_answer_that_kept_it_awake_for_nothing_lets_it_sleep_twice_as_long() -> None:
+    subject = Wakefulness(processors=2)
+    slept = []
+    for _ in range(13):
+        slept.append(_slept_for(subject))
+        assert subject.awake_s == SOON_S
+        subject.answered(_LATE_S)
+        assert subject.awake_s == 0
+    assert slept == [2**n for n in range(11)] + [1024, 1024]
+
+
+def test_late_answers_that_it_slept_for_let_it_sleep_on_and_no_longer_than_before() -> None:
+    subject = Wakefulness(processors=2)
+    _slept_for(subject)
+    subject.answered(_LATE_S)
+    for _ in range(10):
+        subject.answered(_SOON_S)
+        subject.answered(_LATE_S)
+        assert subject.awake_s == 0
+    assert _slept_for(subject) == 2
+
+
+def test_answers_that_come_soon_in_a_row_make_up_for_late_ones() -> None:
+    subject = Wakefulness(processors=2)
+    for _ in range(3):
+        _slept_for(subject)
+        subject.answered(_LATE_S)
+    _slept_for(subject)
+    for _ in range(15):
+        subject.answered(_SOON_S)
+    subject.answered(_LATE_S)
+    assert _slept_for(subject) == 16
+    for _ in range(32):
+        subject.answered(_SOON_S)
+    subject.answered(_LATE_S)
+    assert _slept_for(subject) == 8
+
+
+@pytest.mark.parametrize(
+    ("one_in", "least", "most"), [(5, 0.0, 0.02), (12, 0.0, 0.2), (50, 0.8, 1.0), (200, 0.95, 1.0)]
+)
+def test_it_is_awake_where_few_answers_are_late(one_in: int, least: float, most: float) -> None:
+    subject, chance, awake = Wakefulness(processors=2), random.Random(7), 0
+    for _ in range(100_000):
+        awake += subject.awake_s > 0
+        subject.answered(_LATE_S if chance.random() < 1 / one_in else _SOON_S)
+    assert least <= awake / 100_000 <= most
+
+
+def test_nobody_stays_awake_on_the_only_processor() -> None:
+    subject = Wakefulness(processors=1)
+    for _ in range(100):
+        subject.answered(0.0)
+        assert subject.awake_s == 0
+
+
+def test_there_is_at_least_one_processor() -> None:
+    assert processors() >= 1
