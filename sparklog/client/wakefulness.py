@@ -11,7 +11,7 @@ import os
 
 #: Answers that take longer are slept for: twice what a leader takes on the same host that waits for no follower.
 SOON_S = 0.000_25
-#: So many in a row that were stayed awake for make up for one in vain. Where more than one in 24 are, it comes to sleep.
+#: So many in a row that were stayed awake for make up for one in vain. Where more than one in 24 are, sleep prevails.
 _IN_A_ROW = 16
 #: In answers that come soon.
 _LONGEST_SLEEP = 1024
