@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent import futures
 from concurrent.futures import Future
 from typing import Protocol
 
@@ -67,8 +68,9 @@ class GroupReading:
         self._start_moves = start_moves
         self._life = 0
         self._places: dict[TopicPartition, Place] = {}
-        #: Positions that are committed, or were begun from.
-        self._committed: dict[TopicPartition, int] = {}
+        #: What was committed last, and what became of it; at first, where it was begun from. A commit that is under way
+        #: may take effect after its position has gone back, and so may one that nobody answered.
+        self._last: dict[TopicPartition, tuple[int, Future[None]]] = {}
         self._commit_at = time.monotonic() + (auto_commit_s or 0.0)
         self._asking: tuple[frozenset[Place], Future[dict[Place, int | None]]] | None = None
         self._ask_at = 0.0
@@ -110,15 +112,13 @@ class GroupReading:
         """Commit positions, or these. Raises CommitRefused: a partition that is not assigned (any more)."""
         positions = self._moved() if offsets is None else offsets
         if not positions:
-            done: Future[None] = Future()
-            done.set_result(None)
-            return done
+            return _done()
         missing = sorted(positions.keys() - self._places.keys())
         if missing:
             raise CommitRefused(ErrorCode.STALE_MEMBER_EPOCH, f"{missing[0]} is not assigned to this consumer")
         named = {self._places[tp]: offset for tp, offset in positions.items()}
         future = self._session.commit(self._life, named)
-        future.add_done_callback(lambda ended: self._note(positions, ended))
+        self._last.update((tp, (offset, future)) for tp, offset in positions.items())
         return future
 
     def metadata(self) -> GroupMetadata:
@@ -130,18 +130,18 @@ class GroupReading:
         return self._session.offsets([self._places[tp] for tp in partitions])
 
     def _moved(self) -> dict[TopicPartition, int]:
-        return {tp: at for tp, at in self._reader.positions().items() if self._committed.get(tp) != at}
+        return {tp: at for tp, at in self._reader.positions().items() if not self._is_committed(tp, at)}
 
-    def _note(self, positions: Mapping[TopicPartition, int], ended: Future[None]) -> None:
-        if not ended.cancelled() and ended.exception() is None:
-            self._committed.update(positions)
+    def _is_committed(self, tp: TopicPartition, at: int) -> bool:
+        offset, ended = self._last.get(tp, (None, None))
+        return offset == at and ended is not None and _took_effect(ended)
 
     def _commit_now(self, partitions: Sequence[TopicPartition]) -> None:
         """The last word on these partitions; what cannot be said is read again by whoever has them next."""
         moved = self._moved()
         try:
             self.commit({tp: moved[tp] for tp in partitions if tp in moved}).result(self._commit_timeout_s)
-        except (SparklogError, TimeoutError) as error:
+        except (SparklogError, futures.TimeoutError) as error:  # in Python 3.10 one of its own
             _log.warning("positions were not committed: %s", error)
 
     # --- partitions ---
@@ -171,7 +171,7 @@ class GroupReading:
         self._reader.read_no_more(partitions)
         for tp in partitions:
             del self._places[tp]
-            self._committed.pop(tp, None)
+            self._last.pop(tp, None)
 
     def _begin(self, new: frozenset[Place], word: Word) -> None:
         """Ask where to begin, and then do."""
@@ -198,9 +198,8 @@ class GroupReading:
         self._places.update(zip(partitions, begun, strict=True))
         positions = self._reader.positions()
         for tp, at in zip(partitions, begun.values(), strict=True):
-            self._committed.pop(tp, None)
             if at is not None or not self._start_moves:
-                self._committed[tp] = positions[tp]
+                self._last[tp] = positions[tp], _done()
         self._waiting = bool(word.assigned.difference(self._places.values()))
         if partitions and self._on_assign is not None:
             self._on_assign(partitions)
@@ -225,6 +224,16 @@ class GroupReading:
             _log.info("nothing is given up: %s", error)
         finally:
             self._session.close()
+
+
+def _done() -> Future[None]:
+    done: Future[None] = Future()
+    done.set_result(None)
+    return done
+
+
+def _took_effect(ended: Future[None]) -> bool:
+    return ended.done() and not ended.cancelled() and ended.exception() is None
 
 
 def _log_failure(ended: Future[None]) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from sparklog.client.errors import ClientTimeout
 from sparklog.client.group_commits import Place
 from sparklog.client.group_reading import GroupReading
 from sparklog.client.group_session import Word
@@ -156,3 +157,34 @@ def test_a_commit_that_is_called_off_is_none(caplog: pytest.LogCaptureFixture) -
     group.commit().result(0)
     assert session.commits == [{PLACE: 7}] * 2
     assert not caplog.records
+
+
+def test_a_position_that_went_back_is_committed_whatever_became_of_the_commits_before() -> None:
+    session, log = Session(), Log(0)
+    group = reading(session, log)
+    session.assigned = frozenset({PLACE})
+    group.advance()
+    session.asked[0].set_result({PLACE: 10})
+    group.advance()
+    for became in (None, ClientTimeout("no answer: it may have been committed")):
+        log.at[TP], session.hangs = 20, True
+        under_way = group.commit()
+        if became is not None:
+            under_way.set_exception(became)
+        log.at[TP], session.hangs = 10, False
+        group.commit().result(0)
+        assert session.commits[-2:] == [{PLACE: 20}, {PLACE: 10}]
+        group.commit().result(0)
+        assert session.commits[-1:] == [{PLACE: 10}] and len(session.commits) % 2 == 0, "once is enough"
+
+
+def test_closing_does_not_wait_for_ever_for_the_last_commit() -> None:
+    session, log = Session(), Log(0)
+    group = reading(session, log)
+    session.assigned = frozenset({PLACE})
+    group.advance()
+    session.asked[0].set_result({PLACE: 5})
+    group.advance()
+    log.at[TP], session.hangs = 7, True
+    group.close()
+    assert (session.commits, session.holding) == ([{PLACE: 7}], frozenset())
