@@ -208,6 +208,8 @@ class Consumer:
             for found in self._ahead.take(None, batch_records=self._max_records):
                 yield self._columns.hand_out(found)
                 self._polling(False)
+                if self._reading is not None:  # what the coordinator has said meanwhile comes before the rest
+                    break
 
     def poll(self, timeout_s: float = 1.0) -> list[pa.RecordBatch]:
         """What is there, waiting at most ``timeout_s`` for something; an empty list when nothing came.

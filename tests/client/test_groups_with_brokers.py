@@ -164,6 +164,25 @@ def test_heartbeats_go_on_while_user_code_works_and_end_when_it_never_polls(
     late.commit()
 
 
+def test_who_iterates_hears_of_others_before_it_has_used_up_what_it_has_fetched(
+    cluster: ProcessCluster, admin: Admin, join: Join
+) -> None:
+    create_topic(cluster, "stored", partitions=2)
+    fill(cluster, "stored", 2, 2000)
+    first = join("iterating", "stored", max_records=1, auto_commit_interval_ms=100)
+    batches = iter(first)
+    next(batches)
+    second = join("iterating", "stored")
+    for _ in range(1500):
+        if sizes(first, second) == [1, 1]:
+            break
+        next(batches)
+        second.poll(0.01)
+    assert sizes(first, second) == [1, 1], "it gives one up only when it has nothing left to hand out"
+    # What it was at when it gave the other one up was committed before, and so it goes on.
+    assert sum(admin.group_offsets("iterating").values()) > 0
+
+
 def test_patterns_see_topics_that_come_and_lose_those_that_go(
     cluster: ProcessCluster, admin: Admin, join: Join
 ) -> None:
