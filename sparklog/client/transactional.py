@@ -128,6 +128,8 @@ class ProducerTransactions:
         with self._lock:
             if self.state is not State.OPEN:
                 raise self._wrong("send_offsets")
+            if not offsets:  # as of a group's member that has no partitions yet: there is nothing to commit then
+                return
             ids = group.topic_ids if isinstance(group, GroupMetadata) else {}
             named = [GroupOffset(tp[0], tp[1], offset, ids.get(tp[0], "")) for tp, offset in offsets.items()]
             try:

@@ -12,6 +12,7 @@ import pytest
 
 from sparklog.client.admin import Admin
 from sparklog.client.errors import CommitOutcomeUnknown, ProducerFenced, TransactionStateError
+from sparklog.client.group_session import GroupMetadata
 from sparklog.client.producer import Producer
 from sparklog.errors import BrokerError, ConfigError, ErrorCode
 from sparklog.model import TopicPartition
@@ -107,6 +108,19 @@ def test_offsets_are_the_groups_when_the_transaction_commits(fake: FakeCluster) 
             producer.send_offsets({TopicPartition("in", 0): 8}, group="g")
             assert fake.groups.offsets == {}
     assert fake.groups.offsets == {("g", "in", 0): 8, ("g", "in", 1): 1}
+
+
+def test_no_offsets_are_nothing_to_commit(fake: FakeCluster) -> None:
+    fake.create("t")
+    with Producer(fake.bootstrap, transactional_id="x") as producer:
+        with producer.transaction():
+            producer.send_offsets({}, group="g")
+            producer.send_offsets({}, group=GroupMetadata("g", "a member without partitions", 0, {}))
+        with producer.transaction():
+            producer.send("t", b"a")
+            producer.send_offsets({}, group="g")
+    assert seen(fake, "t") == [b"a"]
+    assert not fake.groups.offsets
 
 
 def test_offsets_that_were_refused_are_not_left_out_of_a_commit(fake: FakeCluster) -> None:
