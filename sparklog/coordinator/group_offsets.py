@@ -90,6 +90,8 @@ class _Draft:
     began_ms: int = 0
     #: Members that hear of it.
     told: Set[str] = frozenset()
+    #: What nobody will say again.
+    gone: list[TopicsGone] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -101,6 +103,8 @@ class _Group:
     state: dict[GroupKey, GroupValue] = field(default_factory=dict)
     draft: _Draft | None = None
     queue: list[GroupRequest | HoldEnded | TopicsGone] = field(default_factory=list)
+    #: Deletions of topics whose append was refused: looked at again when idle groups are looked for.
+    again: list[TopicsGone] = field(default_factory=list)
 
     @property
     def last_commit_ms(self) -> int:
@@ -313,6 +317,7 @@ class Groups(CoordinatorCore[_Group, _Draft]):
         else:
             draft.changes.update(group.membership.take_changes(now_ms))
             draft.changes.update(dict.fromkeys([*group.state, *draft.changes]))
+            draft.answers += group.membership.take_answers()  # to those who left just before
             group.membership = Membership(group.key, max_size=self._settings.max_size)
             draft.answers.append(Answer(request.ticket, Done()))
 
@@ -372,6 +377,7 @@ class Groups(CoordinatorCore[_Group, _Draft]):
             draft.changes[key] = None
 
     def _drop_topics(self, group: _Group, event: TopicsGone, draft: _Draft) -> None:
+        draft.gone.append(event)
         gone = set(event.topics)
         for key, value in {**group.state, **draft.changes}.items():
             if isinstance(value, CommittedOffset):
@@ -404,6 +410,9 @@ class Groups(CoordinatorCore[_Group, _Draft]):
         """What nobody waits for comes again."""
         refusal = Refused(ErrorCode.COORDINATOR_NOT_AVAILABLE, f"{entry.key}: {detail}")
         self._effects += [Answer(answer.ticket, refusal) for answer in draft.answers]
+        # Of what has no id there may be a successor by then.
+        named = [tuple(one for one in event.topics if one[1]) for event in draft.gone]
+        entry.again += [TopicsGone(topics) for topics in named if topics]
         if draft.changes:
             entry.membership.restore(entry.state, now_ms, delay_ms=_AGAIN_MS)
         self._serve(entry, now_ms)
@@ -437,6 +446,10 @@ class Groups(CoordinatorCore[_Group, _Draft]):
 
     def _expire(self, entry: _Group, now_ms: int) -> None:
         """A group that commits no more and has no members goes whole; of others only the memory of transactions."""
+        if entry.again:
+            entry.queue[:0], entry.again = entry.again, []
+            self._serve(entry, now_ms)
+            return
         over = not entry.membership.members and now_ms >= entry.last_commit_ms + self._settings.retention_ms
         gone = [
             key

@@ -144,7 +144,8 @@ class Transactions(CoordinatorCore[Entry, Draft]):
             self._answer(request.ticket, Refused(ErrorCode.INVALID_TXN_STATE, f"{request.key}: nothing is open"))
             return
         entry = known or self._entry(request.key, now_ms)
-        if len(entry.queue) >= MAX_QUEUED:
+        begins = len(entry.begins) if isinstance(request, BeginRequested | SettleRequested) else 0
+        if len(entry.queue) + begins >= MAX_QUEUED:
             detail = f"{request.key}: {MAX_QUEUED} requests are waiting"
             self._answer(request.ticket, Refused(ErrorCode.CONCURRENT_TRANSACTIONS, detail))
             return

@@ -162,6 +162,19 @@ def test_a_deleted_topic_takes_its_offsets_along() -> None:
     assert (host.offsets(), host.core.names(), host.core.live_records) == ([], [], 0)
 
 
+def test_a_deleted_topics_offsets_go_though_the_append_was_refused() -> None:
+    host = Host()
+    host.commit(5, 6)
+    host.settle()
+    host.step(TopicsGone((("t", "id-1"), ("u", ""))))
+    host.step(AppendRefused(host.appends.pop().append, "too few in-sync replicas"))
+    assert host.offsets() == [5, 6] and not host.appends, "not at once: it would be refused again"
+    host.now_ms += 60_000
+    host.step(Ticked())
+    host.settle()
+    assert host.offsets() == []
+
+
 def test_groups_expire_and_memories_of_transactions_sooner() -> None:
     host = Host()
     host.commit(5, group="old", transaction=("k", 1))

@@ -10,10 +10,10 @@ import pytest
 from sparklog.coordinator.assignor import TopicView
 from sparklog.coordinator.effects import Assigned
 from sparklog.coordinator.events import Ticked
-from sparklog.coordinator.group_events import CommitRequested, HeartbeatRequested, TopicsGone
+from sparklog.coordinator.group_events import CommitRequested, DeleteRequested, HeartbeatRequested, TopicsGone
 from sparklog.coordinator.group_offsets import GroupSettings
 from sparklog.coordinator.group_records import decode_group_record
-from sparklog.protocol.messages import GroupOffset
+from sparklog.protocol.messages import LEAVE, GroupOffset
 from tests.coordinator.group_host import SESSION_MS, Chaos, GroupsHost, SimMember, balance, code, group, parts
 
 
@@ -401,6 +401,19 @@ def test_a_heartbeat_of_an_earlier_life_brings_nobody_back() -> None:
     ghost.beat()
     assert ghost.refused == "UNKNOWN_MEMBER_ID", "but who goes on where it was removed is told so"
     assert host.commit(ghost, dict.fromkeys(owned, 1)) == "STALE_MEMBER_EPOCH"
+
+
+def test_who_leaves_just_before_the_group_is_deleted_is_answered() -> None:
+    host = GroupsHost({"t": 2})
+    (member,) = group(host, 1)
+    (part, *_) = member.owned
+    offset = GroupOffset(part[0], part[2], 5, part[1])
+    host.step(CommitRequested(host.ticket(), "g", (offset,), None, member.member_id, member.epoch))
+    leaving, deleting = member.send(LEAVE), host.ticket()
+    host.step(DeleteRequested(deleting, "g"))  # both wait until the commit is in the log
+    host.settle()
+    assert (code(host.answers[deleting]), code(host.answers[leaving])) == ("Done", "Assigned")
+    assert host.core.names() == []
 
 
 def test_groups_with_members_are_neither_deleted_nor_forgotten() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sparklog.coordinator.effects import Begun, Ended
-from sparklog.coordinator.transactions import TransactionSettings
+from sparklog.coordinator.transactions import MAX_QUEUED, TransactionSettings
 from sparklog.protocol.messages import GroupOffset
 from tests.coordinator.host import Host
 
@@ -297,6 +297,21 @@ def test_an_append_that_is_refused_changes_nothing(host: Host) -> None:
     host.settle(markers=False)
     host.settle()
     assert host.answers[end] == Ended(True)
+
+
+def test_begins_that_wait_for_markers_are_not_without_number(host: Host) -> None:
+    producer = opened(host)
+    host.add("k", "r1", producer, A0)
+    host.settle()
+    begins = [host.begin("k", "r2", turn=0)]
+    host.settle(markers=False)
+    begins += [host.begin("k", "r2", turn=0) for _ in range(MAX_QUEUED + 10)]
+    answered = [host.code(ticket) for ticket in begins if ticket in host.answers]
+    assert answered == ["CONCURRENT_TRANSACTIONS"] * 11
+    waits = host.end("k", "r1", -1, commit=False)
+    host.settle()
+    assert host.answers[waits] == Ended(True)
+    assert {host.code(ticket) for ticket in begins[: MAX_QUEUED - 1]} == {"Begun"}
 
 
 def test_keys_are_forgotten_when_nobody_uses_them() -> None:
