@@ -48,11 +48,9 @@ def handle_commit_offsets(
     refused: dict[int, PartitionResult] = {}
     taken: list[GroupOffset] = []
     for number, offset in enumerate(request.offsets):
-        detail = _unknown(broker, offset, member=bool(request.member_id)) if request.transaction is None else ""
-        if detail:
-            refused[number] = PartitionResult(
-                offset.topic, offset.partition, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, detail
-            )
+        refusal = _refusal(broker, offset, member=bool(request.member_id)) if request.transaction is None else None
+        if refusal is not None:
+            refused[number] = refusal
         else:
             taken.append(offset)
 
@@ -90,15 +88,26 @@ def commit_offsets(
     host.ask(lambda ticket: CommitRequested(ticket, request.group, named, request.transaction, *member), outcome)
 
 
+def _refusal(broker: BrokerState, offset: GroupOffset, *, member: bool) -> PartitionResult | None:
+    code, detail = ErrorCode.INVALID_REQUEST, below_zero(offset)
+    if not detail:
+        code, detail = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, _unknown(broker, offset, member=member)
+    return PartitionResult(offset.topic, offset.partition, code, detail) if detail else None
+
+
 def _unknown(broker: BrokerState, offset: GroupOffset, *, member: bool) -> str:
     """Why there can be no offset for this partition, or the empty string. What a member owns exists, though this broker
     may be the last to hear of it, unless it was deleted."""
-    if offset.offset < 0:
-        return f"{offset.topic}-{offset.partition}: offset {offset.offset} found, 0 or more expected"
     if member and offset.topic_id and offset.topic_id not in broker.cache.forgotten:
         return ""
     tp = TopicPartition(offset.topic, offset.partition)
     return "" if broker.cache.partition(tp) is not None else f"no partition {tp} is known here"
+
+
+def below_zero(offset: GroupOffset) -> str:
+    """Why no group can stand there, or the empty string."""
+    named = f"{offset.topic}-{offset.partition}"
+    return "" if offset.offset >= 0 else f"{named}: offset {offset.offset} found, 0 or more expected"
 
 
 def _with_topic_id(broker: BrokerState, offset: GroupOffset) -> GroupOffset:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from sparklog.broker.group_requests import below_zero
 from sparklog.broker.state import BrokerState
 from sparklog.broker.waiting import limit_s
 from sparklog.coordinator import events
@@ -91,6 +92,8 @@ def handle_add_to_transaction(
     places = tuple(_place(broker, TopicPartition(*named)) for named in request.partitions)
     if request.offsets and not request.group:
         raise BrokerError(ErrorCode.INVALID_REQUEST, f"{len(request.offsets)} offsets of no group found")
+    for detail in filter(None, map(below_zero, request.offsets)):
+        raise BrokerError(ErrorCode.INVALID_REQUEST, detail)
     broker.coordinators.transactions.of(request.key).ask(
         lambda ticket: events.AddRequested(
             ticket,

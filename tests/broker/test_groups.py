@@ -10,7 +10,7 @@ from typing import cast
 
 import pytest
 
-from sparklog.broker.group_requests import _unknown
+from sparklog.broker.group_requests import _refusal, _unknown
 from sparklog.broker.metadata_cache import MetadataCache
 from sparklog.broker.state import BrokerState
 from sparklog.errors import BrokerError, ErrorCode
@@ -61,9 +61,9 @@ def test_offsets_outlive_their_coordinator_but_not_their_topic(cluster: ProcessC
     topic_id = create_topic(cluster, "read", partitions=2)
     create_topic(cluster, "stays")
     group = Group(cluster, "readers")
-    unknown = GroupOffset("nowhere", 0, 1)
-    codes = group.commit(GroupOffset("read", 0, 5), GroupOffset("read", 1, 6, metadata="x"), unknown)
-    assert codes == [0, 0, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION]
+    unknown, below_zero = GroupOffset("nowhere", 0, 1), GroupOffset("read", 0, -1)
+    codes = group.commit(GroupOffset("read", 0, 5), GroupOffset("read", 1, 6, metadata="x"), unknown, below_zero)
+    assert codes == [0, 0, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.INVALID_REQUEST]
     assert group.commit(GroupOffset("stays", 0, 9, leader_epoch=3)) == [0]
     everything = {("read", 0): 5, ("read", 1): 6, ("stays", 0): 9}
     assert group.offsets() == everything
@@ -163,7 +163,8 @@ def test_what_a_member_owns_is_committed_by_a_broker_that_is_the_last_to_hear_of
     found = [_unknown(broker, GroupOffset("t", 0, 5, topic_id), member=True) for topic_id in ("new", "gone", "")]
     assert found == ["", *["no partition t-0 is known here"] * 2]
     assert _unknown(broker, GroupOffset("t", 0, 5, "new"), member=False)
-    assert _unknown(broker, GroupOffset("t", 0, -1, "new"), member=True)
+    below_zero = _refusal(broker, GroupOffset("t", 0, -1, "new"), member=True)
+    assert below_zero is not None and below_zero.code == ErrorCode.INVALID_REQUEST
 
 
 def partition_of_group(cluster: ProcessCluster, name: str) -> int:

@@ -24,6 +24,7 @@ from sparklog.protocol.messages import (
     ElectLeadersReply,
     EndTransaction,
     EndTransactionReply,
+    GroupOffset,
     ListTransactions,
     ListTransactionsReply,
     ProduceReply,
@@ -332,6 +333,9 @@ def test_what_contradicts_a_transaction_is_refused(cluster: ProcessCluster) -> N
         unknown = AddToTransaction(0, client.key, "run", client.producer_id, 0, (("nowhere", 0),))
         ask(cluster, client.coordinator(), unknown, Ack)
     assert refused.value.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    with pytest.raises(BrokerError) as refused:
+        client.add(group="g", offsets=(GroupOffset("strict", 0, -1),))
+    assert refused.value.code is ErrorCode.INVALID_REQUEST
     elsewhere = next(broker_id for broker_id in running(cluster) if broker_id != client.coordinator())
     with pytest.raises(BrokerError) as refused:
         ask(cluster, elsewhere, EndTransaction(0, client.key, "run", -1, False, (), 1000), EndTransactionReply)
