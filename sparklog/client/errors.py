@@ -102,7 +102,7 @@ class CommitRefused(BrokerError):
 
 def transaction_error(error: BrokerError, who: str) -> BrokerError:
     """The error as users of transactions know it; ``who`` names the transaction."""
-    if error.code == ErrorCode.INVALID_PRODUCER_EPOCH:
+    if error.code in {ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.UNKNOWN_PRODUCER_ID}:
         return ProducerFenced(
             f"{who} is fenced: another run with this id has begun since, somebody aborted it, or it gave no sign of "
             f"life in time ({error.detail})"

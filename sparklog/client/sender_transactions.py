@@ -96,8 +96,16 @@ class SenderTransactions:
         if not commit:
             self._discard(TransactionStateError(f"{now.run} was aborted"))
         winners = (now.identity.producer_id,) if commit and now.used else ()
+        asked_before, now.commit_asked = now.commit_asked, commit
         try:
-            await end(self._coordination, now.run, winners=winners, commit=commit, timeout_s=timeout_s)
+            await end(
+                self._coordination,
+                now.run,
+                winners=winners,
+                commit=commit,
+                timeout_s=timeout_s,
+                asked_before=asked_before,
+            )
         except CommitOutcomeUnknown:
             raise
         except BaseException:

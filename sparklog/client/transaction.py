@@ -54,9 +54,16 @@ async def begin(coordination: AsyncCoordination, run: TransactionRun, *, timeout
 
 
 async def end(
-    coordination: AsyncCoordination, run: TransactionRun, *, winners: tuple[int, ...], commit: bool, timeout_s: float
+    coordination: AsyncCoordination,
+    run: TransactionRun,
+    *,
+    winners: tuple[int, ...],
+    commit: bool,
+    timeout_s: float,
+    asked_before: bool = False,
 ) -> EndTransactionReply:
-    """Have it decided, and wait for the markers a while; a decision is durable when this returns.
+    """Have it decided, and wait for the markers a while; a decision is durable when this returns. ``asked_before``: an
+    earlier call has asked for this commit.
 
     Raises:
         ProducerFenced, TransactionStateError: it is not committed, and will not be.
@@ -73,7 +80,8 @@ async def end(
             decided = await attempts.ask(request, EndTransactionReply)
         except (BrokerError, ClientTimeout) as error:
             if decided is None:
-                raise end_error(error, run, commit=commit, uncertain=attempts.uncertain) from error
+                uncertain = attempts.uncertain
+                raise end_error(error, run, commit=commit, uncertain=uncertain, asked_before=asked_before) from error
             break
         if time.monotonic() >= min(markers_by, attempts.deadline):
             break
@@ -102,6 +110,8 @@ class OpenTransaction:
         self.registered: set[TopicPartition] = set()
         #: It has asked for something to be registered: there may be something to commit.
         self.used = False
+        #: Somebody has asked for it to be committed.
+        self.commit_asked = False
         self._link = link
         self._coordination = coordination
         self._changed = changed

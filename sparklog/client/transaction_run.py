@@ -50,9 +50,16 @@ def may_have_acted(error: BrokerError) -> bool:
 
 
 def end_error(
-    error: BrokerError | ClientTimeout, run: TransactionRun, *, commit: bool, uncertain: bool
+    error: BrokerError | ClientTimeout,
+    run: TransactionRun,
+    *,
+    commit: bool,
+    uncertain: bool,
+    asked_before: bool = False,
 ) -> BrokerError | ClientTimeout:
-    """What an end request that failed says. ``uncertain``: an earlier attempt may have taken effect."""
+    """What an end request that failed says. ``uncertain``: an earlier attempt may have taken effect; ``asked_before``:
+    or one of an earlier call, which the coordinator tells unless the next run has begun since."""
+    uncertain = uncertain or (asked_before and getattr(error, "code", None) == ErrorCode.UNKNOWN_PRODUCER_ID)
     refused = error if isinstance(error, ClientTimeout) else transaction_error(error, str(run))
     if commit and (uncertain or isinstance(error, ClientTimeout)):
         return CommitOutcomeUnknown(f"{run} may be committed or aborted, as a whole: {refused}")

@@ -92,6 +92,9 @@ def _refused(key: str, now: Transaction, request: EndRequested) -> Refused:
         f"{key}: run {request.run_id} cannot {wish} version {request.version}: run {now.run_id} is {now.state}, "
         f"last committed version {now.last_version}"
     )
+    if request.commit and request.version == UNNUMBERED and request.run_id != now.run_id:
+        # It may have been committed, and is asked about again: that is not remembered once the next run has begun.
+        return Refused(ErrorCode.UNKNOWN_PRODUCER_ID, detail)
     return Refused(ErrorCode.INVALID_PRODUCER_EPOCH, detail)
 
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from sparklog.client.errors import ClientTimeout, CommitOutcomeUnknown, TransactionStateError
+from sparklog.client.admin import Admin
+from sparklog.client.errors import ClientTimeout, CommitOutcomeUnknown, ProducerFenced, TransactionStateError
 from sparklog.client.producer import Producer
 from sparklog.errors import ErrorCode
 from sparklog.model import TopicPartition
@@ -93,6 +94,42 @@ def test_a_commit_that_nobody_answers_is_unknown_and_can_be_asked_again(fake: Fa
         with producer.transaction():
             producer.send("t", b"b")
     assert seen(fake, "t") == [b"a", b"b"]
+
+
+def test_whether_an_unanswered_commit_took_effect_is_not_known_once_another_producer_has_begun(
+    fake: FakeCluster,
+) -> None:
+    fake.create("t")
+    with Producer(fake.bootstrap, transactional_id="x", max_block_s=0.6) as first:
+        first.begin()
+        first.send("t", b"a").result(30)
+        fake.fault(0, times(100, EndTransaction, lose_answer))
+        with pytest.raises(CommitOutcomeUnknown):
+            first.commit()
+        fake.do(fake.brokers[0].faults.clear)
+        with Producer(fake.bootstrap, transactional_id="x") as second:
+            second.begin()
+            with pytest.raises(CommitOutcomeUnknown, match="may be committed or aborted"):
+                first.commit()
+            second.abort()
+        with pytest.raises(CommitOutcomeUnknown):
+            first.commit()
+    assert seen(fake, "t") == [b"a"], "to say that it is aborted would have been wrong"
+
+
+def test_an_unanswered_commit_that_was_aborted_meanwhile_is_told_so(fake: FakeCluster) -> None:
+    fake.create("t")
+    with Producer(fake.bootstrap, transactional_id="x", max_block_s=0.6) as producer, Admin(fake.bootstrap) as admin:
+        producer.begin()
+        producer.send("t", b"a").result(30)
+        fake.fault(0, times(100, EndTransaction, hang_up))
+        with pytest.raises(CommitOutcomeUnknown):
+            producer.commit()
+        fake.do(fake.brokers[0].faults.clear)
+        admin.abort_transaction("id:x")
+        with pytest.raises(ProducerFenced):
+            producer.commit()
+    assert seen(fake, "t") == []
 
 
 def test_a_commit_that_was_not_waited_for_can_be_asked_about(
