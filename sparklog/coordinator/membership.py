@@ -203,7 +203,8 @@ class Membership:
     def settle(self, topics: Topics, now_ms: int) -> list[str]:
         """Do what is due after some events: a new target, partitions given, answers. Reports as ``expire``."""
         told = self.expire(now_ms) if now_ms >= self.due_ms else []
-        if self.dirty and topics.told and now_ms >= self._assign_ms:
+        # With nobody left there is nothing to wait for, and the epoch's time is when the last one went.
+        if self.dirty and (not self.members or (topics.told and now_ms >= self._assign_ms)):
             self._assign(topics, now_ms)
         touched, self._touched = self._touched, set()
         for member_id in sorted(touched):

@@ -443,6 +443,25 @@ def test_groups_with_members_are_neither_deleted_nor_forgotten() -> None:
     assert host.core.names() == []
 
 
+def test_offsets_are_kept_from_when_the_last_member_went_on_though_an_append_was_refused_just_before() -> None:
+    host = GroupsHost({"t": 2}, GroupSettings(retention_ms=200_000))
+    (member,) = group(host, 1)
+    host.commit(member, dict.fromkeys(member.owned, 7))
+    for _ in range(150):
+        member.beat()
+        host.wait(2000)
+    member.receive()
+    member.send(LEAVE)
+    host.refuse_one()
+    host.now_ms += 100
+    member.leave()
+    assert host.core.describe("g").state == "empty"  # type: ignore[union-attr]
+    host.wait(150_000)
+    assert [found.offset for found in host.core.offsets("g").values()] == [7, 7]
+    host.wait(130_000)
+    assert host.core.names() == []
+
+
 @pytest.mark.parametrize("seeds", [range(at, at + 50) for at in range(0, 200, 50)], ids=str)
 def test_whatever_happens_there_is_one_owner_and_balance_comes_back(seeds: range) -> None:
     for seed in seeds:
