@@ -237,6 +237,11 @@ class Deliveries:
             self._broker.counters["transactions.offsets.failed"] += 1
             _log.info("%s: offsets of group %s not handed over: %s", request.transaction, request.group, error)
             return False
+        except Exception as error:
+            # As with markers: it is due still, and what the transaction holds would be held for ever.
+            self._broker.counters["transactions.offsets.failed"] += 1
+            _log.error("%s: offsets of group %s not handed over", request.transaction, request.group, exc_info=error)
+            return False
         return True
 
     async def _commit(self, request: CommitOffsets) -> None:

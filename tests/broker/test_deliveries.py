@@ -8,13 +8,23 @@ from typing import Any, cast
 
 import pytest
 
+from sparklog.broker import deliveries
 from sparklog.broker.internal_topics import TRANSACTIONS
-from sparklog.coordinator.effects import SendMarkers
-from sparklog.coordinator.events import MarkersWritten
+from sparklog.coordinator.effects import SendMarkers, SendOffsets
+from sparklog.coordinator.events import MarkersWritten, OffsetsWritten
 from sparklog.coordinator.records import Place
 from sparklog.errors import ClusterError
 from sparklog.model import TopicPartition
-from sparklog.protocol.messages import PartitionResult, Reply, Request, TransactionMarker, WriteMarkers
+from sparklog.protocol.messages import (
+    CommitOffsets,
+    CommitOffsetsReply,
+    GroupOffset,
+    PartitionResult,
+    Reply,
+    Request,
+    TransactionMarker,
+    WriteMarkers,
+)
 from sparklog.protocol.messages import WriteMarkersReply as Written
 from sparklog.storage.transactions import OpenTransaction
 from tests.broker.staged import TOPIC_ID, Ask, Hosted, Stage, until
@@ -140,5 +150,30 @@ def test_markers_of_a_topic_that_is_gone_are_not_needed(anew: bool) -> None:
         await until(lambda: len(host.written) == 2)
         assert zookeeper.asked == [("t", TOPIC_ID)], "one question for all its partitions"
         assert not stage.hosted.appended
+
+    asyncio.run(story())
+
+
+def test_offsets_are_handed_over_whatever_happens_on_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story() -> None:
+        replies: list[Reply] = [Written(0, ()), CommitOffsetsReply(0, (PartitionResult("t", 0, 0),))]
+        told: list[OffsetsWritten] = []
+
+        async def ask(broker_id: int, message: Request) -> Reply:
+            assert isinstance(message, CommitOffsets) and message.transaction == ("k", 1)
+            return replies.pop(0)
+
+        async def is_there(broker: object, name: str) -> None:
+            pass
+
+        monkeypatch.setattr(deliveries, "make_topic", is_there)
+        monkeypatch.setattr(deliveries, "coordinator_of", lambda *_: 2)
+        stage = Stage(ask)
+        host = SimpleNamespace(ended=False, step=told.append)
+        offsets = SendOffsets("k", 1, "g", (GroupOffset("t", 0, 5),))
+        stage.broker.deliveries.send_offsets(cast(Any, host), offsets)
+        await until(lambda: told)
+        assert told == [OffsetsWritten("k", 1, "g")]
+        assert stage.broker.counters["transactions.offsets.failed"] == 1
 
     asyncio.run(story())
