@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from collections.abc import Iterable
@@ -68,7 +69,31 @@ GROUPS = {
 }
 
 
+#: Marks by which ``tests/run`` chooses; each stands in the text of the files that have it.
+_STAGES = ("integration", "alone")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Files without the mark that is asked for are not imported: each of the processes of a stage would do so, for
+    seconds, to find nothing in four of five."""
+    if collection_path.suffix != ".py" or collection_path.name == "conftest.py":
+        return None
+    return True if not may_have(config.option.markexpr, collection_path.read_text()) else None
+
+
+def may_have(expression: str, text: str) -> bool:
+    """Whether a file of this text may have tests for ``-m expression``; a "no" is certain."""
+    if " or " in expression or "(" in expression:
+        return True
+    terms = expression.split(" and ")
+    return all(f"mark.{term}" in text for term in terms if term in _STAGES)
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        marks = [name for name in _STAGES if item.get_closest_marker(name) is not None]
+        assert may_have(" and ".join(marks), _text(item.path)), f"{item.nodeid}: its marks must stand in its own file"
     order = list(dict.fromkeys(GROUPS.values()))
     groups = {item: _group(item.nodeid) for item in items}
     items.sort(key=lambda item: order.index(groups[item]) if groups[item] in order else len(order))
@@ -100,6 +125,11 @@ class _Groups(LoadScopeScheduling):  # type: ignore[misc]
             if _directory(tests) == directory:
                 self.workqueue.move_to_end(name, last=False)
                 return
+
+
+@functools.cache
+def _text(path: Path) -> str:
+    return path.read_text()
 
 
 def _directory(tests: Iterable[str]) -> str:
