@@ -319,16 +319,22 @@ class ClusterStore:
             raise
 
     async def update_topic(self, record: TopicRecord, expected_version: int) -> int | None:
-        """Replace a topic's record (schemas, config, more partitions, moves). None: it was changed meanwhile.
+        """Replace a topic's record (schemas, config, more partitions, moves). None: it was changed meanwhile, or the
+        topic was deleted and perhaps made anew.
 
         Raises:
             BrokerError: INVALID_PARTITIONS when the record is too large for one node.
         """
-        value = encode_record(record)
+        ops: list[Op] = [
+            Check(paths.topic_id(record.topic_id), -1),
+            SetData(paths.topic(record.name), encode_record(record), expected_version),
+        ]
         try:
-            return await self.session.set(paths.topic(record.name), value, expected_version)
-        except (ZkBadVersion, ZkNoNode):
-            return None
+            return int((await self.session.multi(ops))[-1])
+        except ZkMultiFailed as error:
+            if isinstance(error.cause, (ZkBadVersion, ZkNoNode)):
+                return None
+            raise
 
     async def request_delete_topic(self, name: str, topic_id: str) -> None:
         """Ask the controller to delete this topic; asking twice is the same as once."""

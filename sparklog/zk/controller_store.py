@@ -324,8 +324,8 @@ class ControllerStore:
             return
 
     async def delete_topic(self, name: str, topic_id: str) -> bool:
-        """Delete a topic's nodes and its deletion request; doing it twice is the same as once. False: another
-        controller has been elected.
+        """Delete a topic's nodes and its deletion request; doing it twice is the same as once, also where a topic of
+        that name was made anew meanwhile. False: another controller has been elected.
 
         Raises:
             ZkUnreachable: part of it may be done.
@@ -335,31 +335,31 @@ class ControllerStore:
         except ZkNoNode:
             partitions = ()
         fence = Check(paths.CONTROLLER_EPOCH, self._epoch_version)
+        same = Check(paths.topic_id(topic_id), -1)
         deletions = []
         for number in partitions:
             tp = TopicPartition(name, int(number))
-            deletions.append(self.session.multi([fence, Delete(paths.state(tp)), Delete(paths.partition(tp))]))
+            deletions.append(self.session.multi([fence, same, Delete(paths.state(tp)), Delete(paths.partition(tp))]))
         for result in await asyncio.gather(*deletions, return_exceptions=True):
             if isinstance(result, ZkMultiFailed) and result.index == 0:
                 return False
             if isinstance(result, BaseException) and not _is_missing(result):
                 raise result
-        return await self._delete_all(
-            fence, [paths.partitions(name), paths.topic(name), paths.topic_id(topic_id), paths.delete_topic(name)]
-        )
+        rest = [paths.partitions(name), paths.topic(name), paths.delete_topic(name)]
+        return await self._delete_all([fence, Delete(same.path)], rest)
 
-    async def _delete_all(self, fence: Check, rest: list[str]) -> bool:
-        """Delete these nodes in one multi, without those that are gone already. False: the fence has fallen."""
-        if not rest:
-            return True
+    async def _delete_all(self, bound: list[Op], rest: list[str]) -> bool:
+        """Delete these nodes in one multi with ``bound``, without those that are gone already. Nothing, where the topic
+        id is gone: it goes with all of them, and what stands there is another topic's. False: the fence has fallen."""
         try:
-            await self.session.multi([fence, *(Delete(path) for path in rest)])
+            await self.session.multi([*bound, *(Delete(path) for path in rest)])
         except ZkMultiFailed as error:
             if error.index == 0:
                 return False
             if not _is_missing(error):
                 raise
-            return await self._delete_all(fence, rest[: error.index - 1] + rest[error.index :])
+            found = error.index - len(bound)
+            return found < 0 or await self._delete_all(bound, rest[:found] + rest[found + 1 :])
         return True
 
     async def drop_deletion_request(self, name: str) -> None:

@@ -12,6 +12,7 @@ from sparklog.model import LeaderAndIsr, TopicStates, VersionedState
 from sparklog.zk import codecs, paths
 from sparklog.zk.broker_registry import BrokerRegistry
 from sparklog.zk.cluster_store import BarrierJob, FateUnknown, NodeGone, Refused, Written
+from sparklog.zk.session import Delete
 
 from .support import STATE, TOPIC, TP, broker, expire, opened, put_state, until, write_isr
 
@@ -131,6 +132,26 @@ def test_topics_are_created_once_and_read_back(connect: str) -> None:
             assert await store.update_topic(wider, 0) == 1
             assert await store.update_topic(wider, 0) is None
             assert await store.read_topic("nothing") is None
+
+    asyncio.run(scenario())
+
+
+def test_a_change_meant_for_a_topic_that_was_deleted_does_not_hit_the_one_made_anew(connect: str) -> None:
+    """Both records are at version 0."""
+    anew = msgspec.structs.replace(TOPIC, topic_id="id-2")
+
+    async def scenario() -> None:
+        async with opened(connect) as store:
+            await store.create_topic(TOPIC)
+            found = await store.read_topic("orders")
+            assert found is not None
+            await store.session.multi(
+                [Delete(path) for path in (paths.partitions("orders"), paths.topic("orders"), paths.topic_id("id-1"))]
+            )
+            await store.create_topic(anew)
+            changed = msgspec.structs.replace(found[0], config={"retention.ms": "1000"})
+            assert await store.update_topic(changed, found[1]) is None
+            assert await store.read_topic("orders") == (anew, 0)
 
     asyncio.run(scenario())
 

@@ -247,6 +247,27 @@ def test_deleting_a_topic_takes_everything_and_may_be_repeated(connect: str) -> 
     asyncio.run(scenario())
 
 
+def test_a_deletion_repeated_after_a_lost_answer_leaves_the_topic_that_was_made_anew(connect: str) -> None:
+    """The connection broke under the last step, and the topic was created again before the controller was back."""
+    anew = msgspec.structs.replace(TOPIC, topic_id="id-2")
+
+    async def scenario() -> None:
+        async with opened(connect) as cluster:
+            store = await elected(cluster.session)
+            await cluster.create_topic(TOPIC)
+            assert await store.delete_topic("orders", "id-1")
+            await cluster.create_topic(anew)
+            assert await write(store, (TP, STATE, NO_NODE, "id-2")) == [Written(0)]
+            await cluster.request_delete_topic("orders", "id-2")
+            assert await store.delete_topic("orders", "id-1")
+            assert [(t.record, t.states) for t in await store.read_topics()] == [
+                (anew, {0: VersionedState(STATE, 0, 7)})
+            ]
+            assert await store.read_deletions() == {"orders": "id-2"}, "nor is what was asked of it forgotten"
+
+    asyncio.run(scenario())
+
+
 def test_a_retired_broker_is_known_as_such_until_it_registers_again(connect: str) -> None:
     async def scenario() -> None:
         async with opened(connect) as cluster:
