@@ -82,6 +82,8 @@ def _run(options: ClusterOptions, stop: _StopSignals, tell: Callable[[str], None
     finally:
         stop.install()
         began = time.monotonic()
+        if seating.is_alive():
+            seating.join()  # it may be starting ZooKeeper, which would run on when this process has ended
         cluster.stop()
         if context is not None:
             end_spark(context)
