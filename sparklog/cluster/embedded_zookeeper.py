@@ -145,7 +145,13 @@ class EmbeddedZookeeper:
         if process is None:
             child.wait()
             raise ClusterError(f"ZooKeeper did not start: {_last_words(directory)}")
-        _write_note(directory, _Note(FORMAT_VERSION, host, port, process))
+        try:
+            _write_note(directory, _Note(FORMAT_VERSION, host, port, process))
+        except BaseException:
+            # On a full disk, say. Nobody would know it for this directory's, and its port would be taken from then on.
+            child.kill()
+            child.wait()
+            raise
         server = cls(directory, host, port, process, settings=settings)
         server.adopted = False
         server._child = child

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
 import socket
+import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +17,7 @@ from sparklog.cluster import embedded_zookeeper
 from sparklog.cluster.embedded_zookeeper import EmbeddedZookeeper, answers, find_java
 from sparklog.cluster.process import ProcessIdentity, is_alive
 from sparklog.errors import ClusterError
+from sparklog.storage.disk import RealDisk
 from sparklog.testing.sim_disk import SimDisk
 
 from .support import opened
@@ -71,6 +75,40 @@ def test_a_power_cut_leaves_the_port_that_brokers_know(seed: int, monkeypatch: p
     disk.restart(page_cache_lost=True)
     note = embedded_zookeeper._read_note(Path("/zookeeper"))
     assert note is not None and (note.port, note.process) == (2181, None)
+
+
+class FullDisk(RealDisk):
+    """Nothing new can be made on it."""
+
+    def open(self, path: Path, *, create: bool = False) -> int:
+        if create:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return super().open(path, create=create)
+
+
+def test_a_server_that_cannot_be_noted_does_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would hold the port, and nobody would know it for this directory's."""
+    children: list[subprocess.Popen[bytes]] = []
+
+    class Noted(subprocess.Popen[bytes]):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options)
+            children.append(self)
+
+    EmbeddedZookeeper.start(tmp_path).stop()
+    monkeypatch.setattr(subprocess, "Popen", Noted)
+    monkeypatch.setattr(embedded_zookeeper, "_DISK", FullDisk())
+    try:
+        with pytest.raises(OSError, match="No space left"):
+            EmbeddedZookeeper.start(tmp_path)
+        [child] = children
+        assert child.poll() is not None
+        monkeypatch.setattr(embedded_zookeeper, "_DISK", RealDisk())
+        EmbeddedZookeeper.start(tmp_path).stop()
+    finally:
+        for child in children:
+            child.kill()
+            child.wait()
 
 
 def test_no_java_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
