@@ -18,7 +18,7 @@ from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 from sparklog.cluster.generation import DIRECTIVE, REPORT, Directive, GenerationReport
-from sparklog.cluster.process import identify
+from sparklog.cluster.process import ProcessIdentity, boot_id, identify
 from sparklog.errors import ClusterError
 from sparklog.model import BrokerRegistration
 from sparklog.zk import codecs, paths
@@ -106,16 +106,20 @@ class DriverSeat:
     async def _claim(self) -> int:
         """Outlast the node of a driver that was killed: its session ends by itself, and sooner if it ran here."""
         deadline = time.monotonic() + self._session_timeout_ms / 1000 + 2
+        own = _own_process()
         while True:
             try:
-                return await self._store.claim_driver(socket.gethostname(), os.getpid())
+                return await self._store.claim_driver(
+                    socket.gethostname(), own.pid, start_time=own.start_time, boot_id=own.boot_id
+                )
             except ClusterError:
                 if await self._holder_is_alive_here() or time.monotonic() > deadline:
                     raise
             await asyncio.sleep(0.1)
 
     async def _holder_is_alive_here(self) -> bool:
-        """True: a living driver on this host holds the seat. A dead one's node is removed."""
+        """True: a living driver on this host holds the seat. A dead one's node is removed. A pid alone would be another
+        process's by now: after a boot, or in a container, often the new driver's own."""
         try:
             node = await self._zk.get(paths.DRIVER)
         except ZkNoNode:
@@ -123,7 +127,11 @@ class DriverSeat:
         holder = codecs.decode(paths.DRIVER, node.data, codecs.DriverNode)
         if holder.host != socket.gethostname():
             return False
-        if identify(holder.pid) is not None:
+        if holder.boot_id and holder.boot_id != boot_id():
+            return False  # of an earlier boot, or of another host that has the name: its session will tell
+        found = identify(holder.pid)
+        noted = ProcessIdentity(holder.pid, holder.start_time, holder.boot_id) if holder.boot_id else found
+        if found is not None and found == noted:
             return True
         with contextlib.suppress(ZkNoNode, ZkBadVersion):
             await self._zk.delete(paths.DRIVER, node.version)
@@ -135,7 +143,11 @@ class DriverSeat:
 
     async def _reclaim(self) -> None:
         """After a new session the seat's node is gone; take it again, unless a newer driver has been there."""
-        node = codecs.encode(codecs.DriverNode(self.epoch, socket.gethostname(), os.getpid()))
+        own = _own_process()
+        holder = codecs.DriverNode(
+            self.epoch, socket.gethostname(), own.pid, start_time=own.start_time, boot_id=own.boot_id
+        )
+        node = codecs.encode(holder)
         while not self.lost.is_set():
             try:
                 await self._zk.connected()
@@ -193,3 +205,9 @@ class DriverSeat:
                 await self._reclaiming
         if self._session is not None:
             await self._session.close()
+
+
+def _own_process() -> ProcessIdentity:
+    own = identify(os.getpid())
+    assert own is not None
+    return own

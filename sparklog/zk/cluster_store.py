@@ -351,9 +351,9 @@ class ClusterStore:
 
     # --- drivers -------------------------------------------------------------------------------------------------
 
-    async def claim_driver(self, host: str, pid: int) -> int:
+    async def claim_driver(self, host: str, pid: int, *, start_time: int = 0, boot_id: str = "") -> int:
         """Become the cluster's one driver for as long as this session lives. Returns the driver epoch, a number
-        higher than any driver before had.
+        higher than any driver before had. The arguments are kept as they are, see ``DriverNode``.
 
         Raises:
             ClusterError: another driver's node lives (names its host and pid).
@@ -361,7 +361,7 @@ class ClusterStore:
         while True:
             node = await self.session.get(paths.DRIVER_EPOCH)
             epoch = codecs.decode(paths.DRIVER_EPOCH, node.data, codecs.CounterNode).value + 1
-            mine = codecs.encode(codecs.DriverNode(epoch, host, pid))
+            mine = codecs.encode(codecs.DriverNode(epoch, host, pid, start_time=start_time, boot_id=boot_id))
             try:
                 await self.session.multi(
                     [

@@ -96,12 +96,15 @@ class ControllerNode(msgspec.Struct, frozen=True):
 
 
 class DriverNode(msgspec.Struct, frozen=True):
-    """Who holds ``/driver``: shown to whoever is refused."""
+    """Who holds ``/driver``: shown to whoever is refused. ``start_time`` and ``boot_id`` tell its process from another
+    that has the pid by now; an earlier release leaves them out."""
 
     driver_epoch: int
     host: str
     pid: int
     version: int = VERSION
+    start_time: int = 0
+    boot_id: str = ""
 
 
 class DeletionRequest(msgspec.Struct, frozen=True):
