@@ -64,13 +64,15 @@ class RateLimit(logging.Filter):
         return count < self._burst
 
 
+def bounded_file(log_file: str) -> logging.Handler:
+    """A file that is followed by another when it is full; the last few are kept, and no process fills a disk in years.
+    Raises OSError when it cannot be opened."""
+    return RotatingFileHandler(log_file, maxBytes=_FILE_BYTES, backupCount=_FILES_KEPT)
+
+
 def configure_logging(log_file: str, *, level: int = logging.INFO) -> None:
     """Set up the root logger of this process. Raises OSError when the file cannot be opened."""
-    handler: logging.Handler = (
-        RotatingFileHandler(log_file, maxBytes=_FILE_BYTES, backupCount=_FILES_KEPT)
-        if log_file
-        else logging.StreamHandler()
-    )
+    handler = bounded_file(log_file) if log_file else logging.StreamHandler()
     handler.setFormatter(logging.Formatter(_FORMAT, datefmt="%H:%M:%S"))
     handler.addFilter(RateLimit())
     root = logging.getLogger()

@@ -21,6 +21,7 @@ from py4j.protocol import Py4JError
 from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkException
 
+from sparklog.broker.logs import bounded_file
 from sparklog.cluster.cluster_driver import LOOPBACK, ClusterDriver
 from sparklog.cluster.driver_note import forget_driver, note_driver
 from sparklog.cluster.options import ClusterOptions, is_one_machine
@@ -186,7 +187,7 @@ def _process_age_s() -> float:
 
 def _log_to(options: ClusterOptions) -> None:
     """What happens to generations and brokers goes to the terminal; everything to ``driver.log``."""
-    everything = logging.FileHandler(options.data_dir / "driver.log")
+    everything = bounded_file(str(options.data_dir / "driver.log"))
     everything.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     terminal = logging.StreamHandler()
     terminal.setFormatter(logging.Formatter("%(asctime)s %(message)s", datefmt="%H:%M:%S"))

@@ -1,7 +1,8 @@
-"""The cluster job's start where one of its halves fails: nothing of the other is left."""
+"""The cluster job's start: where one of its halves fails nothing of the other is left, and its log has a bound."""
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 from pyspark import SparkContext
 
+from sparklog.broker import logs
 from sparklog.cluster import embedded_zookeeper, start
 from sparklog.cluster.embedded_zookeeper import EmbeddedZookeeper
 from sparklog.cluster.options import ClusterOptions
@@ -51,3 +53,27 @@ def test_a_spark_that_does_not_start_leaves_no_zookeeper(data_dir: Path, monkeyp
     note = embedded_zookeeper._read_note(data_dir / "zookeeper")
     assert note is not None and note.process is None
     assert not seating
+
+
+@pytest.fixture
+def root_logger() -> Iterator[logging.Logger]:
+    root = logging.getLogger()
+    level, handlers = root.level, list(root.handlers)
+    yield root
+    for handler in [handler for handler in root.handlers if handler not in handlers]:
+        root.removeHandler(handler)
+        handler.close()
+    root.setLevel(level)
+
+
+def test_the_drivers_log_does_not_grow_without_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, root_logger: logging.Logger
+) -> None:
+    monkeypatch.setattr(logs, "_FILE_BYTES", 4096)
+    start._log_to(ClusterOptions(data_dir=tmp_path))
+    for number in range(1000):
+        root_logger.info("generation %d", number)
+    files = sorted(tmp_path.iterdir())
+    assert len(files) == 1 + 4, "the last few are kept"
+    assert all(file.stat().st_size <= 4096 for file in files)
+    assert "generation 999\n" in (tmp_path / "driver.log").read_text()
