@@ -36,6 +36,8 @@ FIRST_DELAY_S, LONGEST_DELAY_S = 0.2, 30.0
 STEADY_S = 60.0
 #: A broker is started again after this even if ZooKeeper has not taken note of its end.
 RETIRE_WAIT_S = 1.0
+#: Between two attempts to tell a broker that does not listen yet.
+ASK_AGAIN_S = 0.1
 
 #: Tells ZooKeeper that this process of the broker has ended, however long that takes. False: another has registered.
 Retire = Callable[[int, ProcessIdentity], Awaitable[bool]]
@@ -354,12 +356,24 @@ class BrokerSupervisor:
         process = self._process
         if process is None:
             return
-        await self._tell("finish")
-        try:
-            await asyncio.wait_for(exited(process), timeout_s)
-        except asyncio.TimeoutError:
+        if not await self._finished(process, timeout_s=timeout_s):
             await self._kill(process, f"had not finished after {timeout_s:g} s")
         runtime_directory.forget(self._slot.path)
+
+    async def _finished(self, process: ProcessIdentity, *, timeout_s: float) -> bool:
+        """Tell the broker to finish and wait for its end. One that is just starting can be told only a moment later."""
+        deadline = time.monotonic() + timeout_s
+        end = asyncio.create_task(exited(process))
+        told = False
+        try:
+            while not end.done() and (left_s := deadline - time.monotonic()) > 0:
+                told = told or await self._tell("finish") is not None
+                await asyncio.wait({end}, timeout=left_s if told else min(left_s, ASK_AGAIN_S))
+            return end.done()
+        finally:
+            end.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await end
 
     async def leave(self, run: asyncio.Task[None]) -> None:
         """End ``run`` without touching the broker."""

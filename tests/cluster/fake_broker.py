@@ -1,7 +1,8 @@
 """A process that speaks the broker's end of the control protocol and does nothing else.
 
 Run as ``fake_broker.py [behaviour] --config <file>``. Behaviours: ``serve`` (default); ``fail``: ends at once with a
-last word; ``deaf``: accepts connections and never answers; ``slow``: serves, and takes a while to catch up.
+last word; ``deaf``: accepts connections and never answers; ``slow``: serves, and takes a while to catch up; ``late``:
+serves once its directory has a file ``begin``.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import os
 import socket
 import sys
 import threading
+import time
 from pathlib import Path
 
 
@@ -19,6 +21,8 @@ def main() -> None:
     config = json.loads(Path(sys.argv[-1]).read_text())
     if behaviour == "fail":
         sys.exit("the disk of this broker is made of cheese")
+    while behaviour == "late" and not Path(config["log_dir"], "begin").exists():
+        time.sleep(0.01)
     path = config["control_socket"]
     Path(path).unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from sparklog.cluster.process import identify
+from sparklog.cluster.runtime_directory import noted_process
 from tests.cluster.support import FAKE_BROKER, Supervised, eventually, kill_noted, supervised
 
 
@@ -204,6 +205,23 @@ def test_the_ordered_stop_quiesces_waits_and_finishes(tmp_path: Path, behaviour:
             assert (tmp_path / "clean").read_text() == "quiesced True"
             await asyncio.wait_for(one.task, 5)
             assert identify(serving.pid) is None
+
+    run(test())
+
+
+def test_a_stop_reaches_a_broker_that_is_still_starting(tmp_path: Path) -> None:
+    """Nobody listens in it yet when all are told to finish."""
+
+    async def test() -> None:
+        async with supervised(tmp_path, behaviour="late") as one:
+            await eventually(lambda: noted_process(tmp_path) is not None)
+            await one.supervisor.quiesce()
+            assert await one.supervisor.caught_up(timeout_s=5)
+            finishing = asyncio.create_task(one.supervisor.finish(timeout_s=30))
+            await asyncio.wait({finishing}, timeout=0.5)
+            (tmp_path / "begin").touch()
+            await asyncio.wait_for(finishing, 60)
+            assert (tmp_path / "clean").exists(), "it ended by itself, and was not killed"
 
     run(test())
 
