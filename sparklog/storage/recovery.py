@@ -5,8 +5,9 @@ it every header is checked against the data by both CRCs, and the log is cut at 
 after a hole cannot be told from garbage. After a clean stop everything is below the recovery point.
 
 Data without header (an append that did not finish) are cut. Footers of earlier segments are recomputed: one that
-differs is cut, and the segment is sealed again later. A batch of a newer format version is not garbage: it is refused
-by name and nothing is cut.
+differs is cut, and the segment is sealed again later. One that is right says nothing of an fsync, before which the
+process may have died: a sealed segment beyond the recovery point is fsynced here, as a seal does. A batch of a newer
+format version is not garbage: it is refused by name and nothing is cut.
 
 A schema that came after ``partition.json`` was written is read from the front of a segment that has it. No checksum
 covers that: it is believed where it was fsynced, or where the page cache was not lost.
@@ -137,6 +138,7 @@ def recover_log(
             recovery_point=recovery_point,
             thorough=thorough,
         )
+        _sync_sealed(disk, directory, segments, recovery_point=recovery_point)
         if EPOCHS_FILE in names:
             epochs = load_epochs(disk, directory, segments, recovery_point=recovery_point)
         else:
@@ -194,6 +196,16 @@ def _recover_segments(
                 findings.append(f"{len(bases) - number - 1} segments from {bases[number + 1]} on removed")
             break
     return segments, findings, headers
+
+
+def _sync_sealed(disk: Disk, directory: Path, segments: list[Segment], *, recovery_point: int) -> None:
+    """The recovery point will pass whatever is sealed without asking again, and nobody seals it again."""
+    unsure = [segment for segment in segments if segment.sealed and segment.end_offset > recovery_point]
+    for segment in unsure:
+        segment.sync()
+    if unsure:
+        disk.sync_directory(directory)
+        disk.sync_directory(directory.parent)
 
 
 def _recover_one(

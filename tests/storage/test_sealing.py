@@ -16,7 +16,7 @@ import pytest
 from sparklog.errors import StorageError
 from sparklog.storage.log import Log
 from sparklog.storage.log_set import LogDirectory
-from sparklog.testing.sim_disk import SimDisk
+from sparklog.testing.sim_disk import ProcessDied, SimDisk
 from tests.storage.batches import (
     SMALL,
     append,
@@ -168,6 +168,31 @@ def test_truncation_while_a_seal_is_under_way(
     assert read_numbers(again) == list(range(cut_at + 24))
     assert [segment.sealed for segment in again.segments] == [True] * (len(log.segments) - 1) + [False]
     assert again.end_of_epoch(1).end_offset == cut_at
+
+
+@pytest.mark.parametrize("changes", range(5))
+@pytest.mark.parametrize("clean_stop", [False, True])
+def test_what_a_killed_process_sealed_is_fsynced_before_it_counts_as_that(
+    disk: SimDisk, log: Log, changes: int, clean_stop: bool
+) -> None:
+    """It may have died with a whole footer and nothing fsynced. The next seal, or a clean stop, says that all is."""
+    log.set_high_watermark(12)
+    (job,) = log.durability.seals_due()
+    disk.die_after(changes)
+    with pytest.raises(ProcessDied):
+        job.run()
+    disk.restart(page_cache_lost=False)
+    directory = open_directory(disk=disk)
+    log = create_log(directory, segment_bytes=SMALL)
+    commit_and_seal(log, 24)
+    if clean_stop:
+        directory.write_clean_marker()
+    directory.checkpoint()
+    fsynced = log.recovery_point
+    assert fsynced == (log.log_end_offset if clean_stop else 24)
+    disk.restart(page_cache_lost=True)
+    again = create_log(open_directory(disk=disk, boot_id="boot-2"))
+    assert read_numbers(again)[:fsynced] == list(range(fsynced))
 
 
 @pytest.mark.parametrize("step", range(8))
