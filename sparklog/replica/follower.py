@@ -14,7 +14,7 @@ Lives for one leader epoch; ``replica.py`` makes and drops it. The rules, each w
 from __future__ import annotations
 
 from sparklog.errors import ErrorCode
-from sparklog.model import NO_LEADER, LeaderAndIsr
+from sparklog.model import NO_EPOCH, NO_LEADER, LeaderAndIsr
 from sparklog.replica.effects import (
     AppendAsFollower,
     Effect,
@@ -86,13 +86,15 @@ class Follower:
 
     def _truncate(self, epoch: int, end_offset: int) -> list[Effect]:
         """Cut where the histories part: at the leader's end of ``epoch`` or at our own end of the largest epoch up to
-        it, whichever comes first. What remains ends in an epoch the next fetch names, so this converges.
+        it, whichever comes first. What remains ends in an epoch the next fetch names, so this converges. That may lie
+        below the log start, which is no batch's end: what is left up to there would diverge again, for ever.
 
         Records of the present epoch are its leader's own, which it cannot disown: such an answer is an old one."""
         log = self.view.log
         if log.last_epoch == self.epoch:
             return []
-        offset = max(log.log_start_offset, min(end_offset, log.end_of_epoch(epoch).end_offset))
+        first, ours = log.first_segment_offset, log.end_of_epoch(epoch)
+        offset = max(first, min(end_offset, first if ours.epoch == NO_EPOCH else ours.end_offset))
         if offset >= log.log_end_offset:
             return []
         return self._cut(offset, TruncateLog(offset))

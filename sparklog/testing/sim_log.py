@@ -40,7 +40,7 @@ class SimLog:
 
     def __init__(self, start_offset: int = 0) -> None:
         self.log_start_offset = start_offset
-        #: nothing moves the log start but a restart: it always is where the first batch is
+        #: nothing here moves the log start but a restart, or a cut below one that a test has raised
         self.first_segment_offset = start_offset
         self.log_end_offset = start_offset
         #: leader epoch of the last batch
@@ -163,7 +163,8 @@ class SimLog:
     def _cut(self) -> None:
         last = self.batches[-1].header if self.batches else None
         del self._ends[len(self.batches) :]
-        self.log_end_offset = last.next_offset if last else self.log_start_offset
+        self.log_end_offset = last.next_offset if last else self.first_segment_offset
+        self.log_start_offset = min(self.log_start_offset, self.log_end_offset)
         self.last_epoch = last.leader_epoch if last else NO_EPOCH
         self.flushed_end = min(self.flushed_end, self.log_end_offset)
         self.verified = min(self.verified, len(self.batches))

@@ -74,6 +74,24 @@ def test_histories_converge_in_as_many_answers_as_epochs_differ() -> None:
     assert stage.log.batches == leader_log.batches
 
 
+@pytest.mark.parametrize("log_start", [2, 3, 4])
+@pytest.mark.parametrize("leaders", [(1, 4, 4, 4, 4), (4, 4, 4, 4, 4)])
+def test_histories_that_part_below_the_log_start_converge(log_start: int, leaders: tuple[int, ...]) -> None:
+    """Records were deleted, which an unclean leader never had, up to inside the first segment."""
+    leader_log = log_of(*leaders)
+    leader = Stage(leader_log)
+    leader.lead(epoch=9, isr=(1,), min_isr=1)
+    stage = following(log_of(1, 3, 3, 3), high_watermark=4)
+    stage.log.log_start_offset = log_start
+    for _ in range(4):
+        effect = leader.fetch(2, stage.log.log_end_offset, last_epoch=stage.log.last_epoch)[-1]
+        if isinstance(effect, fx.AnswerDiverging):
+            stage.answer(leader_log, diverging=(effect.epoch, effect.end_offset), batch_count=0)
+        else:
+            stage.answer(leader_log)
+    assert stage.log.batches == leader_log.batches
+
+
 def test_an_unclean_elections_truncation_lowers_the_mark_first() -> None:
     """No reader may be shown what is about to go."""
     stage = following(log_of(1, 1, 1), high_watermark=3)
