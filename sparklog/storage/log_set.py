@@ -192,9 +192,12 @@ class LogDirectory:
         started = time.monotonic()
         checkpoints = read_checkpoint(self._disk, self.path)
         try:
+            lost = False
             for name in self._disk.names(self.path):
                 if parse_directory_name(name) is not None:
-                    self._load_one(name, checkpoints)
+                    lost |= self._load_one(name, checkpoints)
+            if lost:
+                self._note_cuts()
             self.missing = {tp: entry.topic_id for tp, entry in checkpoints.items() if tp not in self._logs}
             self._remove_leftovers()
         except OSError as failure:
@@ -208,7 +211,8 @@ class LogDirectory:
         )
         return list(self._logs.values())
 
-    def _load_one(self, name: str, checkpoints: dict[TopicPartition, PartitionCheckpoint]) -> None:
+    def _load_one(self, name: str, checkpoints: dict[TopicPartition, PartitionCheckpoint]) -> bool:
+        """Whether something that was there once is not there any more."""
         restored = False
         try:
             content = read_partition_file(self._disk, self.path / name)
@@ -216,19 +220,19 @@ class LogDirectory:
             raise
         except NotADirectoryError as failure:
             self._set_aside(name, str(failure))
-            return
+            return False
         except (StorageError, FileNotFoundError) as failure:
             named = parse_directory_name(name)
             entry = checkpoints.get(named) if named is not None else None
             if entry is None or entry.recovery_point <= 0:
                 self._set_aside(name, str(failure))
-                return
+                return False
             logger.error("%s: %s; it is made anew, of topic id %s", self.path / name, failure, entry.topic_id)
             content, restored = PartitionFile(entry.topic, entry.partition, entry.topic_id, ()), True
         tp = TopicPartition(content.topic, content.partition)
         if directory_name(tp) != name:
             self._set_aside(name, f"partition.json names {tp}")
-            return
+            return False
         log = self._new_log(content)
         checkpoint = checkpoints.get(tp)
         if checkpoint is not None and checkpoint.topic_id != content.topic_id:
@@ -240,12 +244,21 @@ class LogDirectory:
         claimed = max(checkpoint.high_watermark, checkpoint.recovery_point) if checkpoint is not None else 0
         if restored or log.findings or log.log_end_offset < claimed:
             self._doubt()
+            return True
+        return False
 
     def _doubt(self) -> None:
         """Once repaired the logs show no damage: the next process must hear of it if this one ends too early."""
         if self.trusted:
             self.trusted = False
             mark_running(self._disk, self.path, BootMark(self._boot_id, self.incarnation, doubted=True))
+
+    def _note_cuts(self) -> None:
+        """What comes in the place of what was cut is not fsynced, whatever the checkpoint says of what was there."""
+        try:
+            self.checkpoint()
+        except OSError as failure:  # nor is there room for much to come
+            logger.error("%s: the checkpoint claims more than is left: %s", self.path, failure)
 
     def note_incarnation(self, incarnation: int) -> None:
         """This process has, or is about to get, ``incarnation``, and its registration says whether its logs are

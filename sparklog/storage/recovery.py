@@ -138,25 +138,68 @@ def recover_log(
             recovery_point=recovery_point,
             thorough=thorough,
         )
+        believed = recovery_point if EPOCHS_FILE in names else None
+        try:
+            epochs, producers, kept = _derive(
+                disk, directory, segments, headers=headers, snapshots=snapshots, recovery_point=believed
+            )
+        except NewerFormatError:
+            raise
+        except (BrokerError, StorageError) as damage:
+            # In a header, or a marker, that an outline passes over. It is found with all the others.
+            findings.append(f"{damage}: every batch is checked")
+            for segment in segments:
+                segment.close()
+            segments, found, headers = _recover_segments(
+                disk,
+                directory,
+                [segment.base_offset for segment in segments],
+                schemas=schemas,
+                files=files,
+                recovery_point=0,
+                thorough=thorough,
+            )
+            findings += found
+            epochs, producers, kept = _derive(
+                disk, directory, segments, headers=headers, snapshots=snapshots, recovery_point=None
+            )
         _sync_sealed(disk, directory, segments, recovery_point=recovery_point)
-        if EPOCHS_FILE in names:
-            epochs = load_epochs(disk, directory, segments, recovery_point=recovery_point)
-        else:
-            epochs = epochs_of(directory, segments, headers)
-        end = segments[-1].end_offset if segments else 0
-        for offset in snapshots:
-            if offset > end:
-                disk.remove(snapshot_path(directory, offset))
-        kept = [offset for offset in snapshots if offset <= end]
-        producers, used = load_producers(disk, directory, segments, snapshots=kept, headers=headers)
-        for offset in [offset for offset in kept if offset > used]:
-            disk.remove(snapshot_path(directory, offset))  # it would count for one that knows what came before
-            kept.remove(offset)
+    except BrokerError as damage:
+        raise StorageError(f"{directory}: {damage}") from damage
     except OSError as failure:
         raise StorageError(f"{directory}: {failure}") from failure
     for finding in findings:
         logger.warning("%s: %s", directory, finding)
     return RecoveredLog(names, segments, epochs, producers, kept, tuple(findings), schemas)
+
+
+def _derive(
+    disk: Disk,
+    directory: Path,
+    segments: list[Segment],
+    *,
+    headers: SegmentHeaders,
+    snapshots: list[int],
+    recovery_point: int | None,
+) -> tuple[EpochCache, ProducerTable, list[int]]:
+    """What the batches say of leader epochs and producers, and the snapshots that are left. ``recovery_point``: as far
+    ``leader-epochs`` may be believed; None: it is not to be asked.
+
+    Raises:
+        BrokerError, StorageError: something that was to be read is damaged.
+    """
+    if recovery_point is None:
+        epochs = epochs_of(directory, segments, headers)
+    else:
+        epochs = load_epochs(disk, directory, segments, recovery_point=recovery_point)
+    end = segments[-1].end_offset if segments else 0
+    kept = [offset for offset in snapshots if offset <= end]
+    producers, used = load_producers(disk, directory, segments, snapshots=kept, headers=headers)
+    for offset in snapshots:
+        # A later one than was used would count for one that knows what came before.
+        if (offset > end or offset > used) and disk.exists(snapshot_path(directory, offset)):
+            disk.remove(snapshot_path(directory, offset))
+    return epochs, producers, [offset for offset in kept if offset <= used]
 
 
 def _recover_segments(

@@ -16,6 +16,7 @@ from sparklog.storage.epochs import EPOCHS_FILE
 from sparklog.storage.formats import NewerFormatError
 from sparklog.storage.log import Log
 from sparklog.storage.log_set import LogDirectory
+from sparklog.storage.producers import SNAPSHOT_SUFFIX
 from sparklog.testing.sim_disk import SimDisk
 from tests.storage.batches import (
     LOG_DIR,
@@ -23,6 +24,7 @@ from tests.storage.batches import (
     append,
     batch,
     commit_and_seal,
+    config,
     create_log,
     fill,
     open_directory,
@@ -195,6 +197,45 @@ def test_a_missing_file_cuts_the_segment(disk: SimDisk, kind) -> None:  # type: 
     log = reopened(disk)
     assert "lacks one of its files" in log.findings[0]
     check_usable(log, 12)
+
+
+@pytest.mark.parametrize("seed", [21, 25, 51, 166, 192])
+def test_what_comes_in_the_place_of_what_was_damaged_is_not_believed_after_a_power_cut(seed: int) -> None:
+    disk = SimDisk(seed=seed)
+    directory = open_directory(disk=disk)
+    log = create_log(directory, segment_bytes=SMALL)
+    fill(log, 10)
+    commit_and_seal(log, 24)
+    directory.checkpoint()
+    disk.remove(DIRECTORY / index(12))
+    log = reopened(disk)
+    log.config = config(segment_bytes=SMALL)
+    fill(log, 6, leader_epoch=2)
+    log = reopened(disk, power_cut=True)
+    assert read_numbers(log) == list(range(log.log_end_offset))
+
+
+@pytest.mark.parametrize("field", [0, 8, 40, 72])
+def test_a_damaged_header_between_the_first_and_the_last_of_a_segment(disk: SimDisk, field: int) -> None:
+    """Found where headers have to be read for want of the files that spare it, below the recovery point too."""
+    directory = open_directory(disk=disk)
+    log = create_log(directory, segment_bytes=SMALL)
+    for number in range(0, 30, 3):
+        append(log, batch(3, first=number, producer=7, sequence=number))
+    commit_and_seal(log, 24)
+    directory.checkpoint()
+    for name in disk.names(DIRECTORY):
+        if name == EPOCHS_FILE or name.endswith(SNAPSHOT_SUFFIX):
+            disk.remove(DIRECTORY / name)
+    disk.flip_bit(DIRECTORY / index(12), HEADER_BYTES + field)
+    disk.restart(page_cache_lost=False)
+    directory = open_directory(disk=disk)
+    again = directory.get(TP)
+    assert again is not None
+    assert not directory.trusted
+    assert any("offset 15" in finding for finding in again.findings)
+    check_usable(again, 15)
+    assert reopened(disk).findings == ()
 
 
 def test_truncated_index_of_a_sealed_segment(disk: SimDisk) -> None:
