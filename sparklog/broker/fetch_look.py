@@ -18,6 +18,7 @@ from sparklog.model import EpochEnd
 from sparklog.protocol.messages import AbortedRange, FetchedPartition, FetchPartition
 from sparklog.record.header import HEADER_BYTES
 from sparklog.replica.effects import AnswerDiverging, RefuseFetch
+from sparklog.replica.view import parted
 from sparklog.storage.log import LogSlice
 
 
@@ -99,10 +100,9 @@ def look_for_follower(
         if isinstance(verdict, AnswerDiverging):
             return _diverging(partition, wanted, verdict.epoch, verdict.end_offset)
         if wanted.last_epoch >= 0:
-            log = partition.log
-            ours = log.end_of_epoch(wanted.last_epoch)
-            if ours.epoch != wanted.last_epoch or ours.end_offset < wanted.fetch_offset:
-                return _diverging(partition, wanted, ours.epoch, ours.end_offset)
+            parting = parted(partition.log, wanted.fetch_offset, wanted.last_epoch)
+            if parting is not None:
+                return _diverging(partition, wanted, parting.epoch, parting.end_offset)
         end_offset = partition.log.log_end_offset
         return _read(
             partition, wanted, end_offset=end_offset, max_bytes=max_bytes, kept=partitions.kept_crcs, for_follower=True

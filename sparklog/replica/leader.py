@@ -45,7 +45,7 @@ from sparklog.replica.events import (
 from sparklog.replica.isr import CommittedIsr, IsrState, PendingExpand, PendingIsr, PendingShrink
 from sparklog.replica.progress import UNKNOWN_END, Progress
 from sparklog.replica.purgatory import NEVER, Purgatory, Waiting
-from sparklog.replica.view import PartitionView
+from sparklog.replica.view import PartitionView, parted
 
 #: With ``replica.lag.max.messages`` set, lag in records is looked at this often at least.
 LAG_MESSAGES_CHECK_MS = 500
@@ -186,10 +186,8 @@ class Leader:
                 # what it lost of a segment cannot be gone on with in the middle: its file would not be ours
                 return RefuseFetch(ErrorCode.OFFSET_OUT_OF_RANGE, f"an empty log begins at {first}, not at {offset}")
             return None
-        epoch_end = log.end_of_epoch(event.last_epoch)
-        if epoch_end.epoch != event.last_epoch or epoch_end.end_offset < offset:
-            return AnswerDiverging(epoch_end.epoch, epoch_end.end_offset)
-        return None
+        parting = parted(log, offset, event.last_epoch)
+        return None if parting is None else AnswerDiverging(parting.epoch, parting.end_offset)
 
     def connection_lost(self, event: FollowerConnectionLost, now_ms: int) -> list[Effect]:
         peer = self.progress.get(event.replica_id)

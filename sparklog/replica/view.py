@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from sparklog.model import EpochEnd, LeaderAndIsr
+from sparklog.model import NO_EPOCH, EpochEnd, LeaderAndIsr
 from sparklog.replica.events import Decided
 
 
@@ -100,3 +100,16 @@ class PartitionView:
     def known_dead(self, broker_id: int) -> bool:
         """True only on evidence: a table of live brokers that names this broker but not that one."""
         return broker_id not in self.incarnations and self.broker_id in self.incarnations
+
+
+def parted(log: LogView, offset: int, last_epoch: int) -> EpochEnd | None:
+    """Where a log that ends at ``offset`` with a record of ``last_epoch`` stopped being ``log``, which begins at or
+    below ``offset``; None: it has not. Source: KIP-101, KIP-279.
+
+    Where ``log`` begins and has none of that epoch it has let go of all that could be compared: whoever has everything
+    up to there may be in sync, and is to go on, not to throw that away.
+    """
+    ours = log.end_of_epoch(last_epoch)
+    if ours.epoch == NO_EPOCH and offset == log.first_segment_offset:
+        return None
+    return ours if ours.epoch != last_epoch or ours.end_offset < offset else None

@@ -194,6 +194,16 @@ def test_divergence_is_found_by_epoch(offset: int, last_epoch: int, point: tuple
     assert effects == ([fx.AnswerDiverging(*point)] if point else [fx.ServeFetch(offset)])
 
 
+def test_who_has_all_up_to_where_the_log_begins_goes_on_whatever_was_before() -> None:
+    """Records were deleted up to the start of an epoch, and of a segment: a member of the in-sync set that is there
+    must not throw its log away. Were it to lead next its offsets would begin anew."""
+    stage = Stage(log_of(5, 5, start=4))
+    stage.lead(epoch=5)
+    assert stage.fetch(2, 4, last_epoch=3)[-1] == fx.ServeFetch(4)
+    assert stage.fetch(2, 5, last_epoch=3) == [fx.AnswerDiverging(-1, 4)]
+    assert stage.fetch(2, 4, last_epoch=6) == [fx.AnswerDiverging(5, 6)]
+
+
 def test_an_empty_log_begins_where_the_leaders_first_segment_does() -> None:
     """Not in the middle of it, where a replica may have been cut to nothing: its file would lack what is before."""
     stage = Stage(log_of(1, 1, 3, start=4))
