@@ -87,9 +87,12 @@ class Answer(msgspec.Struct, frozen=True, gc=False):
     detail: str
 
 
-class PendingProduce(msgspec.Struct, frozen=True):
+class PendingProduce(msgspec.Struct):
     """Batches waiting under a ticket, and whom to tell. ``own``: made by this broker (a marker), not by a producer.
-    ``placed``: of a restore, with the offsets that they had. ``roll``: they begin a segment."""
+    ``placed``: of a restore, with the offsets that they had. ``roll``: they begin a segment.
+
+    Appended batches are let go of: what waits for the high watermark then takes no memory, when the connection that
+    it came by, and whose bytes in hand are bounded, is gone."""
 
     batches: Batches
     answered: Callable[[Answer], None]
@@ -318,6 +321,7 @@ class Partition:
             self._answer(ticket, ErrorCode.KAFKA_STORAGE_ERROR, detail=f"{self.tp}: {error}")
         else:
             self._append_time_us[ticket] = now_us
+            pending.batches = ()
             return written
         return None
 

@@ -1,8 +1,9 @@
-"""A disk that fails under a produce: who is answered what, and what that lets on."""
+"""A disk that fails under a produce: who is answered what, and what that lets on; and what one that waits keeps."""
 
 from __future__ import annotations
 
 import errno
+import weakref
 from collections.abc import Callable
 from typing import cast
 
@@ -33,16 +34,16 @@ class _Alone:
         return lambda *_: None
 
 
-def _leading(disk: SimDisk) -> Partition:
-    """The only in-sync replica of two; its log holds one batch."""
+def _leading(disk: SimDisk, isr: tuple[int, ...] = (1,)) -> Partition:
+    """One of two replicas; its log holds one batch, which is not in memory."""
     schemas = (TopicSchema(0, schema_message(DEFAULT_SCHEMA)),)
-    log = open_directory(disk=disk).create(TP, TOPIC_ID, schemas=schemas, config=config())
+    log = open_directory(disk=disk, hot_bytes=0).create(TP, TOPIC_ID, schemas=schemas, config=config())
     replica = Replica(1, log)
     rules = AppendRules(DEFAULT_SCHEMA, 0, 1 << 20, "timestamp")
     partition = Partition(
         TP, TOPIC_ID, log=log, replica=replica, rules=rules, surroundings=cast(Surroundings, _Alone())
     )
-    partition.step(Decided(LeaderAndIsr(1, 1, (1,), 1), 1, (1, 2), {1: 1, 2: 1}, min_isr=1))
+    partition.step(Decided(LeaderAndIsr(1, 1, isr, 1), 1, (1, 2), {1: 1, 2: 1}, min_isr=1))
     answers: list[Answer] = []
     _produce(partition, answers.append)
     assert [answer.code for answer in answers] == [ErrorCode.NONE]
@@ -76,3 +77,19 @@ def test_what_an_answer_lets_in_finds_the_replica_offline(at_once: bool, monkeyp
     assert all(answer.base_offset == -1 and "Input/output error" in answer.detail for answer in answers)
     assert len(offline) == 1 and offline[0] is not None
     assert partition.log.log_end_offset == 1 and not partition._pending
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_what_waits_to_be_committed_keeps_no_records(at_once: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bytes in hand of a connection are bounded, and count no more when it is gone."""
+    partition = _leading(SimDisk(), isr=(1, 2))
+    if not at_once:
+        monkeypatch.setattr(Replica, "append_epoch", lambda *_: NO_EPOCH)
+    answers: list[Answer] = []
+    header, encoded = encode_batch(rows(1), schema_id=0, compression=None, event_time="timestamp")
+    body = memoryview(bytes(encoded))
+    kept = weakref.ref(body)
+    partition.produce(PendingProduce([(header, body)], answers.append), acks=-1, deadline_ms=2**60)
+    del body
+    assert partition.log.log_end_offset == 2 and len(partition._pending) == 1 and not answers
+    assert kept() is None
