@@ -98,6 +98,7 @@ class LeaderFetcher:
     def unfollow(self, key: Key) -> None:
         if self._followed.pop(key, None) is not None:
             self._session.forget(*key)
+            self._positions.pop(key, None)  # or a connection of months would keep those of all topics that there were
 
     def registered_again(self) -> None:
         """A leader that has heard of the new incarnation counts on nothing that the one before held, and commits

@@ -14,6 +14,9 @@ from sparklog.storage.disk import Disk
 from sparklog.storage.hot_batches import HotBatches
 from sparklog.storage.open_files import OpenFiles
 
+#: Of schemas, each some kilobytes.
+_PRELUDES_KEPT = 1024
+
 
 @dataclass(slots=True)
 class LogServices:
@@ -43,6 +46,8 @@ class LogServices:
     def prelude(self, schema_message: bytes) -> bytes:
         """First bytes of a segment with this schema; one object for all logs."""
         if schema_message not in self._preludes:
+            if len(self._preludes) >= _PRELUDES_KEPT:  # of topics that may be gone by now
+                self._preludes.clear()
             self._preludes[schema_message] = arrow_prelude(schema_message)
         return self._preludes[schema_message]
 

@@ -70,6 +70,7 @@ def run(
         endpoint = BrokerEndpoint(LEADER, "127.0.0.1", server.port, 1)
         broker.cache.apply(ControlUpdate(0, "c", 1, 1, False, (endpoint,), (), ()))
         fetchers = Fetchers(broker)
+        followed.fetchers = fetchers
         fetchers.follow(cast(Partition, followed), LEADER, 0)
         await scenario(broker, leader)
         await fetchers.close()
@@ -127,6 +128,20 @@ def test_a_late_answer_of_a_deposed_leader_moves_no_log_start(
         assert set(moved) == {5}
 
     run(tmp_path, (*beside, FetchedPartition("t", 0, 0, 9, 9, 5, 0, 0, 0)), followed, scenario)
+
+
+def test_nothing_is_kept_of_a_partition_that_is_not_followed_any_more(tmp_path: Path) -> None:
+    """Connections last for months, and topics come and go."""
+    replica = SimpleNamespace(leader_epoch=0)
+    followed = partition(replica=replica, leader_answered=lambda *_: None)
+
+    async def scenario(broker: BrokerState, leader: FakeLeader) -> None:
+        fetcher = followed.fetchers._by_leader[LEADER]
+        await until(lambda: bool(fetcher._positions))
+        followed.fetchers.unfollow(followed)
+        assert not fetcher._positions
+
+    run(tmp_path, (FetchedPartition("t", 0, 0, 0, 0, 0, 0),), followed, scenario)
 
 
 def test_a_follower_that_is_registered_anew_does_not_wait_for_its_long_poll(tmp_path: Path) -> None:
