@@ -185,6 +185,7 @@ class LogDurability:
         """A job for what is to be fsynced when ``flush.ms`` have passed since the oldest append that was not: run it in
         a thread, then ``flush_finished``. None while one is at work."""
         state = self._state
+        self._unflushed_since_us = min(self._unflushed_since_us, now_us)  # the clock has been put back since
         waited_us = now_us - self._unflushed_since_us
         if self._job is not None or self._unflushed_since_us < 0 or not 0 < state.config.flush_ms * 1000 <= waited_us:
             return None

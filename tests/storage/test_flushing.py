@@ -149,6 +149,14 @@ def test_what_a_crash_left_delays_no_flush_of_what_comes_though_its_time_is_in_t
     assert found.durability.flush_due(5_000_000 + 10_000) is not None
 
 
+def test_a_clock_that_is_put_back_delays_no_flush(disk: SimDisk) -> None:
+    log = create_log(open_directory(disk=disk), flush_ms=10)
+    append(log, batch(), now_us=900_000_000)
+    assert not log.durability.flush_due(5_000_000)
+    assert not log.durability.flush_due(5_000_000 + 9_999)
+    assert log.durability.flush_due(5_000_000 + 10_000) is not None
+
+
 def test_a_log_that_was_stopped_cleanly_awaits_no_flush(disk: SimDisk) -> None:
     directory = open_directory(disk=disk)
     fill(create_log(directory), 2)
