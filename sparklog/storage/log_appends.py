@@ -73,6 +73,7 @@ def failed(log: LogState, failure: OSError | StorageError) -> BrokerError | Stor
     if isinstance(failure, StorageError):
         return log.services.offline(str(failure))
     if is_full(failure):
+        log.segment_was_cut()
         detail = f"{log.tp}: no room left in {log.directory.path.parent}: {failure}"
         return BrokerError(ErrorCode.KAFKA_STORAGE_ERROR, detail)
     return log.services.offline(f"appending to {log.tp}: {failure}")

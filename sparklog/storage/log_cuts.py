@@ -43,6 +43,7 @@ class LogCuts:
             # the one that ends at the cut becomes the last: it may go on
             state.seals.cancel(segment for segment in state.chain.segments if segment.end_offset >= end)
             state.chain.cut(end, served_end=served_end, fsynced_end=fsynced_end)
+            state.segment_was_cut()
             state.forget_from(end)
             state.producers = state.load_producers(state.chain.segments)
         return end
@@ -109,6 +110,7 @@ class LogCuts:
     def delete_retired(self, durable_start: int) -> None:
         state = self._state
         with state.offline_on_error("deleting segments"):
+            self._durability.cancel_flush()
             state.services.remove_later(state.chain.delete_retired(durable_start))
 
     def retention_due_us(self) -> int | None:

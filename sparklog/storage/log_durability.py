@@ -10,6 +10,7 @@ from sparklog.storage.flushing import FlushJob
 from sparklog.storage.log_state import LogState
 from sparklog.storage.partition_file import PARTITION_FILE, PartitionFileJob
 from sparklog.storage.sealing import SealJob
+from sparklog.storage.segment import NO_CUT
 
 #: A log of so few batches leaves no state files behind at a clean stop.
 _FEW_BATCHES = 256
@@ -18,7 +19,7 @@ _FEW_BATCHES = 256
 class LogDurability:
     """Owned by its ``Log``, on the event loop."""
 
-    __slots__ = ("_job", "_schemas_job", "_state", "_unflushed_records", "_unflushed_since_us")
+    __slots__ = ("_cut", "_job", "_schemas_job", "_state", "_unflushed_records", "_unflushed_since_us")
 
     def __init__(self, state: LogState) -> None:
         self._state = state
@@ -26,6 +27,8 @@ class LogDurability:
         self._unflushed_records = 0
         #: at work in a thread
         self._job: FlushJob | None = None
+        #: ``LogState.unsynced_cut`` as it was when that began
+        self._cut = NO_CUT
         self._schemas_job: PartitionFileJob | None = None
 
     @property
@@ -150,12 +153,14 @@ class LogDurability:
         """
         state = self._state
         state.check_open()
-        if state.recovery_point >= state.log_end_offset:
+        start = min(state.recovery_point, state.unsynced_cut, NO_CUT if self._job is None else self._cut)
+        if start >= state.log_end_offset:
             return
         with state.offline_on_error("flushing"):
             if state.directory.unstored:
                 self._store_schemas()
-            state.chain.sync_from(state.recovery_point)
+            for segment in state.chain.beyond(start):
+                segment.sync()
             state.directory.sync()
         self._flushed()
 
@@ -170,6 +175,7 @@ class LogDurability:
 
     def _flushed(self) -> None:
         self._state.recovery_point = max(self._state.recovery_point, self._with_schemas(self._state.log_end_offset))
+        self._state.unsynced_cut = NO_CUT
         self._unflushed_since_us = -1
         self._unflushed_records = 0
 
@@ -189,7 +195,8 @@ class LogDurability:
         waited_us = now_us - self._unflushed_since_us
         if self._job is not None or self._unflushed_since_us < 0 or not 0 < state.config.flush_ms * 1000 <= waited_us:
             return None
-        segments = [segment for segment in state.chain.segments if segment.end_offset > state.recovery_point]
+        self._cut, state.unsynced_cut = state.unsynced_cut, NO_CUT
+        segments = state.chain.beyond(min(state.recovery_point, self._cut))
         self._job = FlushJob(
             state.disk,
             [path for segment in segments for path in (segment.data_path, segment.index_path)]
@@ -216,6 +223,7 @@ class LogDurability:
         if job is not None:
             job.cancelled = True
             self._unflushed_since_us = job.since_us
+            self._state.unsynced_cut = min(self._state.unsynced_cut, self._cut)
 
     # --- clean stops ----------------------------------------------------------------------------------------------
 

@@ -28,7 +28,7 @@ from sparklog.storage.producers import ProducerTable
 from sparklog.storage.recovered_state import load_producers, snapshot_offsets
 from sparklog.storage.recovery import recover_log
 from sparklog.storage.seal_queue import SealQueue
-from sparklog.storage.segment import Segment
+from sparklog.storage.segment import NO_CUT, Segment
 from sparklog.storage.segment_chain import SegmentChain
 
 
@@ -38,7 +38,7 @@ class LogState:
     __slots__ = (
         "_high_watermark", "_log_start_offset", "_recovery_point", "absence", "chain", "claimed_end", "clean", "closed",
         "config", "directory", "disk", "epochs", "findings", "hot", "log_end_offset", "producers", "seals",
-        "served_end", "services", "topic_id", "tp", "untouched",
+        "served_end", "services", "topic_id", "tp", "unsynced_cut", "untouched",
     )  # fmt: skip
 
     def __init__(
@@ -69,6 +69,9 @@ class LogState:
         self._log_start_offset = 0
         self._high_watermark = 0
         self._recovery_point = 0
+        #: A segment from here on was cut and not fsynced since. A power cut may put back what was cut: what comes in
+        #: the next segment would not follow it, and is not durable before the cut is.
+        self.unsynced_cut = NO_CUT
         #: readers may have mapped the files up to here
         self.served_end = 0
         #: the most that a checkpoint, on disk or on its way there, says of this log
@@ -103,6 +106,7 @@ class LogState:
         self.epochs = found.epochs
         self.producers = found.producers
         self.findings = found.findings
+        self.unsynced_cut = found.cut_from
         last = self.chain.last
         self.log_end_offset = last.end_offset if last is not None else start
         self.log_start_offset = min(max(start, self.first_segment_offset), self.log_end_offset)
@@ -175,6 +179,13 @@ class LogState:
             "writing the producers of",
             lambda: self.seals.bridge(base, lambda: self.load_producers(leaving)),
         )
+
+    def segment_was_cut(self) -> None:
+        """The last one: it ended later, in batches or in what an append had begun to write."""
+        self.clean = self.untouched = False
+        last = self.chain.last
+        if last is not None:
+            self.unsynced_cut = min(self.unsynced_cut, last.base_offset)
 
     def forget_from(self, end: int) -> None:
         """The segments end at ``end`` now: so does everything derived from them."""

@@ -49,7 +49,15 @@ from sparklog.storage.recovered_state import (
     snapshot_path,
 )
 from sparklog.storage.sealing import footer_of
-from sparklog.storage.segment import COPY_SUFFIX, DATA_SUFFIX, DELETED_SUFFIX, INDEX_SUFFIX, Segment, file_stem
+from sparklog.storage.segment import (
+    COPY_SUFFIX,
+    DATA_SUFFIX,
+    DELETED_SUFFIX,
+    INDEX_SUFFIX,
+    NO_CUT,
+    Segment,
+    file_stem,
+)
 from sparklog.storage.swap import CLEANED_SUFFIX, SWAP_SUFFIX, recover_swaps
 
 logger = logging.getLogger(__name__)
@@ -77,6 +85,8 @@ class RecoveredLog(NamedTuple):
     findings: tuple[str, ...]
     #: messages by schema id: those that were known, and those that only segments have
     schemas: dict[int, bytes]
+    #: base offset of the first segment that was cut, which is not fsynced; ``NO_CUT``: none was
+    cut_from: int
 
 
 class _Scan(NamedTuple):
@@ -104,6 +114,8 @@ class _Found(NamedTuple):
     failure: str = ""
     #: of all its batches, where every one was looked at: then the files need not be read again
     headers: list[BatchHeader] | None = None
+    #: there was more in the index
+    cut: bool = False
 
 
 def recover_log(
@@ -129,7 +141,7 @@ def recover_log(
         names, bases, snapshots = _remove_leftovers(disk, directory)
         below = sum(following <= log_start_offset for following in bases[1:])
         _remove_segments(disk, directory, bases[:below], files=files)
-        segments, findings, headers = _recover_segments(
+        segments, findings, headers, cut_from = _recover_segments(
             disk,
             directory,
             bases[below:],
@@ -150,7 +162,7 @@ def recover_log(
             findings.append(f"{damage}: every batch is checked")
             for segment in segments:
                 segment.close()
-            segments, found, headers = _recover_segments(
+            segments, found, headers, cut_again = _recover_segments(
                 disk,
                 directory,
                 [segment.base_offset for segment in segments],
@@ -160,6 +172,7 @@ def recover_log(
                 thorough=thorough,
             )
             findings += found
+            cut_from = min(cut_from, cut_again)
             epochs, producers, kept = _derive(
                 disk, directory, segments, headers=headers, snapshots=snapshots, recovery_point=None
             )
@@ -170,7 +183,7 @@ def recover_log(
         raise StorageError(f"{directory}: {failure}") from failure
     for finding in findings:
         logger.warning("%s: %s", directory, finding)
-    return RecoveredLog(names, segments, epochs, producers, kept, tuple(findings), schemas)
+    return RecoveredLog(names, segments, epochs, producers, kept, tuple(findings), schemas, cut_from)
 
 
 def _derive(
@@ -211,8 +224,11 @@ def _recover_segments(
     files: OpenFiles,
     recovery_point: int,
     thorough: bool,
-) -> tuple[list[Segment], list[str], SegmentHeaders]:
+) -> tuple[list[Segment], list[str], SegmentHeaders, int]:
+    """The segments, what was cut of them for people, headers that were read, and the base offset of the first segment
+    that was cut."""
     segments: list[Segment] = []
+    cut_from = NO_CUT
     findings: list[str] = []
     headers: dict[int, Sequence[BatchHeader]] = {}
     for number, base in enumerate(bases):
@@ -233,12 +249,14 @@ def _recover_segments(
             segments.append(segment)
             if found.headers is not None:
                 headers[base] = found.headers
+            if found.cut:
+                cut_from = min(cut_from, base)
         if failure or not segment.count:
             _remove_segments(disk, directory, bases[number + (segment.count > 0) :], files=files)
             if number + 1 < len(bases):
                 findings.append(f"{len(bases) - number - 1} segments from {bases[number + 1]} on removed")
             break
-    return segments, findings, headers
+    return segments, findings, headers, cut_from
 
 
 def _sync_sealed(disk: Disk, directory: Path, segments: list[Segment], *, recovery_point: int) -> None:
@@ -283,11 +301,12 @@ def _recover_one(
         segment.adopt(count=scan.whole, first=scan.headers[0], last=scan.headers[-1])
         segment.sealed = scan.sealed
         # the map of the scan is gone by now: a file must not shrink under one
-        if index_bytes != scan.whole * HEADER_BYTES:
+        cut = index_bytes != scan.whole * HEADER_BYTES
+        if cut:
             disk.truncate(index, scan.whole * HEADER_BYTES)
         if not scan.sealed and data_bytes != segment.data_size:
             disk.truncate(data, segment.data_size)
-        return _Found(scan.failure, scan.headers if scan.complete else None)
+        return _Found(scan.failure, scan.headers if scan.complete else None, cut)
     finally:
         disk.close(data)
         disk.close(index)

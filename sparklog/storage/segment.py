@@ -30,6 +30,8 @@ INDEX_SUFFIX = ".index"
 #: A segment with a file of this further suffix is being deleted; what is left of it is removed on open.
 DELETED_SUFFIX = ".deleted"
 COPY_SUFFIX = ".copy"
+#: Behind every segment: none was cut.
+NO_CUT = 2**63 - 1
 _CLEANED, _CONTROL = int(Flag.CLEANED), int(Flag.CONTROL)
 
 

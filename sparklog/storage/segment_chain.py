@@ -186,11 +186,10 @@ class SegmentChain:
 
     # --- files --------------------------------------------------------------------------------------------------
 
-    def sync_from(self, offset: int) -> None:
-        """fsync every segment that reaches beyond ``offset``. Blocks."""
-        for segment in self.segments:
-            if segment.end_offset > offset:
-                segment.sync()
+    def beyond(self, offset: int) -> list[Segment]:
+        """Every segment that reaches beyond ``offset``, of those as well that have left the log and are still there: a
+        start that does not hear of their leaving takes what is torn of them for the log's end."""
+        return [segment for segment in (*self._retired, *self.segments) if segment.end_offset > offset]
 
     def close(self) -> None:
         for segment in self.segments:
