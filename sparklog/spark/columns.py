@@ -69,12 +69,11 @@ class ColumnPlan:
             BrokerError: SCHEMA_MISMATCH when a value does not fit the declared column, unless ``_cast_error`` is among
                 the columns; then SCHEMA_OUTDATED when the batch may have columns that this plan does not know.
         """
-        arrays = []
+        arrays: list[pa.Array | None] = []
         errors = self._cast_errors(header, rows=len(offsets), partition=partition)
         for field, name, made in zip(self.target, self.sources, self.made, strict=True):
             if made and name == CAST_ERROR_COLUMN.name:
-                assert errors is not None
-                arrays.append(errors.column())
+                arrays.append(None)  # told by all the others, wherever it stands
                 continue
             if made:
                 array = self._make(name, header, batch, partition=partition, offsets=offsets)
@@ -83,6 +82,8 @@ class ColumnPlan:
                 if name == "headers" and self.shape.is_default:
                     array = _null_if_empty(array)
             arrays.append(_cast(array, field, partition) if errors is None else errors.cast(array, field))
+        if errors is not None:
+            arrays = [errors.column() if array is None else array for array in arrays]
         return pa.RecordBatch.from_arrays(arrays, schema=self.target)
 
     @property
@@ -113,8 +114,8 @@ class ColumnPlan:
         return LOG_APPEND_TIME if self.shape.stamped_by_log else CREATE_TIME
 
     def _cast_errors(self, header: BatchHeader, *, rows: int, partition: TopicPartition) -> _CastErrors | None:
-        """None where they are to fail the read."""
-        if CAST_ERROR_COLUMN.name not in self.sources or self.target.names[-1] != CAST_ERROR_COLUMN.name:
+        """None where they are to fail the read: nobody reads them, or what is read is the topic's own of that name."""
+        if not any(made and name == CAST_ERROR_COLUMN.name for name, made in zip(self.sources, self.made, strict=True)):
             return None
         if header.schema_id > self.shape.schema_id >= 0:
             detail = f"{partition}: a batch has schema {header.schema_id}, known is {self.shape.schema_id}"

@@ -24,7 +24,7 @@ from sparklog.spark.offsets import (
     times_to_ask,
 )
 from sparklog.spark.read_options import ReadOptions
-from sparklog.spark.schema import TopicShape, check_projection, topic_columns
+from sparklog.spark.schema import CAST_ERROR_COLUMN, TopicShape, check_projection, topic_columns
 from sparklog.spark.task import RangeRead, read_task, tell_losses
 from sparklog.spark.topics import LogEnds, Selected, TopicView
 
@@ -58,8 +58,9 @@ def plan_read(view: TopicView, options: ReadOptions, *, schema: StructType) -> R
 def project(topic: str, shape: TopicShape, schema: StructType) -> ColumnPlan:
     """Where the columns of ``schema`` come from in one topic. Raises BrokerError SCHEMA_MISMATCH naming what it
     does not have."""
+    with_errors = CAST_ERROR_COLUMN.name in schema.fieldNames() and CAST_ERROR_COLUMN.name not in shape.schema.names
     try:
-        check_projection(schema, topic_columns(shape, include_headers=True, include_cast_errors=True))
+        check_projection(schema, topic_columns(shape, include_headers=True, include_cast_errors=with_errors))
     except BrokerError as error:
         raise BrokerError(ErrorCode.SCHEMA_MISMATCH, f"topic {topic}: {error.detail}") from None
     return plan_columns(schema, shape)

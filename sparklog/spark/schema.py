@@ -145,7 +145,8 @@ def _holds_tagged_type(kind: DataType) -> bool:
 
 
 def topic_columns(shape: TopicShape, *, include_headers: bool = False, include_cast_errors: bool = False) -> StructType:
-    """The columns Spark sees of a topic.
+    """The columns Spark sees of a topic. With ``include_cast_errors`` none of its own is NOT NULL, whatever the topic
+    says: each may hold a value that cannot be shown.
 
     Raises:
         BrokerError: SCHEMA_MISMATCH naming the columns Spark has no type for.
@@ -157,7 +158,11 @@ def topic_columns(shape: TopicShape, *, include_headers: bool = False, include_c
     kinds = [(field, spark_type(field.type)) for field in shape.schema]
     if refused := [f"{field.name} ({field.type})" for field, kind in kinds if kind is None]:
         _mismatch(f"Spark has no type for column {', '.join(refused)}")
-    fields = [StructField(field.name, kind, field.nullable) for field, kind in kinds if kind is not None]
+    fields = [
+        StructField(field.name, kind, field.nullable or include_cast_errors)
+        for field, kind in kinds
+        if kind is not None
+    ]
     own = {field.name for field in fields}
     return StructType(fields + [column for column in [*LOG_COLUMNS.fields, *errors] if column.name not in own])
 

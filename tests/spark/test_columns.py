@@ -7,13 +7,14 @@ import datetime as dt
 import pyarrow as pa
 import pytest
 from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import StructField, StructType
+from pyspark.sql.types import StringType, StructField, StructType
 
 from sparklog.errors import BrokerError
 from sparklog.model import TopicPartition
 from sparklog.record.header import BatchHeader
 from sparklog.record.schema import DEFAULT_SCHEMA
 from sparklog.spark.columns import offset_run, plan_columns
+from sparklog.spark.reader import project
 from sparklog.spark.schema import TopicShape, topic_columns
 
 TP = TopicPartition("flights", 3)
@@ -132,6 +133,31 @@ def test_values_that_cannot_be_cast_are_null_where_their_errors_are_read() -> No
     assert found["l"].is_null().to_pylist() == [True, False, True]
     told = found["_cast_error"].to_pylist()
     assert told[0].startswith("l: ") and told[1].startswith("at: ") and str(beyond) in told[1] and told[2] is None
+    offered = topic_columns(shape, include_cast_errors=True)
+    chosen = assemble(shape, batch, StructType([offered["_cast_error"], offered["x"], offered["at"]]))
+    assert [text and text.partition(":")[0] for text in chosen["_cast_error"].to_pylist()] == [None, "at", None]
+    assert chosen["at"].null_count == 2
+
+
+def test_a_column_that_may_be_shown_as_null_is_not_called_not_null() -> None:
+    """Spark asks no column for nulls that is called so, and would take what lies in their place for values."""
+    own = pa.schema([pa.field("at", pa.timestamp("s"), nullable=False), pa.field("x", pa.int32(), nullable=False)])
+    shape = TopicShape(own)
+    batch = pa.RecordBatch.from_arrays([pa.array([2**60], own.types[0]), pa.array([1], pa.int32())], schema=own)
+    found = assemble(shape, batch, topic_columns(shape, include_cast_errors=True))
+    assert found["at"].null_count == 1 and found.schema.field("at").nullable
+    strict = topic_columns(shape)
+    assert not strict["at"].nullable and not strict["x"].nullable
+    project("t", shape, strict)
+    with pytest.raises(BrokerError, match="at: declared NOT NULL"):
+        project("t", shape, StructType([strict["at"], StructField("_cast_error", StringType())]))
+
+
+def test_a_column_of_the_topic_that_is_called_like_that_of_cast_errors_tells_none() -> None:
+    shape = TopicShape(pa.schema([("at", pa.timestamp("s")), ("_cast_error", pa.string())]))
+    batch = pa.record_batch({"at": pa.array([2**60], pa.timestamp("s")), "_cast_error": pa.array(["own"])})
+    with pytest.raises(BrokerError, match="SCHEMA_MISMATCH"):
+        assemble(shape, batch, StructType([topic_columns(shape)[name] for name in ("at", "_cast_error")]))
 
 
 def test_where_cast_errors_are_read_no_column_is_lost() -> None:
