@@ -16,6 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from sparklog.delta.seam import Seam, SeamAt, open_log_with_spark
+from sparklog.delta.table import needed_properties
 from sparklog.errors import SparklogError
 
 #: What Spark raises: the errors that pyspark knows as classes of its own, and all others, among them aborted jobs.
@@ -120,6 +121,13 @@ class ArchiveTable:
         pairs = ", ".join(f"{_quoted(name)} = {_quoted(value)}" for name, value in properties.items())
         path = self.path.replace("`", "``")
         self._spark.sql(f"ALTER TABLE delta.`{path}` SET TBLPROPERTIES ({pairs})")
+
+    def bring_properties(self, wanted: Mapping[str, str], columns: StructType, detail: Mapping[str, Any]) -> None:
+        """Set what the table, described by ``detail``, has not of ``wanted`` and of what ``columns`` need."""
+        wanted = {**wanted, **needed_properties(columns, detail["tableFeatures"] or ())}
+        changed = {name: value for name, value in wanted.items() if detail["properties"].get(name) != value}
+        if changed:
+            self.set_properties(changed)
 
     # --- commits ---
 

@@ -31,7 +31,7 @@ from pyspark.sql.types import (
     YearMonthIntervalType,
 )
 
-from sparklog.delta.table import DATE, OFFSET, PARTITION, REASON, RECORD, TIMESTAMP, table_columns
+from sparklog.delta.table import DATE, OFFSET, PARTITION, REASON, RECORD, TIMESTAMP, parts, table_columns
 from sparklog.errors import ConfigError
 
 #: Of the key and the headers beside columns that were taken out of the value.
@@ -56,13 +56,14 @@ _SHOWN = 100
 class Casting:
     """How the records of one topic become rows. ``own``: its columns as they are read; ``json``: those in its values;
     ``table``: the columns that rows get; ``keys``: of the table of a topic's current state, those of ``own`` that are
-    the key, else none."""
+    the key, else none. ``partition_by``: the table's columns that it is partitioned by."""
 
     own: StructType
     is_default: bool
     json: StructType | None
     table: StructType
     keys: tuple[str, ...] = ()
+    partition_by: tuple[str, ...] = ()
 
     def rows(self, read: DataFrame) -> tuple[DataFrame, DataFrame]:
         """The records of ``read``, which has the source's columns, as rows of the table, and the others as rows of the
@@ -145,6 +146,8 @@ class Casting:
             found.append(sf.when(_all_null(self.keys), sf.lit("the record has no key")))
         for field, source in self._sources():
             found += _reasons(field, source, wanted[field.name.lower()])
+            if field.name.lower() in {name.lower() for name in self.partition_by}:
+                found.append(_directory_reason(field.name, source.try_cast(wanted[field.name.lower()].dataType)))
         return found
 
 
@@ -155,9 +158,10 @@ def plan_casting(
     json: StructType | None,
     table: StructType | None,
     keys: tuple[str, ...] = (),
+    partition_by: tuple[str, ...] = (),
 ) -> tuple[Casting, StructType]:
     """How records become rows of a table with the columns ``table`` (None: it is not there yet), and the columns that
-    the table has to get. ``keys``: as in ``Casting``.
+    the table has to get. ``keys`` and ``partition_by``: as in ``Casting``.
 
     Raises:
         ConfigError: naming the columns that Delta has no type for, that are in the table in a type nothing is cast to,
@@ -172,7 +176,7 @@ def plan_casting(
     _check_kinds(needed, there)
     columns = StructType([there.get(field.name.lower(), field) for field in needed.fields])
     added = StructType([field for field in needed.fields if field.name.lower() not in there])
-    return Casting(own, is_default, json, columns, keys), added
+    return Casting(own, is_default, json, columns, keys, partition_by), added
 
 
 def _check(columns: StructType) -> None:
@@ -186,24 +190,8 @@ def _check(columns: StructType) -> None:
 
 
 def _lacks(field: StructField) -> bool:
-    return _holds(field.dataType, (DayTimeIntervalType, YearMonthIntervalType, TimeType, NullType))
-
-
-def holds_local_times(columns: StructType) -> bool:
-    """Whether there are timestamps without a zone, which a table has to be made ready for."""
-    return _holds(columns, (TimestampNTZType,))
-
-
-def _holds(kind: DataType, wanted: tuple[type[DataType], ...]) -> bool:
-    match kind:
-        case ArrayType():
-            return _holds(kind.elementType, wanted)
-        case MapType():
-            return _holds(kind.keyType, wanted) or _holds(kind.valueType, wanted)
-        case StructType():
-            return any(_holds(field.dataType, wanted) for field in kind.fields)
-        case _:
-            return isinstance(kind, wanted)
+    refused = DayTimeIntervalType | YearMonthIntervalType | TimeType | NullType
+    return any(isinstance(part, refused) for part in parts(field.dataType))
 
 
 def _check_kinds(needed: StructType, there: Mapping[str, StructField]) -> None:
@@ -288,6 +276,12 @@ def _time_reason(name: str, source: Column, kind: DataType) -> Column:
         shown = sf.year(source)
         is_bad, words = ~shown.between(1, 9999), " is not one of the years 1 to 9999"
     return sf.when(is_bad, _told(f"{name}: ", shown, words))
+
+
+def _directory_reason(name: str, value: Column) -> Column:
+    """Rows of one value of such a column share a directory, and Delta takes an empty text there for null."""
+    words = f"{name}: the table is partitioned by it, and Delta has no empty text in such a column"
+    return sf.when(value.cast("string") == sf.lit(""), sf.lit(words))
 
 
 def _json_reason() -> Column:

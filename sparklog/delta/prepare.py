@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -16,7 +15,7 @@ from pyspark.sql.types import StructType
 from sparklog.client.descriptions import TopicDescription
 from sparklog.delta import topic_description, upsert
 from sparklog.delta.archive_table import ArchiveRefused, ArchiveTable
-from sparklog.delta.casting import Casting, holds_local_times, plan_casting
+from sparklog.delta.casting import Casting, plan_casting
 from sparklog.delta.options import ArchiveOptions
 from sparklog.delta.quarantine import Quarantine
 from sparklog.delta.seam import Mode, Seam, app_id
@@ -25,6 +24,7 @@ from sparklog.delta.table import (
     MODE_PROPERTY,
     OFFSET,
     PARTITION,
+    needed_properties,
     own_columns,
     quarantine_columns,
     quarantine_path,
@@ -33,10 +33,6 @@ from sparklog.delta.table import (
 )
 from sparklog.errors import ConfigError
 from sparklog.record.schema import DEFAULT_SCHEMA
-
-#: Characters that Delta takes in no column name, unless it maps names to others.
-_ODD = re.compile(r"[ ,;{}()\n\t=]")
-_LOCAL_TIMES = {"delta.feature.timestampNtz": "supported"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,18 +59,23 @@ def prepare(spark: SparkSession, options: ArchiveOptions, topic: TopicDescriptio
     keys = _keys(topic, own, is_default=is_default) if options.mode == "upsert" else ()
     table = ArchiveTable(spark, table_path(options.to, options.topic))
     found = table.look()
+    detail = table.detail() if table.exists else None
     casting, added = plan_casting(
-        own, is_default=is_default, json=options.json, table=table.columns() if table.exists else None, keys=keys
+        own,
+        is_default=is_default,
+        json=options.json,
+        table=table.columns() if table.exists else None,
+        keys=keys,
+        partition_by=_partition_by(options) if detail is None else tuple(detail["partitionColumns"]),
     )
-    if table.exists:
-        detail = table.detail()
+    if detail is not None:
         seam = found or _without_seam(spark, table, topic, properties=detail["properties"], asked=options.mode)
         _check_same(table, topic, seam, table_id=detail["id"])
         _check_mode(table, seam, options)
         _bring_up_to_date(table, topic, added, options=options, detail=detail)
     else:
         seam = _no_seam(topic, options.mode)
-    make = None if table.exists else _making(table, topic, casting, options=options)
+    make = _making(table, topic, casting, options=options) if detail is None else None
     if seam.ends:
         # Partitions that came later begin at 0, whatever their logs begin with by now.
         everywhere = dict.fromkeys((part.partition for part in topic.partitions), 0)
@@ -98,21 +99,24 @@ def _making(
     table: ArchiveTable, topic: TopicDescription, casting: Casting, *, options: ArchiveOptions
 ) -> Callable[[], None]:
     """What makes the table. Raises ConfigError: it cannot be partitioned as asked for."""
-    unknown = sorted(set(options.partition_by or ()) - set(casting.table.names))
+    unknown = sorted(set(casting.partition_by) - set(casting.table.names))
     if unknown:
         raise ConfigError(f"the table cannot be partitioned by {', '.join(unknown)}: it has no such column")
-    properties = _properties(topic, options) | statistics(casting.table)
-    if any(_ODD.search(name) for name in casting.table.names):
-        properties["delta.columnMapping.mode"] = "name"
-    # Rows of a state change, and with them their dates: a merge would move them between directories.
-    default = DEFAULT_PARTITION_BY if options.mode == "append" else ()
     return partial(
         table.create,
         casting.table,
-        partition_by=default if options.partition_by is None else options.partition_by,
-        properties=properties,
+        partition_by=casting.partition_by,
+        properties=_properties(topic, options) | statistics(casting.table) | needed_properties(casting.table),
         comment=f"{'Archive' if options.mode == 'append' else 'State'} of topic {topic.name}",
     )
+
+
+def _partition_by(options: ArchiveOptions) -> tuple[str, ...]:
+    """Of a new table."""
+    if options.partition_by is not None:
+        return options.partition_by
+    # Rows of a state change, and with them their dates: a merge would move them between directories.
+    return DEFAULT_PARTITION_BY if options.mode == "append" else ()
 
 
 def _properties(topic: TopicDescription, options: ArchiveOptions) -> dict[str, str]:
@@ -130,14 +134,7 @@ def _bring_up_to_date(
             f"{table.path} is partitioned by {', '.join(partitioned) or 'nothing'}, asked for is "
             f"{', '.join(options.partition_by) or 'nothing'}: this cannot be changed where the table stands"
         )
-    wanted = _properties(topic, options)
-    if holds_local_times(added) and "timestampNtz" not in (detail.get("tableFeatures") or ()):
-        wanted |= _LOCAL_TIMES
-    if any(_ODD.search(name) for name in added.names):
-        wanted["delta.columnMapping.mode"] = "name"
-    changed = {name: value for name, value in wanted.items() if detail["properties"].get(name) != value}
-    if changed:
-        table.set_properties(changed)
+    table.bring_properties(_properties(topic, options), added, detail)
 
 
 def _keys(topic: TopicDescription, own: StructType, *, is_default: bool) -> tuple[str, ...]:

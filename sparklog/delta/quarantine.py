@@ -16,7 +16,7 @@ from pyspark.sql.types import StructType
 
 from sparklog.delta.archive_table import ArchiveFenced, ArchiveRefused, ArchiveTable
 from sparklog.delta.seam import Seam, app_id
-from sparklog.delta.table import OFFSET, PARTITION
+from sparklog.delta.table import OFFSET, PARTITION, needed_properties
 from sparklog.errors import SparklogError
 
 #: Times outside all calendars are among the rows, and statistics of those are in nobody's format.
@@ -45,6 +45,9 @@ class Quarantine:
         self._pending, self._pending_ends = None, {}
         if not self.table.exists:
             return
+        if needed_properties(self._columns):
+            # Its records have got columns that it was not made for, perhaps; they come into it with the next bad row.
+            self.table.bring_properties({}, self._columns, self.table.detail())
         found = self._spark.read.format("delta").load(self.table.path).where(_from(ends)).select(PARTITION, OFFSET)
         rows = found.groupBy(PARTITION).agg(sf.max(OFFSET).alias(OFFSET)).collect()
         if rows:
@@ -80,7 +83,10 @@ class Quarantine:
         """
         if not self.table.exists:
             self.table.create(
-                self._columns, partition_by=(), properties=_PROPERTIES, comment="Records left out of the archive"
+                self._columns,
+                partition_by=(),
+                properties=_PROPERTIES | needed_properties(self._columns),
+                comment="Records left out of the archive",
             )
         # Delta's number stays when the commits that said it are cleaned away.
         before = self._expected.batch if self._expected is not None else self.table.transaction(seam.app_id)

@@ -9,16 +9,20 @@ UTC date of ``_timestamp``.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import re
+from collections.abc import Collection, Iterator
 
 from pyspark.sql.types import (
+    ArrayType,
     DataType,
     DateType,
     IntegerType,
     LongType,
+    MapType,
     StringType,
     StructField,
     StructType,
+    TimestampNTZType,
     TimestampType,
 )
 
@@ -42,6 +46,9 @@ MODE_PROPERTY = "sparklog.mode"
 #: How tables are partitioned unless the archive is told otherwise.
 DEFAULT_PARTITION_BY = (DATE,)
 _QUARANTINE = "_quarantine"
+#: Characters that Delta takes in no column name, unless it maps names to others.
+_ODD = re.compile(r"[ ,;{}()\n\t=]")
+_LOCAL_TIMES = "timestampNtz"
 #: What is kept of the columns of a topic without a schema, beside its place and time.
 _DEFAULT_OWN = ("key", "value", "headers")
 
@@ -91,6 +98,32 @@ def statistics(columns: StructType) -> dict[str, str]:
     those of place and time, by which files are found, stand behind all others."""
     count = _leaves(columns)
     return {"delta.dataSkippingNumIndexedCols": str(count)} if count > _INDEXED else {}
+
+
+def needed_properties(columns: StructType, features: Collection[str] = ()) -> dict[str, str]:
+    """Properties without which Delta takes no such columns, whatever they are nested in. ``features``: what the table
+    has already."""
+    needed = {}
+    for part in parts(columns):
+        if isinstance(part, StructType) and any(_ODD.search(name) for name in part.names):
+            needed["delta.columnMapping.mode"] = "name"
+        if isinstance(part, TimestampNTZType) and _LOCAL_TIMES not in features:
+            needed[f"delta.feature.{_LOCAL_TIMES}"] = "supported"
+    return needed
+
+
+def parts(kind: DataType) -> Iterator[DataType]:
+    """A type, and all that it is made of."""
+    yield kind
+    match kind:
+        case ArrayType():
+            yield from parts(kind.elementType)
+        case MapType():
+            yield from parts(kind.keyType)
+            yield from parts(kind.valueType)
+        case StructType():
+            for field in kind.fields:
+                yield from parts(field.dataType)
 
 
 def _leaves(kind: DataType) -> int:

@@ -14,6 +14,7 @@ from pyspark.sql.datasource import InputPartition
 
 from sparklog.delta.moments import BEGINNING_US, first_offsets
 from sparklog.delta.snapshot import Snapshot, find_table, take_snapshot
+from sparklog.delta.table import META_COLUMNS
 from sparklog.errors import ConfigError
 from sparklog.model import Span, TopicPartition
 from sparklog.spark.columns import ColumnPlan
@@ -101,8 +102,15 @@ class History:
 
 
 def _check_columns(snapshot: Snapshot, topic: SelectedTopic) -> None:
-    """Raises ConfigError where values were taken apart as they were archived. A column that a typed topic has and the
-    archive lacks came later."""
+    """Raises ConfigError where values were taken apart as they were archived, and where Delta, which ignores case, has
+    them under other names. A column that a typed topic has and the archive lacks came later."""
+    there = {name.lower(): name for name in snapshot.columns}
+    for name in (*topic.shape.schema.names, *META_COLUMNS.names):
+        if (found := there.get(name.lower(), name)) != name:
+            raise ConfigError(
+                f"history: {snapshot.table} has a column {found}, which is {name} elsewhere: rename it there, or "
+                "archive the topic to another path"
+            )
     if topic.shape.is_default and not {"key", "value", "headers"} <= snapshot.columns:
         raise ConfigError(
             f"history: {snapshot.table} has columns that were taken out of the topic's values, and not the values: "

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from deltalake import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
@@ -34,6 +35,7 @@ pytestmark = pytest.mark.integration
 UTC = dt.timezone.utc
 UTC_US = pa.timestamp("us", tz="UTC")
 DAY = dt.datetime(2024, 5, 1, tzinfo=UTC)
+LOCAL = DAY.replace(tzinfo=None)
 
 
 def ddl(columns: str) -> StructType:
@@ -138,8 +140,8 @@ def test_a_typed_topic_whose_schema_grows_while_it_is_archived(
             lambda: any("ended by somebody else" in text for text in running.said), "another query", timeout_s=120
         )
         admin.add_columns(topic, pa.schema([("note", pa.string()), ("local", pa.timestamp("us"))]))
-        write([4], [5], note=pa.array(["new"]), local=pa.array([7], pa.timestamp("us")))
-        wait_until(lambda: ends(lake, topic) == {0: 5}, "the wider rows", timeout_s=120)
+        write([4, 5], [5, beyond], note=pa.array(["new", "bad"]), local=pa.array([7, 8], pa.timestamp("us")))
+        wait_until(lambda: ends(lake, topic) == {0: 6}, "the wider rows", timeout_s=120)
     assert running.failed == {}, running.said
     found = rows(lake, topic)
     assert places(found) == [(0, 0), (0, 2), (0, 4)]
@@ -152,12 +154,37 @@ def test_a_typed_topic_whose_schema_grows_while_it_is_archived(
     assert kinds == {"a": pa.int32(), "d": pa.decimal128(9, 2), "n": pa.int64(), "local": pa.timestamp("us")}
     assert found["l"].to_pylist()[0] == [{"x": 0.5}] and found["n"].to_pylist()[0] == 2**32 - 1
     bad = bad_rows(lake, topic)
-    assert places(bad) == [(0, 1), (0, 3)]
+    assert places(bad) == [(0, 1), (0, 3), (0, 5)]
+    later = [pc.struct_field(bad["record"], name) for name in ("note", "local")]
+    assert [values.to_pylist()[:2] for values in later] == [[None, None]] * 2
+    assert later[0].to_pylist()[2] == "bad" and later[1].cast(pa.int64()).to_pylist()[2] == 8
     reasons = bad["reason"].to_pylist()
     assert reasons[1].startswith("s: ") and str(beyond) in reasons[1]
     assert reasons[0] == f"_timestamp: {beyond} us since 1970 are not in the years 1 to 9999; " + (
         f"at: {beyond} us since 1970 are not in the years 1 to 9999"
     )
+
+
+def test_names_and_directories_that_delta_is_particular_about(
+    spark: SparkSession, admin: Admin, brokers: ProcessCluster, topic: str, lake: str
+) -> None:
+    """Of columns, of what is in them and in the records of the quarantine; and a directory without a name."""
+    inner = pa.struct([("a (b)", pa.int32()), ("local", pa.timestamp("us"))])
+    schema = pa.schema([("the name", pa.string()), ("at", UTC_US), ("l", pa.list_(inner))])
+    admin.create_topic(topic, partitions=1, replication_factor=1, schema=schema, event_time="at")
+    nested = [[{"a (b)": number, "local": LOCAL}] for number in range(4)]
+    data = {"the name": ["x", "", None, "y"], "at": [0, 0, 0, 2**62], "l": nested}
+    with Producer(brokers.bootstrap) as producer:
+        producer.write(topic, pa.table(data, schema=schema)).result()
+    archived(spark, brokers, topic, lake, partition_by=("the name",))
+
+    def read(path: str, *columns: str) -> list[tuple[Any, ...]]:
+        frame = spark.read.format("delta").load(path).orderBy("_offset")
+        return [tuple(row) for row in frame.selectExpr("_offset", *columns).collect()]
+
+    assert read(table_path(lake, topic), "`the name`", "l[0].`a (b)`") == [(0, "x", 0), (2, None, 2)]
+    found = read(quarantine_path(lake, topic), "record.`the name`", "record.l[0].`a (b)`", "left(reason, 9)")
+    assert found == [(1, "", 1, "the name:"), (3, "y", 3, "_timestam")]
 
 
 class _DiesBeforeCommit(BatchArchiver):
@@ -215,7 +242,7 @@ def test_a_quarantine_that_outlives_its_table_and_its_own_commits(
     def bad(offset: int) -> DataFrame:
         return plain_spark.createDataFrame([(0, offset, DAY, "bad", (1,))], columns)
 
-    def opened() -> Quarantine:
+    def opened(columns: StructType = columns) -> Quarantine:
         quarantine = Quarantine(plain_spark, path, columns)
         quarantine.begin({})
         return quarantine
@@ -237,6 +264,14 @@ def test_a_quarantine_that_outlives_its_table_and_its_own_commits(
     assert places(bad_rows(lake, topic)) == [(0, 5), (0, 6)]
     with pytest.raises(QuarantineMoved):
         before.check()
+
+    # The topic has got a column whose name Delta does not take as it is.
+    place = "_partition int, _offset bigint, _timestamp timestamp, reason string"
+    wider = ddl(f"{place}, record struct<a: int, `b c`: array<timestamp_ntz>>")
+    late = [(0, 7, DAY, "bad", (1, [LOCAL]))]
+    opened(wider).add(plain_spark.createDataFrame(late, wider), seam)
+    left = plain_spark.read.format("delta").load(path).orderBy("_offset").select("record.`b c`").collect()
+    assert [row[0] for row in left] == [None, None, [LOCAL]]
 
 
 def test_two_archives_of_one_topic(

@@ -220,15 +220,17 @@ def test_a_table_without_commits_of_its_archive_says_how_far_it_is_by_its_rows(
     rows = DeltaTable(typed.path).to_pyarrow_table()
     kept = {"sparklog.topic": to_json(admin.describe_topic(topic))}
     state = {**kept, "sparklog.mode": "upsert"}
-    for name, properties in (("kept", kept), ("state", state)):
-        write_deltalake(str(tmp_path / name), rows, partition_by=["_date"])
+    named = rows.rename_columns({"word": "Word"})  # as of a table made by hand: Delta ignores case
+    for name, properties in (("kept", kept), ("state", state), ("named", kept)):
+        write_deltalake(str(tmp_path / name), named if name == "named" else rows, partition_by=["_date"])
         DeltaTable(str(tmp_path / name)).alter.set_table_properties(properties, raise_if_not_exists=False)
     given = options_of(brokers, typed)
     everything = read(given)
     admin.delete_records({TopicPartition(topic, 0): 20, TopicPartition(topic, 1): 4})
     assert read({**given, "history": str(tmp_path / "kept")}) == everything
-    with pytest.raises(ConfigError, match="is kept in mode upsert"):
-        read({**given, "history": str(tmp_path / "state")})
+    for name, message in (("state", "is kept in mode upsert"), ("named", "has a column Word, which is word else")):
+        with pytest.raises(ConfigError, match=message):
+            read({**given, "history": str(tmp_path / name)})
 
 
 def test_every_type_and_column_comes_back_from_the_archive(
