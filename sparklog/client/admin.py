@@ -371,15 +371,19 @@ class Admin:
 
     # --- consumer groups ---
 
-    def commit_offsets(self, group: str, offsets: Mapping[TopicPartition, int]) -> None:
+    def commit_offsets(
+        self, group: str, offsets: Mapping[TopicPartition, int], *, topic_ids: Mapping[str, str] | None = None
+    ) -> None:
         """Set the offsets of the next records to read of a group in these partitions; its others stay. No records are
-        looked at.
+        looked at. ``topic_ids``: of topics that may have been deleted and made again since, whose offsets these are;
+        others are taken for those that are there now.
 
         Raises:
             BrokerError: NON_EMPTY_GROUP while the group has members, who commit themselves; of the first partition
                 refused, UNKNOWN_TOPIC_OR_PARTITION: the others are set.
         """
-        entries = [GroupOffset(*TopicPartition(*tp), offset) for tp, offset in offsets.items()]
+        known = topic_ids or {}
+        entries = [GroupOffset(topic, part, offset, known.get(topic, "")) for (topic, part), offset in offsets.items()]
         groups.commit_offsets(self._link, group, entries, timeout_s=self._timeout_s)
 
     def group_offsets(self, group: str) -> dict[TopicPartition, int]:

@@ -134,7 +134,9 @@ class TopicArchive:
             store=self._store,
             sizes=self._sizes,
         )
-        self._store(seam)
+        # A group that has read for another table may not have brokers delete what this one lacks.
+        nothing = dict.fromkeys((part.partition for part in topic.partitions), 0)
+        self._store(seam if seam.ends else msgspec.structs.replace(seam, ends=nothing))
         columns = prepared.casting.read_columns(offered)
         stream = self._source(topic, startingOffsets=starting).schema(columns).load()
 
@@ -280,7 +282,9 @@ class TopicArchive:
         """Set the consumer group's offsets; an error is told, and the archive goes on."""
         try:
             self._admin.commit_offsets(
-                self._options.group, {TopicPartition(seam.topic, number): end for number, end in seam.ends.items()}
+                self._options.group,
+                {TopicPartition(seam.topic, number): end for number, end in seam.ends.items()},
+                topic_ids={seam.topic: seam.topic_id},  # else a topic made anew meanwhile would count as read
             )
         except SparklogError as error:
             _LOG.warning("%s: progress was not stored in group %s: %s", seam.topic, self._options.group, error)

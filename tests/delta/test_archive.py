@@ -15,6 +15,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from sparklog.client.admin import Admin
+from sparklog.client.groups import group_offsets
+from sparklog.client.link import ClusterLink
 from sparklog.client.producer import Producer
 from sparklog.delta.archive import TopicArchive
 from sparklog.delta.archive_table import ArchiveFenced, ArchiveRefused, ArchiveTable
@@ -210,6 +212,8 @@ def test_values_that_are_json_and_those_that_are_not(
     produce(brokers, topic, '{"a": 1, "b": "x"}', '{"a": 1.5}', "", "[]", '{"b": "y", "other": 1}')
     with Producer(brokers.bootstrap) as producer:
         producer.send(topic, None, key=b"k", partition=0, timestamp=DAY)
+    place = TopicPartition(topic, 0)
+    admin.commit_offsets(f"archive-{topic}", {place: 6})  # of an archive to another path
     with monkeypatch.context() as patched:
         patched.setattr(TopicArchive, "batches", _DiesBeforeCommit)
         _, error = archive(spark, brokers, topic, lake, json=ddl("a int, b string"))
@@ -218,7 +222,7 @@ def test_values_that_are_json_and_those_that_are_not(
     assert places(bad) == [(0, 1), (0, 2), (0, 3)]
     assert bad["reason"].to_pylist()[0] == 'value is no JSON object of these columns: {"a": 1.5}'
     assert [record["value"] for record in bad["record"].to_pylist()] == [b'{"a": 1.5}', b"", b"[]"]
-    assert seams(lake, topic) == []
+    assert seams(lake, topic) == [] and admin.group_offsets(f"archive-{topic}") == {place: 0}
 
     produce(brokers, topic, '{"a": 2.0}', '{"a": 2.5}')
     archived(spark, brokers, topic, lake, json=ddl("a double, b string"))
@@ -430,6 +434,13 @@ def test_what_is_refused(
     for fail in (True, False):
         _, error = archive(spark, brokers, topic, lake, fail_on_data_loss=fail)
         assert "was deleted and made again" in str(error)
+    # A batch of the old one that ends now has not read the new one, of which brokers would delete what it has read.
+    late, old = TopicArchive(spark, asked(brokers, topic, lake), print), seams(lake, topic)[-1]
+    late._store(old)
+    late.close()
+    with ClusterLink(brokers.bootstrap) as link:
+        found = group_offsets(link, f"archive-{topic}")
+    assert all(one.topic_id == old.topic_id for one in found), "and none where a broker has dropped them already"
     admin.delete_topic(topic)
     _, error = archive(spark, brokers, topic, lake)
     assert "UNKNOWN_TOPIC_OR_PARTITION" in str(error)
