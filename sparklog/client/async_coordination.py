@@ -43,12 +43,15 @@ class AsyncCoordination:
 
     async def ask_once(self, request: Request, expected: type[R], *, patience_s: float) -> R:
         """Find the coordinator unless it is known, and ask it. Raises BrokerError."""
-        if self._found is None:
-            found = await self._link.ask_any(FindCoordinator(0, self._kind, self._key), longest_s=_FIND_S)
-            self._found = _expect(found, FindCoordinatorReply).broker
         try:
+            if self._found is None:
+                found = await self._link.ask_any(FindCoordinator(0, self._kind, self._key), longest_s=_FIND_S)
+                self._found = _expect(found, FindCoordinatorReply).broker
             return _expect(await self._link.ask_endpoint(self._found, request, patience_s=patience_s), expected)
         except BrokerError as error:
+            if self._link.is_closed:
+                # A cancelled wait may end with the connection's error instead: whoever asks again would not end.
+                raise asyncio.CancelledError from error
             if error.refresh_metadata:
                 self._found = None
             raise

@@ -186,6 +186,10 @@ class AsyncLink:
                 broker.connection.on_lost = None
                 broker.connection.close()
 
+    @property
+    def is_closed(self) -> bool:
+        return self._closed
+
     async def closed(self) -> None:
         """Wait until what ``close`` ended has ended."""
         await asyncio.gather(*self.tasks, return_exceptions=True)

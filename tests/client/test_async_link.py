@@ -6,14 +6,17 @@ import asyncio
 
 import pytest
 
+from sparklog.client.async_coordination import AsyncCoordination, Attempts
 from sparklog.client.async_link import AsyncLink
 from sparklog.client.bootstrap import Address
+from sparklog.client.coordination import TRANSACTION
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import BrokerEndpoint
 from sparklog.net.async_client import AsyncConnection
 from sparklog.net.server import ServerConnection
-from sparklog.protocol.messages import Metadata, MetadataReply, Request
+from sparklog.protocol.messages import Ack, Metadata, MetadataReply, Request, TouchTransaction
 from tests.client.fake_cluster import FakeBroker, FakeCluster
+from tests.client.producing import times
 
 
 class _Refused(AsyncLink):
@@ -142,3 +145,32 @@ def test_a_broker_that_leaves_something_unanswered_is_not_asked_for_metadata_whi
         await link.closed()
 
     asyncio.run(asyncio.wait_for(test(), 30))
+
+
+def test_a_question_that_is_asked_again_and_again_ends_with_its_link(fake: FakeCluster) -> None:
+    """A cancelled wait may end with the error of the connection that is lost in the same turn."""
+
+    async def test() -> None:
+        link = AsyncLink(fake.bootstrap, client_id="test", changed=lambda: None, request_timeout_s=30.0)
+        coordination = AsyncCoordination(link, TRANSACTION, "id:x", request_timeout_s=30.0)
+        asked = asyncio.Event()
+        loop = asyncio.get_running_loop()
+
+        def keep(broker: FakeBroker, connection: ServerConnection, request: Request) -> bool:
+            loop.call_soon_threadsafe(asked.set)
+            return True
+
+        fake.fault(0, times(1, TouchTransaction, keep))
+
+        async def ask() -> None:
+            await Attempts(coordination, timeout_s=60.0).ask(TouchTransaction(0, "id:x", "run"), Ack)
+
+        link.start(ask())
+        await asyncio.wait_for(asked.wait(), 10)
+        for broker in link._brokers.values():
+            if broker.connection is not None:
+                broker.connection.abort()
+        link.close()
+        await asyncio.wait_for(link.closed(), 10)
+
+    asyncio.run(test())
