@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from enum import Enum, auto
 
 from sparklog.client.accumulator import ProducerIdentity
-from sparklog.client.errors import CommitOutcomeUnknown, ProducerFenced, TransactionStateError
+from sparklog.client.errors import CommitOutcomeUnknown, ProducerClosed, ProducerFenced, TransactionStateError
 from sparklog.client.group_session import GroupMetadata
 from sparklog.client.sender import Sender
 from sparklog.client.transaction_run import MAX_ID_BYTES, TransactionRun
@@ -160,6 +160,12 @@ class ProducerTransactions:
             self._sender.call(lambda: self._transactions.end(commit=commit, timeout_s=wait_s))
             after = State.NONE
         except CommitOutcomeUnknown:
+            raise
+        except ProducerClosed as error:
+            if commit:  # the thread has ended, and the request may be on its way
+                detail = f"{self.run} may be committed or aborted, as a whole: {error}"
+                raise CommitOutcomeUnknown(detail) from error
+            after = State.NONE
             raise
         except ProducerFenced:
             after = State.FENCED

@@ -9,7 +9,12 @@ from typing import Any
 import pytest
 
 from sparklog.client.admin import Admin
-from sparklog.client.errors import ClientTimeout, CommitOutcomeUnknown, ProducerFenced, TransactionStateError
+from sparklog.client.errors import (
+    ClientTimeout,
+    CommitOutcomeUnknown,
+    ProducerFenced,
+    TransactionStateError,
+)
 from sparklog.client.producer import Producer
 from sparklog.errors import ErrorCode
 from sparklog.model import TopicPartition
@@ -115,6 +120,29 @@ def test_whether_an_unanswered_commit_took_effect_is_not_known_once_another_prod
         with pytest.raises(CommitOutcomeUnknown):
             first.commit()
     assert seen(fake, "t") == [b"a"], "to say that it is aborted would have been wrong"
+
+
+def test_a_commit_whose_producer_fails_before_the_answer_comes_is_unknown(fake: FakeCluster) -> None:
+    fake.create("t")
+    producer = Producer(fake.bootstrap, transactional_id="x")
+
+    def committed_unanswered(broker: FakeBroker, connection: ServerConnection, request: Request) -> bool:
+        producer._sender._loop.call_soon_threadsafe(_fail)
+        return lose_answer(broker, connection, request)
+
+    producer.begin()
+    producer.send("t", b"a").result(30)
+    fake.fault(0, times(1, EndTransaction, committed_unanswered))
+    with pytest.raises(CommitOutcomeUnknown, match="on purpose"):
+        producer.commit()
+    with pytest.raises(CommitOutcomeUnknown, match="on purpose"):
+        producer.commit()
+    producer.close()
+    assert seen(fake, "t") == [b"a"]
+
+
+def _fail() -> None:
+    raise ValueError("on purpose")
 
 
 def test_an_unanswered_commit_that_was_aborted_meanwhile_is_told_so(fake: FakeCluster) -> None:
