@@ -179,8 +179,12 @@ def test_who_iterates_hears_of_others_before_it_has_used_up_what_it_has_fetched(
         next(batches)
         second.poll(0.01)
     assert sizes(first, second) == [1, 1], "it gives one up only when it has nothing left to hand out"
-    # What it was at when it gave the other one up was committed before, and so it goes on.
-    assert sum(admin.group_offsets("iterating").values()) > 0
+    for _ in range(400):
+        if admin.group_offsets("iterating"):
+            break
+        next(batches)
+        second.poll(0.01)
+    assert admin.group_offsets("iterating"), "and commits by itself no sooner"
 
 
 def test_patterns_see_topics_that_come_and_lose_those_that_go(
