@@ -17,8 +17,8 @@ from tests.conftest import ROOT
 
 pytestmark = pytest.mark.integration
 
-#: Of a minute on a machine with nothing else to do.
-_TIMEOUT_S = 500
+#: It takes a minute on a machine with nothing else to do.
+_TIMEOUT_S = 280
 
 
 def test_the_quick_command_measures_every_row_but_deltas_and_says_that_kafka_is_missing() -> None:
