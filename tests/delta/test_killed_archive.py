@@ -133,7 +133,7 @@ def test_no_gap_and_no_duplicate_whenever_the_driver_is_killed(
         found = read_seam(table_path(lake, name))
         held = found.seam.ends if found is not None else {}
         told = admin.group_offsets(f"archive-{name}")
-        assert all(offset <= held[tp.partition] for tp, offset in told.items()), name
+        assert all(offset <= held.get(tp.partition, 0) for tp, offset in told.items()), name
         assert step not in ("committed", "merged") or sum(told.values()) < sum(held.values())
 
     logs = admin.list_offsets([TopicPartition(name, number) for name in records for number in range(PARTITIONS)])
