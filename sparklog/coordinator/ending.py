@@ -72,6 +72,8 @@ def _when_empty(key: str, now: Transaction, request: EndRequested) -> Outcome | 
         return Ended(True) if request.version == UNNUMBERED else None
     if repeated and request.version == UNNUMBERED:
         return Ended(True)
+    if request.version == UNNUMBERED and request.run_id != now.run_id:
+        return _refused(key, now, request)  # of a run forgotten since, perhaps with its key
     if request.version == UNNUMBERED or request.winners:
         return Refused(ErrorCode.INVALID_TXN_STATE, f"{key}: nothing is open that could be committed")
     return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sparklog.coordinator.effects import Begun, Ended
+from sparklog.coordinator.records import FENCED_KEPT
 from sparklog.coordinator.transactions import MAX_QUEUED, TransactionSettings
 from sparklog.protocol.messages import GroupOffset
 from tests.coordinator.host import Host
@@ -424,6 +425,23 @@ def test_what_comes_late_of_a_sink_touches_no_later_version(host: Host) -> None:
     add = host.add("fast", "r1", fast, A0)
     host.settle()
     assert host.code(add) == "Done"
+
+
+def test_a_commit_asked_about_again_is_not_said_to_have_failed_once_its_run_is_forgotten(host: Host) -> None:
+    producer = opened(host, run="r0")
+    host.add("k", "r0", producer, A0)
+    host.settle()
+    host.end("k", "r0", -1, producer)
+    host.settle()
+    for number in range(1, FENCED_KEPT + 2):
+        opened(host, run=f"r{number}")
+        assert host.code(host.end("k", "r0", -1, producer)) == "UNKNOWN_PRODUCER_ID"
+        end = host.end("k", f"r{number}", -1, commit=False)
+        host.settle()
+        assert host.answers[end] == Ended(True)
+        assert host.code(host.end("k", "r0", -1, producer)) == "UNKNOWN_PRODUCER_ID", number
+    assert host.code(host.end("expired", "r0", -1, producer)) == "UNKNOWN_PRODUCER_ID"
+    assert host.code(host.end("k", f"r{number}", -1, producer)) == "INVALID_TXN_STATE", "it was aborted, for certain"
 
 
 def test_a_topic_made_anew_is_another_place(host: Host) -> None:
