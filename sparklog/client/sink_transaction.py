@@ -129,7 +129,8 @@ def decide(
 
     Raises:
         ProducerFenced, TransactionStateError: it is not committed, and will not be.
-        CommitOutcomeUnknown: nobody could be asked within ``timeout_s``, or it was refused after an answer was lost.
+        CommitOutcomeUnknown: nobody could be asked within ``timeout_s``, the broker failed in a way it did not foresee,
+            or it was refused after an answer was lost.
         ClientTimeout: as that, of an abort: the next run does it, or the transaction's time-out.
     """
     run = TransactionRun(key, run_id, version, timeout_s)

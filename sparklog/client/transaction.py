@@ -67,7 +67,8 @@ async def end(
 
     Raises:
         ProducerFenced, TransactionStateError: it is not committed, and will not be.
-        CommitOutcomeUnknown: nobody could be asked in time, or it was refused after an answer was lost.
+        CommitOutcomeUnknown: nobody could be asked in time, the broker failed in a way it did not foresee, or it was
+            refused after an answer was lost.
         ClientTimeout: as that, of an abort: the transaction's time-out does it.
     """
     attempts = Attempts(coordination, timeout_s=timeout_s)

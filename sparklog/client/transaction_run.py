@@ -59,7 +59,9 @@ def end_error(
 ) -> BrokerError | ClientTimeout:
     """What an end request that failed says. ``uncertain``: an earlier attempt may have taken effect; ``asked_before``:
     or one of an earlier call, which the coordinator tells unless the next run has begun since."""
-    uncertain = uncertain or (asked_before and getattr(error, "code", None) == ErrorCode.UNKNOWN_PRODUCER_ID)
+    code = getattr(error, "code", None)
+    uncertain = uncertain or (asked_before and code == ErrorCode.UNKNOWN_PRODUCER_ID)
+    uncertain = uncertain or code == ErrorCode.UNKNOWN_SERVER_ERROR  # the decision may be on its way into the log
     refused = error if isinstance(error, ClientTimeout) else transaction_error(error, str(run))
     if commit and (uncertain or isinstance(error, ClientTimeout)):
         return CommitOutcomeUnknown(f"{run} may be committed or aborted, as a whole: {refused}")

@@ -23,6 +23,7 @@ from sparklog.protocol.messages import (
     AddToTransaction,
     BeginTransaction,
     EndTransaction,
+    ErrorReply,
     Produce,
     Request,
     TouchTransaction,
@@ -120,6 +121,24 @@ def test_whether_an_unanswered_commit_took_effect_is_not_known_once_another_prod
         with pytest.raises(CommitOutcomeUnknown):
             first.commit()
     assert seen(fake, "t") == [b"a"], "to say that it is aborted would have been wrong"
+
+
+def test_a_commit_over_which_the_coordinator_fails_is_unknown_and_can_be_asked_again(fake: FakeCluster) -> None:
+    fake.create("t")
+
+    def decided_and_failed(broker: FakeBroker, connection: ServerConnection, request: Request) -> bool:
+        fake.coordinator.handle(0, request, lambda reply: None)  # type: ignore[arg-type]
+        connection.reply(ErrorReply(request.cid, int(ErrorCode.UNKNOWN_SERVER_ERROR), "on purpose"))
+        return True
+
+    fake.fault(0, times(1, EndTransaction, decided_and_failed))
+    with Producer(fake.bootstrap, transactional_id="x") as producer:
+        producer.begin()
+        producer.send("t", b"a").result(30)
+        with pytest.raises(CommitOutcomeUnknown, match="on purpose"):
+            producer.commit()
+        producer.commit()
+    assert seen(fake, "t") == [b"a"]
 
 
 def test_a_commit_whose_producer_fails_before_the_answer_comes_is_unknown(fake: FakeCluster) -> None:
