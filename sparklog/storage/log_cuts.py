@@ -97,7 +97,6 @@ class LogCuts:
             with state.offline_on_error("stopping the cleaner of"):
                 self._cleaning.stop()
         state.log_start_offset = start
-        state.seals.cancel(leaving)
         if leaving:
             self._durability.cancel_flush()
         state.chain.retire_below(start)

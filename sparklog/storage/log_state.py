@@ -175,6 +175,7 @@ class LogState:
     def bridge(self, leaving: list[Segment]) -> bool:
         """Keep what the segments about to go say of producers, if there is room for that."""
         base = leaving[-1].end_offset
+        self.seals.cancel(leaving)  # the last one's would write the same file, in another thread
         return self.write_if_room(
             "writing the producers of",
             lambda: self.seals.bridge(base, lambda: self.load_producers(leaving)),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import threading
 from pathlib import Path
 
 import duckdb
@@ -230,6 +231,72 @@ def test_deletion_while_a_seal_is_under_way(disk: SimDisk, directory: LogDirecto
     ]
     assert read_numbers(fresh) == list(range(15))
     assert disk.size(disk.open(fresh.segments[0].data_path)) == fresh.segments[0].data_size
+
+
+class _AskedFor:
+    """A lock that says when somebody waits for it."""
+
+    def __init__(self) -> None:
+        self.waited_for = threading.Event()
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> None:
+        if not self._lock.acquire(blocking=False):
+            self.waited_for.set()
+            self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
+def test_the_log_start_moves_to_the_end_of_a_segment_whose_seal_writes_its_files(
+    disk: SimDisk, directory: LogDirectory
+) -> None:
+    log = create_log(directory, segment_bytes=SMALL)
+    for number in range(10):
+        append(log, batch(3, first=3 * number, producer=7, sequence=3 * number))
+    log.set_high_watermark(log.log_end_offset)
+    job, *others = log.durability.seals_due()
+    job._by_path = asked = _AskedFor()  # type: ignore[assignment]
+    writes, moved = threading.Event(), threading.Event()
+    rename = disk.rename
+
+    def wait_before(source: Path, target: Path) -> None:
+        if threading.current_thread() is thread and target.suffix == ".producers":
+            writes.set()
+            while not (asked.waited_for.wait(0.01) or moved.is_set()):
+                pass
+        rename(source, target)
+
+    disk.rename = wait_before  # type: ignore[method-assign]
+    failures: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            job.run()
+        except BaseException as failure:
+            failures.append(failure)
+            writes.set()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    assert writes.wait(30)
+    try:
+        log.advance_log_start(12)
+        assert log.log_start_offset == 12
+    finally:
+        moved.set()
+        thread.join(30)
+    log.durability.seal_finished(job)
+    assert failures == []
+    assert not thread.is_alive()
+    assert [name for name in disk.names(log.directory) if name.endswith((".producers", ".tmp"))] == [
+        f"{12:020d}.producers"
+    ]
+    for other in others:
+        other.run()
+        log.durability.seal_finished(other)
+    assert [segment.sealed for segment in log.segments] == [True] * (len(log.segments) - 1) + [False]
 
 
 def test_old_snapshots_are_removed(disk: SimDisk, directory: LogDirectory) -> None:
