@@ -340,14 +340,16 @@ class Consumer:
 
         Raises:
             CommitRefused: these partitions are not this consumer's any more; others read on from what was committed.
+            ValueError: an offset below 0; nothing is committed.
             ClientTimeout: the coordinator did not answer; it may have been committed.
             BrokerError: anything else that it says.
         """
         self.commit_async(offsets).result()
 
     def commit_async(self, offsets: Mapping[TopicPartition, int] | None = None) -> Future[None]:
-        """As ``commit``, without waiting: the future raises what that does. Commits take effect in their order. What is
-        called when the future is done runs on the group's own thread, and must not wait for this consumer."""
+        """As ``commit``, without waiting: the future raises what that does, unless it can be told at once. Commits
+        take effect in their order. What is called when the future is done runs on the group's own thread,
+        and must not wait for this consumer."""
         named = None if offsets is None else {TopicPartition(*tp): offset for tp, offset in offsets.items()}
         return self._of_group().commit(named)
 

@@ -109,10 +109,14 @@ class GroupReading:
     # --- commits ---
 
     def commit(self, offsets: Mapping[TopicPartition, int] | None = None) -> Future[None]:
-        """Commit positions, or these. Raises CommitRefused: a partition that is not assigned (any more)."""
+        """Commit positions, or these. Raises CommitRefused: a partition that is not assigned (any more); ValueError:
+        an offset below 0, which the coordinator would refuse together with commits that go in the same request."""
         positions = self._moved() if offsets is None else offsets
         if not positions:
             return _done()
+        for tp, offset in positions.items():
+            if offset < 0:
+                raise ValueError(f"{tp}: offset {offset}: expected 0 or more")
         missing = sorted(positions.keys() - self._places.keys())
         if missing:
             raise CommitRefused(ErrorCode.STALE_MEMBER_EPOCH, f"{missing[0]} is not assigned to this consumer")

@@ -178,6 +178,19 @@ def test_a_position_that_went_back_is_committed_whatever_became_of_the_commits_b
         assert session.commits[-1:] == [{PLACE: 10}] and len(session.commits) % 2 == 0, "once is enough"
 
 
+def test_an_offset_below_0_is_refused_before_it_joins_other_commits() -> None:
+    session, log = Session(), Log(0)
+    group = reading(session, log)
+    session.assigned = frozenset({PLACE})
+    group.advance()
+    session.asked[0].set_result({PLACE: 10})
+    group.advance()
+    with pytest.raises(ValueError, match="offset -1: expected 0 or more"):
+        group.commit({TP: -1})
+    group.commit({TP: 0}).result(0)
+    assert session.commits == [{PLACE: 0}]
+
+
 def test_closing_does_not_wait_for_ever_for_the_last_commit() -> None:
     session, log = Session(), Log(0)
     group = reading(session, log)
