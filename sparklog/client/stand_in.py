@@ -104,9 +104,9 @@ class StandIn:
                 return
             self._resting = True
             readable = connection.wait_readable(until - began, self._wakefulness.awake_s)
-            self._resting = False
             now = time.monotonic()
             self._wakefulness.answered(now - began)
+            self._resting = False
             if not readable or not connection.read_now():
                 self._lease.recall()
                 return

@@ -20,6 +20,7 @@ from sparklog import Producer
 from sparklog.client import loop_lease
 from sparklog.client.errors import ProducerClosed
 from sparklog.client.loop_lease import LoopLease
+from sparklog.client.wakefulness import Wakefulness
 from sparklog.errors import ErrorCode
 from sparklog.net.async_client import AsyncConnection
 from sparklog.net.loop import new_event_loop
@@ -198,12 +199,17 @@ def test_an_answer_that_is_lost_is_asked_for_again(fake: FakeCluster) -> None:
     assert values(fake, "t")[sent:] == [b"once", b"more"]
 
 
-def test_a_wait_that_is_interrupted_loses_nothing(fake: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("owner", "method"), [(AsyncConnection, "wait_readable"), (Wakefulness, "answered")], ids=["waits", "has waited"]
+)
+def test_a_wait_that_is_interrupted_loses_nothing(
+    fake: FakeCluster, monkeypatch: pytest.MonkeyPatch, owner: type, method: str
+) -> None:
     fake.create("t", partitions=1)
     with Producer(fake.bootstrap) as producer:
         sent = acting(producer)
         with monkeypatch.context() as patch:
-            patch.setattr(AsyncConnection, "wait_readable", _interrupted)
+            patch.setattr(owner, method, _interrupted)
             future = producer.send("t", b"v")
             with pytest.raises(KeyboardInterrupt):
                 future.result()
