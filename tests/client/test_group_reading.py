@@ -178,6 +178,30 @@ def test_a_position_that_went_back_is_committed_whatever_became_of_the_commits_b
         assert session.commits[-1:] == [{PLACE: 10}] and len(session.commits) % 2 == 0, "once is enough"
 
 
+def test_a_position_that_went_back_is_committed_also_after_an_interrupted_commit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    session, log = Session(), Log(0)
+    group = reading(session, log)
+    session.assigned = frozenset({PLACE})
+    group.advance()
+    session.asked[0].set_result({PLACE: 10})
+    group.advance()
+
+    def interrupted(life: int, offsets: Mapping[Place, int]) -> Future[None]:
+        Session.commit(session, life, offsets)
+        raise KeyboardInterrupt
+
+    log.at[TP] = 20
+    monkeypatch.setattr(session, "commit", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        group.commit()
+    monkeypatch.undo()
+    log.at[TP] = 10
+    group.commit().result(0)
+    assert session.commits == [{PLACE: 20}, {PLACE: 10}]
+
+
 def test_an_offset_below_0_is_refused_before_it_joins_other_commits() -> None:
     session, log = Session(), Log(0)
     group = reading(session, log)
