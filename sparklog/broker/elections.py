@@ -91,20 +91,35 @@ async def _hold_elections(
 
 
 async def _carried_out(broker: BrokerState, request: ElectLeaders, wanting: Sequence[PartitionDecision]) -> None:
-    """Raises BrokerError REQUEST_TIMED_OUT."""
+    """All nodes are there before one is waited for: an unclean election may wait for one broker's fate, and those of
+    other partitions must not wait with it.
+
+    Raises:
+        BrokerError: REQUEST_TIMED_OUT: says how many partitions are named in nodes that were still there.
+    """
     registry = broker.registry
     end = asyncio.get_running_loop().time() + limit_s(request.timeout_ms)
-    for first in range(0, len(wanting), _IN_ONE_NODE):
-        named = tuple((known.topic, known.partition) for known in wanting[first : first + _IN_ONE_NODE])
-        path = await registry.request_election(ElectionRequest(request.kind, named))
-        try:
-            await asyncio.wait_for(registry.request_done(path), end - asyncio.get_running_loop().time())
-        except asyncio.TimeoutError:
-            registry.withdraw_request(path)
-            raise BrokerError(
-                ErrorCode.REQUEST_TIMED_OUT,
-                f"no controller has carried the election of {len(wanting)} leaders out in time",
-            ) from None
+    asked: dict[asyncio.Task[None], tuple[str, int]] = {}
+    try:
+        for first in range(0, len(wanting), _IN_ONE_NODE):
+            named = tuple((known.topic, known.partition) for known in wanting[first : first + _IN_ONE_NODE])
+            path = await registry.request_election(ElectionRequest(request.kind, named))
+            asked[asyncio.create_task(registry.request_done(path))] = (path, len(named))
+        done, left = await asyncio.wait(asked, timeout=max(0.0, end - asyncio.get_running_loop().time()))
+        for task in done:
+            task.result()
+        if left:
+            count = sum(asked[task][1] for task in left)
+            detail = f"no controller has carried the election of {count} of {len(wanting)} leaders out in time"
+            raise BrokerError(ErrorCode.REQUEST_TIMED_OUT, f"{detail}, or not of all of them")
+    except Exception:
+        for task, (path, _) in asked.items():
+            if not task.done():
+                registry.withdraw_request(path)
+        raise
+    finally:
+        for task in asked:
+            task.cancel()
 
 
 async def _states(

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from sparklog.broker.elections import PREFERRED, UNCLEAN, _carried_out, _outcome
-from sparklog.errors import ErrorCode
+from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import NO_LEADER, BrokerEndpoint, LeaderAndIsr, VersionedState
 from sparklog.protocol.messages import ControlUpdate, ElectLeaders, PartitionDecision
 from sparklog.zk import codecs
@@ -43,22 +43,47 @@ def test_the_reason_is_the_one_that_holds(
     assert said in result.detail
 
 
-def test_an_election_of_thousands_is_asked_for_in_nodes_that_zookeeper_takes() -> None:
-    asked: list[codecs.ElectionRequest] = []
+class _Registry:
+    """Carries out what is asked for, but not what names ``held``."""
 
-    async def request_election(request: codecs.ElectionRequest) -> str:
-        asked.append(request)
-        return f"/{len(asked)}"
+    def __init__(self, held: tuple[str, int] | None = None) -> None:
+        self.asked: dict[str, codecs.ElectionRequest] = {}
+        self.withdrawn: list[str] = []
+        self._held = held
 
-    async def request_done(path: str) -> None:
-        assert path == f"/{len(asked)}", "one after the other"
+    async def request_election(self, request: codecs.ElectionRequest) -> str:
+        path = f"/{len(self.asked)}"
+        self.asked[path] = request
+        return path
 
-    broker: Any = SimpleNamespace(
-        registry=SimpleNamespace(request_election=request_election, request_done=request_done)
-    )
+    async def request_done(self, path: str) -> None:
+        if self._held in (self.asked[path].partitions or ()):
+            await asyncio.Event().wait()
+
+    def withdraw_request(self, path: str) -> None:
+        self.withdrawn.append(path)
+
+
+def _carry_out(registry: _Registry, kind: str, *, timeout_ms: int) -> None:
+    broker: Any = SimpleNamespace(registry=registry)
     state = LeaderAndIsr(2, 4, (1, 2), 1)
     wanting = [PartitionDecision("t" * 249, "id", number, state, 7, (1, 2)) for number in range(10_000)]
-    asyncio.run(_carried_out(broker, ElectLeaders(0, PREFERRED, timeout_ms=1000), wanting))
-    assert max(len(codecs.encode(request)) for request in asked) < MAX_TOPIC_BYTES
-    named = [partition for request in asked for partition in request.partitions or ()]
+    asyncio.run(_carried_out(broker, ElectLeaders(0, kind, timeout_ms=timeout_ms), wanting))
+
+
+def test_an_election_of_thousands_is_asked_for_in_nodes_that_zookeeper_takes() -> None:
+    registry = _Registry()
+    _carry_out(registry, PREFERRED, timeout_ms=60_000)
+    assert max(len(codecs.encode(request)) for request in registry.asked.values()) < MAX_TOPIC_BYTES
+    named = [partition for request in registry.asked.values() for partition in request.partitions or ()]
     assert named == [("t" * 249, number) for number in range(10_000)]
+    assert registry.withdrawn == []
+
+
+def test_an_election_that_waits_for_a_brokers_fate_keeps_no_others_waiting() -> None:
+    registry = _Registry(held=("t" * 249, 7))
+    with pytest.raises(BrokerError, match="election of 3000 of 10000 leaders") as refused:
+        _carry_out(registry, UNCLEAN, timeout_ms=50)
+    assert refused.value.code == ErrorCode.REQUEST_TIMED_OUT
+    assert len(registry.asked) == 4
+    assert registry.withdrawn == ["/0"]
