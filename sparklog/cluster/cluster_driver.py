@@ -31,6 +31,7 @@ LOOPBACK = "127.0.0.1"
 #: Executors of a busy machine have been seen to take over a minute.
 SLOTS_TIMEOUT_S = 120.0
 READY_TIMEOUT_S = 120.0
+_AGAIN = "start the cluster again to adopt or stop them"
 
 
 class ClusterDriver:
@@ -150,15 +151,25 @@ class ClusterDriver:
         failure = self._generations.failure if self._generations is not None else None
         return str(failure or type(failure).__name__) if failure is not None else ""
 
-    def stop(self) -> None:
-        """Stop everything in order. Idempotent. When another driver took the cluster over, only let go of it."""
+    def stop(self) -> str:
+        """Stop everything in order. Idempotent. When another driver took the cluster over, only let go of it.
+
+        Returns what runs on, and why, for the user; empty when nothing does.
+        """
         is_lost = self._seat is not None and self._seat.lost.is_set()
+        # Brokers may run with a server that was found running, and without a generation nobody has stopped them.
+        is_needed = self._generations is None and self._embedded is not None and self._embedded.server.adopted
         self._end_controller()
         if self._generations is not None:
             self._generations.stop()
             self._generations = None
         self._end_seat()
-        self._end_zookeeper(leave=is_lost)
+        self._end_zookeeper(leave=is_lost or is_needed)
+        if is_lost:
+            return "another driver has taken the cluster over: its brokers and ZooKeeper run on"
+        if is_needed:
+            return f"ZooKeeper, and brokers where there are any, run on as they were found: {_AGAIN}"
+        return ""
 
     def let_go(self) -> None:
         """End this driver's part; brokers and ZooKeeper run on, for the next driver to adopt."""

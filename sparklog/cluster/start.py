@@ -85,12 +85,16 @@ def _run(options: ClusterOptions, stop: _StopSignals, tell: Callable[[str], None
         began = time.monotonic()
         if seating.is_alive():
             seating.join()  # it may be starting ZooKeeper, which would run on when this process has ended
-        cluster.stop()
+        left = cluster.stop()
         if context is not None:
             end_spark(context)
         remove_spark_home(options.data_dir.resolve())
         forget_driver(options.data_dir)
-        if stop.asked.is_set():
+        if left and sys.exc_info()[0] is None:
+            raise ClusterError(left)  # in the place of an exit code that says that all has ended
+        if left:
+            tell(left)
+        elif stop.asked.is_set():
             tell(f"stopped in {time.monotonic() - began:.1f} s")
 
 

@@ -56,6 +56,40 @@ def test_a_spark_that_does_not_start_leaves_no_zookeeper(data_dir: Path, monkeyp
 
 
 @pytest.fixture
+def found_running(data_dir: Path) -> EmbeddedZookeeper:
+    """ZooKeeper as a driver that was killed has left it, with brokers that need it."""
+    server = EmbeddedZookeeper.start(data_dir / "zookeeper")
+    server.leave()
+    return server
+
+
+def test_a_spark_that_does_not_start_leaves_the_zookeeper_of_brokers_that_run(
+    data_dir: Path, found_running: EmbeddedZookeeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> SparkContext:
+        raise ClusterError("Spark did not start")
+
+    monkeypatch.setattr(start, "_start_spark", fail)
+    told: list[str] = []
+    with pytest.raises(ClusterError, match="Spark did not start"):
+        start._run(ClusterOptions(data_dir=data_dir), NoSignals(), told.append)  # type: ignore[arg-type]
+    assert found_running.is_alive
+    assert ["run on as they were found" in line for line in told] == [True]
+
+
+def test_a_stop_before_there_is_a_generation_leaves_what_was_found_running_and_says_so(
+    data_dir: Path, found_running: EmbeddedZookeeper
+) -> None:
+    signals = NoSignals()
+    signals.asked.set()
+    told: list[str] = []
+    with pytest.raises(ClusterError, match="run on as they were found"):
+        start._run(ClusterOptions(data_dir=data_dir), signals, told.append)  # type: ignore[arg-type]
+    assert found_running.is_alive
+    assert told == [], "it has not stopped"
+
+
+@pytest.fixture
 def root_logger() -> Iterator[logging.Logger]:
     root = logging.getLogger()
     level, handlers = root.level, list(root.handlers)
