@@ -64,7 +64,9 @@ class BrokerSupervisor:
         self._connection: ControlConnection | None = None
         self._reaching = asyncio.Lock()
         self._status: BrokerStatus | None = None
+        #: The broker's process, from when it is found or started: a stop has to end it also while it is starting.
         self._process: ProcessIdentity | None = None
+        self._spawning: asyncio.Task[ProcessIdentity] | None = None
         self._retiring: asyncio.Task[bool] | None = None
         self._ending = False
         self._adopted = False
@@ -129,7 +131,7 @@ class BrokerSupervisor:
         """Adopt or start the broker and return when it is dead."""
         self._adopted = await self._adopt()
         if self._connection is None:
-            if self._spec.adopt_only:
+            if self._spec.adopt_only or self._ending:
                 return
             await self._start()
         assert self._connection is not None
@@ -157,10 +159,13 @@ class BrokerSupervisor:
         dead by the time this returns."""
         path = runtime_directory.control_socket(self._slot.path)
         noted = runtime_directory.noted_process(self._slot.path)
+        if noted is not None and is_alive(noted):
+            self._process = noted
         deadline = time.monotonic() + START_TIMEOUT_S
         while True:
             connection = await ControlConnection.open(path)
             if connection is not None:
+                self._process = connection.peer
                 if await self._greet(connection, connection.peer):
                     return True
                 continue
@@ -175,10 +180,13 @@ class BrokerSupervisor:
     async def _start(self) -> None:
         """Raises ClusterError with the broker's last words when it ends before it serves."""
         words = LastWords(self._slot.path)
-        process = await asyncio.to_thread(
-            spawn_broker, self._slot, self._spec, host=self._host, words=words, program=self._program
+        self._spawning = asyncio.create_task(
+            asyncio.to_thread(spawn_broker, self._slot, self._spec, host=self._host, words=words, program=self._program)
         )
-        self._process = process
+        try:
+            self._process = process = await asyncio.shield(self._spawning)
+        finally:
+            self._spawning = None
         path = runtime_directory.control_socket(self._slot.path)
         deadline = time.monotonic() + START_TIMEOUT_S
         while is_alive(process):
@@ -351,12 +359,18 @@ class BrokerSupervisor:
         return True
 
     async def finish(self, *, timeout_s: float) -> None:
-        """Let the broker flush, mark its directory clean and end; kill it when it does not."""
+        """Let the broker flush, mark its directory clean and end; kill it when it does not. One that follows a newer
+        supervisor is left to that."""
         self._ending = True
+        if self._spawning is not None:
+            with contextlib.suppress(OSError, ClusterError):
+                self._process = await asyncio.shield(self._spawning)
         process = self._process
         if process is None:
             return
         if not await self._finished(process, timeout_s=timeout_s):
+            if self.superseded:
+                return
             await self._kill(process, f"had not finished after {timeout_s:g} s")
         runtime_directory.forget(self._slot.path)
 
@@ -366,7 +380,7 @@ class BrokerSupervisor:
         end = asyncio.create_task(exited(process))
         told = False
         try:
-            while not end.done() and (left_s := deadline - time.monotonic()) > 0:
+            while not end.done() and not self.superseded and (left_s := deadline - time.monotonic()) > 0:
                 told = told or await self._tell("finish") is not None
                 await asyncio.wait({end}, timeout=left_s if told else min(left_s, ASK_AGAIN_S))
             return end.done()
@@ -390,5 +404,6 @@ class BrokerSupervisor:
             connection = await self._reach()
             return await connection.call(op, timeout_s=self._hung_after_s) if connection is not None else None
         except (asyncio.TimeoutError, OSError, ClusterError) as error:
+            self.superseded = self.superseded or isinstance(error, Superseded)
             log.warning("broker %d was not told to %s: %s", self._slot.broker_id, op, error or type(error).__name__)
             return None

@@ -1,8 +1,8 @@
 """A process that speaks the broker's end of the control protocol and does nothing else.
 
 Run as ``fake_broker.py [behaviour] --config <file>``. Behaviours: ``serve`` (default); ``fail``: ends at once with a
-last word; ``deaf``: accepts connections and never answers; ``slow``: serves, and takes a while to catch up; ``late``:
-serves once its directory has a file ``begin``.
+last word; ``deaf``: accepts connections and never answers; ``slow``: serves, and takes a while to catch up; ``late``
+and ``loading``: serves once its directory has a file ``begin``, and does not listen before that, or says it is loading.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def main() -> None:
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(path)
     listener.listen()
-    broker = FakeBroker(config, slow=behaviour == "slow")
+    broker = FakeBroker(config, slow=behaviour == "slow", loading=behaviour == "loading")
     while True:
         connection, _ = listener.accept()
         if behaviour != "deaf":
@@ -38,8 +38,9 @@ def main() -> None:
 
 
 class FakeBroker:
-    def __init__(self, config: dict[str, object], *, slow: bool) -> None:
+    def __init__(self, config: dict[str, object], *, slow: bool, loading: bool) -> None:
         self.config = config
+        self.loading = loading
         self.highest = (config["driver_epoch"], config["generation"])
         self.quiesced = False
         self.lag = 3 if slow else 0
@@ -53,29 +54,31 @@ class FakeBroker:
                 name = (command.get("driver_epoch"), command.get("generation"))
                 if command["op"] == "hello" and name >= self.highest:
                     self.highest = held = name
-                if held != self.highest:
+                obeys = held == self.highest
+                if not obeys:
                     answer: dict[str, object] = {"ok": False, "superseded_by": list(self.highest)}
                 else:
                     answer = {"ok": True, **self.status()}
-                if command["op"] == "quiesce":
+                if obeys and command["op"] == "quiesce":
                     self.quiesced = True
                 lines.write(json.dumps(answer) + "\n")
                 lines.flush()
-                if command["op"] == "stop":  # stands for a RestartBroker, which this socket does not take
+                if obeys and command["op"] == "stop":  # stands for a RestartBroker, which this socket does not take
                     os._exit(75)
-                if command["op"] == "finish":
+                if obeys and command["op"] == "finish":
                     note = Path(str(self.config["log_dir"])) / "clean"
                     note.write_text(f"quiesced {self.quiesced}")
                     os._exit(0)
 
     def status(self) -> dict[str, object]:
+        self.loading = self.loading and not Path(str(self.config["log_dir"]), "begin").exists()
         self.lag = max(self.lag - 1, 0) if self.quiesced else self.lag
         return {
             "broker_id": self.config["broker_id"],
-            "incarnation": 7,
+            "incarnation": -1 if self.loading else 7,
             "pid": os.getpid(),
             "port": self.config["port"],
-            "state": "running",
+            "state": "loading" if self.loading else "running",
             "lagging": self.lag,
         }
 

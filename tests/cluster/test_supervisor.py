@@ -7,12 +7,16 @@ import contextlib
 import os
 import signal
 import sys
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from sparklog.cluster.process import identify
-from sparklog.cluster.runtime_directory import noted_process
+from sparklog.cluster import supervisor
+from sparklog.cluster.broker_process import spawn_broker
+from sparklog.cluster.process import ProcessIdentity, identify
+from sparklog.cluster.runtime_directory import control_socket, noted_process
 from tests.cluster.support import FAKE_BROKER, Supervised, eventually, kill_noted, supervised
 
 
@@ -222,6 +226,89 @@ def test_a_stop_reaches_a_broker_that_is_still_starting(tmp_path: Path) -> None:
             (tmp_path / "begin").touch()
             await asyncio.wait_for(finishing, 60)
             assert (tmp_path / "clean").exists(), "it ended by itself, and was not killed"
+
+    run(test())
+
+
+@pytest.mark.parametrize("behaviour", ["loading", "late"])
+def test_a_stop_reaches_a_broker_that_is_adopted_while_it_starts(tmp_path: Path, behaviour: str) -> None:
+    """Another supervisor has started it, and it loads its logs."""
+
+    async def test() -> None:
+        async with supervised(tmp_path, behaviour=behaviour) as one:
+            await eventually(lambda: noted_process(tmp_path) is not None)
+            process = noted_process(tmp_path)
+            assert process is not None
+            if behaviour == "loading":
+                await eventually(lambda: control_socket(tmp_path).exists())
+            await one.leave()
+            async with supervised(tmp_path, behaviour=behaviour, generation=2) as two:
+                await asyncio.wait({two.task}, timeout=0.5)
+                await two.supervisor.quiesce()
+                finishing = asyncio.create_task(two.supervisor.finish(timeout_s=30))
+                await asyncio.wait({finishing}, timeout=0.5)
+                (tmp_path / "begin").touch()
+                await asyncio.wait_for(finishing, 60)
+                assert identify(process.pid) is None
+                assert (tmp_path / "clean").exists(), "it ended by itself, and was not killed"
+                await asyncio.wait_for(two.task, 5)
+                assert noted_process(tmp_path) is None, "and no other was started"
+
+    run(test())
+
+
+def test_a_stop_reaches_a_broker_whose_process_is_being_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def spawn(*args: Any, **kwargs: Any) -> ProcessIdentity:
+        begun.set()
+        assert go_on.wait(30)
+        return spawn_broker(*args, **kwargs)
+
+    monkeypatch.setattr(supervisor, "spawn_broker", spawn)
+
+    async def test() -> None:
+        async with supervised(tmp_path) as one:
+            await eventually(begun.is_set)
+            await one.supervisor.quiesce()
+            finishing = asyncio.create_task(one.supervisor.finish(timeout_s=30))
+            await asyncio.wait({finishing}, timeout=0.2)
+            go_on.set()
+            await asyncio.wait_for(finishing, 60)
+            await asyncio.wait_for(one.task, 5)
+            assert (tmp_path / "clean").exists()
+            assert noted_process(tmp_path) is None
+
+    run(test())
+
+
+def test_a_broker_that_ends_while_it_is_adopted_is_not_started_again_in_a_stop(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with supervised(tmp_path, behaviour="late") as one:
+            await eventually(lambda: noted_process(tmp_path) is not None)
+            await one.leave()
+            async with supervised(tmp_path, generation=2) as two:
+                await asyncio.wait({two.task}, timeout=0.5)
+                await two.supervisor.quiesce()
+                kill_noted(tmp_path)
+                await asyncio.wait_for(two.task, 10)
+                process = noted_process(tmp_path)
+                assert process is not None and identify(process.pid) is None
+
+    run(test())
+
+
+def test_a_stop_leaves_a_broker_that_follows_a_newer_supervisor(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with supervised(tmp_path, generation=1) as one:
+            await one.settled()
+            async with supervised(tmp_path, generation=2) as two:
+                serving = (await two.settled()).serving
+                assert serving is not None
+                await asyncio.wait_for(one.supervisor.finish(timeout_s=1), 30)
+                assert identify(serving.pid) is not None
+                assert one.supervisor.superseded
+                assert noted_process(tmp_path) is not None
 
     run(test())
 
