@@ -351,6 +351,7 @@ class Producer:
             TransactionStateError: something that was written failed: abort. Or no transaction is open.
             ProducerFenced: it was aborted.
             CommitOutcomeUnknown: it may be committed or not; ``commit`` may be called again to find out.
+            ProducerClosed: the producer had failed before; nothing was asked, and it will be aborted.
         """
         self._transactional().commit()
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import threading
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from enum import Enum, auto
+from typing import Any
 
 from sparklog.client.accumulator import ProducerIdentity
 from sparklog.client.errors import CommitOutcomeUnknown, ProducerClosed, ProducerFenced, TransactionStateError
@@ -156,13 +157,20 @@ class ProducerTransactions:
         wait_s = self._timeout_s if timeout_s is None else timeout_s
         # Also when Ctrl-C ends the wait: the request is on its way.
         after = State.UNKNOWN if commit else State.NONE
+        asked = self.state is State.UNKNOWN
+
+        def end() -> Coroutine[Any, Any, None]:
+            nonlocal asked
+            asked = True
+            return self._transactions.end(commit=commit, timeout_s=wait_s)
+
         try:
-            self._sender.call(lambda: self._transactions.end(commit=commit, timeout_s=wait_s))
+            self._sender.call(end)
             after = State.NONE
         except CommitOutcomeUnknown:
             raise
         except ProducerClosed as error:
-            if commit:  # the thread has ended, and the request may be on its way
+            if commit and asked:  # the thread has ended, and the request may be on its way
                 detail = f"{self.run} may be committed or aborted, as a whole: {error}"
                 raise CommitOutcomeUnknown(detail) from error
             after = State.NONE

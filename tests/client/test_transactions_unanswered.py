@@ -12,6 +12,7 @@ from sparklog.client.admin import Admin
 from sparklog.client.errors import (
     ClientTimeout,
     CommitOutcomeUnknown,
+    ProducerClosed,
     ProducerFenced,
     TransactionStateError,
 )
@@ -157,6 +158,24 @@ def test_a_commit_whose_producer_fails_before_the_answer_comes_is_unknown(fake: 
     with pytest.raises(CommitOutcomeUnknown, match="on purpose"):
         producer.commit()
     producer.close()
+    assert seen(fake, "t") == [b"a"]
+
+
+def test_a_commit_that_a_producer_had_failed_before_is_told_as_never_sent(fake: FakeCluster) -> None:
+    fake.create("t")
+    producer = Producer(fake.bootstrap, transactional_id="x")
+    producer.begin()
+    producer.send("t", b"a").result(30)
+    producer._sender._loop.call_soon_threadsafe(_fail)
+    producer._sender._io_thread.join(30)
+    with pytest.raises(ProducerClosed, match="on purpose"):
+        producer.commit()
+    with pytest.raises(TransactionStateError, match="no transaction"):
+        producer.commit()
+    producer.close()
+    assert not requests(fake, EndTransaction)
+    with Producer(fake.bootstrap, transactional_id="x") as second, second.transaction():
+        second.send("t", b"a")
     assert seen(fake, "t") == [b"a"]
 
 
