@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from concurrent import futures
 from concurrent.futures import Future
 from typing import Any
 
@@ -215,7 +216,16 @@ def test_an_offset_below_0_is_refused_before_it_joins_other_commits() -> None:
     assert session.commits == [{PLACE: 0}]
 
 
-def test_closing_does_not_wait_for_ever_for_the_last_commit() -> None:
+class _OwnTimeout(Exception):
+    """As the one of futures in Python 3.10, where it is no ``TimeoutError``."""
+
+
+@pytest.mark.parametrize("timeout", [futures.TimeoutError, _OwnTimeout])
+def test_closing_does_not_wait_for_ever_for_the_last_commit(
+    monkeypatch: pytest.MonkeyPatch, timeout: type[Exception]
+) -> None:
+    monkeypatch.setattr("concurrent.futures.TimeoutError", timeout)
+    monkeypatch.setattr("concurrent.futures._base.TimeoutError", timeout)
     session, log = Session(), Log(0)
     group = reading(session, log)
     session.assigned = frozenset({PLACE})
