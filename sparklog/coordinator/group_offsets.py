@@ -90,7 +90,7 @@ class _Draft:
     began_ms: int = 0
     #: Members that hear of it.
     told: Set[str] = frozenset()
-    #: What nobody will say again.
+    #: Deletions it follows. They are told again only with the next one, or to the next coordinator.
     gone: list[TopicsGone] = field(default_factory=list)
 
 
