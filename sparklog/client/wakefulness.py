@@ -45,7 +45,7 @@ class Wakefulness:
                 self._sleep = max(1, self._sleep // 2)
         else:
             self._left -= 1
-            if not self._left:
+            if self._left <= 0:  # below where an interrupt came in between
                 self.awake_s = self._soon_s
 
 
