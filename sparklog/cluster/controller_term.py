@@ -111,7 +111,7 @@ class ControllerTerm:
         self._topic_watches: dict[str, Callable[[], None]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._outcomes: dict[TopicPartition, StateOutcome | None] = {}
-        self._deleting: set[str] = set()
+        self._deleting: dict[str, str] = {}  # names by topic id: one made anew may have to go as well
         self._reading_brokers = asyncio.Lock()
 
     async def run(self, *, cautious: bool) -> str:
@@ -247,9 +247,9 @@ class ControllerTerm:
             nonlocal found
             found = await self._store.cluster.read_topic(name)
 
-        if name not in self._deleting:
+        if name not in self._deleting.values():
             await self._patiently(look)
-            if found is None and name not in self._deleting:
+            if found is None and name not in self._deleting.values():
                 self._step(TopicGone(name))
 
     def _topic_reader(self, name: str) -> Callable[[Node | None], None]:
@@ -320,11 +320,11 @@ class ControllerTerm:
             case SendUpdate():
                 self._start(self._send_update(effect), f"update broker {effect.broker.broker_id}")
             case DeleteTopic():
-                if effect.name not in self._deleting:
-                    self._deleting.add(effect.name)
+                if effect.topic_id not in self._deleting:
+                    self._deleting[effect.topic_id] = effect.name
                     self._start(self._delete_topic(effect.name, effect.topic_id), f"delete topic {effect.name}")
-            case DropDeletionRequest():
-                self._start(self._patiently(lambda: self._store.drop_deletion_request(effect.name)), "drop request")
+            case DropDeletionRequest(name, topic_id):
+                self._start(self._patiently(lambda: self._store.drop_deletion_request(name, topic_id)), "drop request")
             case TrustBroker():
                 self._start(
                     self._patiently(lambda: self._store.trust_broker(effect.broker_id, effect.incarnation)), "trust"
@@ -421,7 +421,7 @@ class ControllerTerm:
             found = await self._store.read_topic_again(name)
 
         await self._patiently(read)
-        if name in self._deleting:
+        if name in self._deleting.values():
             return
         if found is None:
             self._step(TopicGone(name))
@@ -464,7 +464,7 @@ class ControllerTerm:
         try:
             await self._patiently(delete)
         finally:
-            self._deleting.discard(name)
+            del self._deleting[topic_id]
         if deleted:
             self._step(TopicDeleted(name, topic_id))
         else:

@@ -339,7 +339,7 @@ class Controller:
             self._effects.append(order)
 
     def _topic_deleted(self, event: TopicDeleted) -> None:
-        self._deletions.done(event.name)
+        self._deletions.done(event.name, event.topic_id)
         topic = self.state.topics.get(event.name)
         if topic is not None and topic.record.topic_id == event.topic_id:
             self._forget_topic(event.name)

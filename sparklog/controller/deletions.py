@@ -28,10 +28,11 @@ class Deletions:
         if topic.deleting or name not in self._asked:
             return None
         if self._asked[name] != topic_id:
-            del self._asked[name]
-            return DropDeletionRequest(name)
+            return DropDeletionRequest(name, self._asked.pop(name))
         topic.deleting = True
         return DeleteTopic(name, topic_id)
 
-    def done(self, name: str) -> None:
-        self._asked.pop(name, None)
+    def done(self, name: str, topic_id: str) -> None:
+        """Not what was asked meanwhile of a topic made anew under this name."""
+        if self._asked.get(name) == topic_id:
+            del self._asked[name]

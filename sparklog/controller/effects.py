@@ -81,9 +81,10 @@ class DeleteTopic:
 
 @dataclass(frozen=True, slots=True)
 class DropDeletionRequest:
-    """Delete a request that means a topic which is no more. No result."""
+    """Delete a request that means a topic which is no more, and only that. No result."""
 
     name: str
+    topic_id: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -292,9 +292,12 @@ class SimZk(SimProcess):
         if self.has_topic(name, topic_id):
             del self.topics[name]
             self.nodes = {tp: node for tp, node in self.nodes.items() if tp.topic != name}
+        self.drop_deletion(name, topic_id)
+        return True
+
+    def drop_deletion(self, name: str, topic_id: str) -> None:
         if self.deletions.get(name) == topic_id:
             del self.deletions[name]
-        return True
 
     def read(self, tp: TopicPartition) -> VersionedState | None:
         return self.nodes.get(tp)

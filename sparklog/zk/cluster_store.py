@@ -337,11 +337,19 @@ class ClusterStore:
             raise
 
     async def request_delete_topic(self, name: str, topic_id: str) -> None:
-        """Ask the controller to delete this topic; asking twice is the same as once."""
-        try:
-            await self.session.create(paths.delete_topic(name), codecs.encode(codecs.DeletionRequest(topic_id)))
-        except ZkNodeExists:
-            return
+        """Ask the controller to delete this topic; asking twice is the same as once. A request that means another topic
+        of that name, which is no more, gives way: the controller would drop it, and this one with it."""
+        path, request = paths.delete_topic(name), codecs.encode(codecs.DeletionRequest(topic_id))
+        while True:
+            with suppress(ZkNodeExists):
+                await self.session.create(path, request)
+                return
+            with suppress(ZkNoNode, ZkBadVersion):
+                node = await self.session.get(path)
+                if codecs.decode(path, node.data, codecs.DeletionRequest).topic_id == topic_id:
+                    return
+                # Not set: the controller watches which requests there are, not what is in them.
+                await self.session.delete(path, node.version)
 
     async def request_election(self, path: str, request: codecs.ElectionRequest) -> None:
         """Ask the controller to elect leaders anew; it deletes the request's node, ``paths.election(...)``, when that

@@ -362,11 +362,13 @@ class ControllerStore:
             return found < 0 or await self._delete_all(bound, rest[:found] + rest[found + 1 :])
         return True
 
-    async def drop_deletion_request(self, name: str) -> None:
-        try:
-            await self.session.delete(paths.delete_topic(name))
-        except ZkNoNode:
-            return
+    async def drop_deletion_request(self, name: str, topic_id: str) -> None:
+        """Delete the request that means this topic; one that means another of that name stays."""
+        path = paths.delete_topic(name)
+        with suppress(ZkNoNode, ZkBadVersion):
+            node = await self.session.get(path)
+            if codecs.decode(path, node.data, codecs.DeletionRequest).topic_id == topic_id:
+                await self.session.delete(path, node.version)
 
     async def trust_broker(self, broker_id: int, incarnation: int) -> None:
         """Take an untrusted broker's mark away, unless another incarnation has registered since."""

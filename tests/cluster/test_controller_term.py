@@ -9,7 +9,8 @@ from typing import Any, cast
 
 from sparklog.cluster.controller_term import ControllerTerm
 from sparklog.controller.controller import Controller, ControllerSettings
-from sparklog.controller.events import BrokersRead, Event, StoppingRead, TopicGone
+from sparklog.controller.effects import DeleteTopic
+from sparklog.controller.events import BrokersRead, Event, StoppingRead, TopicDeleted, TopicGone
 from sparklog.zk.errors import ZkUnreachable
 from sparklog.zk.session import PAUSE_S, SessionState
 
@@ -76,6 +77,32 @@ def test_a_connection_that_breaks_while_a_topic_is_looked_for_does_not_end_the_t
         assert events == [TopicGone("gone")]
         assert not term._over.done()
         assert session.asked == 2
+
+    asyncio.run(scenario())
+
+
+def test_a_topic_made_anew_is_deleted_while_its_predecessors_deletion_is_still_repeated() -> None:
+    async def scenario() -> None:
+        events, answered = list[Event](), asyncio.Event()
+        term = term_on(BreakingSession(0), events)
+
+        async def delete(name: str, topic_id: str) -> bool:
+            if topic_id == "id-1":
+                await answered.wait()
+            return True
+
+        term._store = cast(Any, SimpleNamespace(delete_topic=delete))
+        term._perform(DeleteTopic("t", "id-1"))
+        term._perform(DeleteTopic("t", "id-1"))
+        term._perform(DeleteTopic("t", "id-2"))
+        tasks = set(term._tasks)
+        await asyncio.wait(tasks, timeout=1, return_when=asyncio.FIRST_COMPLETED)
+        assert events == [TopicDeleted("t", "id-2")]
+        await term._look_for_topic("t")
+        answered.set()
+        await asyncio.wait(tasks, timeout=30)
+        assert events[1:] == [TopicDeleted("t", "id-1")]
+        assert not term._over.done()
 
     asyncio.run(scenario())
 

@@ -281,7 +281,7 @@ class World:
                 self.nodes = {tp: node for tp, node in self.nodes.items() if tp.topic != effect.name}
                 return [TopicDeleted(effect.name, effect.topic_id)]
             case DropDeletionRequest():
-                del self.deletions[effect.name]
+                assert self.deletions.pop(effect.name) == effect.topic_id
             case AskLogEnds():
                 self.asked.append(effect)
             case Report():

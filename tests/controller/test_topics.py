@@ -6,6 +6,8 @@ from msgspec.structs import replace
 
 from sparklog.controller.effects import DeleteTopic
 from sparklog.controller.events import (
+    DeletionsRead,
+    TopicDeleted,
     TopicGone,
     TopicRead,
     TopicSnapshot,
@@ -126,6 +128,16 @@ def test_a_deletion_request_for_an_earlier_topic_of_that_name_is_dropped() -> No
     assert world.deletions == {}
     assert not any(isinstance(effect, DeleteTopic) for effect in effects)
     assert world.trace()[0] == "1/0[1, 2, 3]"
+
+
+def test_a_deletion_asked_of_a_topic_made_anew_is_not_forgotten_with_its_predecessors() -> None:
+    """The answer to the first deletion comes last, as it was lost and asked for again."""
+    core = World(THREE).controller
+    assert DeleteTopic("t", "id-t") in core.step(DeletionsRead({"t": "id-t"}), 0)
+    core.step(DeletionsRead({"t": "id-2"}), 0)
+    core.step(TopicDeleted("t", "id-t"), 0)
+    anew = TopicSnapshot(topic("t", (1, 2), topic_id="id-2"), {})
+    assert DeleteTopic("t", "id-2") in core.step(TopicRead(anew), 0)
 
 
 def test_a_topic_removed_by_hand_is_forgotten_and_told() -> None:

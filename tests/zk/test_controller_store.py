@@ -268,6 +268,36 @@ def test_a_deletion_repeated_after_a_lost_answer_leaves_the_topic_that_was_made_
     asyncio.run(scenario())
 
 
+def test_a_dropped_deletion_request_takes_none_that_means_another_topic(connect: str) -> None:
+    """As when it is repeated after a lost answer."""
+
+    async def scenario() -> None:
+        async with opened(connect) as cluster:
+            store = await elected(cluster.session)
+            await store.drop_deletion_request("orders", "id-1")
+            await cluster.request_delete_topic("orders", "id-2")
+            await store.drop_deletion_request("orders", "id-1")
+            assert await store.read_deletions() == {"orders": "id-2"}
+            await store.drop_deletion_request("orders", "id-2")
+            assert await store.read_deletions() == {}
+
+    asyncio.run(scenario())
+
+
+def test_a_deletion_request_is_not_taken_for_that_of_a_topic_which_is_no_more(connect: str) -> None:
+    async def scenario() -> None:
+        async with opened(connect) as cluster:
+            store = await elected(cluster.session)
+            await cluster.request_delete_topic("orders", "id-1")
+            changed = asyncio.Event()
+            await cluster.session.children(paths.DELETE_TOPICS, on_change=changed.set)
+            await cluster.request_delete_topic("orders", "id-2")
+            await asyncio.wait_for(changed.wait(), 10)
+            assert await store.read_deletions() == {"orders": "id-2"}
+
+    asyncio.run(scenario())
+
+
 def test_a_retired_broker_is_known_as_such_until_it_registers_again(connect: str) -> None:
     async def scenario() -> None:
         async with opened(connect) as cluster:
