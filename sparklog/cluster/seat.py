@@ -15,6 +15,7 @@ import socket
 import threading
 import time
 from collections.abc import Coroutine
+from pathlib import Path
 from typing import Any, TypeVar
 
 from sparklog.cluster.generation import DIRECTIVE, REPORT, Directive, GenerationReport
@@ -110,7 +111,11 @@ class DriverSeat:
         while True:
             try:
                 return await self._store.claim_driver(
-                    socket.gethostname(), own.pid, start_time=own.start_time, boot_id=own.boot_id
+                    socket.gethostname(),
+                    own.pid,
+                    start_time=own.start_time,
+                    boot_id=own.boot_id,
+                    pid_namespace=_pid_namespace(),
                 )
             except ClusterError:
                 if await self._holder_is_alive_here() or time.monotonic() > deadline:
@@ -129,6 +134,8 @@ class DriverSeat:
             return False
         if holder.boot_id and holder.boot_id != boot_id():
             return False  # of an earlier boot, or of another host that has the name: its session will tell
+        if holder.pid_namespace and holder.pid_namespace != _pid_namespace():
+            return False  # in another container its pid says nothing: as above
         found = identify(holder.pid)
         noted = ProcessIdentity(holder.pid, holder.start_time, holder.boot_id) if holder.boot_id else found
         if found is not None and found == noted:
@@ -145,7 +152,12 @@ class DriverSeat:
         """After a new session the seat's node is gone; take it again, unless a newer driver has been there."""
         own = _own_process()
         holder = codecs.DriverNode(
-            self.epoch, socket.gethostname(), own.pid, start_time=own.start_time, boot_id=own.boot_id
+            self.epoch,
+            socket.gethostname(),
+            own.pid,
+            start_time=own.start_time,
+            boot_id=own.boot_id,
+            pid_namespace=_pid_namespace(),
         )
         node = codecs.encode(holder)
         while not self.lost.is_set():
@@ -211,3 +223,8 @@ def _own_process() -> ProcessIdentity:
     own = identify(os.getpid())
     assert own is not None
     return own
+
+
+def _pid_namespace() -> int:
+    """Which processes pids are numbered among here; a container has its own, with the boot id of its host."""
+    return Path("/proc/self/ns/pid").stat().st_ino

@@ -359,7 +359,9 @@ class ClusterStore:
 
     # --- drivers -------------------------------------------------------------------------------------------------
 
-    async def claim_driver(self, host: str, pid: int, *, start_time: int = 0, boot_id: str = "") -> int:
+    async def claim_driver(
+        self, host: str, pid: int, *, start_time: int = 0, boot_id: str = "", pid_namespace: int = 0
+    ) -> int:
         """Become the cluster's one driver for as long as this session lives. Returns the driver epoch, a number
         higher than any driver before had. The arguments are kept as they are, see ``DriverNode``.
 
@@ -369,11 +371,13 @@ class ClusterStore:
         while True:
             node = await self.session.get(paths.DRIVER_EPOCH)
             epoch = codecs.decode(paths.DRIVER_EPOCH, node.data, codecs.CounterNode).value + 1
-            mine = codecs.encode(codecs.DriverNode(epoch, host, pid, start_time=start_time, boot_id=boot_id))
+            own = codecs.DriverNode(
+                epoch, host, pid, start_time=start_time, boot_id=boot_id, pid_namespace=pid_namespace
+            )
             try:
                 await self.session.multi(
                     [
-                        Create(paths.DRIVER, mine, ephemeral=True),
+                        Create(paths.DRIVER, codecs.encode(own), ephemeral=True),
                         SetData(paths.DRIVER_EPOCH, codecs.encode(codecs.CounterNode(epoch)), node.version),
                     ]
                 )

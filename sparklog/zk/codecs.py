@@ -96,8 +96,8 @@ class ControllerNode(msgspec.Struct, frozen=True):
 
 
 class DriverNode(msgspec.Struct, frozen=True):
-    """Who holds ``/driver``: shown to whoever is refused. ``start_time`` and ``boot_id`` tell its process from another
-    that has the pid by now; an earlier release leaves them out."""
+    """Who holds ``/driver``: shown to whoever is refused. ``start_time``, ``boot_id`` and ``pid_namespace`` tell its
+    process from another that has the pid by now, or in another container; an earlier release leaves them out."""
 
     driver_epoch: int
     host: str
@@ -105,6 +105,7 @@ class DriverNode(msgspec.Struct, frozen=True):
     version: int = VERSION
     start_time: int = 0
     boot_id: str = ""
+    pid_namespace: int = 0
 
 
 class DeletionRequest(msgspec.Struct, frozen=True):

@@ -6,6 +6,7 @@ import asyncio
 import os
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -29,12 +30,14 @@ def connect(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     server.stop()
 
 
-async def claimed(connect: str, *, start_time: int, boot: str) -> ZkSession:
+async def claimed(connect: str, *, start_time: int, boot: str, pid_namespace: int = 0) -> ZkSession:
     """The session of a driver that had this process's pid on a host of this name."""
     session = await ZkSession.open(connect, session_timeout_ms=SESSION_MS)
     store = ClusterStore(session)
     await store.prepare()
-    await store.claim_driver(socket.gethostname(), os.getpid(), start_time=start_time, boot_id=boot)
+    await store.claim_driver(
+        socket.gethostname(), os.getpid(), start_time=start_time, boot_id=boot, pid_namespace=pid_namespace
+    )
     return session
 
 
@@ -64,11 +67,21 @@ def test_a_killed_driver_whose_pid_is_anothers_by_now_is_followed_at_once(connec
     asyncio.run(story())
 
 
-def test_a_driver_of_before_the_last_boot_is_outlasted(connect: str) -> None:
+def own_namespace() -> int:
+    return Path("/proc/self/ns/pid").stat().st_ino
+
+
+@pytest.mark.parametrize("where", ["before the last boot", "in another container of this machine"])
+def test_a_driver_whose_process_cannot_be_looked_for_is_outlasted(connect: str, where: str) -> None:
     """Or of another host of that name: nobody here can tell, but its session does."""
 
     async def story() -> None:
-        other = await claimed(connect, start_time=own_start(), boot="an earlier one")
+        if where == "before the last boot":
+            other = await claimed(connect, start_time=own_start(), boot="an earlier one")
+        else:
+            other = await claimed(
+                connect, start_time=own_start() - 1, boot=boot_id(), pid_namespace=own_namespace() + 1
+            )
         taking = asyncio.create_task(asyncio.to_thread(take, connect))
         await asyncio.wait({taking}, timeout=SESSION_MS / 2000)
         assert not taking.done(), "while its session lives it has the seat"
@@ -105,6 +118,7 @@ def test_a_seats_node_names_its_process_also_when_it_was_taken_again(connect: st
     try:
         found = seat._call(node())
         assert (found.pid, found.start_time, found.boot_id) == (os.getpid(), own_start(), boot_id())
+        assert found.pid_namespace == own_namespace()
         assert seat._call(node_taken_again()) == found
     finally:
         seat.close()
