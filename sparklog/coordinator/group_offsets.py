@@ -103,7 +103,8 @@ class _Group:
     state: dict[GroupKey, GroupValue] = field(default_factory=dict)
     draft: _Draft | None = None
     queue: list[GroupRequest | HoldEnded | TopicsGone] = field(default_factory=list)
-    #: Deletions of topics whose append was refused: looked at again when idle groups are looked for.
+    #: Deletions of topics whose append was refused: looked at again when another has succeeded, or idle groups are
+    #: looked for.
     again: list[TopicsGone] = field(default_factory=list)
 
     @property
@@ -403,7 +404,7 @@ class Groups(CoordinatorCore[_Group, _Draft]):
         if now_ms > draft.began_ms + _LATE_MS:  # who waited for this answer could not say anything
             entry.membership.postpone(now_ms - draft.began_ms, draft.told)
         self._effects += draft.answers
-        self._serve(entry, now_ms)
+        self._serve_again(entry, now_ms)
         self._forget_if_empty(entry)
 
     def _refused(self, entry: _Group, draft: _Draft, detail: str, now_ms: int) -> None:
@@ -417,6 +418,10 @@ class Groups(CoordinatorCore[_Group, _Draft]):
             entry.membership.restore(entry.state, now_ms, delay_ms=_AGAIN_MS)
         self._serve(entry, now_ms)
         self._forget_if_empty(entry)
+
+    def _serve_again(self, group: _Group, now_ms: int) -> None:
+        group.queue[:0], group.again = group.again, []
+        self._serve(group, now_ms)
 
     def _forget_if_empty(self, group: _Group) -> None:
         if not group.state and group.draft is None and not group.queue:
@@ -447,8 +452,7 @@ class Groups(CoordinatorCore[_Group, _Draft]):
     def _expire(self, entry: _Group, now_ms: int) -> None:
         """A group that commits no more and has no members goes whole; of others only the memory of transactions."""
         if entry.again:
-            entry.queue[:0], entry.again = entry.again, []
-            self._serve(entry, now_ms)
+            self._serve_again(entry, now_ms)
             return
         over = not entry.membership.members and now_ms >= entry.last_commit_ms + self._settings.retention_ms
         gone = [
