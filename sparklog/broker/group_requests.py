@@ -97,11 +97,17 @@ def _refusal(broker: BrokerState, offset: GroupOffset, *, member: bool) -> Parti
 
 def _unknown(broker: BrokerState, offset: GroupOffset, *, member: bool) -> str:
     """Why there can be no offset for this partition, or the empty string. What a member owns exists, though this broker
-    may be the last to hear of it, unless it was deleted."""
+    may be the last to hear of it, unless it was deleted. What others say comes late, too: an offset of a topic that was
+    deleted would stand for the one made anew under its name."""
     if member and offset.topic_id and offset.topic_id not in broker.cache.forgotten:
         return ""
     tp = TopicPartition(offset.topic, offset.partition)
-    return "" if broker.cache.partition(tp) is not None else f"no partition {tp} is known here"
+    known = broker.cache.partition(tp)
+    if known is None:
+        return f"no partition {tp} is known here"
+    if offset.topic_id not in {"", known.topic_id}:
+        return f"{tp}: topic id {offset.topic_id} found, {known.topic_id} expected"
+    return ""
 
 
 def below_zero(offset: GroupOffset) -> str:

@@ -14,10 +14,12 @@ from sparklog.broker.group_requests import _refusal, _unknown
 from sparklog.broker.metadata_cache import MetadataCache
 from sparklog.broker.state import BrokerState
 from sparklog.errors import BrokerError, ErrorCode
+from sparklog.model import LeaderAndIsr, TopicSchema
 from sparklog.protocol.messages import (
     Ack,
     CommitOffsets,
     CommitOffsetsReply,
+    ControlUpdate,
     DeleteTopic,
     FetchOffsets,
     FetchOffsetsReply,
@@ -28,7 +30,9 @@ from sparklog.protocol.messages import (
     HeartbeatReply,
     ListGroups,
     ListGroupsReply,
+    PartitionDecision,
     ReplicaDescription,
+    TopicChange,
     TopicPartitions,
 )
 from sparklog.testing.process_cluster import ProcessCluster, wait_until
@@ -165,6 +169,23 @@ def test_what_a_member_owns_is_committed_by_a_broker_that_is_the_last_to_hear_of
     assert _unknown(broker, GroupOffset("t", 0, 5, "new"), member=False)
     below_zero = _refusal(broker, GroupOffset("t", 0, -1, "new"), member=True)
     assert below_zero is not None and below_zero.code == ErrorCode.INVALID_REQUEST
+
+
+@pytest.mark.parametrize("member", [True, False], ids=["a member", "an observer"])
+def test_a_late_offset_of_a_deleted_topic_does_not_stand_for_the_one_made_anew(member: bool) -> None:
+    cache = MetadataCache("cluster", {})
+    for number, topic_id in enumerate(("old", "new"), start=1):
+        change = TopicChange("t", topic_id, (TopicSchema(0, b"schema"),), ("key",), None, {})
+        known = PartitionDecision("t", topic_id, 0, LeaderAndIsr(0, 1, (0,), 1), 1, (0,))
+        cache.apply(ControlUpdate(0, "c", 1, 1, True, (), (change,), (known,), sequence=number))
+    broker = cast(BrokerState, SimpleNamespace(cache=cache))
+    late = _refusal(broker, GroupOffset("t", 0, 5, "old"), member=member)
+    assert late is not None
+    assert (late.code, late.detail) == (
+        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+        "t-0: topic id old found, new expected",
+    )
+    assert [_refusal(broker, GroupOffset("t", 0, 5, topic_id), member=member) for topic_id in ("new", "")] == [None] * 2
 
 
 def partition_of_group(cluster: ProcessCluster, name: str) -> int:

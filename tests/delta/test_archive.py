@@ -440,7 +440,7 @@ def test_what_is_refused(
     late.close()
     with ClusterLink(brokers.bootstrap) as link:
         found = group_offsets(link, f"archive-{topic}")
-    assert all(one.topic_id == old.topic_id for one in found), "and none where a broker has dropped them already"
+    assert found == ()
     admin.delete_topic(topic)
     _, error = archive(spark, brokers, topic, lake)
     assert "UNKNOWN_TOPIC_OR_PARTITION" in str(error)
