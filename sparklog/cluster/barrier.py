@@ -94,13 +94,15 @@ class Generations:
             time.sleep(_TICK_S)
         return self._report
 
-    def stop(self, *, timeout_s: float = 60.0) -> None:
-        """Stop all brokers in order and end the thread. Without Spark, those of this host are stopped from here."""
+    def stop(self, *, timeout_s: float = 60.0) -> bool:
+        """Stop all brokers in order and end the thread. Without Spark, those of this host are stopped from here. False:
+        they could not be told, as ZooKeeper is away or another driver has them, and run on."""
         self._stopping.set()
         if self._thread.is_alive():
             self._thread.join(timeout_s)
         if not self._stopped_in_order and not self._seat.lost.is_set():
             self._stop_from_here()
+        return self._stopped_in_order
 
     def _stop_from_here(self) -> None:
         self.generation += 1

@@ -156,19 +156,20 @@ class ClusterDriver:
 
         Returns what runs on, and why, for the user; empty when nothing does.
         """
-        is_lost = self._seat is not None and self._seat.lost.is_set()
         # Brokers may run with a server that was found running, and without a generation nobody has stopped them.
         is_needed = self._generations is None and self._embedded is not None and self._embedded.server.adopted
         self._end_controller()
-        if self._generations is not None:
-            self._generations.stop()
-            self._generations = None
+        is_stopped = self._generations is None or self._generations.stop()
+        self._generations = None
+        is_lost = self._seat is not None and self._seat.lost.is_set()  # maybe told by the attempt to stop
         self._end_seat()
         self._end_zookeeper(leave=is_lost or is_needed)
         if is_lost:
             return "another driver has taken the cluster over: its brokers and ZooKeeper run on"
         if is_needed:
             return f"ZooKeeper, and brokers where there are any, run on as they were found: {_AGAIN}"
+        if not is_stopped:
+            return f"the brokers could not be told to stop, as ZooKeeper is away, and run on: {_AGAIN}"
         return ""
 
     def let_go(self) -> None:

@@ -6,14 +6,17 @@ import logging
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from pyspark import SparkContext
 
 from sparklog.broker import logs
 from sparklog.cluster import embedded_zookeeper, start
+from sparklog.cluster.barrier import Generations
+from sparklog.cluster.cluster_driver import ClusterDriver
 from sparklog.cluster.embedded_zookeeper import EmbeddedZookeeper
-from sparklog.cluster.options import ClusterOptions
+from sparklog.cluster.options import ClusterOptions, Sizing
 from sparklog.errors import ClusterError
 
 pytestmark = pytest.mark.integration
@@ -86,6 +89,27 @@ def test_a_stop_before_there_is_a_generation_leaves_what_was_found_running_and_s
     with pytest.raises(ClusterError, match="run on as they were found"):
         start._run(ClusterOptions(data_dir=data_dir), signals, told.append)  # type: ignore[arg-type]
     assert found_running.is_alive
+    assert told == [], "it has not stopped"
+
+
+def test_a_stop_that_cannot_reach_the_brokers_says_that_they_run_on(
+    data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ZooKeeper goes while the driver is asked to stop: nobody can be told anything."""
+    signals, told = NoSignals(), list[str]()
+
+    def start_brokers(self: ClusterDriver, _context: object, **_: object) -> None:
+        spec = self._spec("local[1]")
+        sizing = Sizing(tasks=1, spare=0)
+        self._generations = Generations(None, self.seat, spec, sizing=sizing)  # type: ignore[arg-type]
+        assert self._embedded is not None
+        self._embedded.stop()
+        signals.asked.set()
+
+    monkeypatch.setattr(start, "_start_spark", lambda: SimpleNamespace(stop=lambda: None))
+    monkeypatch.setattr(ClusterDriver, "start_brokers", start_brokers)
+    with pytest.raises(ClusterError, match="could not be told to stop"):
+        start._run(ClusterOptions(data_dir=data_dir), signals, told.append)  # type: ignore[arg-type]
     assert told == [], "it has not stopped"
 
 
