@@ -25,6 +25,8 @@ from sparklog.spark.task import ArchivePlace, RangeRead
 from sparklog.spark.topics import LogEnds, SelectedTopic
 
 _ALL = Span()
+#: The columns of a topic without a schema in its table, beside those of place and time.
+_DEFAULT_OWN = ("key", "value", "headers")
 #: How often the archive may go on between two looks that do not fit.
 _LOOKS = 10
 
@@ -105,17 +107,18 @@ def _check_columns(snapshot: Snapshot, topic: SelectedTopic) -> None:
     """Raises ConfigError where values were taken apart as they were archived, and where Delta, which ignores case, has
     them under other names. A column that a typed topic has and the archive lacks came later."""
     there = {name.lower(): name for name in snapshot.columns}
-    for name in (*topic.shape.schema.names, *META_COLUMNS.names):
-        if (found := there.get(name.lower(), name)) != name:
-            raise ConfigError(
-                f"history: {snapshot.table} has a column {found}, which is {name} elsewhere: rename it there, or "
-                "archive the topic to another path"
-            )
-    if topic.shape.is_default and not {"key", "value", "headers"} <= snapshot.columns:
+    own = _DEFAULT_OWN if topic.shape.is_default else topic.shape.schema.names
+    if topic.shape.is_default and not there.keys() >= set(own):
         raise ConfigError(
             f"history: {snapshot.table} has columns that were taken out of the topic's values, and not the values: "
             "archive the topic without a schema to another path, or read the table and the topic each for itself"
         )
+    for name in (*own, *META_COLUMNS.names):
+        if (found := there.get(name.lower(), name)) != name:
+            raise ConfigError(
+                f"history: {snapshot.table} has a column {found}, which is {name} elsewhere: archive the topic to "
+                "another path"
+            )
 
 
 def tasks_of_both(

@@ -8,9 +8,11 @@ from pyspark.sql.types import LongType, StructField, StructType
 
 from sparklog.delta.seam import Seam
 from sparklog.delta.snapshot import DataFile, Snapshot, _spans
-from sparklog.delta.table import statistics, table_columns
+from sparklog.delta.table import META_COLUMNS, statistics, table_columns
+from sparklog.errors import ConfigError
 from sparklog.model import Span, TopicPartition
-from sparklog.spark.history import as_new_as_log
+from sparklog.record.schema import DEFAULT_SCHEMA
+from sparklog.spark.history import _check_columns, as_new_as_log
 from sparklog.spark.history_plan import BothEnds, pack_files, split_at_seam
 from sparklog.spark.offsets import PartitionRange
 from sparklog.spark.reader import narrow
@@ -118,3 +120,19 @@ def test_files_are_shared_among_tasks_by_size_and_left_out_by_statistics() -> No
     assert packed(PartitionRange(_B, 0, 1), times=Span(low=200)) == ["bunknown"]
     assert packed(PartitionRange(_B, 0, 1), times=Span(high=100)) == ["bunknown"]
     assert packed() == []
+
+
+def test_columns_of_a_topic_without_a_schema_that_its_table_has_under_other_names() -> None:
+    """The time of its records is `_timestamp` in the table, where `Timestamp` is somebody's own."""
+    topic = SelectedTopic("x", TopicShape(DEFAULT_SCHEMA, "timestamp"))
+    seam = Seam(topic="t", topic_id="x", batch=3, ends={}, mode="append")
+
+    def check(*own: str) -> None:
+        _check_columns(Snapshot("lake/t", 7, seam, frozenset({*own, *META_COLUMNS.names}), ()), topic)
+
+    check("key", "value", "headers", "Timestamp")
+    with pytest.raises(ConfigError, match="column Value, which is value elsewhere: archive the topic to another path"):
+        check("key", "Value", "headers")
+    for own in (("_key", "_headers", "Timestamp"), ("_key", "_headers", "Key")):
+        with pytest.raises(ConfigError, match="taken out of the topic's values"):
+            check(*own)
