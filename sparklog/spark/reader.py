@@ -60,7 +60,8 @@ def project(topic: str, shape: TopicShape, schema: StructType) -> ColumnPlan:
     does not have."""
     with_errors = CAST_ERROR_COLUMN.name in schema.fieldNames() and CAST_ERROR_COLUMN.name not in shape.schema.names
     try:
-        check_projection(schema, topic_columns(shape, include_headers=True, include_cast_errors=with_errors))
+        offered = topic_columns(shape, include_headers=True, include_cast_errors=with_errors)
+        check_projection(schema, offered, with_errors=with_errors)
     except BrokerError as error:
         raise BrokerError(ErrorCode.SCHEMA_MISMATCH, f"topic {topic}: {error.detail}") from None
     return plan_columns(schema, shape)

@@ -196,12 +196,13 @@ def _crossing_field(field: pa.Field) -> pa.Field:
     return field.with_type(_crossing(field.type))
 
 
-def check_projection(declared: StructType, offered: StructType) -> None:
-    """Check a schema given by ``.schema(...)``: a choice of the offered columns, in any order.
+def check_projection(declared: StructType, offered: StructType, *, with_errors: bool = False) -> None:
+    """Check a schema given by ``.schema(...)``: a choice of the offered columns, in any order. ``with_errors``:
+    cast errors are among them, and make nulls.
 
     Raises:
         BrokerError: SCHEMA_MISMATCH naming the columns which the topic does not have, has in another type, or which
-            are declared NOT NULL though the topic allows nulls.
+            are declared NOT NULL though they may hold nulls.
     """
     if not declared.fields:
         _mismatch("a schema without columns would count no rows; name at least one, such as the offset")
@@ -214,7 +215,8 @@ def check_projection(declared: StructType, offered: StructType) -> None:
         elif not _same_kind(column.dataType, found.dataType):
             complaints.append(f"{column.name}: {_ddl(column.dataType)} declared, {_ddl(found.dataType)} in the topic")
         elif not _promises_less(column, found):
-            complaints.append(f"{column.name}: declared NOT NULL, the topic allows nulls")
+            why = "with includeCastErrors any column may be null" if with_errors else "the topic allows nulls"
+            complaints.append(f"{column.name}: declared NOT NULL, {why}")
     if complaints:
         _mismatch(f"{'; '.join(complaints)} (columns: {', '.join(by_name)})")
 

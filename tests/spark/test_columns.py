@@ -149,7 +149,7 @@ def test_a_column_that_may_be_shown_as_null_is_not_called_not_null() -> None:
     strict = topic_columns(shape)
     assert not strict["at"].nullable and not strict["x"].nullable
     project("t", shape, strict)
-    with pytest.raises(BrokerError, match="at: declared NOT NULL"):
+    with pytest.raises(BrokerError, match="at: declared NOT NULL, with includeCastErrors any"):
         project("t", shape, StructType([strict["at"], StructField("_cast_error", StringType())]))
 
 

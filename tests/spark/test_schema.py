@@ -175,7 +175,7 @@ def test_projections() -> None:
         (StructType(), "at least one"),
         (StructType().add("nme", StringType()), r"nme: not a column of the topic \(columns: id, name"),
         (StructType().add("id", IntegerType()), "id: int declared, bigint in the topic"),
-        (StructType().add("name", StringType(), nullable=False), "name: declared NOT NULL"),
+        (StructType().add("name", StringType(), nullable=False), "name: declared NOT NULL, the topic allows nulls"),
         (StructType().add("tags", ArrayType(StringType(), containsNull=False)), "tags: declared NOT NULL"),
     ],
 )
