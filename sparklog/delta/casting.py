@@ -7,6 +7,7 @@ whole is a bad row: it has a reason. Pure: makes Spark's column expressions, run
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import reduce
@@ -16,6 +17,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as sf
 from pyspark.sql.types import (
     ArrayType,
+    BinaryType,
     DataType,
     DateType,
     DayTimeIntervalType,
@@ -50,6 +52,12 @@ _DAY_US = 86_400_000_000
 _TIMES = (-62_135_596_800_000_000, 253_402_300_800_000_000)
 #: Of a value that a reason shows.
 _SHOWN = 100
+#: What Spark writes as three characters in the names of directories, and `{` to be on the safe side.
+_ESCAPED = r"[\x01-\x1f\x7f\"#%'*/:=?\\\[\]^{]"
+#: Of a name in a directory, on file systems.
+_NAME_BYTES = 255
+#: Values of a column that a table is partitioned by which Delta takes for null.
+_NULLS = ("", "__HIVE_DEFAULT_PARTITION__")
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +173,7 @@ def plan_casting(
 
     Raises:
         ConfigError: naming the columns that Delta has no type for, that are in the table in a type nothing is cast to,
-            or that would stand beside the archive's own under the same name.
+            that would stand beside the archive's own under the same name, or that no table can be partitioned by.
     """
     if json is not None and not is_default:
         raise ConfigError("the topic has a schema: its values are not JSON to be taken apart")
@@ -175,6 +183,7 @@ def plan_casting(
     there = _by_name(table) if table is not None else {}
     _check_kinds(needed, there)
     columns = StructType([there.get(field.name.lower(), field) for field in needed.fields])
+    _check_partitions(columns, partition_by, is_there=table is not None)
     added = StructType([field for field in needed.fields if field.name.lower() not in there])
     return Casting(own, is_default, json, columns, keys, partition_by), added
 
@@ -211,6 +220,26 @@ def _check_kinds(needed: StructType, there: Mapping[str, StructField]) -> None:
             )
     if complaints:
         raise ConfigError(f"the table's columns do not fit: {'; '.join(complaints)}")
+
+
+def _check_partitions(columns: StructType, partition_by: tuple[str, ...], *, is_there: bool) -> None:
+    """Directories are called by text, which not all bytes are: different keys would become one."""
+    by_name = _by_name(columns)
+    binary = [
+        name
+        for name in partition_by
+        if (field := by_name.get(name.lower())) is not None and isinstance(field.dataType, BinaryType)
+    ]
+    if binary and is_there:
+        raise ConfigError(
+            f"the table is partitioned by {', '.join(binary)}, which is binary: Delta would change some of its values; "
+            "archive the topic to another path, partitioned otherwise"
+        )
+    if binary:
+        raise ConfigError(
+            f"the table cannot be partitioned by {', '.join(binary)}, which is binary: Delta would change some of its "
+            "values"
+        )
 
 
 def _same(left: DataType, right: DataType) -> bool:
@@ -279,9 +308,14 @@ def _time_reason(name: str, source: Column, kind: DataType) -> Column:
 
 
 def _directory_reason(name: str, value: Column) -> Column:
-    """Rows of one value of such a column share a directory, and Delta takes an empty text there for null."""
-    words = f"{name}: the table is partitioned by it, and Delta has no empty text in such a column"
-    return sf.when(value.cast("string") == sf.lit(""), sf.lit(words))
+    """Rows of one value of such a column share a directory that is called by it."""
+    text = value.cast("string")
+    before = f"{name}: the table is partitioned by it, and "
+    room = _NAME_BYTES - len(re.sub(_ESCAPED, "%00", name).encode()) - 1
+    has_no_name = sf.contains(text, sf.lit("\0")) | (sf.octet_length(sf.regexp_replace(text, _ESCAPED, "%00")) > room)
+    return sf.when(text.isin(*_NULLS), _told(f"{before}Delta takes this text there for null: ", text, "")).when(
+        has_no_name, _told(f"{before}no directory can be called by this text: ", text, "")
+    )
 
 
 def _json_reason() -> Column:
