@@ -124,6 +124,10 @@ class TopicArchive:
         offered = self._source(topic).load().schema
         prepared = prepare(self._spark, self._options, topic, columns=offered)
         seam = self._own(prepared.seam)
+        # A group that has read for another table may not have brokers delete what this one lacks, also where the start
+        # is refused below for what is gone already.
+        nothing = dict.fromkeys((part.partition for part in topic.partitions), 0)
+        self._store(seam if seam.ends else msgspec.structs.replace(seam, ends=nothing))
         starting = self._starting(topic, seam)
         archiver = self.batches(
             prepared.table,
@@ -134,9 +138,6 @@ class TopicArchive:
             store=self._store,
             sizes=self._sizes,
         )
-        # A group that has read for another table may not have brokers delete what this one lacks.
-        nothing = dict.fromkeys((part.partition for part in topic.partitions), 0)
-        self._store(seam if seam.ends else msgspec.structs.replace(seam, ends=nothing))
         columns = prepared.casting.read_columns(offered)
         stream = self._source(topic, startingOffsets=starting).schema(columns).load()
 
