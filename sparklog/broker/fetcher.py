@@ -259,7 +259,9 @@ class LeaderFetcher:
         assert isinstance(reply, FetchReply)
         self._under_way.popleft()
         for wanted in request.named:
-            self._positions[wanted.topic, wanted.partition] = wanted
+            key = (wanted.topic, wanted.partition)
+            if key in self._followed:  # still
+                self._positions[key] = wanted
         if request.session_id == self._session.session_id:
             self._session.answered(reply)
         if reply.code != ErrorCode.NONE:

@@ -30,6 +30,7 @@ class FakeLeader:
         self.hold = False
         #: of who asked what it holds
         self.held: list[int] = []
+        self._held_cids: list[int] = []
         self._answers = answers
 
     def __call__(self, connection: ServerConnection) -> FakeLeader:
@@ -41,8 +42,14 @@ class FakeLeader:
         self.requests += 1
         if self.hold:
             self.held.append(request.incarnation)
+            self._held_cids.append(request.cid)
             return
         self.connections[-1].reply(FetchReply(request.cid, 0, 7, self._answers))
+
+    def answer_what_is_held(self) -> None:
+        for cid in self._held_cids:
+            self.connections[-1].reply(FetchReply(cid, 0, 7, self._answers))
+        self._held_cids.clear()
 
     def connection_lost(self) -> None: ...
 
@@ -139,6 +146,23 @@ def test_nothing_is_kept_of_a_partition_that_is_not_followed_any_more(tmp_path: 
         fetcher = followed.fetchers._by_leader[LEADER]
         await until(lambda: bool(fetcher._positions))
         followed.fetchers.unfollow(followed)
+        assert not fetcher._positions
+
+    run(tmp_path, (FetchedPartition("t", 0, 0, 0, 0, 0, 0),), followed, scenario)
+
+
+def test_nothing_is_kept_of_a_partition_whose_request_is_answered_when_it_is_not_followed_any_more(
+    tmp_path: Path,
+) -> None:
+    followed = partition(replica=SimpleNamespace(leader_epoch=0), leader_answered=lambda *_: None)
+
+    async def scenario(broker: BrokerState, leader: FakeLeader) -> None:
+        leader.hold = True
+        fetcher = followed.fetchers._by_leader[LEADER]
+        await until(lambda: bool(leader.held))
+        followed.fetchers.unfollow(followed)
+        leader.answer_what_is_held()
+        await until(lambda: not fetcher._under_way)
         assert not fetcher._positions
 
     run(tmp_path, (FetchedPartition("t", 0, 0, 0, 0, 0, 0),), followed, scenario)
