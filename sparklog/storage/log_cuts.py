@@ -38,11 +38,11 @@ class LogCuts:
             if end <= first:
                 self.restart_at(end)
                 return end
-            served_end, fsynced_end = state.served_end, state.recovery_point
+            served_end = state.served_end
             self._prepare_cut(end)
             # the one that ends at the cut becomes the last: it may go on
             state.seals.cancel(segment for segment in state.chain.segments if segment.end_offset >= end)
-            state.chain.cut(end, served_end=served_end, fsynced_end=fsynced_end)
+            state.chain.cut(end, served_end=served_end)
             state.segment_was_cut()
             state.forget_from(end)
             state.producers = state.load_producers(state.chain.segments)
@@ -109,7 +109,8 @@ class LogCuts:
     def delete_retired(self, durable_start: int) -> None:
         state = self._state
         with state.offline_on_error("deleting segments"):
-            self._durability.cancel_flush()
+            if state.chain.is_deletable(durable_start):
+                self._durability.cancel_flush()
             state.services.remove_later(state.chain.delete_retired(durable_start))
 
     def retention_due_us(self) -> int | None:

@@ -56,7 +56,9 @@ class LogDurability:
         if state.chain.sealed_prefix >= len(state.chain.segments) - 1:
             return []  # as after nearly every append
         schemas = state.directory.schemas
-        return state.seals.due(state.chain, state.high_watermark, epochs=state.epochs, schemas=schemas)
+        return state.seals.due(
+            state.chain, state.high_watermark, epochs=state.epochs, schemas=schemas, unsynced_cut=self._unsynced_cut
+        )
 
     def seal_finished(self, job: SealJob) -> None:
         """``job.run`` returned (when it raised, the directory goes offline instead)."""
@@ -66,6 +68,10 @@ class LogDurability:
         state.seals.finished(job)
         state.chain.count_sealed()
         self._count_sealed()
+        if job.done and state.chain.sealed_prefix:
+            # all of those; what comes behind them may still have been cut
+            fsynced = state.chain.segments[state.chain.sealed_prefix - 1].end_offset
+            state.unsynced_cut = max(state.unsynced_cut, fsynced)
 
     def _count_sealed(self) -> None:
         state = self._state
@@ -153,7 +159,7 @@ class LogDurability:
         """
         state = self._state
         state.check_open()
-        start = min(state.recovery_point, state.unsynced_cut, NO_CUT if self._job is None else self._cut)
+        start = min(state.recovery_point, self._unsynced_cut)
         if start >= state.log_end_offset:
             return
         with state.offline_on_error("flushing"):
@@ -163,6 +169,11 @@ class LogDurability:
                 segment.sync()
             state.directory.sync()
         self._flushed()
+
+    @property
+    def _unsynced_cut(self) -> int:
+        """As far as is known before the flush at work ends."""
+        return min(self._state.unsynced_cut, NO_CUT if self._job is None else self._cut)
 
     def _store_schemas(self) -> None:
         """In ``partition.json``, durably; a disk without room for it is asked again later."""

@@ -106,7 +106,6 @@ class LogState:
         self.epochs = found.epochs
         self.producers = found.producers
         self.findings = found.findings
-        self.unsynced_cut = found.cut_from
         last = self.chain.last
         self.log_end_offset = last.end_offset if last is not None else start
         self.log_start_offset = min(max(start, self.first_segment_offset), self.log_end_offset)
@@ -114,6 +113,10 @@ class LogState:
         self.claimed_end = max(high_watermark, recovery_point)
         self.high_watermark = min(max(high_watermark, self.log_start_offset), self.log_end_offset)
         self.recovery_point = min(recovery_point, self.log_end_offset)
+        self.unsynced_cut = found.cut_from
+        if last is not None and not clean:
+            # The killed process may have cut any segment that is not wholly below the recovery point, or ends at it.
+            self.unsynced_cut = min(found.cut_from, self.recovery_point - 1)
         # a reader of the earlier process may still have any of this mapped
         self.served_end = self.log_end_offset
         if last is not None:

@@ -27,16 +27,55 @@ _CONTROL = int(Flag.CONTROL)
 SegmentHeaders = Mapping[int, Sequence[BatchHeader]]
 
 
-def load_epochs(disk: Disk, directory: Path, segments: list[Segment], *, recovery_point: int) -> EpochCache:
+def derive_state(
+    disk: Disk,
+    directory: Path,
+    segments: list[Segment],
+    *,
+    headers: SegmentHeaders,
+    snapshots: list[int],
+    has_epochs: bool,
+    recovery_point: int | None,
+) -> tuple[EpochCache, ProducerTable, list[int]]:
+    """What the batches say of leader epochs and producers, and the snapshots that are left.
+
+    Files that know of more than there is, or of something else, are removed, durably: when the log has grown to there
+    again they would be believed. ``has_epochs``: there is a ``leader-epochs``. ``recovery_point``: as far as it may be
+    believed; None: not at all.
+
+    Raises:
+        BrokerError, StorageError: something that was to be read is damaged.
+    """
+    believed = None
+    if has_epochs and recovery_point is not None:
+        believed = _believed_epochs(disk, directory, segments, recovery_point=recovery_point)
+    epochs = epochs_of(directory, segments, headers) if believed is None else believed
+    stale = [directory / EPOCHS_FILE] if has_epochs and believed is None else []
+    end = segments[-1].end_offset if segments else 0
+    kept = [offset for offset in snapshots if offset <= end]
+    producers, used = load_producers(disk, directory, segments, snapshots=kept, headers=headers)
+    # A later one than was used would count for one that knows what came before.
+    stale += [snapshot_path(directory, offset) for offset in snapshots if offset > end or offset > used]
+    stale = [path for path in stale if disk.exists(path)]
+    for path in stale:
+        disk.remove(path)
+    if stale:
+        disk.sync_directory(directory)
+    return epochs, producers, [offset for offset in kept if offset <= used]
+
+
+def _believed_epochs(disk: Disk, directory: Path, segments: list[Segment], *, recovery_point: int) -> EpochCache | None:
     """Believe ``leader-epochs`` below the recovery point as far as the first batch of each segment agrees with it,
-    and read the headers for the rest."""
+    and read the headers for the rest. None: it is of another log, or of a longer one."""
     if not segments:
-        return EpochCache()
+        return None
     path = directory / EPOCHS_FILE
     try:
         content = decode_state(read_file(disk, path), EpochFile, path=path)
+        if content.through > segments[-1].end_offset:
+            raise ValueError(f"it is of a log up to {content.through}, which ends at {segments[-1].end_offset}")
         epochs = EpochCache(content.entries)
-        through = min(content.through, recovery_point, segments[-1].end_offset)
+        through = min(content.through, recovery_point)
         epochs.truncate(through)
         epochs.advance_start(segments[0].base_offset)
         for segment in segments:
@@ -51,7 +90,7 @@ def load_epochs(disk: Disk, directory: Path, segments: list[Segment], *, recover
         raise
     except (StorageError, ValueError) as failure:
         logger.warning("%s: not usable (%s), the batches are read instead", path, failure)
-    return epochs_of(directory, segments, {})
+    return None
 
 
 def epochs_of(directory: Path, segments: list[Segment], known: SegmentHeaders) -> EpochCache:

@@ -23,6 +23,7 @@ from typing import NamedTuple
 import numpy as np
 
 from sparklog.errors import BrokerError, StorageError
+from sparklog.model import NO_EPOCH
 from sparklog.record.checksum import crc32c
 from sparklog.record.footer import BLOCK_DTYPE, arrow_footer, arrow_prelude, schema_of_prelude
 from sparklog.record.header import (
@@ -40,14 +41,7 @@ from sparklog.storage.epochs import EPOCHS_FILE, EpochCache
 from sparklog.storage.formats import NewerFormatError
 from sparklog.storage.open_files import OpenFiles
 from sparklog.storage.producers import ProducerTable
-from sparklog.storage.recovered_state import (
-    SegmentHeaders,
-    epochs_of,
-    load_epochs,
-    load_producers,
-    snapshot_offsets,
-    snapshot_path,
-)
+from sparklog.storage.recovered_state import SegmentHeaders, derive_state, snapshot_offsets
 from sparklog.storage.sealing import footer_of
 from sparklog.storage.segment import (
     COPY_SUFFIX,
@@ -116,6 +110,9 @@ class _Found(NamedTuple):
     headers: list[BatchHeader] | None = None
     #: there was more in the index
     cut: bool = False
+    #: leader epochs of its first and its last batch
+    first_epoch: int = NO_EPOCH
+    last_epoch: int = NO_EPOCH
 
 
 def recover_log(
@@ -150,10 +147,16 @@ def recover_log(
             recovery_point=recovery_point,
             thorough=thorough,
         )
-        believed = recovery_point if EPOCHS_FILE in names else None
+        has_epochs = EPOCHS_FILE in names
         try:
-            epochs, producers, kept = _derive(
-                disk, directory, segments, headers=headers, snapshots=snapshots, recovery_point=believed
+            epochs, producers, kept = derive_state(
+                disk,
+                directory,
+                segments,
+                headers=headers,
+                snapshots=snapshots,
+                has_epochs=has_epochs,
+                recovery_point=recovery_point,
             )
         except NewerFormatError:
             raise
@@ -162,7 +165,7 @@ def recover_log(
             findings.append(f"{damage}: every batch is checked")
             for segment in segments:
                 segment.close()
-            segments, found, headers, cut_again = _recover_segments(
+            segments, found, _, cut_again = _recover_segments(
                 disk,
                 directory,
                 [segment.base_offset for segment in segments],
@@ -170,11 +173,18 @@ def recover_log(
                 files=files,
                 recovery_point=0,
                 thorough=thorough,
+                keep_headers=False,
             )
             findings += found
             cut_from = min(cut_from, cut_again)
-            epochs, producers, kept = _derive(
-                disk, directory, segments, headers=headers, snapshots=snapshots, recovery_point=None
+            epochs, producers, kept = derive_state(
+                disk,
+                directory,
+                segments,
+                headers={},
+                snapshots=snapshots,
+                has_epochs=has_epochs,
+                recovery_point=None,
             )
         _sync_sealed(disk, directory, segments, recovery_point=recovery_point)
     except BrokerError as damage:
@@ -186,35 +196,6 @@ def recover_log(
     return RecoveredLog(names, segments, epochs, producers, kept, tuple(findings), schemas, cut_from)
 
 
-def _derive(
-    disk: Disk,
-    directory: Path,
-    segments: list[Segment],
-    *,
-    headers: SegmentHeaders,
-    snapshots: list[int],
-    recovery_point: int | None,
-) -> tuple[EpochCache, ProducerTable, list[int]]:
-    """What the batches say of leader epochs and producers, and the snapshots that are left. ``recovery_point``: as far
-    ``leader-epochs`` may be believed; None: it is not to be asked.
-
-    Raises:
-        BrokerError, StorageError: something that was to be read is damaged.
-    """
-    if recovery_point is None:
-        epochs = epochs_of(directory, segments, headers)
-    else:
-        epochs = load_epochs(disk, directory, segments, recovery_point=recovery_point)
-    end = segments[-1].end_offset if segments else 0
-    kept = [offset for offset in snapshots if offset <= end]
-    producers, used = load_producers(disk, directory, segments, snapshots=kept, headers=headers)
-    for offset in snapshots:
-        # A later one than was used would count for one that knows what came before.
-        if (offset > end or offset > used) and disk.exists(snapshot_path(directory, offset)):
-            disk.remove(snapshot_path(directory, offset))
-    return epochs, producers, [offset for offset in kept if offset <= used]
-
-
 def _recover_segments(
     disk: Disk,
     directory: Path,
@@ -224,13 +205,15 @@ def _recover_segments(
     files: OpenFiles,
     recovery_point: int,
     thorough: bool,
+    keep_headers: bool = True,
 ) -> tuple[list[Segment], list[str], SegmentHeaders, int]:
     """The segments, what was cut of them for people, headers that were read, and the base offset of the first segment
-    that was cut."""
+    that was cut. ``keep_headers``: false where they would be those of all of a log, more than memory holds."""
     segments: list[Segment] = []
     cut_from = NO_CUT
     findings: list[str] = []
     headers: dict[int, Sequence[BatchHeader]] = {}
+    last_epoch = NO_EPOCH
     for number, base in enumerate(bases):
         segment = Segment(disk, directory, base_offset=base, files=files)
         previous = segments[-1] if segments else None
@@ -240,6 +223,11 @@ def _recover_segments(
             next_base = bases[number + 1] if number + 1 < len(bases) else None
             fsynced = next_base is not None and next_base <= recovery_point
             found = _recover_one(segment, schemas, fsynced_below=recovery_point, whole=fsynced, thorough=thorough)
+            if segment.count and found.first_epoch < last_epoch:
+                # one that was cut with those before it, and is back: the log has grown to its base offset since
+                segment.close()
+                segment = Segment(disk, directory, base_offset=base, files=files)
+                found = _Found(f"segment {base} of leader epoch {found.first_epoch} does not follow {last_epoch}")
         failure = found.failure
         if not segment.count and not failure and number + 1 < len(bases):
             failure = f"segment {base} holds no batch, or lacks one of its files"
@@ -247,7 +235,8 @@ def _recover_segments(
             findings.append(failure)
         if segment.count:
             segments.append(segment)
-            if found.headers is not None:
+            last_epoch = found.last_epoch
+            if found.headers is not None and keep_headers:
                 headers[base] = found.headers
             if found.cut:
                 cut_from = min(cut_from, base)
@@ -288,8 +277,10 @@ def _recover_one(
         disk.close(data)
         return _Found()
     try:
-        if whole and not thorough and _adopt_outline(segment, data, index, schemas=schemas):
-            return _Found()
+        if whole and not thorough:
+            found = _adopt_outline(segment, data, index, schemas=schemas)
+            if found is not None:
+                return found
         index_bytes, data_bytes = disk.size(index), disk.size(data)
         packed = disk.read(index, index_bytes // HEADER_BYTES * HEADER_BYTES, 0)
         _refuse_newer(segment.index_path, packed)
@@ -306,7 +297,9 @@ def _recover_one(
             disk.truncate(index, scan.whole * HEADER_BYTES)
         if not scan.sealed and data_bytes != segment.data_size:
             disk.truncate(data, segment.data_size)
-        return _Found(scan.failure, scan.headers if scan.complete else None, cut)
+        first, last = scan.headers[0], scan.headers[-1]
+        kept = scan.headers if scan.complete else None
+        return _Found(scan.failure, kept, cut, first.leader_epoch, last.leader_epoch)
     finally:
         disk.close(data)
         disk.close(index)
@@ -336,25 +329,25 @@ def _scan_files(
     return scan._replace(sealed=bool(footer) and tail == footer)
 
 
-def _adopt_outline(segment: Segment, data: int, index: int, *, schemas: Mapping[int, bytes]) -> bool:
+def _adopt_outline(segment: Segment, data: int, index: int, *, schemas: Mapping[int, bytes]) -> _Found | None:
     """Adopt a segment that was fsynced as a whole, if its sizes and its first and last header fit each other."""
     disk = segment.disk
     count, odd = divmod(disk.size(index), HEADER_BYTES)
     if odd or not count:
-        return False
+        return None
     try:
         first = unpack_header(disk.read(index, HEADER_BYTES, 0))
         last = unpack_header(disk.read(index, HEADER_BYTES, (count - 1) * HEADER_BYTES))
     except BrokerError:
-        return False
+        return None
     tail = disk.size(data) - last.position - last.stored_bytes
     if first.base_offset != segment.base_offset or first.schema_id not in schemas:
-        return False
+        return None
     if tail not in (0, len(arrow_footer(schemas[first.schema_id], np.zeros(count, dtype=BLOCK_DTYPE)))):
-        return False
+        return None
     segment.adopt(count=count, first=first, last=last)
     segment.sealed = tail > 0
-    return True
+    return _Found(first_epoch=first.leader_epoch, last_epoch=last.leader_epoch)
 
 
 def _learn_schema(segment: Segment, data: int, packed: bytes, schemas: dict[int, bytes]) -> None:

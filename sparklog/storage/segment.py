@@ -281,12 +281,12 @@ class Segment:
 
     # --- cutting ------------------------------------------------------------------------------------------------
 
-    def truncate(self, count: int, *, in_place: bool, durable: bool = False) -> None:
+    def truncate(self, count: int, *, in_place: bool) -> None:
         """Keep the first ``count`` (at least one) batches and no footer: index tail first, then data.
 
         A file whose content a reader may have mapped must not shrink under it (SIGBUS): then not ``in_place``, the
-        part kept is copied and renamed over the file. ``durable``: the file was fsynced, so the copy has to be too
-        before it takes its place.
+        part kept is copied and renamed over the file. The file may have been fsynced, also where nobody here knows it
+        any more (a process was killed): so the copy is, before it takes its place.
         """
         assert 0 < count <= self.count, (count, self)
         last = self.header(count - 1)
@@ -296,8 +296,8 @@ class Segment:
             self.disk.truncate(self._data, data_size)
         else:
             self.close()
-            self._replace_by_copy(self.index_path, count * HEADER_BYTES, durable=durable)
-            self._replace_by_copy(self.data_path, data_size, durable=durable)
+            self._replace_by_copy(self.index_path, count * HEADER_BYTES)
+            self._replace_by_copy(self.data_path, data_size)
         self.sealed = False
         self._mapped = None
         del self._bases[count:], self._positions[count:]
@@ -308,15 +308,10 @@ class Segment:
         self.last_append_us = last.append_time
         self.cleaned = bool(last.flags & _CLEANED)
 
-    def _replace_by_copy(self, path: Path, length: int, *, durable: bool) -> None:
+    def _replace_by_copy(self, path: Path, length: int) -> None:
         fresh = path.with_name(path.name + COPY_SUFFIX)
         self.disk.copy(path, fresh, length)
-        if durable:
-            handle = self.disk.open(fresh)
-            try:
-                self.disk.sync(handle)
-            finally:
-                self.disk.close(handle)
+        sync_file(self.disk, fresh)
         self.disk.rename(fresh, path)
 
     def mark_deleted(self) -> list[Path]:

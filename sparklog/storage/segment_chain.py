@@ -80,7 +80,7 @@ class SegmentChain:
         segment = self.segments[-1]
         if segment.sealed:
             # the leader did not roll where an earlier one did: go on behind the data, without the footer
-            segment.truncate(segment.count, in_place=False, durable=True)
+            segment.truncate(segment.count, in_place=False)
             self.count_sealed()
         segment.append(run.headers, packed=run.packed, data=run.data, prelude=b"")
 
@@ -103,12 +103,12 @@ class SegmentChain:
         segment = self.at(offset)
         return segment.bases()[segment.find(offset)]
 
-    def cut(self, end: int, *, served_end: int, fsynced_end: int) -> None:
+    def cut(self, end: int, *, served_end: int) -> None:
         """Remove everything from the batch at ``end`` on; at least one batch is left.
 
-        Nothing below ``served_end`` is cut in place, as a reader may have it mapped. Below ``fsynced_end`` what is
-        left is as durable as it was. The seal of the segment that becomes the last was cancelled before, so that a
-        part of a footer may be there.
+        Nothing below ``served_end`` is cut in place, as a reader may have it mapped; what is left is as durable as it
+        was. The seal of the segment that becomes the last was cancelled before, so that a part of a footer may be
+        there.
         """
         keep = segment_at(self.segments, end - 1)
         for doomed in reversed(self.segments[keep + 1 :]):
@@ -117,8 +117,7 @@ class SegmentChain:
         last = self.segments[keep]
         count = last.count if end == last.end_offset else last.find(end)
         if count < last.count or not last.sealed:
-            in_place = end >= served_end and not last.sealed
-            last.truncate(count, in_place=in_place, durable=last.base_offset < fsynced_end)
+            last.truncate(count, in_place=end >= served_end and not last.sealed)
         self.count_sealed()
 
     def clear(self) -> None:
@@ -148,10 +147,14 @@ class SegmentChain:
     def has_retired(self) -> bool:
         return bool(self._retired)
 
+    def is_deletable(self, durable_start: int) -> bool:
+        """Whether ``delete_retired`` would take files away."""
+        return bool(self._retired) and self._retired[0].end_offset <= durable_start
+
     def delete_retired(self, durable_start: int) -> list[Path]:
         """Rename the files of retired segments below ``durable_start`` out of the way; return what to remove."""
         doomed: list[Path] = []
-        while self._retired and self._retired[0].end_offset <= durable_start:
+        while self.is_deletable(durable_start):
             doomed.extend(self._retired.pop(0).mark_deleted())
         return doomed
 

@@ -300,7 +300,7 @@ def test_epochs_are_read_from_the_batches_when_their_file_is_gone_wrong_or_stale
     ):
         replace_file(disk, DIRECTORY / EPOCHS_FILE, content)
         assert reopened(disk)._state.epochs.entries == expected
-    disk.remove(DIRECTORY / EPOCHS_FILE)
+    assert not disk.exists(DIRECTORY / EPOCHS_FILE)
     assert reopened(disk)._state.epochs.entries == expected
 
 

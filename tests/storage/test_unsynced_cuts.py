@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 
 import pytest
 
-from sparklog.errors import ErrorCode
+from sparklog.errors import BrokerError, ErrorCode
 from sparklog.storage.log import Log
 from sparklog.storage.log_set import LogDirectory
-from sparklog.testing.sim_disk import SimDisk
+from sparklog.testing.sim_disk import ProcessDied, SimDisk
 from tests.storage.batches import (
     SMALL,
     TP,
     append,
     batch,
+    commit_and_seal,
     create_log,
     fill,
     open_directory,
@@ -52,6 +54,12 @@ SEEDS = pytest.mark.parametrize("seed", range(6))
 def _log(disk: SimDisk, boot_id: str = "boot-1") -> tuple[LogDirectory, Log]:
     directory = open_directory(disk=disk, boot_id=boot_id)
     return directory, create_log(directory, segment_bytes=SMALL, flush_ms=1)
+
+
+def _kill(disk: SimDisk) -> tuple[LogDirectory, Log]:
+    """The log after a start that finds the page cache as it was."""
+    disk.restart(page_cache_lost=False)
+    return _log(disk)
 
 
 def _next_segment(log: Log) -> None:
@@ -163,3 +171,215 @@ def test_a_flush_misses_no_file_that_a_checkpoint_lets_go_meanwhile() -> None:
     assert log.recovery_point == 0
     _by_time(directory, log)
     assert log.recovery_point == 9
+
+
+@SEEDS
+@FLUSHES
+@pytest.mark.parametrize("in_place", [True, False])
+def test_a_cut_before_the_process_was_killed_is_fsynced_with_what_comes_in_the_next_segment(
+    seed: int, flush: Flush, in_place: bool
+) -> None:
+    """The segment that was cut ends at the recovery point: nothing on disk tells that it is not fsynced."""
+    disk = SimDisk(seed=seed)
+    directory, log = _log(disk)
+    fill(log, 3)
+    log.durability.flush()
+    directory.checkpoint()
+    if not in_place:
+        log.set_high_watermark(9)
+    log.truncate(6)
+    directory, log = _kill(disk)
+    assert log.findings == () and log.log_end_offset == log.recovery_point == 6
+    _next_segment(log)
+    flush(directory, log)
+    _check(disk, 9)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_cut_after_a_kill_takes_nothing_that_was_fsynced(seed: int) -> None:
+    """The recovery point that the start finds is older than the flush."""
+    disk = SimDisk(seed=seed)
+    directory, log = _log(disk)
+    fill(log, 1)
+    directory.checkpoint()
+    fill(log, 2)
+    log.durability.flush()
+    fill(log, 1)
+    directory, log = _kill(disk)
+    log.truncate(9)
+    disk.restart(page_cache_lost=True)
+    found = open_directory(disk=disk, boot_id="another").get(TP)
+    assert found is not None and found.log_end_offset >= 9
+    assert read_numbers(found)[:9] == list(range(9))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_seal_that_a_kill_left_without_fsync_is_durable_with_the_next_one(seed: int) -> None:
+    disk = SimDisk(seed=seed)
+    directory, log = _log(disk)
+    fill(log, 3)
+    log.durability.flush()
+    directory.checkpoint()
+    log.truncate(6)
+    _next_segment(log)
+    log.set_high_watermark(9)
+    (job,) = log.durability.seals_due()
+    disk.die_after(1)  # the footer
+    with pytest.raises(ProcessDied):
+        job.run()
+    directory, log = _kill(disk)
+    assert log.recovery_point == 6 and log.segments[0].sealed and not log.segments[1].sealed
+    _next_segment(log)
+    assert commit_and_seal(log) == 1
+    assert log.recovery_point == 9
+    directory.checkpoint()
+    disk.restart(page_cache_lost=True)
+    found = open_directory(disk=disk, boot_id="another").get(TP)
+    assert found is not None and found.log_end_offset >= 9
+    assert read_numbers(found)[:9] == list(range(9))
+
+
+class CountingDisk(SimDisk):
+    syncs = 0
+
+    def sync(self, handle: int) -> None:
+        self.syncs += 1
+        super().sync(handle)
+
+
+def test_seals_make_cuts_durable_so_that_a_stop_does_not_fsync_all_of_the_log() -> None:
+    disk = CountingDisk()
+    directory, log = _log(disk)
+    fill(log, 3)
+    log.truncate(6)
+    fill(log, 80, leader_epoch=2)
+    assert commit_and_seal(log) == len(log.segments) - 1 > 15
+    before = disk.syncs
+    directory.write_clean_marker()
+    assert disk.syncs - before < 15
+
+
+def test_a_checkpoint_that_lets_nothing_go_leaves_the_flush_at_work() -> None:
+    disk = SimDisk()
+    _, log = _log(disk)
+    fill(log, 2)
+    job = log.durability.flush_due(10**15)
+    assert job is not None
+    log.delete_retired(0)
+    job.run()
+    log.durability.flush_finished(job)
+    assert log.recovery_point == 6
+
+
+class _Life:
+    """A log to which anything happens, and up to where it has been said to be fsynced."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.disk = SimDisk(seed=seed)
+        self.directory, self.log = _log(self.disk)
+        self.epoch = 1
+        self.promised = 0
+
+    def append(self, *, roll: bool = False) -> None:
+        start = self.log.log_end_offset
+        self.log.append_as_leader([batch(3, first=start)], leader_epoch=self.epoch, now_us=5_000_000, roll=roll)
+
+    def roll(self) -> None:
+        self.append(roll=True)
+
+    def append_on_a_full_disk(self) -> None:
+        start = self.log.log_end_offset
+        self.disk.capacity_bytes = self.disk.used_bytes + self.random.randrange(1500)
+        try:
+            batches = [batch(3, first=start + at) for at in (0, 3, 6)]
+            self.log.append_as_leader(batches, leader_epoch=self.epoch, now_us=5_000_000)
+        except BrokerError as error:
+            assert error.code == ErrorCode.KAFKA_STORAGE_ERROR
+        self.disk.capacity_bytes = None
+
+    def cut(self) -> None:
+        """Nothing that is committed, and not all there is."""
+        start, end = max(self.log.first_segment_offset + 3, self.log.high_watermark), self.log.log_end_offset
+        if start < end:
+            self.log.truncate(self.random.randrange(start, end))
+            self.promised = min(self.promised, self.log.log_end_offset)
+            self.epoch += 1
+
+    def flush(self) -> None:
+        self.log.durability.flush()
+        self.promised = self.log.log_end_offset
+
+    def flush_by_time(self) -> None:
+        job = self.log.durability.flush_due(10**15)
+        if job is None:
+            return
+        if self.random.random() < 0.5:
+            self.cut()
+            job.run()
+            self.log.durability.flush_finished(job)
+        else:
+            job.run()
+            self.log.durability.flush_finished(job)
+            self.promised = self.log.recovery_point
+
+    def commit(self) -> None:
+        self.log.set_high_watermark(self.random.randint(self.log.high_watermark, self.log.log_end_offset))
+
+    def seal(self) -> None:
+        for job in self.log.durability.seals_due():
+            job.run()
+            self.log.durability.seal_finished(job)
+        self.promised = max(self.promised, self.log.recovery_point)
+
+    def advance_start(self) -> None:
+        self.log.advance_log_start(self.random.randint(0, self.log.high_watermark))
+
+    def checkpoint(self) -> None:
+        self.directory.checkpoint()
+
+    def kill(self) -> None:
+        if self.log.on_disk:
+            self.directory, self.log = _kill(self.disk)
+            assert self.log.findings == ()
+
+
+_STEPS = (
+    (_Life.append, 4),
+    (_Life.roll, 1),
+    (_Life.append_on_a_full_disk, 1),
+    (_Life.cut, 3),
+    (_Life.flush, 1),
+    (_Life.flush_by_time, 2),
+    (_Life.commit, 2),
+    (_Life.seal, 1),
+    (_Life.advance_start, 1),
+    (_Life.checkpoint, 2),
+    (_Life.kill, 1),
+)
+
+
+@pytest.mark.parametrize("seeds", range(0, 1000, 50))
+def test_a_power_cut_leaves_what_was_fsynced_whatever_happened_before(seeds: int) -> None:
+    for seed in range(seeds, seeds + 50):
+        life = _Life(seed)
+        steps, weights = zip(*_STEPS, strict=True)
+        for step in life.random.choices(steps, weights, k=life.random.randrange(5, 40)):
+            step(life)
+        log = life.log
+        batches = _batches(log)
+        life.disk.restart(page_cache_lost=True)
+        found = open_directory(disk=life.disk, boot_id="another").get(TP)
+        if found is None:
+            assert not life.promised, seed
+            continue
+        assert found.log_end_offset >= life.promised, (seed, found.findings)
+        lost = {at for at in batches if found.log_start_offset <= at[0] < life.promised} - _batches(found)
+        assert not lost, (seed, lost)
+        read_numbers(found)
+
+
+def _batches(log: Log) -> set[tuple[int, int]]:
+    """Base offset and leader epoch of each."""
+    headers = [header for segment in log.segments for header in segment.headers()]
+    return {(int(header["base_offset"]), int(header["leader_epoch"])) for header in headers}
