@@ -121,10 +121,8 @@ class GroupReading:
         if missing:
             raise CommitRefused(ErrorCode.STALE_MEMBER_EPOCH, f"{missing[0]} is not assigned to this consumer")
         named = {self._places[tp]: offset for tp, offset in positions.items()}
-        for tp in positions:
-            self._last.pop(
-                tp, None
-            )  # first: an interrupt may come between the next two, and a commit is under way then
+        for tp in positions:  # first: an interrupt may come between the next two, and a commit is under way then
+            self._last.pop(tp, None)
         future = self._session.commit(self._life, named)
         self._last.update((tp, (offset, future)) for tp, offset in positions.items())
         return future

@@ -108,8 +108,12 @@ class Generations:
         self.generation += 1
         if not self._say(Course.STOP):
             return
-        asyncio.run(supervise(self._next_spec(adopt_only=True), task=0, gather=alone))
-        self._stopped_in_order = True
+        try:
+            ended = asyncio.run(supervise(self._next_spec(adopt_only=True), task=0, gather=alone))
+        except ClusterError as error:  # it was there when they were told
+            log.warning("brokers may run on: %s", error)
+            return
+        self._stopped_in_order = ended == Course.STOP.value
 
     # --- the thread ----------------------------------------------------------------------------------------------
 

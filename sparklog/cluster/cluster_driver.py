@@ -156,14 +156,13 @@ class ClusterDriver:
 
         Returns what runs on, and why, for the user; empty when nothing does.
         """
-        # Brokers may run with a server that was found running, and without a generation nobody has stopped them.
-        is_needed = self._generations is None and self._embedded is not None and self._embedded.server.adopted
+        is_needed = self._generations is None and self._brokers_may_run()
         self._end_controller()
         is_stopped = self._generations is None or self._generations.stop()
         self._generations = None
         is_lost = self._seat is not None and self._seat.lost.is_set()  # maybe told by the attempt to stop
         self._end_seat()
-        self._end_zookeeper(leave=is_lost or is_needed)
+        self._end_zookeeper(leave=is_lost or is_needed or not is_stopped)
         if is_lost:
             return "another driver has taken the cluster over: its brokers and ZooKeeper run on"
         if is_needed:
@@ -171,6 +170,16 @@ class ClusterDriver:
         if not is_stopped:
             return f"the brokers could not be told to stop, as ZooKeeper is away, and run on: {_AGAIN}"
         return ""
+
+    def _brokers_may_run(self) -> bool:
+        """Those of an earlier driver, whom without a generation nobody stops: they have registered, or may do so again
+        with a server that was found running."""
+        if self._embedded is not None and self._embedded.server.adopted:
+            return True
+        try:
+            return self._seat is not None and bool(self._seat.live_brokers())
+        except ClusterError:
+            return True
 
     def let_go(self) -> None:
         """End this driver's part; brokers and ZooKeeper run on, for the next driver to adopt."""

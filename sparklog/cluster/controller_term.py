@@ -421,11 +421,10 @@ class ControllerTerm:
             found = await self._store.read_topic_again(name)
 
         await self._patiently(read)
-        if name in self._deleting.values():
-            return
         if found is None:
-            self._step(TopicGone(name))
-        else:
+            if name not in self._deleting.values():
+                self._step(TopicGone(name))
+        elif found[0].topic_id not in self._deleting:
             self._step(TopicRead(TopicSnapshot(found[0], {}, found[1])))
 
     async def _send_update(self, effect: SendUpdate) -> None:

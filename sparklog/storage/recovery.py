@@ -249,8 +249,9 @@ def _recover_segments(
 
 
 def _sync_sealed(disk: Disk, directory: Path, segments: list[Segment], *, recovery_point: int) -> None:
-    """The recovery point will pass whatever is sealed without asking again, and nobody seals it again."""
-    unsure = [segment for segment in segments if segment.sealed and segment.end_offset > recovery_point]
+    """The recovery point will pass whatever is sealed without asking again, and nobody seals it again. A segment that
+    ends right there may have been cut back to it, and sealed, behind the last fsync."""
+    unsure = [segment for segment in segments if segment.sealed and segment.end_offset >= recovery_point]
     for segment in unsure:
         segment.sync()
     if unsure:

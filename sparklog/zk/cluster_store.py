@@ -338,7 +338,8 @@ class ClusterStore:
 
     async def request_delete_topic(self, name: str, topic_id: str) -> None:
         """Ask the controller to delete this topic; asking twice is the same as once. A request that means another topic
-        of that name, which is no more, gives way: the controller would drop it, and this one with it."""
+        of that name gives way where that is no more: the controller would drop it, and this one with it. Where it
+        lives, this topic is the one that is no more, and nothing is left to ask for."""
         path, request = paths.delete_topic(name), codecs.encode(codecs.DeletionRequest(topic_id))
         while True:
             with suppress(ZkNodeExists):
@@ -346,7 +347,8 @@ class ClusterStore:
                 return
             with suppress(ZkNoNode, ZkBadVersion):
                 node = await self.session.get(path)
-                if codecs.decode(path, node.data, codecs.DeletionRequest).topic_id == topic_id:
+                found_id = codecs.decode(path, node.data, codecs.DeletionRequest).topic_id
+                if found_id == topic_id or await self.session.exists(paths.topic_id(found_id)):
                     return
                 # Not set: the controller watches which requests there are, not what is in them.
                 await self.session.delete(path, node.version)

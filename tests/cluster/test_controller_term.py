@@ -10,7 +10,16 @@ from typing import Any, cast
 from sparklog.cluster.controller_term import ControllerTerm
 from sparklog.controller.controller import Controller, ControllerSettings
 from sparklog.controller.effects import DeleteTopic
-from sparklog.controller.events import BrokersRead, Event, StoppingRead, TopicDeleted, TopicGone
+from sparklog.controller.events import (
+    BrokersRead,
+    Event,
+    StoppingRead,
+    TopicDeleted,
+    TopicGone,
+    TopicRead,
+    TopicSnapshot,
+)
+from sparklog.model import TopicRecord
 from sparklog.zk.errors import ZkUnreachable
 from sparklog.zk.session import PAUSE_S, SessionState
 
@@ -103,6 +112,35 @@ def test_a_topic_made_anew_is_deleted_while_its_predecessors_deletion_is_still_r
         await asyncio.wait(tasks, timeout=30)
         assert events[1:] == [TopicDeleted("t", "id-1")]
         assert not term._over.done()
+
+    asyncio.run(scenario())
+
+
+def test_a_topic_made_anew_is_read_again_while_its_predecessors_deletion_is_still_repeated() -> None:
+    async def scenario() -> None:
+        events, answered = list[Event](), asyncio.Event()
+        term = term_on(BreakingSession(0), events)
+        found: dict[str, tuple[TopicRecord, int]] = {}
+
+        async def delete(name: str, topic_id: str) -> bool:
+            await answered.wait()
+            return True
+
+        async def read(name: str) -> tuple[TopicRecord, int] | None:
+            return found.get(name)
+
+        term._store = cast(Any, SimpleNamespace(delete_topic=delete, read_topic_again=read))
+        term._perform(DeleteTopic("t", "id-1"))
+        tasks = set(term._tasks)
+        await term._read_topic("t")
+        found["t"] = (TopicRecord("t", "id-1", (), ()), 0)
+        await term._read_topic("t")
+        assert events == [], "the deletion tells of its end"
+        found["t"] = (TopicRecord("t", "id-2", (), ()), 0)
+        await term._read_topic("t")
+        assert events == [TopicRead(TopicSnapshot(found["t"][0], {}, 0))]
+        answered.set()
+        await asyncio.wait(tasks, timeout=30)
 
     asyncio.run(scenario())
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +19,10 @@ from sparklog.cluster.barrier import Generations
 from sparklog.cluster.cluster_driver import ClusterDriver
 from sparklog.cluster.embedded_zookeeper import EmbeddedZookeeper
 from sparklog.cluster.options import ClusterOptions, Sizing
+from sparklog.cluster.process import send_signal
 from sparklog.errors import ClusterError
+from sparklog.zk.broker_registry import BrokerRegistry
+from tests.zk.support import broker, opened
 
 pytestmark = pytest.mark.integration
 
@@ -92,18 +97,23 @@ def test_a_stop_before_there_is_a_generation_leaves_what_was_found_running_and_s
     assert told == [], "it has not stopped"
 
 
+@pytest.mark.parametrize("is_paused", [False, True])
 def test_a_stop_that_cannot_reach_the_brokers_says_that_they_run_on(
-    data_dir: Path, monkeypatch: pytest.MonkeyPatch
+    data_dir: Path, monkeypatch: pytest.MonkeyPatch, is_paused: bool
 ) -> None:
-    """ZooKeeper goes while the driver is asked to stop: nobody can be told anything."""
-    signals, told = NoSignals(), list[str]()
+    """ZooKeeper goes, or does not answer for a while, when the driver is asked to stop: nobody can be told anything."""
+    signals, told, servers = NoSignals(), list[str](), list[EmbeddedZookeeper]()
 
     def start_brokers(self: ClusterDriver, _context: object, **_: object) -> None:
         spec = self._spec("local[1]")
         sizing = Sizing(tasks=1, spare=0)
         self._generations = Generations(None, self.seat, spec, sizing=sizing)  # type: ignore[arg-type]
         assert self._embedded is not None
-        self._embedded.stop()
+        servers.append(self._embedded.server)
+        if is_paused:
+            send_signal(self._embedded.server.process, signal.SIGSTOP)
+        else:
+            self._embedded.stop()
         signals.asked.set()
 
     monkeypatch.setattr(start, "_start_spark", lambda: SimpleNamespace(stop=lambda: None))
@@ -111,6 +121,31 @@ def test_a_stop_that_cannot_reach_the_brokers_says_that_they_run_on(
     with pytest.raises(ClusterError, match="could not be told to stop"):
         start._run(ClusterOptions(data_dir=data_dir), signals, told.append)  # type: ignore[arg-type]
     assert told == [], "it has not stopped"
+    assert servers[0].is_alive == is_paused, "brokers need it, and it may come back"
+    if is_paused:
+        send_signal(servers[0].process, signal.SIGCONT)
+
+
+def test_a_start_that_fails_leaves_a_zookeeper_that_it_had_to_start_under_brokers_that_run(
+    data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = EmbeddedZookeeper.start(data_dir / "zookeeper")
+
+    async def register() -> None:
+        async with opened(begun.connect, session_timeout_ms=120_000) as store:
+            await BrokerRegistry(store.session, broker(1)).start()
+            begun.stop()  # its session outlives the server
+
+    asyncio.run(register())
+
+    def fail() -> SparkContext:
+        raise ClusterError("Spark did not start")
+
+    monkeypatch.setattr(start, "_start_spark", fail)
+    told: list[str] = []
+    with pytest.raises(ClusterError, match="Spark did not start"):
+        start._run(ClusterOptions(data_dir=data_dir), NoSignals(), told.append)  # type: ignore[arg-type]
+    assert ["run on as they were found" in line for line in told] == [True]
 
 
 @pytest.fixture

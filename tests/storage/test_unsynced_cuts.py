@@ -383,3 +383,35 @@ def _batches(log: Log) -> set[tuple[int, int]]:
     """Base offset and leader epoch of each."""
     headers = [header for segment in log.segments for header in segment.headers()]
     return {(int(header["base_offset"]), int(header["leader_epoch"])) for header in headers}
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_two_seals_that_kills_left_and_one_on_a_full_disk_promise_nothing_that_a_power_cut_takes(seed: int) -> None:
+    disk = SimDisk(seed=seed)
+    directory, log = _log(disk)
+    fill(log, 3)
+    log.durability.flush()
+    directory.checkpoint()
+    log.truncate(6)  # the first segment ends at the recovery point
+    for _ in range(2):
+        _next_segment(log)
+        log.set_high_watermark(log.log_end_offset)
+        job, *_ = log.durability.seals_due()
+        disk.die_after(1)  # behind the footer
+        with pytest.raises(ProcessDied):
+            job.run()
+        directory, log = _kill(disk)
+    _next_segment(log)
+    log.set_high_watermark(log.log_end_offset)
+    job, *_ = log.durability.seals_due()
+    disk.capacity_bytes = disk.used_bytes
+    job.run()
+    assert not job.done
+    log.durability.seal_finished(job)
+    promised = log.recovery_point
+    disk.capacity_bytes = None
+    directory.checkpoint()
+    disk.restart(page_cache_lost=True)
+    found = open_directory(disk=disk, boot_id="another").get(TP)
+    assert found is not None
+    assert found.log_end_offset >= promised

@@ -227,6 +227,20 @@ def test_requests_to_the_controller_are_nodes(connect: str) -> None:
     asyncio.run(scenario())
 
 
+def test_a_late_request_to_delete_a_topic_that_is_no_more_leaves_that_of_the_one_made_anew(connect: str) -> None:
+    anew = msgspec.structs.replace(TOPIC, topic_id="id-2")
+
+    async def scenario() -> None:
+        async with opened(connect) as store:
+            await store.create_topic(anew)
+            await store.request_delete_topic("orders", "id-2")
+            await store.request_delete_topic("orders", "id-1")  # of a broker that has not heard of the second
+            path = paths.delete_topic("orders")
+            assert codecs.decode(path, (await store.session.get(path)).data, codecs.DeletionRequest).topic_id == "id-2"
+
+    asyncio.run(scenario())
+
+
 def test_a_second_driver_is_refused_while_the_first_ones_node_lives(connect: str) -> None:
     async def scenario() -> None:
         async with opened(connect) as first, opened(connect) as second:
