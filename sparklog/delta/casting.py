@@ -33,7 +33,18 @@ from pyspark.sql.types import (
     YearMonthIntervalType,
 )
 
-from sparklog.delta.table import DATE, OFFSET, PARTITION, REASON, RECORD, TIMESTAMP, parts, table_columns
+from sparklog.delta.table import (
+    DATE,
+    OFFSET,
+    PARTITION,
+    REASON,
+    RECORD,
+    TIMESTAMP,
+    names_directories,
+    needed_properties,
+    parts,
+    table_columns,
+)
 from sparklog.errors import ConfigError
 
 #: Of the key and the headers beside columns that were taken out of the value.
@@ -64,7 +75,8 @@ _NULLS = ("", "__HIVE_DEFAULT_PARTITION__")
 class Casting:
     """How the records of one topic become rows. ``own``: its columns as they are read; ``json``: those in its values;
     ``table``: the columns that rows get; ``keys``: of the table of a topic's current state, those of ``own`` that are
-    the key, else none. ``partition_by``: the table's columns that it is partitioned by."""
+    the key, else none. ``partition_by``: the table's columns that it is partitioned by; ``named``: whether directories
+    are called by their values."""
 
     own: StructType
     is_default: bool
@@ -72,6 +84,7 @@ class Casting:
     table: StructType
     keys: tuple[str, ...] = ()
     partition_by: tuple[str, ...] = ()
+    named: bool = True
 
     def rows(self, read: DataFrame) -> tuple[DataFrame, DataFrame]:
         """The records of ``read``, which has the source's columns, as rows of the table, and the others as rows of the
@@ -155,7 +168,7 @@ class Casting:
         for field, source in self._sources():
             found += _reasons(field, source, wanted[field.name.lower()])
             if field.name.lower() in {name.lower() for name in self.partition_by}:
-                found.append(_directory_reason(field.name, source.try_cast(wanted[field.name.lower()].dataType)))
+                found.append(_partition_reason(wanted[field.name.lower()], source, named=self.named))
         return found
 
 
@@ -167,13 +180,14 @@ def plan_casting(
     table: StructType | None,
     keys: tuple[str, ...] = (),
     partition_by: tuple[str, ...] = (),
+    properties: Mapping[str, str] | None = None,
 ) -> tuple[Casting, StructType]:
     """How records become rows of a table with the columns ``table`` (None: it is not there yet), and the columns that
-    the table has to get. ``keys`` and ``partition_by``: as in ``Casting``.
+    the table has to get. ``keys`` and ``partition_by``: as in ``Casting``; ``properties``: the table's, as it is.
 
     Raises:
         ConfigError: naming the columns that Delta has no type for, that are in the table in a type nothing is cast to,
-            that would stand beside the archive's own under the same name, or that no table can be partitioned by.
+            that would stand beside the archive's own under the same name, or that no new table can be partitioned by.
     """
     if json is not None and not is_default:
         raise ConfigError("the topic has a schema: its values are not JSON to be taken apart")
@@ -183,9 +197,11 @@ def plan_casting(
     there = _by_name(table) if table is not None else {}
     _check_kinds(needed, there)
     columns = StructType([there.get(field.name.lower(), field) for field in needed.fields])
-    _check_partitions(columns, partition_by, is_there=table is not None)
+    if table is None:
+        _check_partitions(columns, partition_by)
     added = StructType([field for field in needed.fields if field.name.lower() not in there])
-    return Casting(own, is_default, json, columns, keys, partition_by), added
+    named = names_directories({**(properties or {}), **needed_properties(added)})
+    return Casting(own, is_default, json, columns, keys, partition_by, named), added
 
 
 def _check(columns: StructType) -> None:
@@ -222,19 +238,14 @@ def _check_kinds(needed: StructType, there: Mapping[str, StructField]) -> None:
         raise ConfigError(f"the table's columns do not fit: {'; '.join(complaints)}")
 
 
-def _check_partitions(columns: StructType, partition_by: tuple[str, ...], *, is_there: bool) -> None:
-    """Directories are called by text, which not all bytes are: different keys would become one."""
+def _check_partitions(columns: StructType, partition_by: tuple[str, ...]) -> None:
+    """Of a new table. Partitions are told apart by text, which not all bytes are: different keys would become one."""
     by_name = _by_name(columns)
     binary = [
         name
         for name in partition_by
         if (field := by_name.get(name.lower())) is not None and isinstance(field.dataType, BinaryType)
     ]
-    if binary and is_there:
-        raise ConfigError(
-            f"the table is partitioned by {', '.join(binary)}, which is binary: Delta would change some of its values; "
-            "archive the topic to another path, partitioned otherwise"
-        )
     if binary:
         raise ConfigError(
             f"the table cannot be partitioned by {', '.join(binary)}, which is binary: Delta would change some of its "
@@ -307,15 +318,26 @@ def _time_reason(name: str, source: Column, kind: DataType) -> Column:
     return sf.when(is_bad, _told(f"{name}: ", shown, words))
 
 
-def _directory_reason(name: str, value: Column) -> Column:
-    """Rows of one value of such a column share a directory that is called by it."""
-    text = value.cast("string")
-    before = f"{name}: the table is partitioned by it, and "
-    room = _NAME_BYTES - len(re.sub(_ESCAPED, "%00", name).encode()) - 1
-    has_no_name = sf.contains(text, sf.lit("\0")) | (sf.octet_length(sf.regexp_replace(text, _ESCAPED, "%00")) > room)
-    return sf.when(text.isin(*_NULLS), _told(f"{before}Delta takes this text there for null: ", text, "")).when(
-        has_no_name, _told(f"{before}no directory can be called by this text: ", text, "")
-    )
+def _partition_reason(field: StructField, source: Column, *, named: bool) -> Column:
+    """Delta keeps a value of such a column as text, and rows of one value share a directory. ``named``: which is called
+    by the value."""
+    text = source.try_cast(field.dataType).cast("string")
+    before = f"{field.name}: the table is partitioned by it, and "
+    reason = sf.when(text.isin(*_NULLS), _told(f"{before}Delta takes this text there for null: ", text, ""))
+    if isinstance(field.dataType, BinaryType):
+        # A cast to text keeps all bytes as they are.
+        changed = sf.concat(sf.lit(f"{before}Delta would change these bytes, which are no UTF-8: "), _hex(source))
+        reason = reason.when(~sf.is_valid_utf8(text), changed)
+    if named:
+        room = _NAME_BYTES - len(re.sub(_ESCAPED, "%00", field.name).encode()) - 1
+        is_long = sf.octet_length(sf.regexp_replace(text, _ESCAPED, "%00")) > room
+        words = f"{before}no directory can be called by this text: "
+        reason = reason.when(sf.contains(text, sf.lit("\0")) | is_long, _told(words, text, ""))
+    return reason
+
+
+def _hex(value: Column) -> Column:
+    return sf.left(sf.hex(value), sf.lit(_SHOWN))
 
 
 def _json_reason() -> Column:

@@ -67,6 +67,7 @@ def prepare(spark: SparkSession, options: ArchiveOptions, topic: TopicDescriptio
         table=table.columns() if table.exists else None,
         keys=keys,
         partition_by=_partition_by(options) if detail is None else tuple(detail["partitionColumns"]),
+        properties=detail["properties"] if detail is not None else None,
     )
     if detail is not None:
         seam = found or _without_seam(spark, table, topic, properties=detail["properties"], asked=options.mode)

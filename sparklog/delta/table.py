@@ -10,7 +10,7 @@ UTC date of ``_timestamp``.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 
 from pyspark.sql.types import (
     ArrayType,
@@ -48,6 +48,7 @@ DEFAULT_PARTITION_BY = (DATE,)
 _QUARANTINE = "_quarantine"
 #: Characters that Delta takes in no column name, unless it maps names to others.
 _ODD = re.compile(r"[ ,;{}()\n\t=]")
+_MAPPING = "delta.columnMapping.mode"
 _LOCAL_TIMES = "timestampNtz"
 #: What is kept of the columns of a topic without a schema, beside its place and time.
 _DEFAULT_OWN = ("key", "value", "headers")
@@ -106,10 +107,16 @@ def needed_properties(columns: StructType, features: Collection[str] = ()) -> di
     needed = {}
     for part in parts(columns):
         if isinstance(part, StructType) and any(_ODD.search(name) for name in part.names):
-            needed["delta.columnMapping.mode"] = "name"
+            needed[_MAPPING] = "name"
         if isinstance(part, TimestampNTZType) and _LOCAL_TIMES not in features:
             needed[f"delta.feature.{_LOCAL_TIMES}"] = "supported"
     return needed
+
+
+def names_directories(properties: Mapping[str, str]) -> bool:
+    """Whether Delta calls a partition's directory by its values, in a table with these properties: else by chance."""
+    is_mapped = properties.get(_MAPPING, "none").lower() != "none"
+    return not is_mapped and properties.get("delta.randomizeFilePrefixes", "false").lower() != "true"
 
 
 def parts(kind: DataType) -> Iterator[DataType]:

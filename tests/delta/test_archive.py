@@ -174,8 +174,7 @@ def test_names_and_directories_that_delta_is_particular_about(
     inner = pa.struct([("a (b)", pa.int32()), ("local", pa.timestamp("us"))])
     schema = pa.schema([("the name", pa.string()), ("at", UTC_US), ("l", pa.list_(inner))])
     admin.create_topic(topic, partitions=1, replication_factor=1, schema=schema, event_time="at")
-    longest = ["\u00e9" * 123, ":" * 82]  # with "the name=" in 255 bytes
-    names = ["x", "", None, "y", *longest, "__HIVE_DEFAULT_PARTITION__", *(f"{name}z" for name in longest), "a\0b"]
+    names = ["x", "", None, "y", ":" * 300, "__HIVE_DEFAULT_PARTITION__", "a\0b"]
     nested = [[{"a (b)": number, "local": LOCAL}] for number in range(len(names))]
     data = {"the name": names, "at": [2**62 if name == "y" else 0 for name in names], "l": nested}
     with Producer(brokers.bootstrap) as producer:
@@ -186,15 +185,12 @@ def test_names_and_directories_that_delta_is_particular_about(
         frame = spark.read.format("delta").load(path).orderBy("_offset")
         return [tuple(row) for row in frame.selectExpr("_offset", *columns).collect()]
 
-    assert read(table_path(lake, topic), "`the name`", "l[0].`a (b)`") == [
-        (0, "x", 0),
-        (2, None, 2),
-        (4, longest[0], 4),
-        (5, longest[1], 5),
-    ]
+    # Columns of such names are mapped to others, and then directories are called by no value.
+    found = read(table_path(lake, topic), "`the name`", "l[0].`a (b)`")
+    assert found == [(number, names[number], number) for number in (0, 2, 4, 6)]
     found = read(quarantine_path(lake, topic), "record.`the name`", "record.l[0].`a (b)`", "left(reason, 9)")
     assert found == [
-        (number, names[number], number, "_timestam" if number == 3 else "the name:") for number in (1, 3, 6, 7, 8, 9)
+        (number, names[number], number, "_timestam" if number == 3 else "the name:") for number in (1, 3, 5)
     ]
 
 
@@ -466,10 +462,6 @@ def test_what_is_refused(
     admin.create_topic(name, replication_factor=1)
     _, error = archive(spark, brokers, name, lake, partition_by=("key",))
     assert isinstance(error, ConfigError) and "cannot be partitioned by key, which is binary" in str(error)
-    keys = spark.createDataFrame([], ddl("key binary, value binary"))
-    keys.write.format("delta").partitionBy("key").save(table_path(lake, name))
-    _, error = archive(spark, brokers, name, lake)
-    assert isinstance(error, ConfigError) and "archive the topic to another path" in str(error)
 
     for number, columns in enumerate(("n bigint, N string", "n bigint, _Offset bigint")):
         name = f"{topic}-case{number}"
