@@ -33,6 +33,7 @@ _PASSED_BY_BOTH = (
     "tests/record/test_validate_batch.py",
     "tests/replica",
     "tests/storage/test_recovery.py",
+    "tests/storage/test_trust.py",
     "tests/storage/test_producers.py",
     "tests/storage/test_crash_points.py",
     "tests/broker/test_replication.py",

@@ -1,0 +1,77 @@
+"""Whether a log directory may be counted on as it is: after a clean stop, a crash, a power cut and damage."""
+
+from __future__ import annotations
+
+from sparklog.storage.log_set import LogDirectory
+from sparklog.testing.sim_disk import SimDisk
+from tests.storage.batches import LOG_DIR, TP, create_log, fill, open_directory
+
+SMALL = 1280  #: four batches of twelve records
+DIRECTORY = LOG_DIR / str(TP)
+
+
+def test_damage_makes_the_directory_untrusted(disk: SimDisk) -> None:
+    """Records this replica had acknowledged may be gone: it must not come back as if it had them."""
+    directory = open_directory(disk=disk)
+    log = create_log(directory, segment_bytes=SMALL)
+    fill(log, 10)
+    log.set_high_watermark(30)
+    directory.checkpoint()
+    disk.restart(page_cache_lost=False)
+    directory = open_directory(disk=disk)
+    assert directory.trusted
+    disk.restart(page_cache_lost=False)
+    disk.remove(DIRECTORY / f"{24:020d}.index")
+    directory = open_directory(disk=disk)
+    assert not directory.trusted
+    disk.restart(page_cache_lost=False)
+    disk.flip_bit(DIRECTORY / f"{12:020d}.arrow", 500)
+    assert not open_directory(disk=disk).trusted
+
+
+def test_doubt_outlives_processes_that_end_before_they_are_registered(disk: SimDisk) -> None:
+    """ZooKeeper may be away just then, and the supervisor starts the next one: by then nothing looks wrong any more."""
+
+    def trusted(boot_id: str = "a") -> bool:
+        disk.restart(page_cache_lost=False)
+        return open_directory(disk=disk, boot_id=boot_id).trusted
+
+    assert trusted()
+    assert not trusted("b")
+    assert not trusted("b"), "the same boot id, and still nobody has heard"
+    disk.restart(page_cache_lost=False)
+    directory = open_directory(disk=disk, boot_id="b")
+    directory.note_incarnation(1)
+    assert trusted("b")
+    disk.restart(page_cache_lost=False)
+    log = create_log(open_directory(disk=disk, boot_id="b"), segment_bytes=SMALL)
+    fill(log, 10)
+    disk.restart(page_cache_lost=False)
+    disk.flip_bit(DIRECTORY / f"{12:020d}.arrow", 500)
+    assert not trusted("b")
+    assert not trusted("b"), "the damage has been cut off"
+
+
+def test_a_directory_knows_the_last_incarnation_that_wrote_in_it(disk: SimDisk) -> None:
+    directory = open_directory(disk=disk)
+    assert directory.incarnation == 0
+    directory.note_incarnation(7)
+    directory.write_clean_marker()
+    directory.close()
+    assert open_directory(disk=disk).incarnation == 7
+
+
+def test_clean_and_trusted(disk: SimDisk) -> None:
+    def opened(boot_id: str) -> tuple[LogDirectory, bool, bool]:
+        disk.restart(page_cache_lost=False)
+        directory = open_directory(disk=disk, boot_id=boot_id)
+        return directory, directory.clean, directory.trusted
+
+    assert opened("a")[1:] == (False, True)
+    directory, *state = opened("a")
+    assert state == [False, True]
+    directory.write_clean_marker()
+    directory.close()
+    assert opened("b")[1:] == (True, True)
+    assert opened("b")[1:] == (False, True)
+    assert opened("c")[1:] == (False, False)
