@@ -73,7 +73,7 @@ class LeaderFetcher:
         self._broker = broker
         self._followed: dict[Key, Followed] = {}
         self._session = SessionBuilder()
-        #: Where each partition stood in the requests answered so far.
+        #: Where each partition stood in the requests whose answers were applied so far, the one at work with them.
         self._positions: dict[Key, FetchPartition] = {}
         self._under_way: deque[_UnderWay] = deque()
         #: What is left to apply of the answers that have come.
@@ -258,24 +258,21 @@ class LeaderFetcher:
         reply, body = answer
         assert isinstance(reply, FetchReply)
         self._under_way.popleft()
-        for wanted in request.named:
-            key = (wanted.topic, wanted.partition)
-            if key in self._followed:  # still
-                self._positions[key] = wanted
         if request.session_id == self._session.session_id:
             self._session.answered(reply)
         if reply.code != ErrorCode.NONE:
             self._broker.counters["fetcher.sessions.lost"] += 1
         elif len(reply.partitions) == 1 and not self._answers:  # as it is where latency counts
-            self._apply_alone(reply.partitions[0], body)
+            self._apply_alone(request, reply.partitions[0], body)
             return
         else:
-            self._answers.append(self._apply_all(reply, body))
+            self._answers.append(self._apply_all(request, reply, body))
         if self._next_turn is None:
             self._go_on()
 
-    def _apply_alone(self, answer: FetchedPartition, body: memoryview) -> None:
+    def _apply_alone(self, request: _UnderWay, answer: FetchedPartition, body: memoryview) -> None:
         try:
+            self._take_positions(request)
             self._apply(answer, body)
             self._send_next()
         except Exception as error:
@@ -297,8 +294,17 @@ class LeaderFetcher:
         except Exception as error:
             self._end(error)
 
-    def _apply_all(self, reply: FetchReply, body: memoryview) -> Iterator[None]:
+    def _take_positions(self, request: _UnderWay) -> None:
+        """Its answer is the next to be applied. Not sooner: what is left of the answer before was asked from where the
+        partitions stood in that request."""
+        for wanted in request.named:
+            key = (wanted.topic, wanted.partition)
+            if key in self._followed:  # still
+                self._positions[key] = wanted
+
+    def _apply_all(self, request: _UnderWay, reply: FetchReply, body: memoryview) -> Iterator[None]:
         """One partition a step."""
+        self._take_positions(request)
         at = 0
         for answer in reply.partitions:
             end = at + answer.batch_count * HEADER_BYTES + answer.body_bytes
@@ -321,6 +327,8 @@ class LeaderFetcher:
         if followed is None or position is None or followed.partition.stopped:
             return
         partition = followed.partition
+        if position.topic_id != partition.topic_id:
+            return  # about a topic that was deleted since and made anew: epoch and offset may well be the same
         before = partition.log.log_end_offset
         refused = partition.leader_answered(
             LeaderAnswered(

@@ -31,7 +31,7 @@ class FakeLeader:
         #: of who asked what it holds
         self.held: list[int] = []
         self._held_cids: list[int] = []
-        self._answers = answers
+        self.answers = answers
 
     def __call__(self, connection: ServerConnection) -> FakeLeader:
         self.connections.append(connection)
@@ -44,12 +44,14 @@ class FakeLeader:
             self.held.append(request.incarnation)
             self._held_cids.append(request.cid)
             return
-        self.connections[-1].reply(FetchReply(request.cid, 0, 7, self._answers))
+        self.connections[-1].reply(FetchReply(request.cid, 0, 7, self.answers))
 
     def answer_what_is_held(self) -> None:
-        for cid in self._held_cids:
-            self.connections[-1].reply(FetchReply(cid, 0, 7, self._answers))
-        self._held_cids.clear()
+        while self._held_cids:
+            self.answer_oldest()
+
+    def answer_oldest(self) -> None:
+        self.connections[-1].reply(FetchReply(self._held_cids.pop(0), 0, 7, self.answers))
 
     def connection_lost(self) -> None: ...
 
@@ -86,9 +88,9 @@ def run(
     asyncio.run(go())
 
 
-def partition(**more: object) -> SimpleNamespace:
+def partition(topic_id: str = "id", **more: object) -> SimpleNamespace:
     log = SimpleNamespace(log_end_offset=0, last_epoch=-1, log_start_offset=0)
-    return SimpleNamespace(tp=TopicPartition("t", 0), topic_id="id", log=log, stopped=False, **more)
+    return SimpleNamespace(tp=TopicPartition("t", 0), topic_id=topic_id, log=log, stopped=False, **more)
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -166,6 +168,45 @@ def test_nothing_is_kept_of_a_partition_whose_request_is_answered_when_it_is_not
         assert not fetcher._positions
 
     run(tmp_path, (FetchedPartition("t", 0, 0, 0, 0, 0, 0),), followed, scenario)
+
+
+@BESIDE
+def test_an_answer_about_a_topic_that_was_made_anew_meanwhile_is_not_applied(
+    tmp_path: Path, beside: tuple[FetchedPartition, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both are asked for from offset 0 in leader epoch 0. The second answer comes when the first one is being applied:
+    one partition a turn."""
+    monkeypatch.setattr("sparklog.broker.fetcher._TURN_S", -1)
+    applied: list[tuple[str, int]] = []
+
+    def version(topic_id: str) -> SimpleNamespace:
+        return partition(
+            topic_id,
+            replica=SimpleNamespace(leader_epoch=0),
+            leader_answered=lambda event, *_: applied.append((topic_id, event.high_watermark)),
+        )
+
+    def answers(mark: int) -> tuple[FetchedPartition, ...]:
+        parted = None if mark else (0, 0)  # after which the partition is named again
+        return (*beside, FetchedPartition("t", 0, 0, mark, mark, 0, mark, diverging=parted))
+
+    async def scenario(broker: BrokerState, leader: FakeLeader) -> None:
+        await until(lambda: bool(applied))
+        leader.hold = True
+        await until(lambda: len(leader.held) == 1)
+        earlier.fetchers.unfollow(earlier)
+        earlier.fetchers.follow(cast(Partition, version("anew")), LEADER, 0)
+        await until(lambda: len(leader.held) == 2)
+        applied.clear()
+        leader.answers = answers(1)
+        leader.answer_oldest()
+        leader.answers = answers(2)
+        leader.answer_oldest()
+        await until(lambda: len(leader.held) == 3)
+        assert applied == [("anew", 2)]
+
+    earlier = version("id")
+    run(tmp_path, answers(0), earlier, scenario)
 
 
 def test_a_follower_that_is_registered_anew_does_not_wait_for_its_long_poll(tmp_path: Path) -> None:
