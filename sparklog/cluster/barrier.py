@@ -19,12 +19,14 @@ from typing import Any
 import msgspec
 from pyspark import SparkContext
 
-from sparklog.cluster.barrier_task import alone, run_task, supervise
+from sparklog.cluster.barrier_task import STOPPED_IN_PART, alone, run_task, supervise
 from sparklog.cluster.generation import Course, Directive, GenerationReport, GenerationSpec, ServingBroker
 from sparklog.cluster.options import Sizing
+from sparklog.cluster.process import boot_id, identify
 from sparklog.cluster.seat import DriverSeat
 from sparklog.cluster.task_slots import cause_of, concurrent_tasks, never, require_fitting_python
 from sparklog.errors import ClusterError
+from sparklog.model import BrokerRegistration
 
 log = logging.getLogger(__name__)
 
@@ -94,26 +96,33 @@ class Generations:
             time.sleep(_TICK_S)
         return self._report
 
-    def stop(self, *, timeout_s: float = 60.0) -> bool:
-        """Stop all brokers in order and end the thread. Without Spark, those of this host are stopped from here. False:
-        they could not be told, as ZooKeeper is away or another driver has them, and run on."""
+    def stop(self, *, timeout_s: float = 60.0) -> str:
+        """Stop all brokers in order and end the thread. Without Spark, those of this host are stopped from here.
+
+        Returns which brokers run on, and why, for the user; empty when none does.
+        """
         self._stopping.set()
         if self._thread.is_alive():
             self._thread.join(timeout_s)
         if not self._stopped_in_order and not self._seat.lost.is_set():
-            self._stop_from_here()
-        return self._stopped_in_order
+            return self._stop_from_here()
+        return "" if self._stopped_in_order else "another driver has the brokers, and they run on"
 
-    def _stop_from_here(self) -> None:
+    def _stop_from_here(self) -> str:
         self.generation += 1
         if not self._say(Course.STOP):
-            return
+            return "the brokers could not be told to stop, as ZooKeeper is away, and run on"
         try:
             ended = asyncio.run(supervise(self._next_spec(adopt_only=True), task=0, gather=alone))
+            left = [live.broker_id for live in self._seat.live_brokers() if not _has_ended_here(live)]
         except ClusterError as error:  # it was there when they were told
-            log.warning("brokers may run on: %s", error)
-            return
-        self._stopped_in_order = ended == Course.STOP.value
+            return f"the stop was broken off, and brokers may run on: {error}"
+        if left:
+            return f"brokers run on that could not be stopped from here: {', '.join(map(str, left))}"
+        if ended != Course.STOP.value:
+            return "brokers of this host run on, as they could not be stopped"
+        self._stopped_in_order = True
+        return ""
 
     # --- the thread ----------------------------------------------------------------------------------------------
 
@@ -177,7 +186,7 @@ class Generations:
         return min(wanted or self._sizing.tasks, self._slots())
 
     def _one_generation(self, tasks: int) -> bool:
-        """Submit a job of ``tasks`` and steer it until it ends. True when it failed."""
+        """Submit a job of ``tasks`` and steer it until it ends. True when it failed, or has not stopped all brokers."""
         self.generation += 1
         told = Course.STOP if self._stopping.is_set() else Course.RUN
         if not self._say(told):
@@ -195,6 +204,9 @@ class Generations:
                 require_fitting_python(job.error)
             if self._spark_is_alive() and not self._stopping.is_set():
                 log.warning("generation %d ended: %s", self.generation, cause_of(job.error))
+            return True
+        if STOPPED_IN_PART in job.endings:
+            log.warning("generation %d has not stopped all brokers", self.generation)
             return True
         if Course.STOP.value in job.endings:
             self._stopped_in_order = True
@@ -260,6 +272,11 @@ class Generations:
             return not scala_context.isStopped()
         except Exception:
             return False
+
+
+def _has_ended_here(broker: BrokerRegistration) -> bool:
+    """One that had to be killed stays registered until its session ends."""
+    return broker.boot_id == boot_id() and identify(broker.pid) is None
 
 
 class _Job(threading.Thread):

@@ -16,11 +16,12 @@ import logging
 import socket
 import sys
 from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
 
 import msgspec
 from pyspark import BarrierTaskContext
 
-from sparklog.cluster.claims import claim_slot, survey_host
+from sparklog.cluster.claims import claim_slot, is_live, survey_host
 from sparklog.cluster.generation import (
     DIRECTIVE,
     REPORT,
@@ -48,6 +49,8 @@ SETTLE_TIMEOUT_S = 60.0
 CATCH_UP_S = 3.0
 #: For a broker to flush and mark its directory clean.
 FINISH_S = 20.0
+#: How a stop ends that has left brokers of the task's host running.
+STOPPED_IN_PART = "stopped in part"
 
 Gather = Callable[[str], Awaitable[list[str]]]
 
@@ -58,7 +61,7 @@ class _TaskReport(msgspec.Struct, frozen=True):
 
 
 def run_task(spec: GenerationSpec, _rows: Iterator[object]) -> Iterator[str]:
-    """The function of the barrier stage: yields how the task ended (a course, or "superseded")."""
+    """The function of the barrier stage: yields how the task ended, see ``supervise``."""
     context = BarrierTaskContext.get()
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("kazoo").setLevel(logging.WARNING)
@@ -75,7 +78,7 @@ async def alone(message: str) -> list[str]:
 
 
 async def supervise(spec: GenerationSpec, *, task: int, gather: Gather) -> str:
-    """A generation as one task sees it.
+    """A generation as one task sees it. Returns how it ended: a course, ``STOPPED_IN_PART`` or "superseded".
 
     Raises:
         ClusterError: ZooKeeper is away; the job then fails and is submitted again, while the brokers serve on.
@@ -91,8 +94,9 @@ async def supervise(spec: GenerationSpec, *, task: int, gather: Gather) -> str:
             await _publish(session, spec, report)
         ending = await course.changed(party)
         log.info("generation %d/%d: %s", spec.driver_epoch, spec.generation, ending)
-        if ending == Course.STOP.value:
-            await party.stop(gather)
+        if ending == Course.STOP.value and (left := await party.stop(gather)):
+            log.warning("brokers run on that could not be stopped, in %s", ", ".join(left))
+            return STOPPED_IN_PART
         return ending
     finally:
         await party.disband()
@@ -167,6 +171,8 @@ class _Party:
         self._supervisors: list[BrokerSupervisor] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._problems: list[str] = []
+        #: Directories whose brokers a stop has to end: this task's share, and what else has a broker on this host.
+        self._to_stop: list[str] = []
 
     async def form(self, *, task: int, gather: Gather) -> None:
         """Survey, share, claim, and start a supervisor for each directory of this task's share."""
@@ -175,7 +181,12 @@ class _Party:
         surveys = [msgspec.json.decode(text, type=HostSurvey) for text in await gather(_text(survey))]
         if survey.problem and task == min(other.task for other in surveys if other.host == survey.host):
             self._problems.append(survey.problem)
-        shares = share_slots(surveys, brokers=spec.brokers, per_task=0 if spec.adopt_only else spec.brokers_per_task)
+        if spec.adopt_only:  # of whatever runs; a cluster may have been larger
+            shares = share_slots(surveys, brokers=sum(len(other.slots) for other in surveys), per_task=0)
+        else:
+            shares = share_slots(surveys, brokers=spec.brokers, per_task=spec.brokers_per_task)
+        live = [found.path for found in survey.slots if found.live]
+        self._to_stop = sorted({*live, *(found.path for found in shares[task].slots)})
         for found in shares[task].slots:
             try:
                 slot, claim = await claim_slot(found, spec, next_broker_id=self._store.allocate_broker_id)
@@ -223,16 +234,20 @@ class _Party:
         if not self._supervisors or not all(supervisor.superseded for supervisor in self._supervisors):
             await asyncio.Event().wait()
 
-    async def stop(self, gather: Gather) -> None:
+    async def stop(self, gather: Gather) -> list[str]:
         """Refuse writes everywhere; let followers reach the leaders' ends; only then end the brokers, at once.
 
         Stopped one after the other, each would leave the in-sync sets of the rest, and the last one out would be the
         only one in sync.
+
+        Returns the directories of this host whose brokers run on: nobody has claimed them, or who did is superseded.
         """
         await asyncio.gather(*(supervisor.quiesce() for supervisor in self._supervisors))
         await asyncio.gather(*(supervisor.caught_up(timeout_s=CATCH_UP_S) for supervisor in self._supervisors))
         await gather("caught up")
         await asyncio.gather(*(supervisor.finish(timeout_s=FINISH_S) for supervisor in self._supervisors))
+        await gather("ended")
+        return [path for path in self._to_stop if await is_live(Path(path))]
 
     async def disband(self) -> None:
         """End supervision; the brokers that run go on."""

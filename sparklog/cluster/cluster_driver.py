@@ -158,18 +158,16 @@ class ClusterDriver:
         """
         is_needed = self._generations is None and self._brokers_may_run()
         self._end_controller()
-        is_stopped = self._generations is None or self._generations.stop()
+        left = self._generations.stop() if self._generations is not None else ""
         self._generations = None
         is_lost = self._seat is not None and self._seat.lost.is_set()  # maybe told by the attempt to stop
         self._end_seat()
-        self._end_zookeeper(leave=is_lost or is_needed or not is_stopped)
+        self._end_zookeeper(leave=is_lost or is_needed or bool(left))
         if is_lost:
             return "another driver has taken the cluster over: its brokers and ZooKeeper run on"
         if is_needed:
             return f"ZooKeeper, and brokers where there are any, run on as they were found: {_AGAIN}"
-        if not is_stopped:
-            return f"the brokers could not be told to stop, as ZooKeeper is away, and run on: {_AGAIN}"
-        return ""
+        return f"{left}: {_AGAIN}" if left else ""
 
     def _brokers_may_run(self) -> bool:
         """Those of an earlier driver, whom without a generation nobody stops: they have registered, or may do so again

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import concurrent.futures.thread  # noqa: F401 - its own hook has to be there before ours, which is then called first
+import logging
 import shutil
 import signal
 import tempfile
@@ -25,6 +26,8 @@ from sparklog.cluster.process import is_alive, send_signal
 from sparklog.cluster.runtime_directory import noted_process
 from sparklog.errors import ClusterError
 from sparklog.spark.configure import configure
+
+log = logging.getLogger(__name__)
 
 
 class LocalCluster:
@@ -69,7 +72,7 @@ class LocalCluster:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.stop()
+        self._stop(is_ended_otherwise=error is not None)
 
     def start(self) -> LocalCluster:
         """Return when every broker serves.
@@ -78,20 +81,35 @@ class LocalCluster:
             ClusterError: too few task slots (says how many, and what to change); a broker that does not come up.
         """
         # Brokers outlive their supervisors on purpose; a program that just ends must not leave them behind.
-        _when_python_ends(self.stop)
+        _when_python_ends(lambda: self._stop(is_ended_otherwise=True))
         try:
             self.data_dir.mkdir(parents=True, exist_ok=True)
             self._driver.take_seat()
             self._driver.start_brokers(self._spark.sparkContext)
             configure(self._spark, bootstrap=self.bootstrap)
         except BaseException:
-            self.stop()
+            self._stop(is_ended_otherwise=True)
             raise
         return self
 
     def stop(self) -> None:
-        """Stop all of it in order; the Spark session goes on. Idempotent."""
-        self._driver.stop()
+        """Stop all of it in order; the Spark session goes on. Idempotent.
+
+        Raises:
+            ClusterError: brokers run on, which could not be stopped (says why), and with them their ZooKeeper and
+                ``data_dir``, a temporary one as well; the next cluster there adopts them.
+        """
+        self._stop(is_ended_otherwise=False)
+
+    def _stop(self, *, is_ended_otherwise: bool) -> None:
+        """``is_ended_otherwise``: by an error, which must not be hidden, or with the program."""
+        left = self._driver.stop()
+        if left:
+            self._temporary = False  # brokers that run have their data in it
+            left = f"the cluster in {self.data_dir}: {left}"
+            if not is_ended_otherwise:
+                raise ClusterError(left)
+            log.warning("%s", left)
         if self._temporary:
             shutil.rmtree(self.data_dir, ignore_errors=True)
 

@@ -1,0 +1,190 @@
+"""Stops that leave brokers running say so and keep their ZooKeeper, with real brokers and without Spark: the driver
+stops them itself, or a generation of one task does."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+import pytest
+
+from sparklog.cluster import claims, embedded_zookeeper
+from sparklog.cluster.barrier import Generations
+from sparklog.cluster.barrier_task import STOPPED_IN_PART, alone, supervise
+from sparklog.cluster.cluster_driver import ClusterDriver
+from sparklog.cluster.embedded_zookeeper import EmbeddedZookeeper
+from sparklog.cluster.generation import Course, Directive, GenerationSpec
+from sparklog.cluster.local import LocalCluster
+from sparklog.cluster.options import ClusterOptions, Sizing
+from sparklog.cluster.process import boot_id
+from sparklog.cluster.runtime_directory import noted_process
+from sparklog.errors import ClusterError
+from sparklog.storage.meta import Claim, claim_directory
+from sparklog.zk.broker_registry import BrokerRegistry
+from tests.cluster.support import eventually, kill_noted
+from tests.ports import FirstPort
+from tests.zk.support import broker, opened
+
+pytestmark = pytest.mark.integration
+
+PATIENCE_S = 60.0
+
+
+class Drivers:
+    """One driver after the other over a data directory, each with a generation that has no Spark."""
+
+    def __init__(self, data_dir: Path) -> None:
+        self.options = ClusterOptions(data_dir=data_dir, brokers=2, port=FirstPort.INCOMPLETE_STOPS)
+        self._made: list[ClusterDriver] = []
+
+    def take(self) -> ClusterDriver:
+        driver = ClusterDriver(self.options)
+        self.attach(driver)
+        return driver
+
+    def attach(self, driver: ClusterDriver) -> None:
+        self._made.append(driver)
+        driver.take_seat()
+        driver._generations = Generations(cast(Any, None), driver.seat, self.spec(driver), sizing=Sizing(1, spare=0))
+
+    def spec(self, driver: ClusterDriver, *, generation: int = 0, brokers: int = 2) -> GenerationSpec:
+        spec = driver._spec("local[1]")
+        return msgspec.structs.replace(spec, brokers=brokers, brokers_per_task=brokers, generation=generation)
+
+    async def run(self, driver: ClusterDriver, course: Course, *, generation: int = 1, brokers: int = 2) -> str:
+        """A generation that forms and is then told ``course``; how it ended."""
+        seat, spec = driver.seat, self.spec(driver, generation=generation, brokers=brokers)
+        await asyncio.to_thread(seat.direct, Directive(seat.epoch, generation, Course.RUN))
+        task = asyncio.create_task(supervise(spec, task=0, gather=alone))
+        await eventually(lambda: task.done() or seat.report(generation) is not None, timeout_s=PATIENCE_S)
+        await asyncio.to_thread(seat.direct, Directive(seat.epoch, generation, course))
+        return await asyncio.wait_for(task, PATIENCE_S)
+
+    @property
+    def running(self) -> list[str]:
+        slots = sorted(self.options.data_dir.glob("slot-*"))
+        return [slot.name for slot in slots if noted_process(slot) is not None]
+
+    def close(self) -> None:
+        for driver in self._made:
+            driver.let_go()
+        for slot in self.options.data_dir.glob("slot-*"):
+            kill_noted(slot)
+        note = embedded_zookeeper._read_note(self.options.data_dir / "zookeeper")
+        if note is not None and note.process is not None:
+            EmbeddedZookeeper.start(self.options.data_dir / "zookeeper").stop()
+
+
+@pytest.fixture
+def drivers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Drivers]:
+    monkeypatch.setattr(claims, "LOCK_TIMEOUT_S", 0.2)
+    drivers = Drivers(tmp_path)
+    try:
+        yield drivers
+    finally:
+        drivers.close()
+
+
+def held(driver: ClusterDriver, slot: str) -> Claim:
+    """The claim of a supervisor that should have ended long ago and hangs."""
+    claim = claim_directory([driver.data_dir / slot], cluster_id=driver.seat.cluster_id)
+    assert claim is not None
+    return claim
+
+
+def zookeeper_of(driver: ClusterDriver) -> EmbeddedZookeeper:
+    assert driver._embedded is not None
+    return driver._embedded.server
+
+
+def test_a_stop_that_is_refused_a_directory_says_so_and_keeps_zookeeper_until_the_next_one_has_it(
+    drivers: Drivers,
+) -> None:
+    first = drivers.take()
+    asyncio.run(drivers.run(first, Course.REGROUP))
+    assert drivers.running == ["slot-0", "slot-1"]
+    server, claim = zookeeper_of(first), held(first, "slot-1")
+    assert first.stop().startswith("brokers run on that could not be stopped from here: 1: ")
+    assert drivers.running == ["slot-1"]
+    assert server.is_alive
+    claim.release()
+    second = drivers.take()
+    assert second.stop() == ""
+    assert drivers.running == []
+    assert not server.is_alive
+
+
+def test_a_generation_that_was_refused_a_directory_has_not_stopped_its_broker(drivers: Drivers) -> None:
+    driver = drivers.take()
+    asyncio.run(drivers.run(driver, Course.REGROUP))
+    claim = held(driver, "slot-1")
+    assert asyncio.run(drivers.run(driver, Course.STOP, generation=2)) == STOPPED_IN_PART
+    claim.release()
+    assert asyncio.run(drivers.run(driver, Course.STOP, generation=3)) == "stop"
+    assert drivers.running == []
+
+
+def test_a_cluster_of_fewer_brokers_stops_those_that_an_earlier_one_has_left(drivers: Drivers) -> None:
+    driver = drivers.take()
+    asyncio.run(drivers.run(driver, Course.REGROUP))
+    assert asyncio.run(drivers.run(driver, Course.STOP, generation=2, brokers=1)) == STOPPED_IN_PART
+    assert drivers.running == ["slot-1"]
+    assert driver._generations is not None
+    driver._generations.generation = 2
+    driver._generations._spec = drivers.spec(driver, brokers=0)
+    assert driver.stop() == "", "however few it was to have"
+    assert drivers.running == []
+
+
+@pytest.mark.parametrize("is_elsewhere", [True, False])
+def test_brokers_of_other_hosts_cannot_be_stopped_from_here(drivers: Drivers, is_elsewhere: bool) -> None:
+    """One of this host that is dead, and only registered still, is not among them."""
+    driver = drivers.take()
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+
+    async def story() -> str:
+        async with opened(driver.zookeeper) as store:
+            registry = BrokerRegistry(store.session, broker(7))
+            here = "boot-of-another" if is_elsewhere else boot_id()
+            registry._registration = msgspec.structs.replace(registry._registration, boot_id=here, pid=dead.pid)
+            await registry.start()
+            return await asyncio.to_thread(driver.stop)
+
+    left = asyncio.run(story())
+    if is_elsewhere:
+        assert left.startswith("brokers run on that could not be stopped from here: 7: ")
+    else:
+        assert left == ""
+
+
+@pytest.mark.parametrize("is_failing", [False, True])
+def test_a_local_cluster_that_cannot_stop_raises_and_keeps_its_directory(
+    drivers: Drivers, is_failing: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Unless an error ends it that this one would hide."""
+    cluster = LocalCluster(cast(Any, None), brokers=2)
+    drivers.options = cluster._driver._options = msgspec.structs.replace(
+        cluster._driver._options, port=FirstPort.INCOMPLETE_STOPS
+    )
+    drivers.attach(cluster._driver)
+    asyncio.run(drivers.run(cluster._driver, Course.REGROUP))
+    claim = held(cluster._driver, "slot-1")
+    if is_failing:
+        cluster.__exit__(KeyError, KeyError("the user's"), None)
+        assert f"the cluster in {cluster.data_dir}: brokers run on" in caplog.text
+    else:
+        with pytest.raises(ClusterError, match=f"the cluster in {cluster.data_dir}: brokers run on"):
+            cluster.__exit__(None, None, None)
+    assert drivers.running == ["slot-1"]
+    claim.release()
+    second = drivers.take()
+    assert second.stop() == ""
+    cluster.stop()
+    assert cluster.data_dir.is_dir(), "somebody has started it again there"
+    shutil.rmtree(cluster.data_dir)
