@@ -14,7 +14,9 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
+from pathlib import Path
 from types import FrameType
 
 from py4j.protocol import Py4JError
@@ -34,6 +36,8 @@ from sparklog.errors import ClusterError, SparklogError
 _REFUSAL_S = 0.5
 #: It takes a fraction of this; a JVM that hangs must not hold up a stop whose brokers are gone.
 _JVM_END_S = 3.0
+#: Lines of the driver's log from before it has its seat; there are a few, and more where ZooKeeper does not answer.
+_LINES_KEPT = 1000
 
 
 def run_cluster(options: ClusterOptions, *, tell: Callable[[str], None]) -> int:
@@ -42,8 +46,8 @@ def run_cluster(options: ClusterOptions, *, tell: Callable[[str], None]) -> int:
     try:
         options.checked()
         options.data_dir.mkdir(parents=True, exist_ok=True)
-        _log_to(options)
-        return _run(options, stop, tell)
+        log_file = _log_to(options)
+        return _run(options, stop, tell, seated=log_file.open)
     except SparklogError as error:
         tell(f"error: {error}")
         return 1
@@ -52,10 +56,17 @@ def run_cluster(options: ClusterOptions, *, tell: Callable[[str], None]) -> int:
         return 1
 
 
-def _run(options: ClusterOptions, stop: _StopSignals, tell: Callable[[str], None]) -> int:
+def _run(
+    options: ClusterOptions,
+    stop: _StopSignals,
+    tell: Callable[[str], None],
+    *,
+    seated: Callable[[], None] = lambda: None,
+) -> int:
+    """``seated`` is called when this is the cluster's driver."""
     cluster = ClusterDriver(options)
     master = prepare(os.environ, brokers=options.brokers, data_dir=options.data_dir.resolve())
-    seating = _Seating(cluster, host=LOOPBACK if is_one_machine(master) else host_name())
+    seating = _Seating(cluster, host=LOOPBACK if is_one_machine(master) else host_name(), seated=seated)
     context: SparkContext | None = None
     try:
         seating.start()
@@ -120,15 +131,17 @@ def end_spark(context: SparkContext) -> None:
 class _Seating(threading.Thread):
     """ZooKeeper and the seat, beside the start of Spark's JVM."""
 
-    def __init__(self, cluster: ClusterDriver, *, host: str) -> None:
+    def __init__(self, cluster: ClusterDriver, *, host: str, seated: Callable[[], None]) -> None:
         super().__init__(name="sparklog-seating", daemon=True)
         self._cluster = cluster
         self._host = host
+        self._seated = seated
         self._error: BaseException | None = None
 
     def run(self) -> None:
         try:
             self._cluster.take_seat(zookeeper_host=self._host)
+            self._seated()
         except BaseException as error:
             self._error = error
 
@@ -189,10 +202,42 @@ def _process_age_s() -> float:
     return uptime_s - own.start_time / os.sysconf("SC_CLK_TCK") if own is not None else 0.0
 
 
-def _log_to(options: ClusterOptions) -> None:
-    """What happens to generations and brokers goes to the terminal; everything to ``driver.log``."""
-    everything = bounded_file(str(options.data_dir / "driver.log"))
-    everything.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+class _DriverLog(logging.Handler):
+    """``driver.log``, written from ``open`` on: until this is the cluster's driver the file is perhaps another's. The
+    last few lines from before come first."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self._path = path
+        self._kept = deque[logging.LogRecord](maxlen=_LINES_KEPT)
+        self._file: logging.Handler | None = None
+        self.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+
+    def open(self) -> None:
+        """Raises OSError when the file cannot be opened."""
+        file = bounded_file(str(self._path))
+        file.setFormatter(self.formatter)
+        self.acquire()
+        while self._kept:
+            file.emit(self._kept.popleft())
+        self._file = file
+        self.release()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if self._file is not None:
+            self._file.emit(record)
+        else:
+            self._kept.append(record)
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+        super().close()
+
+
+def _log_to(options: ClusterOptions) -> _DriverLog:
+    """What happens to generations and brokers goes to the terminal; everything to ``driver.log``, once it is opened."""
+    everything = _DriverLog(options.data_dir / "driver.log")
     terminal = logging.StreamHandler()
     terminal.setFormatter(logging.Formatter("%(asctime)s %(message)s", datefmt="%H:%M:%S"))
     terminal.addFilter(lambda record: record.levelno >= logging.WARNING or record.name == "sparklog.cluster.barrier")
@@ -202,3 +247,4 @@ def _log_to(options: ClusterOptions) -> None:
     root.addHandler(terminal)
     for noisy in ("py4j", "kazoo", "sparklog.zk.kazoo"):
         logging.getLogger(noisy).setLevel(logging.ERROR)
+    return everything

@@ -20,6 +20,7 @@ from sparklog.cluster.cluster_driver import ClusterDriver
 from sparklog.cluster.embedded_zookeeper import EmbeddedZookeeper
 from sparklog.cluster.options import ClusterOptions, Sizing
 from sparklog.cluster.process import send_signal
+from sparklog.cluster.seat import DriverSeat
 from sparklog.errors import ClusterError
 from sparklog.zk.broker_registry import BrokerRegistry
 from tests.zk.support import broker, opened
@@ -159,11 +160,45 @@ def root_logger() -> Iterator[logging.Logger]:
     root.setLevel(level)
 
 
+@pytest.fixture
+def signals() -> Iterator[None]:
+    found = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in found.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize("is_refused", [True, False])
+@pytest.mark.usefixtures("root_logger", "signals")
+def test_a_driver_that_is_refused_writes_nothing_into_the_log_of_the_one_that_runs(
+    data_dir: Path, monkeypatch: pytest.MonkeyPatch, is_refused: bool
+) -> None:
+    """What came before the driver has its seat stands in the log of one that gets it."""
+    server = EmbeddedZookeeper.start(data_dir / "zookeeper") if is_refused else None
+    first = DriverSeat.take(server.connect) if server is not None else None
+    monkeypatch.setattr(start, "_REFUSAL_S", 30.0)
+
+    def fail() -> SparkContext:
+        raise ClusterError("Spark did not start")
+
+    monkeypatch.setattr(start, "_start_spark", fail)
+    told: list[str] = []
+    assert start.run_cluster(ClusterOptions(data_dir=data_dir), tell=told.append) == 1
+    if first is not None and server is not None:
+        first.close()
+        server.stop()
+    assert ["another driver runs this cluster" in line for line in told if "error" in line] == [is_refused]
+    written = data_dir / "driver.log"
+    assert written.exists() != is_refused
+    if not is_refused:
+        assert "driver epoch 1 of cluster" in written.read_text()
+
+
 def test_the_drivers_log_does_not_grow_without_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, root_logger: logging.Logger
 ) -> None:
     monkeypatch.setattr(logs, "_FILE_BYTES", 4096)
-    start._log_to(ClusterOptions(data_dir=tmp_path))
+    start._log_to(ClusterOptions(data_dir=tmp_path)).open()
     for number in range(1000):
         root_logger.info("generation %d", number)
     files = sorted(tmp_path.iterdir())
