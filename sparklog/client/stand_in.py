@@ -14,6 +14,7 @@ from typing import Any
 from sparklog.client.loop_lease import LoopLease
 from sparklog.client.produce_requests import ProduceRequests
 from sparklog.client.wakefulness import Wakefulness, processors
+from sparklog.net.async_client import AsyncConnection
 
 #: Who has waited for so many records one after the other will wait for the next one as well.
 _WAITS_IN_TURN = 4
@@ -45,6 +46,8 @@ class StandIn:
         self._wakefulness = Wakefulness(processors=processors())
         #: Who acts only waits now: nothing is lost where it is interrupted.
         self._resting = False
+        #: Whose answers are read where who acts does not rest: no more than this is lost, but while one is told of.
+        self._reading: AsyncConnection | None = None
 
     def attend(self, finished: Callable[[], bool]) -> None:
         """Called by a thread that will wait until something is ``finished``: the caller who does so for one record
@@ -57,7 +60,7 @@ class StandIn:
             if not self._lease.lent:
                 self._waits = -_WAITS_IN_TURN  # something goes on that will take a moment
         if self._lease.lent:
-            self.act(self._receive, finished)
+            self._act(self._receive, (finished,), resting=True)
 
     def _waits_in_turn(self) -> bool:
         """Whether it was always this thread that waited, the last few times."""
@@ -69,20 +72,26 @@ class StandIn:
 
     def act(self, work: Callable[..., None], *arguments: Any) -> bool:
         """Do some of the thread's work in its place, if it has lent its loop. False: not done."""
+        return self._act(work, arguments, resting=False)
+
+    def _act(self, work: Callable[..., None], arguments: tuple[Any, ...], *, resting: bool) -> bool:
+        """``resting``: until ``work`` says otherwise."""
         lease = self._lease
         if get_ident() == lease.thread:
             return False  # in a callback: it is doing some already
         try:
             if not lease.enter():
                 return False
+            self._reading = None
+            self._resting = resting
             try:
                 work(*arguments)
             except BaseException as error:
-                if not self._resting:  # an interrupt, perhaps, in the middle of something: nothing is certain any more
+                if not self._resting and not self._is_connection_given_up():
+                    # An interrupt, perhaps, in the middle of something: nothing is certain any more.
                     self._broken(error)
                 raise
             finally:
-                self._resting = False
                 needed = self._loop_needed()
                 lease.leave()
                 if needed:
@@ -91,6 +100,14 @@ class StandIn:
             lease.leave_interrupted()
             self._wake()  # perhaps nothing was done yet, and nobody else would say that there is something to do
             raise
+        return True
+
+    def _is_connection_given_up(self) -> bool:
+        """An interrupt came while answers were read. What has been read of them is lost, so all on that connection is
+        as if it had broken: what was sent is sent again. False: an answer was being told of."""
+        if self._reading is None or self._reading.telling:
+            return False
+        self._reading.abort()
         return True
 
     def _receive(self, finished: Callable[[], bool]) -> None:
@@ -102,12 +119,14 @@ class StandIn:
             if connection is None or began >= until:
                 self._lease.recall()
                 return
-            self._resting = True
             readable = connection.wait_readable(until - began, self._wakefulness.awake_s)
             now = time.monotonic()
             self._wakefulness.answered(now - began)
+            self._reading = connection
             self._resting = False
-            if not readable or not connection.read_now():
+            is_read = readable and connection.read_now()
+            self._resting = True
+            if not is_read:
                 self._lease.recall()
                 return
             began = now

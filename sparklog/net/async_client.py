@@ -43,6 +43,8 @@ class AsyncConnection(asyncio.BufferedProtocol):
         self._reason = "closed"
         self._poll: select.poll | None = None
         self._socket_number = -1
+        #: Somebody is being told of an answer, which nobody has any more where that is interrupted.
+        self.telling = False
         #: When the peer was last heard, or was asked something with nothing else under way; monotonic time.
         self._heard_s = 0.0
 
@@ -212,21 +214,22 @@ class AsyncConnection(asyncio.BufferedProtocol):
             self._take(cid, reply, body)
 
     def _take(self, cid: int, reply: Reply, body: memoryview) -> None:
-        told = self._waiting.pop(cid, None)
         answer: Answer | BrokerError = (reply, body)
         if isinstance(reply, ErrorReply):
             answer = error_told(reply)
             if cid == -1:
                 self._reason = reply.detail
-        if told is None:
-            return
-        try:
-            told(answer)
-        except BaseException as error:
-            if isinstance(error, KeyboardInterrupt) and not self._loop.is_running():
-                raise  # of a thread that acts for the loop: meant for that thread
-            # Not this connection's fault, which would be ended for it: a turn of its own, for the loop's handler.
-            self._loop.call_soon(_raise, error)
+        self.telling = True
+        told = self._waiting.pop(cid, None)
+        if told is not None:
+            try:
+                told(answer)
+            except BaseException as error:
+                if isinstance(error, KeyboardInterrupt) and not self._loop.is_running():
+                    raise  # of a thread that acts for the loop: meant for that thread
+                # Not this connection's fault, which would be ended for it: a turn of its own, for the loop's handler.
+                self._loop.call_soon(_raise, error)
+        self.telling = False
 
     def pause_writing(self) -> None:
         self._writable.clear()

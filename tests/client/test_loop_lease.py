@@ -20,10 +20,12 @@ from sparklog import Producer
 from sparklog.client import loop_lease
 from sparklog.client.errors import ProducerClosed
 from sparklog.client.loop_lease import LoopLease
+from sparklog.client.stand_in import StandIn
 from sparklog.client.wakefulness import Wakefulness
 from sparklog.errors import ErrorCode
 from sparklog.net.async_client import AsyncConnection
 from sparklog.net.loop import new_event_loop
+from sparklog.protocol.connection import ClientEnd
 from sparklog.protocol.messages import Produce
 from tests.client.fake_cluster import FakeCluster
 from tests.client.interrupting import interrupted_in, lines
@@ -215,6 +217,30 @@ def test_a_wait_that_is_interrupted_loses_nothing(
                 future.result()
         assert future.result(_TIMEOUT_S).offset == sent
         assert producer.send("t", b"v").result(_TIMEOUT_S).offset == sent + 1
+
+
+@pytest.mark.parametrize(
+    ("method", "line"),
+    lines(StandIn._receive, AsyncConnection.read_now, AsyncConnection.buffer_updated, ClientEnd.only_reply),
+)
+def test_an_interrupt_while_no_answer_is_told_of_loses_nothing_but_the_connection(
+    fake: FakeCluster, method: Callable[..., Any], line: int
+) -> None:
+    fake.create("t", partitions=1)
+    with Producer(fake.bootstrap) as producer:
+        sent = acting(producer)
+        futures = []
+
+        def send_some() -> None:
+            for number in range(50):
+                futures.append(producer.send("t", b"%d" % number))
+                futures[-1].result()
+
+        interrupted_in(method, line, send_some)
+        futures.append(producer.send("t", b"more"))
+        offsets = [future.result(_TIMEOUT_S).offset for future in futures]
+    assert offsets == list(range(sent, sent + len(futures)))
+    assert values(fake, "t")[sent:] == [b"%d" % number for number in range(len(futures) - 1)] + [b"more"]
 
 
 @pytest.mark.parametrize(("work", "headers"), [("drain", {"h": b""}), ("start", None), ("succeeded", None)])
