@@ -278,10 +278,14 @@ class Registry:
         while True:
             await self._session.connected()
             changed = asyncio.Event()
-            with suppress(ZkUnreachable):
-                if not await self._session.exists(path, on_change=changed.set):
-                    return
-                await changed.wait()
+            try:
+                # Not exists: for a node that is gone that would leave a watch, and this name never comes again.
+                await self._session.get(path, on_change=changed.set)
+            except ZkNoNode:
+                return
+            except ZkUnreachable:
+                continue
+            await changed.wait()
 
     def withdraw_request(self, path: str) -> None:
         """Nobody waits for this any more: it must not be carried out later, however long ZooKeeper is away."""

@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
 from sparklog.cluster.broker_connections import BrokerConnections
+from sparklog.cluster.topic_watches import TopicWatches
 from sparklog.controller.controller import Controller
 from sparklog.controller.effects import (
     AskLogEnds,
@@ -108,7 +109,6 @@ class ControllerTerm:
         self._over: asyncio.Future[str] = self._loop.create_future()
         self._tasks: set[asyncio.Task[None]] = set()
         self._unwatch: list[Callable[[], None]] = []
-        self._topic_watches: dict[str, Callable[[], None]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._outcomes: dict[TopicPartition, StateOutcome | None] = {}
         self._deleting: dict[str, str] = {}  # names by topic id: one made anew may have to go as well
@@ -159,7 +159,7 @@ class ControllerTerm:
     async def _end(self) -> None:
         if not self._over.done():
             self._over.set_result("cancelled")
-        for unwatch in (*self._unwatch, *self._topic_watches.values()):
+        for unwatch in self._unwatch:
             unwatch()
         if self._timer is not None:
             self._timer.cancel()
@@ -172,7 +172,7 @@ class ControllerTerm:
 
     def _follow(self) -> None:
         self._unwatch.append(self._session.watch_data(paths.CONTROLLER, self._controller_node))
-        self._unwatch.append(self._session.watch_children(paths.TOPICS, self._topic_names))
+        self._unwatch.append(TopicWatches(self._session, found=self._topic_found, gone=self._topic_unlisted).close)
         self._start(self._level(paths.BROKER_IDS, self._read_brokers), "live brokers")
         # A registration may be gone when its process is proved dead: then only the mark comes.
         self._start(self._level(paths.RETIRED, self._read_brokers), "retired brokers")
@@ -230,13 +230,8 @@ class ControllerTerm:
             if await self._store.delete_isr_changes(nodes):
                 return
 
-    def _topic_names(self, names: tuple[str, ...] | None) -> None:
-        present = set(names or ())
-        for name in present - set(self._topic_watches):
-            self._topic_watches[name] = self._session.watch_data(paths.topic(name), self._topic_reader(name))
-        for name in set(self._topic_watches) - present:
-            self._topic_watches.pop(name)()
-            self._start(self._look_for_topic(name), f"look for topic {name}")
+    def _topic_unlisted(self, name: str) -> None:
+        self._start(self._look_for_topic(name), f"look for topic {name}")
 
     async def _look_for_topic(self, name: str) -> None:
         """Brokers throw away what is reported gone: look again, since it may have been created anew meanwhile. A
@@ -252,15 +247,11 @@ class ControllerTerm:
             if found is None and name not in self._deleting.values():
                 self._step(TopicGone(name))
 
-    def _topic_reader(self, name: str) -> Callable[[Node | None], None]:
-        def read(node: Node | None) -> None:
-            if node is not None:
-                # Without states: partitions of a topic that is new to the core have none yet, and where they do
-                # (an earlier controller began), the write is refused and brings them.
-                record = codecs.decode_topic(paths.topic(name), node.data, name)
-                self._step(TopicRead(TopicSnapshot(record, {}, node.version)))
-
-        return read
+    def _topic_found(self, name: str, node: Node) -> None:
+        # Without states: partitions of a topic that is new to the core have none yet, and where they do (an earlier
+        # controller began), the write is refused and brings them.
+        record = codecs.decode_topic(paths.topic(name), node.data, name)
+        self._step(TopicRead(TopicSnapshot(record, {}, node.version)))
 
     def _controller_node(self, node: Node | None) -> None:
         if not self._store.owns(node):

@@ -282,12 +282,20 @@ class ZkSession:
         every reconnection, until the returned function is called. Changes in quick succession may be one call."""
         return self._follow(lambda fired: self.children(path, on_change=fired), path, on_children)
 
-    def watch_data(self, path: str, on_node: Callable[[Node | None], None]) -> Callable[[], None]:
-        """As ``watch_children``, for the node's data."""
-        return self._follow(lambda fired: self.get(path, on_change=fired), path, on_node)
+    def watch_data(
+        self, path: str, on_node: Callable[[Node | None], None], *, until_gone: bool = False
+    ) -> Callable[[], None]:
+        """As ``watch_children``, for the node's data. ``until_gone``: None is the last that is told; ZooKeeper would
+        keep a watch for the creation of a node that never comes, as long as the connection lasts."""
+        return self._follow(lambda fired: self.get(path, on_change=fired), path, on_node, until_gone=until_gone)
 
     def _follow(
-        self, read: Callable[[Callable[[], None]], asyncio.Future[Any]], path: str, report: Callable[[Any], None]
+        self,
+        read: Callable[[Callable[[], None]], asyncio.Future[Any]],
+        path: str,
+        report: Callable[[Any], None],
+        *,
+        until_gone: bool = False,
     ) -> Callable[[], None]:
         async def follow() -> None:
             while True:
@@ -297,6 +305,9 @@ class ZkSession:
                     try:
                         value = await read(fired.set)
                     except ZkNoNode:
+                        if until_gone:
+                            report(None)
+                            return
                         # A failed read leaves no watch behind; the exists request does. It may have come meanwhile.
                         if await self.exists(path, on_change=fired.set):
                             continue
