@@ -33,17 +33,22 @@ OFFSETS_TOPIC = INTERNAL_PREFIX + "consumer_offsets"
 def commit_offsets(
     link: ClusterLink, group: str, offsets: Sequence[GroupOffset], *, timeout_s: float | None = None
 ) -> None:
-    """Set offsets of a group; the others stay. Answered when they are committed.
+    """Set offsets of a group; the others stay. Answered when they are committed. The coordinator may be the last to
+    hear of a topic: a partition that it does not know is asked for again, for as long as any new topic's is.
 
     Raises:
-        BrokerError: of the first partition refused.
+        BrokerError: of the first partition refused; the others are set.
         ClientTimeout: no coordinator answered in time; they may have been set.
     """
-    request = CommitOffsets(0, group, tuple(offsets))
-    reply = Coordination(link).ask(GROUP, group, request, CommitOffsetsReply, timeout_s=timeout_s)
-    for result in reply.results:
-        if result.code:
-            raise BrokerError(result.code, result.detail or f"group {group!r}, {result.topic}-{result.partition}")
+    request, coordination = CommitOffsets(0, group, tuple(offsets)), Coordination(link)
+
+    def attempt() -> None:
+        reply = coordination.ask_once(GROUP, group, request, CommitOffsetsReply)
+        for result in reply.results:
+            if result.code:
+                raise BrokerError(result.code, result.detail or f"group {group!r}, {result.topic}-{result.partition}")
+
+    link.retrying(f"CommitOffsets, coordinator of group {group!r}", attempt, timeout_s=timeout_s)
 
 
 def group_offsets(link: ClusterLink, group: str, *, timeout_s: float | None = None) -> tuple[GroupOffset, ...]:
