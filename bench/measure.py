@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from bench.machine import Others
 
 if TYPE_CHECKING:
-    from bench.sides import Bench
+    from bench.sides import Bench, Side
 
 #: Of other programs: more of it and a round is done again.
 _QUIET_CORES = 0.3
@@ -35,6 +35,8 @@ class Contestant(NamedTuple):
 
     name: str
     run: Callable[[], Figures]
+    #: Whose work it is: the other one is paused meanwhile. None: nobody is.
+    side: Side | None = None
 
 
 class Ratio(NamedTuple):
@@ -111,11 +113,15 @@ def measure(row: Row, bench: Bench, runs: int) -> list[Line]:
     most = wanted if bench.quick else 2 * wanted
     rounds: list[Round] = []
     with row.open(bench) as contestants:
-        if row.warm_up and not bench.quick:
-            for contestant in contestants:
-                contestant.run()
-        while len(rounds) < most and sum(found.others <= _QUIET_CORES for found in rounds) < wanted:
-            rounds.append(one_round(row, bench, contestants))
+        try:
+            if row.warm_up and not bench.quick:
+                for contestant in contestants:
+                    bench.give_machine_to(contestant.side)
+                    contestant.run()
+            while len(rounds) < most and sum(found.others <= _QUIET_CORES for found in rounds) < wanted:
+                rounds.append(one_round(row, bench, contestants))
+        finally:
+            bench.give_machine_to(None)
     return list(lines(row, quietest(rounds, wanted)))
 
 
@@ -127,6 +133,7 @@ def one_round(row: Row, bench: Bench, contestants: Sequence[Contestant]) -> Roun
     figures, disturbed = {}, 0.0
     for contestant in contestants:
         os.sync()  # else the disk is still busy with what the one before wrote
+        bench.give_machine_to(contestant.side)
         with Others() as others:
             figures[contestant.name] = contestant.run()
         disturbed = max(disturbed, others.cores)

@@ -1,7 +1,7 @@
 """The two systems that are compared, and what a row needs of them: topics, processes, bytes on disk, a Spark session.
 
-Both are there at the same time for as long as a bench runs: an idle one costs the other a few per cent of a core, and
-starting them anew for each run would compare cold ones.
+Both are there for as long as a bench runs, as starting them anew for each run would compare cold ones. While one is
+measured the other is paused: idle, and with what its last run left to do, it took the other's processor.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import os
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import cached_property
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _TOPIC_TIMEOUT_S = 60.0
+#: For what a system put off while it was paused: its sessions have run out, its chores are due.
+_SETTLE_S = 2.0
 #: A log that is to be compacted waits for the cleaner's next look, which is not what is measured.
 _SETTINGS = {"min.insync.replicas": "2", "log.cleaner.backoff.ms": "1000"}
 
@@ -48,6 +51,12 @@ class Side(Protocol):
 
     def disk_bytes(self, topic: str) -> int:
         """What the topic takes on the disks of all brokers."""
+
+    def pause(self) -> None:
+        """All its processes stand still."""
+
+    def resume(self) -> None:
+        """Returns when everything is led and in sync as it was before ``pause``. Raises ClusterError."""
 
 
 class Sparklog:
@@ -93,6 +102,16 @@ class Sparklog:
 
     def pids(self) -> list[int]:
         return [self.cluster.pid(broker_id) for broker_id in self.cluster.slots]
+
+    def pause(self) -> None:
+        self.cluster.pause()
+
+    def resume(self) -> None:
+        self.cluster.resume()
+        time.sleep(_SETTLE_S)
+        self.cluster.wait_ready()
+        self.admin.wait_until_in_sync(timeout_s=_TOPIC_TIMEOUT_S)
+        wait_for(lambda: not self.admin.elect_leaders(), _TOPIC_TIMEOUT_S, "the preferred leaders")
 
     def disk_bytes(self, topic: str) -> int:
         return sum(_bytes_below(slot.log_dir, topic) for slot in self.cluster.slots.values())
@@ -147,8 +166,26 @@ class Kafka:
     def pids(self) -> list[int]:
         return self.cluster.pids()
 
+    def pause(self) -> None:
+        self.cluster.pause()
+
+    def resume(self) -> None:
+        self.cluster.resume()
+        time.sleep(_SETTLE_S)
+        wait_for(self._led_as_preferred, _TOPIC_TIMEOUT_S, "Kafka's preferred leaders")
+
     def disk_bytes(self, topic: str) -> int:
         return sum(_bytes_below(self.cluster.data(node), topic) for node in BROKERS)
+
+    def _led_as_preferred(self) -> bool:
+        from confluent_kafka import ElectionType
+
+        self.admin.elect_leaders(ElectionType.PREFERRED, None).result()
+        topics = self.admin.list_topics(timeout=10).topics.values()
+        parts = [part for topic in topics for part in topic.partitions.values()]
+        return self._complete() and all(
+            part.leader == part.replicas[0] and len(part.isrs) == len(part.replicas) for part in parts
+        )
 
     def _complete(self) -> bool:
         return len(self.admin.list_topics(timeout=10).brokers) == len(BROKERS)
@@ -174,11 +211,13 @@ class Bench:
         self.missing = ""
         self._directory = Path(tempfile.mkdtemp(prefix="sparklog-bench-"))
         self._ends = ExitStack()
+        self.started: list[Side] = []
+        self._paused: Side | None = None
         self._numbers = itertools.count()
 
     def close(self) -> None:
         try:
-            self._ends.close()
+            self._ends.close()  # which ends what is paused as well
         finally:
             shutil.rmtree(self._directory, ignore_errors=True)
 
@@ -200,6 +239,7 @@ class Bench:
         side = Sparklog(self._directory / "sparklog")
         self._ends.callback(side.stop)
         side.start()
+        self.started.append(side)
         return side
 
     @cached_property
@@ -215,6 +255,7 @@ class Bench:
             return None
         self._ends.callback(side.stop)
         side.start()
+        self.started.append(side)
         return side
 
     def sides(self) -> Iterator[Side]:
@@ -222,6 +263,17 @@ class Bench:
         yield self.ours
         if self.kafka is not None:
             yield self.kafka
+
+    def give_machine_to(self, side: Side | None) -> None:
+        """Pause the other one; None: nobody is paused."""
+        other = None if side is None else next((found for found in self.started if found is not side), None)
+        if other is self._paused:
+            return
+        if self._paused is not None:
+            self._paused.resume()
+        self._paused = other
+        if other is not None:
+            other.pause()
 
     @cached_property
     def spark(self) -> SparkSession:

@@ -69,8 +69,8 @@ def open_consume(bench: Bench, *, size: int) -> Iterator[list[Contestant]]:
     with bench.topic(bench.ours, partitions=PARTITIONS) as topic:
         write_tables(bench.ours.bootstrap, topic, tables(count, size))
         contestants = [
-            Contestant("socket", functools.partial(by_socket, bench, topic, count, size)),
-            Contestant("files", functools.partial(by_files, bench, topic, count, size)),
+            Contestant("socket", functools.partial(by_socket, bench, topic, count, size), bench.ours),
+            Contestant("files", functools.partial(by_files, bench, topic, count, size), bench.ours),
         ]
         if bench.kafka is None:
             yield contestants
@@ -79,10 +79,8 @@ def open_consume(bench: Bench, *, size: int) -> Iterator[list[Contestant]]:
 
         with bench.topic(bench.kafka, partitions=PARTITIONS) as theirs:
             produce_confluent(bench.kafka.bootstrap, theirs, objects(count, size))
-            yield [
-                *contestants,
-                Contestant("confluent-kafka", functools.partial(by_librdkafka, bench.kafka, theirs, count, size)),
-            ]
+            run_theirs = functools.partial(by_librdkafka, bench.kafka, theirs, count, size)
+            yield [*contestants, Contestant("confluent-kafka", run_theirs, bench.kafka)]
 
 
 def _row(size: int, *, socket: float, files: float) -> Row:

@@ -76,7 +76,7 @@ def open_archive(bench: Bench) -> Iterator[list[Contestant]]:
     run = functools.partial(one_archive, bench, sums=sums, expected=data.selectExpr(*sums).collect())
     with ExitStack() as ends:
         yield [
-            Contestant(side.name, functools.partial(run, side, filled(bench, side, data, ends)))
+            Contestant(side.name, functools.partial(run, side, filled(bench, side, data, ends)), side)
             for side in sides(bench)
         ]
 
@@ -92,13 +92,12 @@ def open_archive_of_flights(bench: Bench) -> Iterator[list[Contestant]]:
         with Producer(bench.ours.bootstrap) as producer:
             for _ in range(copies):
                 producer.write(ours, table)
-        contestants = [Contestant("sparklog", functools.partial(run, bench.ours, ours))]
+        contestants = [Contestant("sparklog", functools.partial(run, bench.ours, ours), bench.ours)]
         if bench.kafka is not None and bench.connector:
             theirs = ends.enter_context(bench.topic(bench.kafka, partitions=PARTITIONS))
             write(flights.selectExpr("to_json(struct(*)) as value"), bench.kafka, theirs, TUNED)
-            contestants.append(
-                Contestant("JSON in Kafka", functools.partial(run, bench.kafka, theirs, fields=flights.schema))
-            )
+            run_theirs = functools.partial(run, bench.kafka, theirs, fields=flights.schema)
+            contestants.append(Contestant("JSON in Kafka", run_theirs, bench.kafka))
         yield contestants
 
 

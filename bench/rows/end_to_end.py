@@ -38,10 +38,11 @@ def one_run(bench: Bench, side: Side, linger_ms: float) -> Figures:
 
 @contextmanager
 def open_end_to_end(bench: Bench) -> Iterator[list[Contestant]]:
-    contestants = [Contestant("sparklog", functools.partial(one_run, bench, bench.ours, _DEFAULT_MS))]
+    contestants = [Contestant("sparklog", functools.partial(one_run, bench, bench.ours, _DEFAULT_MS), bench.ours)]
     if bench.kafka is not None:
         for name, linger_ms in (("linger 5 ms", _DEFAULT_MS), ("linger 1 ms", _SHORT_MS)):
-            contestants.append(Contestant(name, functools.partial(one_run, bench, bench.kafka, linger_ms)))
+            run = functools.partial(one_run, bench, bench.kafka, linger_ms)
+            contestants.append(Contestant(name, run, bench.kafka))
     yield contestants
 
 

@@ -62,9 +62,10 @@ def one_run(bench: Bench, side: Side, work: Callable[..., Figures], *, acks: str
 @contextmanager
 def open_latency(bench: Bench, *, acks: str, replication_factor: int) -> Iterator[list[Contestant]]:
     run = functools.partial(one_run, bench, acks=acks, replication_factor=replication_factor)
-    contestants = [Contestant("sparklog", functools.partial(run, bench.ours, ours))]
+    contestants = [Contestant("sparklog", functools.partial(run, bench.ours, ours), bench.ours)]
     if bench.kafka is not None:
-        contestants.append(Contestant("confluent-kafka", functools.partial(run, bench.kafka, confluent)))
+        run_theirs = functools.partial(run, bench.kafka, confluent)
+        contestants.append(Contestant("confluent-kafka", run_theirs, bench.kafka))
     yield contestants
 
 

@@ -55,14 +55,14 @@ def one_write(
 def open_tables(bench: Bench, *, size: int) -> Iterator[list[Contestant]]:
     count = bench.count(_TABLES[size], 20_000)
     run = functools.partial(one_write, bench, count=count, size=size)
-    contestants = [Contestant("sparklog", functools.partial(run, bench.ours, write_tables, tables(count, size)))]
+    run_ours = functools.partial(run, bench.ours, write_tables, tables(count, size))
+    contestants = [Contestant("sparklog", run_ours, bench.ours)]
     if bench.kafka is not None:
         from bench.kafka_clients import produce_confluent
 
         values = objects(count, size)
-        contestants.append(
-            Contestant("confluent-kafka", functools.partial(run, bench.kafka, produce_confluent, values))
-        )
+        run_theirs = functools.partial(run, bench.kafka, produce_confluent, values)
+        contestants.append(Contestant("confluent-kafka", run_theirs, bench.kafka))
     yield contestants
 
 
@@ -71,14 +71,14 @@ def open_send(bench: Bench) -> Iterator[list[Contestant]]:
     count = bench.count(_SEND_ROWS, 5_000)
     values = objects(count, _SEND_SIZE)
     run = functools.partial(one_write, bench, data=values, count=count, size=_SEND_SIZE)
-    contestants = [Contestant("sparklog", functools.partial(run, bench.ours, send_each))]
+    contestants = [Contestant("sparklog", functools.partial(run, bench.ours, send_each), bench.ours)]
     if bench.kafka is not None:
         from bench.kafka_clients import produce_aiokafka, produce_confluent
 
         tuned = functools.partial(produce_aiokafka, linger_ms=5, max_batch_size=262_144)
         contestants += [
-            Contestant("aiokafka", functools.partial(run, bench.kafka, tuned)),
-            Contestant("confluent-kafka", functools.partial(run, bench.kafka, produce_confluent)),
+            Contestant("aiokafka", functools.partial(run, bench.kafka, tuned), bench.kafka),
+            Contestant("confluent-kafka", functools.partial(run, bench.kafka, produce_confluent), bench.kafka),
         ]
     yield contestants
 

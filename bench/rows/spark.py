@@ -79,7 +79,11 @@ def open_write(bench: Bench, *, size: int) -> Iterator[list[Contestant]]:
     names = {"sparklog": ("sparklog", _NOTHING), "default": ("kafka", _NOTHING), "tuned": ("kafka", TUNED)}
     there = {side.name: side for side in sides(bench)}
     yield [
-        Contestant(name, functools.partial(one_write, bench, there[kind], options, data=data, count=count, size=size))
+        Contestant(
+            name,
+            functools.partial(one_write, bench, there[kind], options, data=data, count=count, size=size),
+            there[kind],
+        )
         for name, (kind, options) in names.items()
         if kind in there
     ]
@@ -122,7 +126,7 @@ def open_read(bench: Bench, *, size: int, one: Callable[..., Figures]) -> Iterat
     data = frame(bench, count, size)
     with ExitStack() as ends:
         yield [
-            Contestant(side.name, functools.partial(one, bench, side, filled(bench, side, data, ends), count))
+            Contestant(side.name, functools.partial(one, bench, side, filled(bench, side, data, ends), count), side)
             for side in sides(bench)
         ]
 

@@ -76,11 +76,12 @@ def open_flights(bench: Bench) -> Iterator[list[Contestant]]:
             for _ in range(copies):
                 producer.write(ours, table)
         run = functools.partial(one_question, bench, fields=flights.schema, expected=expected)
-        contestants = [Contestant("sparklog", functools.partial(run, bench.ours, ours))]
+        contestants = [Contestant("sparklog", functools.partial(run, bench.ours, ours), bench.ours)]
         if bench.kafka is not None and bench.connector:
             theirs = ends.enter_context(bench.topic(bench.kafka, partitions=PARTITIONS))
             write(flights.selectExpr("to_json(struct(*)) as value"), bench.kafka, theirs, TUNED)
-            contestants.append(Contestant("JSON in Kafka", functools.partial(run, bench.kafka, theirs)))
+            run_theirs = functools.partial(run, bench.kafka, theirs)
+            contestants.append(Contestant("JSON in Kafka", run_theirs, bench.kafka))
         yield contestants
 
 
@@ -115,7 +116,9 @@ def open_projection(bench: Bench, *, reads: str) -> Iterator[list[Contestant]]:
         if tuple(sums) != (rows, rows * (rows - 1) // 2):
             raise Lost(f"{sums} found, {rows} rows expected")
         yield [
-            Contestant(f"{columns} of 20", functools.partial(one_projection, bench, topic, rows, columns, reads))
+            Contestant(
+                f"{columns} of 20", functools.partial(one_projection, bench, topic, rows, columns, reads), bench.ours
+            )
             for columns in _CHOSEN
         ]
 

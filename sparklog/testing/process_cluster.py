@@ -182,9 +182,7 @@ class ProcessCluster:
         """Stop all of it: in order where brokers still answer, by force where not."""
         if self.network is not None:
             self.network.heal()
-        for slot in self.slots.values():
-            if slot.paused:
-                self.kill(slot.broker_id, signal.SIGCONT)
+        self.resume()
         try:
             self.stop_brokers()
             self.stop_controller()
@@ -197,6 +195,27 @@ class ProcessCluster:
             if self.network is not None:
                 self.network.close()
             shutil.rmtree(self._temporary, ignore_errors=True)
+
+    def pause(self) -> None:
+        """SIGSTOP to all of it: it takes no processor time until ``resume``."""
+        for slot in self.slots.values():
+            if slot.running:
+                self.kill(slot.broker_id, signal.SIGSTOP)
+        for controller in self.controllers:
+            if controller.running:
+                self.kill_controller(controller.number, signal.SIGSTOP)
+        self.signal_zookeeper(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Sessions have run out meanwhile, or run out now: leaders may be others than before."""
+        if self._zookeeper is not None:
+            self.signal_zookeeper(signal.SIGCONT)
+        for controller in self.controllers:
+            if controller.running:
+                self.kill_controller(controller.number, signal.SIGCONT)
+        for slot in self.slots.values():
+            if slot.running:
+                self.kill(slot.broker_id, signal.SIGCONT)
 
     def stop_brokers(self) -> dict[int, int]:
         """A cluster stop: no new writes, followers catch up, every log durable, ISRs as they are. Exit codes by id."""

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import subprocess
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
 
+from bench.machine import CpuTime
 from bench.measure import Lost
 from bench.rows import ROWS
 from bench.rows.produce import one_write, write_tables
 from bench.sides import Bench
 from bench.values import tables
+from sparklog import Consumer
 from tests.conftest import ROOT
 
 pytestmark = pytest.mark.integration
@@ -46,3 +49,40 @@ def test_a_run_that_loses_a_record_has_no_figure(bench: Bench) -> None:
     assert figures["rate"] > 0
     with pytest.raises(Lost):
         one_write(bench, bench.ours, careless, tables(1000, 100), count=1000, size=100)
+
+
+def test_who_is_not_measured_stands_still_and_is_whole_when_its_turn_comes(bench: Bench) -> None:
+    class Other:
+        """Kafka's place in what ``Bench`` does."""
+
+        paused = False
+
+        def pause(self) -> None:
+            self.paused = True
+
+        def resume(self) -> None:
+            self.paused = False
+
+    ours, other = bench.ours, Other()
+    bench.started.append(other)  # type: ignore[arg-type]
+    sessions_s = 6.0  # brokers' sessions with ZooKeeper, by default
+    try:
+        with bench.topic(ours, partitions=6) as topic:
+            write_tables(ours.bootstrap, topic, tables(1000, 100))
+            (before,) = ours.admin.describe_topics([topic])
+            bench.give_machine_to(other)  # type: ignore[arg-type]
+            with CpuTime(ours.pids()) as cpu:
+                time.sleep(sessions_s + 1)
+            bench.give_machine_to(ours)
+            assert other.paused
+            (after,) = ours.admin.describe_topics([topic])
+            assert cpu.seconds < 0.001
+            assert [part.leader for part in after.partitions] == [part.leader for part in before.partitions]
+            assert all(len(part.isr) == 3 for part in after.partitions)
+            write_tables(ours.bootstrap, topic, tables(1000, 100))
+            with Consumer(ours.bootstrap, topic, start="earliest") as consumer:
+                assert consumer.to_table().num_rows == 2000
+    finally:
+        bench.give_machine_to(None)
+        bench.started.remove(other)  # type: ignore[arg-type]
+    assert not other.paused
