@@ -24,6 +24,9 @@ from sparklog.protocol.received import ReceivedRequest
 
 _log = logging.getLogger(__name__)
 
+#: Turns of the loop after which the transport of an accepted socket has told of its connection, and has closed it.
+_TURNS_TO_CLOSE = 2
+
 
 class Handler(Protocol):
     """What the broker makes for each connection."""
@@ -106,6 +109,9 @@ class ServerConnection(asyncio.BufferedProtocol):
         tune(transport)
         name = transport.get_extra_info("peername")
         self.peer = f"{name[0]}:{name[1]}" if isinstance(name, tuple) else str(name or "local")
+        if self._limits.closing:
+            self._transport.close()
+            return
         if len(self._limits.connections) >= self._limits.max_connections:
             self._turn_away()
             return
@@ -270,6 +276,8 @@ class Limits:
         self.max_in_flight = max_in_flight
         self.max_connections = max_connections
         self.connections: set[ServerConnection] = set()
+        #: The server closes: what it has accepted just before is closed as soon as it is a connection.
+        self.closing = False
 
 
 class Server:
@@ -292,10 +300,17 @@ class Server:
 
     async def close(self) -> None:
         """Stop listening and close every connection once its written replies are sent."""
-        self._server.close()
+        self._limits.closing = True
+        loop, server = asyncio.get_running_loop(), cast(Any, self._server)
+        # asyncio accepts in one turn and makes a connection in the next, which fails if the server is closed by then.
+        for listening in server.sockets:
+            loop.remove_reader(listening.fileno())
         for connection in list(self._limits.connections):
             connection.close()
         await asyncio.sleep(0)
+        server.close()
+        for _ in range(_TURNS_TO_CLOSE):
+            await asyncio.sleep(0)
 
 
 async def serve(

@@ -444,3 +444,26 @@ def test_a_closed_connection_does_not_wait_for_the_collector(kind: str) -> None:
         gc.enable()
         loop.close()
     assert len(peers) == 5 and peers.isdisjoint(kept)
+
+
+@pytest.mark.parametrize("kind", ["asyncio", "uvloop"])
+@pytest.mark.parametrize("turns", range(6))
+def test_what_is_accepted_while_a_server_closes_is_closed(kind: str, turns: int) -> None:
+    """However far it has come: who connected would wait for answers for as long as the process runs."""
+    library: Any = asyncio if kind == "asyncio" else pytest.importorskip(kind)
+    loop: asyncio.AbstractEventLoop = library.new_event_loop()
+    server = loop.run_until_complete(_served(lambda connection: EchoHandler(connection, [])))
+
+    async def close() -> None:
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        await server.close()
+        await server.close()  # once more changes nothing
+
+    try:
+        with socket.create_connection(("127.0.0.1", server.port), timeout=5) as client:
+            loop.run_until_complete(close())
+            with contextlib.suppress(ConnectionResetError):  # it was not accepted yet
+                assert client.recv(1) == b""
+    finally:
+        loop.close()
