@@ -352,6 +352,9 @@ class LeaderFetcher:
             partition.advance_log_start(answer.log_start_offset)
         if self._followed.get(key) is not followed:
             return
+        if partition.is_cutting:  # then it is followed anew
+            self._session.forget(*key)
+            return
         moved = partition.log.log_end_offset != before
         if refused is not None:
             self._broker.counters["fetcher.batches.refused"] += 1

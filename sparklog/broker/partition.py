@@ -54,6 +54,7 @@ from sparklog.replica.events import (
     Truncated,
 )
 from sparklog.replica.replica import Replica
+from sparklog.storage.cutting import CutJob
 from sparklog.storage.log import Log
 
 _log = logging.getLogger(__name__)
@@ -114,6 +115,9 @@ class Surroundings(Protocol):
 
     def stop_fetching(self, partition: Partition) -> None: ...
 
+    def prepare_cut(self, partition: Partition, job: CutJob) -> None:
+        """Run it in a thread, then ``Partition.cut_prepared``."""
+
     def role_changed(self, partition: Partition) -> None: ...
 
     def log_end_moved(self, partition: Partition) -> None: ...
@@ -161,6 +165,8 @@ class Partition:
         self._append_refused: BrokerError | None = None
         self._verdict: FetchVerdict | None = None
         self._next_ticket = 0
+        #: what a cut that was ordered waits for, and where it cuts
+        self._cut: tuple[CutJob, int] | None = None
 
     # --- what the broker tells it ---
 
@@ -226,9 +232,28 @@ class Partition:
         self._append_refused = None
         self.step(event)
         self._incoming = None
-        if event.code == ErrorCode.NONE:
+        if event.code == ErrorCode.NONE and self._cut is None:
             self.log.caught_up(event.high_watermark)
         return self._append_refused
+
+    @property
+    def is_cutting(self) -> bool:
+        """A cut was ordered and is being prepared: no answer of the leader is of use before it is done."""
+        return self._cut is not None
+
+    def cut_prepared(self, job: CutJob) -> None:
+        """``job.run`` has returned: cut the log, unless the role that ordered it is no more, and fetch on."""
+        if self._cut is None or self._cut[0] is not job or self.stopped:
+            return
+        offset, self._cut = self._cut[1], None
+        try:
+            truncated = self._cut_at(offset, job)
+        except Exception as error:  # as that of a step
+            self._fail(error)
+            return
+        self.step(truncated)
+        if self.offline is None:
+            self._surroundings.start_fetching(self, self.replica.leader, self.replica.leader_epoch)
 
     def advance_log_start(self, offset: int) -> None:
         """The leader has deleted what is below ``offset``; what is committed here goes as well."""
@@ -371,10 +396,18 @@ class Partition:
             self._events.append(FollowerAppended(end_offset))
 
     def _truncate_log(self, effect: TruncateLog) -> None:
+        job = self.log.cuts.begin(effect.offset)
+        if job is None:
+            self._events.append(self._cut_at(effect.offset, None))
+        else:  # copying and fsync would hold up everything here for as long as the disk takes
+            self._cut = job, effect.offset
+            self._surroundings.prepare_cut(self, job)
+
+    def _cut_at(self, offset: int, job: CutJob | None) -> Truncated:
         before = self.log.log_end_offset
-        end_offset = self.log.truncate(effect.offset)
+        end_offset = self.log.truncate(offset, job)
         _cut_lines.info("%s: log truncated from %d to %d", self.tp, before, end_offset)
-        self._events.append(Truncated(end_offset))
+        return Truncated(end_offset)
 
     def _restart_log(self, effect: RestartLog) -> None:
         before = self.log.log_end_offset
@@ -409,6 +442,9 @@ class Partition:
 
     def _role_changed(self, effect: RoleChanged) -> None:
         _role_lines.info("%s: %s in leader epoch %d", self.tp, effect.role, effect.leader_epoch)
+        if self._cut is not None:  # as if the answer that led to it had not come: whoever leads now is asked again
+            self._cut = None
+            self.log.cuts.cancel()
         self._surroundings.role_changed(self)
 
     # --- answers ---

@@ -1,7 +1,7 @@
-"""Work that nobody waits for: sealing, new schemas, checkpoints, retention, flushes.
+"""Work that no request waits for: sealing, new schemas, checkpoints, retention, flushes, copies that cuts need.
 
-Sealing starts when the high watermark says so; the rest on timers. What takes the disk's time runs in threads; a log
-is only ever touched from the event loop.
+Sealing starts when the high watermark says so, a copy when a cut is ordered; the rest on timers. What takes the disk's
+time runs in threads; a log is only ever touched from the event loop.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from sparklog.broker.state import BrokerState
 from sparklog.errors import ErrorCode, StorageError
 from sparklog.record.marker import Marker, encode_marker
 from sparklog.replica.purgatory import NEVER
+from sparklog.storage.cutting import CutJob
 from sparklog.storage.flushing import FlushJob
 from sparklog.storage.log_set import LogDirectory
 from sparklog.storage.partition_file import PartitionFileJob
@@ -121,6 +122,19 @@ class Upkeep:
             self._broker.log_failed(partition, error)
         finally:
             del self._seals[partition]
+
+    def prepare_cut(self, partition: Partition, job: CutJob) -> None:
+        """A process that ends leaves its logs as they are."""
+        if not self._closed:
+            self._broker.spawn(self._prepare_cut(partition, job), f"cut {partition.tp}")
+
+    async def _prepare_cut(self, partition: Partition, job: CutJob) -> None:
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._pool, self._noted, job.run)
+        except StorageError as error:
+            self._broker.log_failed(partition, error)
+        else:
+            partition.cut_prepared(job)
 
     async def _store_schemas(self, partition: Partition, job: PartitionFileJob) -> None:
         """Where they stay if nobody comes to it the segments have them, too."""

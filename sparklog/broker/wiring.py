@@ -9,6 +9,7 @@ from sparklog.broker.partition import Partition
 from sparklog.broker.state import BrokerState
 from sparklog.broker.upkeep import Upkeep
 from sparklog.replica.effects import WriteIsr
+from sparklog.storage.cutting import CutJob
 
 _log = logging.getLogger(__name__)
 
@@ -43,6 +44,9 @@ class Wiring:
 
     def stop_fetching(self, partition: Partition) -> None:
         self._fetchers.unfollow(partition)
+
+    def prepare_cut(self, partition: Partition, job: CutJob) -> None:
+        self._upkeep.prepare_cut(partition, job)
 
     def role_changed(self, partition: Partition) -> None:
         self._broker.counters[f"roles.{partition.replica.role}"] += 1

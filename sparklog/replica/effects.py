@@ -34,7 +34,10 @@ class AppendAsFollower(msgspec.Struct, frozen=True, gc=False):
 
 class TruncateLog(msgspec.Struct, frozen=True, gc=False):
     """Cut the log so that it ends at ``offset`` (or before, at a batch boundary). Then Truncated; the next fetch
-    starts at the new end."""
+    starts at the new end.
+
+    It may be carried out later: the log stays as it is until then, and no answer of the leader counts. With the next
+    RoleChanged it is forgotten, as if the answer that led to it had not come."""
 
     offset: int
 

@@ -10,7 +10,8 @@ partition's node whichever way they arrive. A started broker leads nothing until
 an epoch that an earlier one led with a longer log.
 
 The performer carries out the effects of one step, in order, before it hands over the next event; so the ``LogView``
-always shows the log as ordered so far. A batch appended at once is in it before its event (``AppendedAtOnce``).
+always shows the log as ordered so far. A batch appended at once is in it before its event (``AppendedAtOnce``), and a
+cut may come later, or not at all where the role has changed by then (``TruncateLog``).
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """One replica's log: a partition directory of segments, appended at the end, read anywhere, cut when it must be.
 
 Owned by the event loop of its broker: nothing here is safe to call from another thread, except ``SealJob.run``,
-``FlushJob.run`` and what is handed to ``remove_later``. Appends go to the page cache; durability comes from
-replication, and from fsync when a segment is sealed, in ``FlushJob``, on a clean stop, and in the append itself where
-``flush.messages`` has it acknowledged only then.
+``FlushJob.run``, ``CutJob.run`` and what is handed to ``remove_later``. Appends go to the page cache; durability comes
+from replication, and from fsync when a segment is sealed, in ``FlushJob``, on a clean stop, and in the append itself
+where ``flush.messages`` has it acknowledged only then.
 
 Here is what requests ask of a log. What it consists of: ``log_state``; how it becomes longer: ``log_appends`` and, by
 one plain batch, ``plain_append``; shorter: ``log_cuts``; what is fsynced when: ``log_durability``; compaction:
@@ -26,6 +26,7 @@ from sparklog.storage import log_appends, log_reads, plain_append
 from sparklog.storage.append_plan import Run, plan_follower_append, plan_leader_append
 from sparklog.storage.checkpoints import PartitionCheckpoint
 from sparklog.storage.cleaning_plan import CLEANER_FILE
+from sparklog.storage.cutting import CutJob
 from sparklog.storage.disk import Buffer
 from sparklog.storage.log_cleaning import LogCleaning
 from sparklog.storage.log_cuts import LogCuts
@@ -41,7 +42,7 @@ from sparklog.storage.transactions import EndedTransaction, OpenTransaction
 class Log:
     """One partition directory. Made by ``LogDirectory.create`` or found by ``LogDirectory.load``."""
 
-    __slots__ = ("_cuts", "_state", "cleaning", "durability", "topic_id", "tp")
+    __slots__ = ("_state", "cleaning", "cuts", "durability", "topic_id", "tp")
 
     def __init__(
         self,
@@ -58,7 +59,7 @@ class Log:
         self._state = LogState(tp, topic_id, directory=directory, schemas=schemas, config=config, services=services)
         self.durability = LogDurability(self._state)
         self.cleaning = LogCleaning(self._state, self.durability)
-        self._cuts = LogCuts(self._state, self.durability, self.cleaning)
+        self.cuts = LogCuts(self._state, self.durability, self.cleaning)
 
     def __repr__(self) -> str:
         return f"Log({self.tp}, [{self.log_start_offset}, {self.log_end_offset}), hw {self.high_watermark})"
@@ -81,6 +82,7 @@ class Log:
         if not state.closed:
             with state.offline_on_error("stopping the cleaner of"):
                 self.cleaning.stop()
+            self.cuts.cancel()
             self.durability.cancel_flush()
             self.durability.cancel_schemas()
             state.seals.cancel(state.chain.segments)
@@ -404,15 +406,16 @@ class Log:
 
     # --- cutting ------------------------------------------------------------------------------------------------
 
-    def truncate(self, offset: int) -> int:
+    def truncate(self, offset: int, job: CutJob | None = None) -> int:
         """Cut the log so that it ends at ``offset`` or at the batch boundary below; return the new log end.
 
-        Below what the log holds: empty at ``offset``.
+        Below what the log holds: empty at ``offset``. ``job``: that of ``cuts.begin`` for this offset, which has run;
+        without it, or where it did not come to its end, what it would have copied is copied here.
 
         Raises:
             StorageError: the log directory must go offline.
         """
-        return self._cuts.truncate(offset)
+        return self.cuts.truncate(offset, job)
 
     def restart_at(self, offset: int) -> None:
         """Throw everything away; the log is empty at ``offset``.
@@ -420,7 +423,7 @@ class Log:
         Raises:
             StorageError: the log directory must go offline.
         """
-        self._cuts.restart_at(offset)
+        self.cuts.restart_at(offset)
 
     def advance_log_start(self, offset: int) -> int:
         """Raise the log start to ``offset``, at most the high watermark; return the log start, which stays as it is
@@ -429,7 +432,7 @@ class Log:
         Raises:
             StorageError: the log directory must go offline.
         """
-        return self._cuts.advance_start(offset)
+        return self.cuts.advance_start(offset)
 
     @property
     def has_retired(self) -> bool:
@@ -442,12 +445,12 @@ class Log:
         Raises:
             StorageError: the log directory must go offline.
         """
-        self._cuts.delete_retired(durable_start)
+        self.cuts.delete_retired(durable_start)
 
     def retention_due_us(self) -> int | None:
         """When ``roll_due`` or ``apply_retention`` may first find something to do while nothing is written, sealed or
         configured; us since the epoch. None: never. An idle log need not be asked before."""
-        return self._cuts.retention_due_us()
+        return self.cuts.retention_due_us()
 
     def roll_due(self, now_us: int) -> bool:
         """Whether the leader is to begin a new segment though nothing is written, so that what is in the active one may
@@ -457,13 +460,13 @@ class Log:
         Not before it is committed and decided; and never for a segment that another such roll has begun, which holds
         a marker alone. No file is touched. Source: Kafka's ``UnifiedLog.deleteSegments``, KIP-354.
         """
-        return self._cuts.roll_due(now_us)
+        return self.cuts.roll_due(now_us)
 
     def apply_retention(self, now_us: int, *, read_to: int | None = None) -> int:
         """Let go of the sealed segments that ``retention.ms`` and ``retention.bytes`` allow; return how many.
 
         ``read_to``: what the groups that are waited for have read; None: nobody is."""
-        return self._cuts.apply_retention(now_us, read_to=read_to)
+        return self.cuts.apply_retention(now_us, read_to=read_to)
 
     # --- absence ------------------------------------------------------------------------------------------------
 

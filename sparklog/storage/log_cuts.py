@@ -8,6 +8,7 @@ their files once the new log start is durable.
 from __future__ import annotations
 
 from sparklog.storage import retention
+from sparklog.storage.cutting import CutJob
 from sparklog.storage.log_cleaning import LogCleaning
 from sparklog.storage.log_durability import LogDurability
 from sparklog.storage.log_state import LogState
@@ -18,18 +19,55 @@ class LogCuts:
     """Owned by its ``Log``, which says what the methods mean to its users. They raise StorageError when the log
     directory must go offline."""
 
-    __slots__ = ("_cleaning", "_durability", "_state")
+    __slots__ = ("_cleaning", "_durability", "_job", "_state")
 
     def __init__(self, state: LogState, durability: LogDurability, cleaning: LogCleaning) -> None:
         self._state = state
         self._durability = durability
         self._cleaning = cleaning
+        #: of the cut that is to come
+        self._job: CutJob | None = None
 
     # --- at the end -----------------------------------------------------------------------------------------------
 
-    def truncate(self, offset: int) -> int:
+    def begin(self, offset: int) -> CutJob | None:
+        """A job for a thread, before ``truncate`` to this offset is told of it; None: that has nothing to copy.
+
+        The log stays as it is meanwhile. Its high watermark is to be at or below ``offset``, and to stay there.
+
+        Raises:
+            StorageError: the log directory must go offline.
+        """
         state = self._state
         state.check_open()
+        self.cancel()
+        if offset >= state.log_end_offset or offset <= state.first_segment_offset:
+            return None
+        with state.offline_on_error("truncating"):
+            end = state.chain.boundary(offset)
+            if end > state.first_segment_offset:
+                copied = state.chain.copied_by_cut(end, served_end=state.served_end)
+                if copied is not None:
+                    self._cleaning.stop()  # it may have begun when more was committed
+                    self._job = CutJob(*copied)
+        return self._job
+
+    def cancel(self) -> None:
+        """The cut that was begun does not come, or not as it was begun."""
+        job, self._job = self._job, None
+        if job is not None:
+            self._state.services.remove_later(job.cancel())
+
+    def truncate(self, offset: int, job: CutJob | None = None) -> int:
+        state = self._state
+        state.check_open()
+        try:
+            return self._truncate(offset, job if job is self._job else None)
+        finally:
+            self.cancel()  # what was not used of it
+
+    def _truncate(self, offset: int, job: CutJob | None) -> int:
+        state = self._state
         if offset >= state.log_end_offset:
             return state.log_end_offset
         with state.offline_on_error("truncating"):
@@ -42,7 +80,7 @@ class LogCuts:
             self._prepare_cut(end)
             # the one that ends at the cut becomes the last: it may go on
             state.seals.cancel(segment for segment in state.chain.segments if segment.end_offset >= end)
-            state.chain.cut(end, served_end=served_end)
+            state.chain.cut(end, served_end=served_end, job=job)
             state.segment_was_cut()
             state.forget_from(end)
             state.producers = state.load_producers(state.chain.segments)
@@ -51,6 +89,7 @@ class LogCuts:
     def restart_at(self, offset: int) -> None:
         state = self._state
         state.check_open()
+        self.cancel()
         with state.offline_on_error("restarting"):
             self._prepare_cut(0)
             state.seals.cancel(state.chain.segments)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -281,12 +281,13 @@ class Segment:
 
     # --- cutting ------------------------------------------------------------------------------------------------
 
-    def truncate(self, count: int, *, in_place: bool) -> None:
+    def truncate(self, count: int, *, in_place: bool, put_copies: Callable[[], None] | None = None) -> None:
         """Keep the first ``count`` (at least one) batches and no footer: index tail first, then data.
 
         A file whose content a reader may have mapped must not shrink under it (SIGBUS): then not ``in_place``, the
         part kept is copied and renamed over the file. The file may have been fsynced, also where nobody here knows it
-        any more (a process was killed): so the copy is, before it takes its place.
+        any more (a process was killed): so the copy is, before it takes its place. ``put_copies``: renames copies of
+        ``files_cut_to`` that are there and fsynced already.
         """
         assert 0 < count <= self.count, (count, self)
         last = self.header(count - 1)
@@ -295,9 +296,13 @@ class Segment:
             self.disk.truncate(self._index, count * HEADER_BYTES)
             self.disk.truncate(self._data, data_size)
         else:
+            files = self.files_cut_to(count)
             self.close()
-            self._replace_by_copy(self.index_path, count * HEADER_BYTES)
-            self._replace_by_copy(self.data_path, data_size)
+            if put_copies is not None:
+                put_copies()
+            else:
+                for path, length in files:
+                    self._replace_by_copy(path, length)
         self.sealed = False
         self._mapped = None
         del self._bases[count:], self._positions[count:]
@@ -307,6 +312,11 @@ class Segment:
         self.running_max = last.running_max
         self.last_append_us = last.append_time
         self.cleaned = bool(last.flags & _CLEANED)
+
+    def files_cut_to(self, count: int) -> list[tuple[Path, int]]:
+        """The files in the order in which they are cut, and how many bytes ``count`` batches leave of each."""
+        last = self.header(count - 1)
+        return [(self.index_path, count * HEADER_BYTES), (self.data_path, last.position + last.stored_bytes)]
 
     def _replace_by_copy(self, path: Path, length: int) -> None:
         fresh = path.with_name(path.name + COPY_SUFFIX)

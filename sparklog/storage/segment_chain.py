@@ -12,6 +12,7 @@ from pathlib import Path
 from sparklog.errors import StorageError
 from sparklog.record.header import BatchHeader
 from sparklog.storage.append_plan import Run
+from sparklog.storage.cutting import CutJob
 from sparklog.storage.disk import Disk
 from sparklog.storage.open_files import OpenFiles
 from sparklog.storage.segment import DELETED_SUFFIX, Segment, segment_at
@@ -103,21 +104,31 @@ class SegmentChain:
         segment = self.at(offset)
         return segment.bases()[segment.find(offset)]
 
-    def cut(self, end: int, *, served_end: int) -> None:
+    def copied_by_cut(self, end: int, *, served_end: int) -> tuple[Segment, int] | None:
+        """The segment of which ``cut`` makes a copy, and how many batches of it; None: it makes none."""
+        last = self.segments[segment_at(self.segments, end - 1)]
+        count = last.count if end == last.end_offset else last.find(end)
+        is_whole = count == last.count and last.sealed
+        return None if is_whole or (end >= served_end and not last.sealed) else (last, count)
+
+    def cut(self, end: int, *, served_end: int, job: CutJob | None = None) -> None:
         """Remove everything from the batch at ``end`` on; at least one batch is left.
 
         Nothing below ``served_end`` is cut in place, as a reader may have it mapped; what is left is as durable as it
         was. The seal of the segment that becomes the last was cancelled before, so that a part of a footer may be
-        there.
+        there. ``job`` may have made the copy already.
         """
         keep = segment_at(self.segments, end - 1)
         for doomed in reversed(self.segments[keep + 1 :]):
             self._remove(doomed)
             self.segments.pop()
         last = self.segments[keep]
-        count = last.count if end == last.end_offset else last.find(end)
-        if count < last.count or not last.sealed:
-            last.truncate(count, in_place=end >= served_end and not last.sealed)
+        copied = self.copied_by_cut(end, served_end=served_end)
+        if copied is not None:
+            is_there = job is not None and job.done and copied == (job.segment, job.count)
+            last.truncate(copied[1], in_place=False, put_copies=job.put_in_place if job and is_there else None)
+        elif not last.sealed:
+            last.truncate(last.count if end == last.end_offset else last.find(end), in_place=True)
         self.count_sealed()
 
     def clear(self) -> None:

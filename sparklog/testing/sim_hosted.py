@@ -11,6 +11,7 @@ import msgspec
 from sparklog.errors import ErrorCode
 from sparklog.model import TopicPartition
 from sparklog.replica import events as ev
+from sparklog.replica.effects import TruncateLog
 from sparklog.replica.replica import Replica, ReplicaSettings
 from sparklog.testing.sim_checks import PartitionChecker
 from sparklog.testing.sim_log import NOT_IDEMPOTENT, Sequenced, SimLog
@@ -80,12 +81,15 @@ class Hosted:
     produces: dict[int, Produce] = field(default_factory=dict)
     #: long polls, by follower
     parked: dict[int, Asked] = field(default_factory=dict)
+    #: a cut that was ordered and takes its time
+    cut: TruncateLog | None = None
 
     def forget_process(self) -> None:
         self.replica = None
         self.fetching = None
         self.produces.clear()
         self.parked.clear()
+        self.cut = None
 
 
 class Surroundings(Protocol):

@@ -32,6 +32,8 @@ FETCH_BATCHES = 4
 NOTIFY_MS = 5
 #: a copy that is held back is looked at again: its limit may have been lifted
 HOLD_MS = 100
+#: 0: at once
+CUTS_MS = (1000, 15, 0)
 
 FetchVerdict = fx.ServeFetch | fx.RefuseFetch | fx.AnswerDiverging
 
@@ -112,7 +114,35 @@ class ReplicaPerformer(SimProcess):
         if self.cluster.check_cores:
             replica.check_invariants()
 
-    def _truncate(self, tp: TopicPartition, hosted: Hosted, effect: fx.TruncateLog, *_: object) -> ev.Event:
+    def _truncate(
+        self,
+        tp: TopicPartition,
+        hosted: Hosted,
+        effect: fx.TruncateLog,
+        batches: tuple[SimBatch, ...],
+        asked: Asked | None,
+    ) -> ev.Event | None:
+        """All ways are the broker's: at once, and, where much is to be copied, when a thread has done that. What no
+        answer of a leader has led to, variants alone order."""
+        takes_ms = CUTS_MS[hosted.log.log_end_offset % len(CUTS_MS)] if asked is not None else 0
+        if not takes_ms:
+            return self._cut(tp, hosted, effect)
+        hosted.cut = effect
+        self.later(takes_ms, lambda: self._cut_late(tp, hosted, effect))
+        return None
+
+    def _cut_late(self, tp: TopicPartition, hosted: Hosted, effect: fx.TruncateLog) -> None:
+        """Unless the role has changed since."""
+        if self.hosted.get(tp) is not hosted or hosted.cut is not effect:
+            return
+        assert hosted.replica is not None
+        self.world.happened["cut in a thread"] += 1
+        hosted.cut = None
+        self.handle(tp, self._cut(tp, hosted, effect))
+        following = fx.StartFetching(hosted.replica.leader, hosted.replica.leader_epoch)
+        self._start_fetching(tp, hosted, following)
+
+    def _cut(self, tp: TopicPartition, hosted: Hosted, effect: fx.TruncateLog) -> ev.Event:
         self.world.note(f"b{self.broker_id} truncates {tp} from {hosted.log.log_end_offset} to {effect.offset}")
         end_offset = hosted.log.truncate(effect.offset)
         hosted.checker.cut(self.broker_id)
@@ -153,6 +183,9 @@ class ReplicaPerformer(SimProcess):
     def _role_changed(self, tp: TopicPartition, hosted: Hosted, effect: fx.RoleChanged, *_: object) -> None:
         role, epoch = effect.role, effect.leader_epoch
         self.world.note(f"b{self.broker_id} is {role} of {tp} in epoch {epoch}")
+        if hosted.cut is not None:
+            self.world.happened["cut forgotten"] += 1
+            hosted.cut = None
         if role == "leader":
             hosted.checker.became_leader(self.broker_id, self.process, epoch)
         parked, hosted.parked = list(hosted.parked.values()), {}
@@ -258,9 +291,11 @@ class ReplicaPerformer(SimProcess):
         if batches and self.limit(tp):
             self._copied(batches)
         end_offset = log.log_end_offset
-        self.handle(tp, answer, batches=batches)
+        self.handle(tp, answer, batches=batches, asked=asked)
         unused = batches and log.log_end_offset == end_offset
         fetching.mark = answer.high_watermark
+        if hosted.cut is not None:
+            return  # then it is followed anew
         if fetching.request == asked.request and hosted.fetching is fetching:
             fetching.request += 1
             if answer.code or unused:

@@ -27,6 +27,7 @@ class FakeLeader:
     def __init__(self, *answers: FetchedPartition) -> None:
         self.connections: list[ServerConnection] = []
         self.requests = 0
+        self.last: Fetch | None = None
         self.hold = False
         #: of who asked what it holds
         self.held: list[int] = []
@@ -40,6 +41,7 @@ class FakeLeader:
     def request_received(self, request: Request, body: memoryview) -> None:
         assert isinstance(request, Fetch)
         self.requests += 1
+        self.last = request
         if self.hold:
             self.held.append(request.incarnation)
             self._held_cids.append(request.cid)
@@ -90,7 +92,8 @@ def run(
 
 def partition(topic_id: str = "id", **more: object) -> SimpleNamespace:
     log = SimpleNamespace(log_end_offset=0, last_epoch=-1, log_start_offset=0)
-    return SimpleNamespace(tp=TopicPartition("t", 0), topic_id=topic_id, log=log, stopped=False, **more)
+    tp = TopicPartition("t", 0)
+    return SimpleNamespace(tp=tp, topic_id=topic_id, log=log, stopped=False, is_cutting=False, **more)
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -207,6 +210,33 @@ def test_an_answer_about_a_topic_that_was_made_anew_meanwhile_is_not_applied(
 
     earlier = version("id")
     run(tmp_path, answers(0), earlier, scenario)
+
+
+@BESIDE
+def test_a_partition_whose_log_is_being_cut_is_not_asked_for(
+    tmp_path: Path, beside: tuple[FetchedPartition, ...]
+) -> None:
+    """The leader would say again and again where the histories part."""
+
+    def ordered(*_: object) -> None:
+        followed.is_cutting = True
+
+    async def scenario(broker: BrokerState, leader: FakeLeader) -> None:
+        fetcher = followed.fetchers._by_leader[LEADER]
+        leader.hold = True
+        await until(lambda: len(leader.held) == 1)
+        leader.answer_oldest()
+        await until(lambda: len(leader.held) == 2)
+        assert followed.is_cutting and leader.last is not None
+        assert (leader.last.partitions, leader.last.forgotten) == ((), (("t", 0),))
+        leader.answers = ()
+        followed.is_cutting = False
+        fetcher.follow(cast(Partition, followed), 0)
+        await until(lambda: len(leader.held) == 3)
+        assert [(wanted.topic, wanted.fetch_offset) for wanted in leader.last.partitions] == [("t", 0)]
+
+    followed = partition(replica=SimpleNamespace(leader_epoch=0), leader_answered=ordered)
+    run(tmp_path, (*beside, FetchedPartition("t", 0, 0, 0, 0, 0, 0, diverging=(0, 0))), followed, scenario)
 
 
 def test_a_follower_that_is_registered_anew_does_not_wait_for_its_long_poll(tmp_path: Path) -> None:

@@ -52,6 +52,8 @@ _BESIDES = (
     "update refused",
     "update overtaken",
     "two controllers at once",
+    "cut in a thread",
+    "cut forgotten",
 )
 
 

@@ -306,6 +306,22 @@ class _Life:
             self.promised = min(self.promised, self.log.log_end_offset)
             self.epoch += 1
 
+    def cut_by_a_copy(self) -> None:
+        """What happens to a follower's log between is of no use to the cut, or none of its business."""
+        start, end = max(self.log.first_segment_offset + 3, self.log.high_watermark), self.log.log_end_offset
+        if start >= end:
+            return
+        offset = self.random.randrange(start, end)
+        log, job = self.log, self.log.cuts.begin(offset)
+        if job is not None:
+            job.run()
+        others = [self.seal, self.flush, self.flush_by_time, self.checkpoint, self.advance_start, self.kill]
+        self.random.choice(others)()
+        if log is self.log and log.log_end_offset > offset:
+            log.truncate(offset, job)
+            self.promised = min(self.promised, log.log_end_offset)
+            self.epoch += 1
+
     def flush(self) -> None:
         self.log.durability.flush()
         self.promised = self.log.log_end_offset
@@ -349,6 +365,7 @@ _STEPS = (
     (_Life.roll, 1),
     (_Life.append_on_a_full_disk, 1),
     (_Life.cut, 3),
+    (_Life.cut_by_a_copy, 2),
     (_Life.flush, 1),
     (_Life.flush_by_time, 2),
     (_Life.commit, 2),

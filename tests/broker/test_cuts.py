@@ -1,0 +1,230 @@
+"""Cuts that take long: the log stays as it is while a thread copies, and is cut only for the role that ordered it."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from sparklog.broker.partition import AppendRules, Partition, Surroundings
+from sparklog.broker.upkeep import Upkeep
+from sparklog.errors import ErrorCode, StorageError
+from sparklog.model import LeaderAndIsr
+from sparklog.replica.events import Decided, LeaderAnswered
+from sparklog.replica.replica import Replica
+from sparklog.storage.cutting import CutJob
+from sparklog.storage.log_set import LogDirectory
+from sparklog.testing.sim_disk import SimDisk
+from tests.broker.staged import until
+from tests.broker.support import broker_state
+from tests.storage.batches import SCHEMA, SCHEMAS, TOPIC_ID, TP, config, create_log, fill, open_directory, read_numbers
+
+LEADER = 2
+#: what the replica has of leader epoch 1, and where its leader's history parts from that
+END, PARTED = 12, 6
+
+
+class _Noting:
+    """Surroundings of a partition that has a broker to itself."""
+
+    def __init__(self) -> None:
+        self.jobs: list[CutJob] = []
+        self.fetching: list[tuple[int, int]] = []
+
+    def now_ms(self) -> int:
+        return 1
+
+    def prepare_cut(self, partition: Partition, job: CutJob) -> None:
+        self.jobs.append(job)
+
+    def start_fetching(self, partition: Partition, leader: int, leader_epoch: int) -> None:
+        self.fetching.append((leader, leader_epoch))
+
+    def log_failed(self, partition: Partition, error: Exception) -> None:
+        partition.fail(error)
+
+    def __getattr__(self, order: str) -> Callable[..., None]:
+        return lambda *_: None
+
+
+class _Follower:
+    """A replica that has just started, and follows in leader epoch 2; its log has records of epoch 1 alone."""
+
+    def __init__(self) -> None:
+        self.disk = SimDisk()
+        fill(create_log(open_directory(disk=self.disk)), END // 3)
+        self.disk.restart(page_cache_lost=False)
+        self.directory = open_directory(disk=self.disk)
+        self.around = _Noting()
+        self.partition = self.host()
+        self.decided(leader=LEADER, epoch=2)
+
+    def host(self) -> Partition:
+        log = self.directory.get(TP)
+        if log is None:
+            log = self.directory.create(TP, "anew", schemas=SCHEMAS, config=config())
+        rules = AppendRules(SCHEMA, 0, 1 << 20, None)
+        around = cast(Surroundings, self.around)
+        return Partition(TP, TOPIC_ID, log=log, replica=Replica(1, log), rules=rules, surroundings=around)
+
+    def decided(self, *, leader: int, epoch: int) -> None:
+        state = LeaderAndIsr(leader, epoch, (1, 2, 3), 1)
+        self.partition.step(Decided(state, epoch, (1, 2, 3), {1: 1, 2: 1, 3: 1}, min_isr=2))
+
+    def parted(self, at: int = PARTED) -> None:
+        """The answer of a leader whose own records of epoch 1 end there."""
+        log, epoch = self.partition.log, self.partition.replica.leader_epoch
+        answer = LeaderAnswered(epoch, log.log_end_offset, ErrorCode.NONE, 0, 0, at, (1, at), 0, log.last_epoch)
+        self.partition.leader_answered(answer, memoryview(b""), memoryview(b""))
+
+    def prepare(self, job: CutJob) -> None:
+        """What the broker does with it."""
+        job.run()
+        self.partition.cut_prepared(job)
+
+    @property
+    def copies(self) -> list[str]:
+        directory = self.partition.log.directory
+        if not self.disk.exists(directory):
+            return []
+        return [name for name in self.disk.names(directory) if name.endswith(".copy")]
+
+
+def test_a_cut_waits_for_its_copy_and_then_the_replica_fetches_on() -> None:
+    follower = _Follower()
+    partition = follower.partition
+    follower.parted()
+    (job,) = follower.around.jobs
+    assert partition.is_cutting and partition.log.log_end_offset == END
+    follower.parted()  # that of a second request, which was under way
+    assert follower.around.jobs == [job]
+    job.run()
+    assert read_numbers(partition.log) == list(range(END))
+    follower.around.fetching.clear()
+    partition.cut_prepared(job)
+    assert not partition.is_cutting and follower.around.fetching == [(LEADER, 2)]
+    assert read_numbers(partition.log) == list(range(PARTED))
+    assert not follower.copies
+    partition.replica.check_invariants()
+    follower.parted(3)
+    follower.prepare(follower.around.jobs[1])
+    assert read_numbers(partition.log) == [0, 1, 2]
+
+
+def test_a_change_of_leader_meanwhile_forgets_the_cut() -> None:
+    follower = _Follower()
+    partition = follower.partition
+    follower.parted(3)
+    follower.decided(leader=3, epoch=3)
+    assert not partition.is_cutting
+    follower.parted()
+    first, second = follower.around.jobs
+    second.run()
+    follower.prepare(first)
+    assert partition.is_cutting and partition.log.log_end_offset == END
+    partition.cut_prepared(second)
+    assert read_numbers(partition.log) == list(range(PARTED))
+    assert not follower.copies
+
+
+@pytest.mark.parametrize("ran", [False, True])
+def test_who_leads_meanwhile_leads_with_all_of_its_log(ran: bool) -> None:
+    """As if the answer that the cut was ordered for had never come."""
+    follower = _Follower()
+    partition = follower.partition
+    follower.parted()
+    (job,) = follower.around.jobs
+    if ran:
+        job.run()
+    follower.decided(leader=1, epoch=3)
+    fill(partition.log, 1, leader_epoch=3)
+    if not ran:
+        job.run()
+    partition.cut_prepared(job)
+    assert read_numbers(partition.log) == list(range(END + 3))
+    assert not follower.copies
+    assert partition.replica.is_leader
+    partition.replica.check_invariants()
+
+
+@pytest.mark.parametrize("ran", [False, True])
+def test_a_topic_that_is_deleted_and_made_anew_meanwhile_is_left_alone(ran: bool) -> None:
+    follower = _Follower()
+    follower.parted()
+    (job,) = follower.around.jobs
+    if ran:
+        job.run()
+    earlier = follower.partition
+    earlier.stop()
+    follower.directory.delete(TP)
+    follower.partition = follower.host()
+    fill(follower.partition.log, 1)  # the file has the same name, and is shorter than what is to be copied
+    if not ran:
+        job.run()
+    earlier.cut_prepared(job)
+    assert earlier.offline is None and follower.partition.log.topic_id == "anew"
+    assert read_numbers(follower.partition.log) == [0, 1, 2]
+    assert not follower.copies
+
+
+@pytest.mark.parametrize("how", [Partition.stop, Partition.leave])
+def test_a_replica_that_is_stopped_meanwhile_is_not_cut(how: Callable[[Partition], None]) -> None:
+    follower = _Follower()
+    follower.parted()
+    how(follower.partition)
+    follower.prepare(*follower.around.jobs)
+    assert follower.partition.log.log_end_offset == END
+    follower.disk.restart(page_cache_lost=False)
+    open_directory(disk=follower.disk)
+    assert not follower.copies
+
+
+@pytest.mark.parametrize("operation", ["copy", "sync"])
+def test_a_disk_that_fails_takes_the_directory_offline(operation: str) -> None:
+    follower = _Follower()
+    follower.parted()
+    follower.disk.fail_next(operation, errno.EIO)
+    with pytest.raises(StorageError, match="Input/output error"):
+        follower.around.jobs[0].run()
+    assert not follower.copies
+
+
+def test_the_loop_goes_on_while_a_cut_is_prepared(tmp_path: Path) -> None:
+    """A disk that takes long to fsync a segment holds up nothing but the replica that is cut."""
+    began, may_end = threading.Event(), threading.Event()
+    cut: list[object] = []
+
+    class Slow:
+        def run(self) -> None:
+            began.set()
+            assert may_end.wait(60)
+
+    class Cut:
+        tp = TP
+
+        def cut_prepared(self, job: object) -> None:
+            cut.append(job)
+
+    async def scenario(directory: LogDirectory) -> None:
+        broker = broker_state(1, tmp_path)
+        upkeep = Upkeep(broker, directory)
+        job = cast(CutJob, Slow())
+        upkeep.prepare_cut(cast(Partition, Cut()), job)
+        await until(began.is_set)
+        assert not cut
+        may_end.set()
+        await until(lambda: cut == [job])
+        upkeep.close()
+        await broker.end_tasks()
+
+    directory = LogDirectory.open(tmp_path, cluster_id="cluster", broker_id=1)
+    try:
+        asyncio.run(scenario(directory))
+    finally:
+        may_end.set()
+        directory.close()

@@ -1,0 +1,135 @@
+"""A cut whose copy was made beforehand leaves the very files that it leaves without, whatever came in between."""
+
+from __future__ import annotations
+
+import errno
+import random
+from pathlib import Path
+
+import pytest
+
+from sparklog.storage.cutting import CutJob
+from sparklog.storage.log import Log
+from sparklog.storage.log_set import LogDirectory
+from sparklog.testing.sim_disk import SimDisk
+from tests.storage.batches import SMALL, commit_and_seal, create_log, fill, open_directory, read_numbers
+
+
+class CountingDisk(SimDisk):
+    copies = 0
+
+    def copy(self, source: Path, target: Path, length: int) -> None:
+        self.copies += 1
+        super().copy(source, target, length)
+
+
+def _log(disk: SimDisk, *, batches: int = 10) -> tuple[LogDirectory, Log]:
+    """After a start: readers may have mapped all of it."""
+    fill(create_log(open_directory(disk=disk), segment_bytes=SMALL), batches)
+    disk.restart(page_cache_lost=False)
+    directory = open_directory(disk=disk)
+    return directory, create_log(directory, segment_bytes=SMALL)
+
+
+def _begun(log: Log, offset: int) -> CutJob:
+    log.set_high_watermark(min(log.high_watermark, offset))
+    job = log.cuts.begin(offset)
+    assert job is not None
+    return job
+
+
+def _content(disk: SimDisk, log: Log) -> dict[str, bytes]:
+    return {name: bytes(disk._files[log.directory / name].content) for name in disk.names(log.directory)}
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_a_cut_with_a_copy_made_before_leaves_what_a_cut_without_leaves(seed: int) -> None:
+    """``changed``: what may happen to the log while a thread is at work."""
+    found = []
+    for with_job in (False, True):
+        chance = random.Random(seed)
+        disk = CountingDisk()
+        _, log = _log(disk, batches=chance.randrange(2, 12))
+        mark = chance.randrange(0, log.log_end_offset, 3)
+        if chance.random() < 0.5:
+            commit_and_seal(log, mark)
+        offset = chance.randrange(log.log_end_offset)  # what was committed may go as well
+        log.set_high_watermark(min(log.high_watermark, offset))
+        job = log.cuts.begin(offset) if with_job else None
+        changed = chance.choice(["nothing", "sealed", "log start", "ran late"])
+        if job is not None and changed != "ran late":
+            job.run()
+        if changed == "sealed":
+            commit_and_seal(log, log.high_watermark)
+        elif changed == "log start":
+            log.advance_log_start(log.high_watermark)
+        if job is not None and changed == "ran late":
+            job.run()
+        disk.copies = 0
+        end = log.truncate(offset, job)
+        if with_job:
+            assert not disk.copies, "while all others wait"
+        fill(log, chance.randrange(3), leader_epoch=2)
+        found.append((end, _content(disk, log), log.checkpoint(), log.segments[-1:] and log.segments[-1].count))
+        assert read_numbers(log)[: max(0, end - log.log_start_offset)] == list(range(log.log_start_offset, end))
+    assert found[0] == found[1]
+
+
+def test_nothing_is_begun_where_nothing_is_copied() -> None:
+    disk = SimDisk()
+    _, log = _log(disk)
+    first, second = log.segments[0].end_offset, log.segments[1].end_offset
+    assert log.cuts.begin(log.log_end_offset) is None
+    assert log.cuts.begin(0) is None, "all of it goes"
+    log.truncate(second)  # by copy: it was not sealed
+    assert log.cuts.begin(second - 3) is not None
+    log.truncate(second - 3)
+    fill(log, 1, leader_epoch=2)
+    assert log.cuts.begin(log.log_end_offset - 3) is None, "in place: no reader has mapped that"
+    commit_and_seal(log, first)
+    assert log.segments[0].sealed
+    assert log.cuts.begin(first) is None, "at the end of a sealed segment"
+
+
+def test_another_cut_throws_away_what_was_copied_for_the_one_before() -> None:
+    disk = SimDisk()
+    _, log = _log(disk)
+    job = _begun(log, 15)
+    job.run()
+    again = _begun(log, 9)
+    assert not any(name.endswith(".copy") for name in disk.names(log.directory))
+    again.run()
+    assert log.truncate(9, job) == 9, "by its own copy: neither fits"
+    assert not any(name.endswith(".copy") for name in disk.names(log.directory))
+    assert read_numbers(log) == list(range(9))
+
+
+@pytest.mark.parametrize("how", ["restart", "close", "delete"])
+@pytest.mark.parametrize("ran", [False, True])
+def test_nothing_is_left_of_a_cut_that_does_not_come(how: str, ran: bool) -> None:
+    disk = SimDisk()
+    directory, log = _log(disk)
+    job = _begun(log, 15)
+    if ran:
+        job.run()
+    if how == "restart":
+        log.restart_at(30)
+    elif how == "close":
+        log.close()
+    else:
+        directory.delete(log.tp)
+    if not ran:
+        job.run()
+    assert not job.done or ran
+    assert not [path for path in disk._files if path.name.endswith(".copy")]
+
+
+def test_a_copy_that_finds_no_room_leaves_none_behind() -> None:
+    disk = SimDisk()
+    _, log = _log(disk)
+    job = _begun(log, 15)
+    disk.fail_next("copy", errno.ENOSPC)
+    job.run()
+    assert not job.done
+    assert log.truncate(15, job) == 15, "there is room again"
+    assert read_numbers(log) == list(range(15))
