@@ -337,21 +337,30 @@ class ClusterStore:
             raise
 
     async def request_delete_topic(self, name: str, topic_id: str) -> None:
-        """Ask the controller to delete this topic; asking twice is the same as once. A request that means another topic
-        of that name gives way where that is no more: the controller would drop it, and this one with it. Where it
-        lives, this topic is the one that is no more, and nothing is left to ask for."""
+        """Ask the controller to delete this topic; asking twice is the same as once. Of a topic that is no more nothing
+        is left to ask for. As long as it lives, a request that means another topic of that name is void, and gives way:
+        the controller would drop it, and this one with it."""
         path, request = paths.delete_topic(name), codecs.encode(codecs.DeletionRequest(topic_id))
+        lives = Check(paths.topic_id(topic_id), -1)
+        ops: list[Op] = [lives, Create(path, request)]
         while True:
-            with suppress(ZkNodeExists):
-                await self.session.create(path, request)
+            try:
+                await self.session.multi(ops)
                 return
-            with suppress(ZkNoNode, ZkBadVersion):
-                node = await self.session.get(path)
-                found_id = codecs.decode(path, node.data, codecs.DeletionRequest).topic_id
-                if found_id == topic_id or await self.session.exists(paths.topic_id(found_id)):
+            except ZkMultiFailed as error:
+                if error.index == 0 and isinstance(error.cause, ZkNoNode):
                     return
-                # Not set: the controller watches which requests there are, not what is in them.
-                await self.session.delete(path, node.version)
+                if not isinstance(error.cause, (ZkNodeExists, ZkNoNode, ZkBadVersion)):
+                    raise
+            ops = [lives, Create(path, request)]
+            with suppress(ZkNoNode):
+                node = await self.session.get(path)
+                if codecs.decode(path, node.data, codecs.DeletionRequest).topic_id == topic_id:
+                    return
+                # Not set alone: the controller watches which requests there are, not what is in them. And with another
+                # version than it had: whoever is about to drop what he has read there must not hit this one.
+                again = (SetData(path, request, version) for version in range(node.version + 1))
+                ops = [lives, Delete(path, node.version), Create(path, request), *again]
 
     async def request_election(self, path: str, request: codecs.ElectionRequest) -> None:
         """Ask the controller to elect leaders anew; it deletes the request's node, ``paths.election(...)``, when that

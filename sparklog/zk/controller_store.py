@@ -80,6 +80,8 @@ class ControllerStore:
         self.session = session
         self.cluster = ClusterStore(session)
         self._epoch_version = NO_NODE
+        #: One deletion request is dropped at a time: what two had read, one would drop, and the other its successor.
+        self._dropping = asyncio.Lock()
         #: The newest epoch that ``elect`` has given.
         self._given = NO_EPOCH
 
@@ -363,12 +365,20 @@ class ControllerStore:
         return True
 
     async def drop_deletion_request(self, name: str, topic_id: str) -> None:
-        """Delete the request that means this topic; one that means another of that name stays."""
+        """Delete the request that means this topic; one that means another of that name stays, also one that takes its
+        place meanwhile. Nothing, where another controller has been elected."""
         path = paths.delete_topic(name)
-        with suppress(ZkNoNode, ZkBadVersion):
-            node = await self.session.get(path)
-            if codecs.decode(path, node.data, codecs.DeletionRequest).topic_id == topic_id:
-                await self.session.delete(path, node.version)
+        async with self._dropping:
+            try:
+                node = await self.session.get(path)
+                if codecs.decode(path, node.data, codecs.DeletionRequest).topic_id == topic_id:
+                    fence = Check(paths.CONTROLLER_EPOCH, self._epoch_version)
+                    await self.session.multi([fence, Delete(path, node.version)])
+            except ZkNoNode:
+                return
+            except ZkMultiFailed as error:
+                if not isinstance(error.cause, (ZkNoNode, ZkBadVersion)):
+                    raise
 
     async def trust_broker(self, broker_id: int, incarnation: int) -> None:
         """Take an untrusted broker's mark away, unless another incarnation has registered since."""

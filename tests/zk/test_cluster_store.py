@@ -12,7 +12,7 @@ from sparklog.model import LeaderAndIsr, TopicStates, VersionedState
 from sparklog.zk import codecs, paths
 from sparklog.zk.broker_registry import BrokerRegistry
 from sparklog.zk.cluster_store import BarrierJob, FateUnknown, NodeGone, Refused, Written
-from sparklog.zk.session import Delete
+from sparklog.zk.session import Delete, Node
 
 from .support import STATE, TOPIC, TP, broker, expire, opened, put_state, until, write_isr
 
@@ -220,6 +220,7 @@ def test_isr_changes_do_not_pile_up_while_nobody_acts_on_them(connect: str) -> N
 def test_requests_to_the_controller_are_nodes(connect: str) -> None:
     async def scenario() -> None:
         async with opened(connect) as store:
+            await store.create_topic(TOPIC)
             await store.request_delete_topic("orders", "id-1")
             await store.request_delete_topic("orders", "id-1")
             assert await store.session.children(paths.DELETE_TOPICS) == ("orders",)
@@ -237,6 +238,34 @@ def test_a_late_request_to_delete_a_topic_that_is_no_more_leaves_that_of_the_one
             await store.request_delete_topic("orders", "id-1")  # of a broker that has not heard of the second
             path = paths.delete_topic("orders")
             assert codecs.decode(path, (await store.session.get(path)).data, codecs.DeletionRequest).topic_id == "id-2"
+
+    asyncio.run(scenario())
+
+
+def test_a_request_to_delete_a_topic_that_goes_meanwhile_leaves_that_of_the_one_made_anew(
+    connect: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A void request is found, and before it is replaced there is another topic, and a valid one of that."""
+    first, anew = (msgspec.structs.replace(TOPIC, topic_id=topic_id) for topic_id in ("id-2", "id-3"))
+
+    async def scenario() -> None:
+        async with opened(connect) as store, opened(connect) as other:
+            path, get = paths.delete_topic("orders"), store.session.get
+            await store.session.create(path, codecs.encode(codecs.DeletionRequest("id-1")))
+            await store.create_topic(first)
+
+            async def late(path: str) -> Node:
+                monkeypatch.setattr(store.session, "get", get)
+                node = await get(path)
+                gone = (paths.partitions("orders"), paths.topic("orders"), paths.topic_id("id-2"))
+                await other.session.multi([Delete(path) for path in gone])
+                await other.create_topic(anew)
+                await other.request_delete_topic("orders", "id-3")
+                return node
+
+            monkeypatch.setattr(store.session, "get", late)
+            await store.request_delete_topic("orders", "id-2")
+            assert codecs.decode(path, (await get(path)).data, codecs.DeletionRequest).topic_id == "id-3"
 
     asyncio.run(scenario())
 

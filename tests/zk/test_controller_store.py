@@ -12,13 +12,14 @@ from sparklog.errors import BrokerError
 from sparklog.model import LeaderAndIsr, TopicPartition, TopicStates, VersionedState
 from sparklog.zk import codecs, paths
 from sparklog.zk.broker_registry import BrokerRegistry
-from sparklog.zk.cluster_store import FateUnknown, NodeGone, Written
+from sparklog.zk.cluster_store import ClusterStore, FateUnknown, NodeGone, Written
 from sparklog.zk.controller_store import NO_NODE, ControllerStore, EpochLost, StateChange, StateOutcome, Superseded
-from sparklog.zk.session import ZkSession
+from sparklog.zk.session import Node, ZkSession
 
 from .support import STATE, TOPIC, TP, broker, opened, retire
 
 NEXT = LeaderAndIsr(2, 1, (2, 3), 2)
+ANEW = msgspec.structs.replace(TOPIC, topic_id="id-2")
 WRITES = ((TP, STATE, NO_NODE, "id-1"),)
 
 
@@ -45,6 +46,11 @@ async def write(
         )
     await asyncio.wait_for(done.wait(), 10)
     return [outcomes[index] for index in range(len(writes))]
+
+
+async def void_request(cluster: ClusterStore) -> None:
+    """To delete a topic that is no more."""
+    await cluster.session.create(paths.delete_topic("orders"), codecs.encode(codecs.DeletionRequest("id-1")))
 
 
 async def elected(session: ZkSession) -> ControllerStore:
@@ -249,19 +255,18 @@ def test_deleting_a_topic_takes_everything_and_may_be_repeated(connect: str) -> 
 
 def test_a_deletion_repeated_after_a_lost_answer_leaves_the_topic_that_was_made_anew(connect: str) -> None:
     """The connection broke under the last step, and the topic was created again before the controller was back."""
-    anew = msgspec.structs.replace(TOPIC, topic_id="id-2")
 
     async def scenario() -> None:
         async with opened(connect) as cluster:
             store = await elected(cluster.session)
             await cluster.create_topic(TOPIC)
             assert await store.delete_topic("orders", "id-1")
-            await cluster.create_topic(anew)
+            await cluster.create_topic(ANEW)
             assert await write(store, (TP, STATE, NO_NODE, "id-2")) == [Written(0)]
             await cluster.request_delete_topic("orders", "id-2")
             assert await store.delete_topic("orders", "id-1")
             assert [(t.record, t.states) for t in await store.read_topics()] == [
-                (anew, {0: VersionedState(STATE, 0, 7)})
+                (ANEW, {0: VersionedState(STATE, 0, 7)})
             ]
             assert await store.read_deletions() == {"orders": "id-2"}, "nor is what was asked of it forgotten"
 
@@ -275,6 +280,7 @@ def test_a_dropped_deletion_request_takes_none_that_means_another_topic(connect:
         async with opened(connect) as cluster:
             store = await elected(cluster.session)
             await store.drop_deletion_request("orders", "id-1")
+            await cluster.create_topic(ANEW)
             await cluster.request_delete_topic("orders", "id-2")
             await store.drop_deletion_request("orders", "id-1")
             assert await store.read_deletions() == {"orders": "id-2"}
@@ -284,11 +290,61 @@ def test_a_dropped_deletion_request_takes_none_that_means_another_topic(connect:
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize("how_often", [1, 2])
+def test_a_dropped_deletion_request_takes_none_that_has_just_taken_its_place(
+    connect: str, monkeypatch: pytest.MonkeyPatch, how_often: int
+) -> None:
+    """However often the controller was about to drop it."""
+
+    async def scenario() -> None:
+        async with opened(connect) as cluster, opened(connect) as other:
+            store = await elected(cluster.session)
+            await void_request(cluster)
+            await cluster.create_topic(ANEW)
+            get, is_read, go_on = cluster.session.get, asyncio.Event(), asyncio.Event()
+
+            async def slow(path: str) -> Node:
+                monkeypatch.setattr(cluster.session, "get", get)
+                node = await get(path)
+                is_read.set()
+                await go_on.wait()
+                return node
+
+            monkeypatch.setattr(cluster.session, "get", slow)
+            first = asyncio.create_task(store.drop_deletion_request("orders", "id-1"))
+            await is_read.wait()
+            more = {asyncio.create_task(store.drop_deletion_request("orders", "id-1")) for _ in range(how_often - 1)}
+            if more:
+                await asyncio.wait(more, timeout=0.3)  # those that can end before the first
+            await other.request_delete_topic("orders", "id-2")
+            go_on.set()
+            await asyncio.gather(first, *more)
+            assert await store.read_deletions() == {"orders": "id-2"}
+
+    asyncio.run(scenario())
+
+
+def test_a_deposed_controller_drops_no_deletion_request(connect: str) -> None:
+    async def scenario() -> None:
+        async with opened(connect) as cluster, opened(connect) as other:
+            deposed = await elected(cluster.session)
+            await void_request(cluster)
+            await cluster.session.delete(paths.CONTROLLER)
+            store = await elected(other.session)
+            await deposed.drop_deletion_request("orders", "id-1")
+            assert await store.read_deletions() == {"orders": "id-1"}
+            await store.drop_deletion_request("orders", "id-1")
+            assert await store.read_deletions() == {}
+
+    asyncio.run(scenario())
+
+
 def test_a_deletion_request_is_not_taken_for_that_of_a_topic_which_is_no_more(connect: str) -> None:
     async def scenario() -> None:
         async with opened(connect) as cluster:
             store = await elected(cluster.session)
-            await cluster.request_delete_topic("orders", "id-1")
+            await void_request(cluster)
+            await cluster.create_topic(ANEW)
             changed = asyncio.Event()
             await cluster.session.children(paths.DELETE_TOPICS, on_change=changed.set)
             await cluster.request_delete_topic("orders", "id-2")
