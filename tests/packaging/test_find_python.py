@@ -1,0 +1,117 @@
+"""Which Python ``spark-submit.sh`` makes its environment from, where there are several. None of them makes one here:
+the script's last line says which was asked to."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+from tests.packaging.test_spark_submit import TOOLS, environment
+
+pytestmark = pytest.mark.integration
+
+PYTHON = """#!/bin/sh
+case $1$2 in
+    -mvenv) exit 1 ;;
+    -c*ensurepip*) exit {without_venv} ;;
+    -c*optimizations*) exit {plain} ;;
+esac
+exec "{python}" "$@"
+"""
+
+
+class Machine:
+    """A PATH of some Pythons and a folder with the script."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.path: list[Path] = []
+        (directory / "root" / "sparklog").mkdir(parents=True)
+        for name in ("spark-submit.sh", "setup.cfg", "pyproject.toml"):
+            shutil.copy2(ROOT / name, directory / "root")
+        (directory / "tools").mkdir()
+        for tool in TOOLS:
+            found = shutil.which(tool)
+            assert found is not None, tool
+            (directory / "tools" / tool).symlink_to(found)
+
+    def add(self, name: str, *, version: str = "3.12", plain: bool = False, without_venv: bool = False) -> str:
+        """Behind those that are there; its path. ``plain``: built without optimisations."""
+        place = self.directory / name
+        place.mkdir()
+        program = place / f"python{version}"
+        program.write_text(PYTHON.format(python=sys.executable, plain=int(plain), without_venv=int(without_venv)))
+        program.chmod(0o755)
+        self.path.append(place)
+        return str(program)
+
+    def set_up(self, **changes: str) -> str:
+        """What it says."""
+        path = ":".join(map(str, [*self.path, self.directory / "tools"]))
+        done = subprocess.run(
+            [str(self.directory / "root" / "spark-submit.sh"), "--setup"],
+            env=environment(PATH=path, **changes),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert done.returncode == 2
+        return done.stderr
+
+
+def chosen(words: str) -> str:
+    return words.splitlines()[-1].removeprefix("sparklog: ").partition(" cannot make virtual environments")[0]
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path)
+
+
+def test_an_optimised_one_is_taken_wherever_it_stands_in_the_path_and_whatever_its_version(machine: Machine) -> None:
+    plain, optimised = machine.add("plain", version="3.13", plain=True), machine.add("optimised", version="3.11")
+    words = machine.set_up()
+    assert chosen(words) == optimised
+    assert f"sparklog: taking {optimised}: {plain} is built without optimisations (PYTHON names another)\n" in words
+
+
+def test_of_equals_the_newest_is_taken_and_nothing_is_said_about_it(machine: Machine) -> None:
+    machine.add("old", version="3.10")
+    new = machine.add("new", version="3.12")
+    machine.add("plain", version="3.11", plain=True)
+    words = machine.set_up()
+    assert chosen(words) == new
+    assert "optimisations" not in words
+
+
+def test_who_names_one_gets_it(machine: Machine) -> None:
+    plain, _ = machine.add("plain", plain=True), machine.add("optimised")
+    assert chosen(machine.set_up(PYTHON=plain)) == plain
+
+
+def test_where_none_is_optimised_that_is_said(machine: Machine) -> None:
+    plain = machine.add("plain", plain=True)
+    words = machine.set_up()
+    assert chosen(words) == plain
+    assert f"sparklog: {plain} is built without optimisations: " in words
+
+
+def test_one_that_cannot_make_environments_is_taken_only_where_none_can(machine: Machine) -> None:
+    bare = machine.add("bare", without_venv=True)
+    machine.add("plain", plain=True)
+    assert chosen(machine.set_up()) == str(machine.path[-1] / "python3.12")
+    shutil.rmtree(machine.path.pop())
+    words = machine.set_up()
+    assert chosen(words) == bare
+    assert "install its venv module" in words
+
+
+def test_none_is_one_line(machine: Machine) -> None:
+    assert machine.set_up() == "sparklog: no Python 3.10 to 3.13 found: install one, or name it in PYTHON\n"
