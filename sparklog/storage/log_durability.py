@@ -56,9 +56,7 @@ class LogDurability:
         if state.chain.sealed_prefix >= len(state.chain.segments) - 1:
             return []  # as after nearly every append
         schemas = state.directory.schemas
-        return state.seals.due(
-            state.chain, state.high_watermark, epochs=state.epochs, schemas=schemas, unsynced_cut=self._unsynced_cut
-        )
+        return state.seals.due(state.chain, state.high_watermark, epochs=state.epochs, schemas=schemas)
 
     def seal_finished(self, job: SealJob) -> None:
         """``job.run`` returned (when it raised, the directory goes offline instead)."""

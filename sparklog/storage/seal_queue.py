@@ -44,16 +44,10 @@ class SealQueue:
         self._rolled[base_offset] = producers
 
     def due(
-        self,
-        chain: SegmentChain,
-        high_watermark: int,
-        *,
-        epochs: EpochCache,
-        schemas: Mapping[int, bytes],
-        unsynced_cut: int,
+        self, chain: SegmentChain, high_watermark: int, *, epochs: EpochCache, schemas: Mapping[int, bytes]
     ) -> list[SealJob]:
-        """Jobs for the rolled, committed segments that have none yet. Sealed ones that reach beyond ``unsynced_cut``
-        are fsynced with them: a process that was killed may have died between footer and fsync."""
+        """Jobs for the rolled, committed segments that have none yet. Those before are sealed, and their batches
+        durable: also where a process was killed between footer and fsync, since the next start has fsynced them."""
         jobs = []
         for segment in chain.segments[chain.sealed_prefix : -1]:
             if segment.end_offset > high_watermark:
@@ -66,7 +60,6 @@ class SealQueue:
                 schema_message=schemas[segment.schema_id],
                 producers=self._rolled.get(end),
                 epochs=EpochFile(tuple(entry for entry in epochs.entries if entry[1] < end), end),
-                unsure=[sealed for sealed in chain.segments[: chain.sealed_prefix] if sealed.end_offset > unsynced_cut],
             )
             self._jobs[segment.base_offset] = job
             jobs.append(job)

@@ -10,9 +10,7 @@ more. The long fsyncs, of data and index, hold no lock, so that cancelling does 
 
 from __future__ import annotations
 
-import contextlib
 import threading
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +19,7 @@ import numpy.typing as npt
 from sparklog.errors import BrokerError, StorageError
 from sparklog.record.footer import arrow_footer, blocks_of
 from sparklog.record.header import HEADER_BYTES, header_array
-from sparklog.storage.disk import Disk, is_full, replace_file, sync_file, write_all
+from sparklog.storage.disk import Disk, is_full, replace_file, write_all
 from sparklog.storage.epochs import EPOCHS_FILE, EpochFile
 from sparklog.storage.formats import encode_state
 from sparklog.storage.partition_file import PARTITION_FILE
@@ -47,7 +45,6 @@ class SealJob:
         schema_message: bytes,
         producers: ProducerState | None,
         epochs: EpochFile,
-        unsure: Sequence[Segment] = (),
     ) -> None:
         self.segment = segment
         self.end_offset = segment.end_offset
@@ -60,8 +57,6 @@ class SealJob:
         self._schema_message = schema_message
         self._producers = producers
         self._epochs = epochs
-        #: of earlier segments, which may not be fsynced though they are sealed
-        self._unsure = [path for earlier in unsure for path in (earlier.data_path, earlier.index_path)]
         self._by_path = threading.Lock()
 
     def cancel(self) -> None:
@@ -96,9 +91,6 @@ class SealJob:
                 self._write_footer(*handles)
             for handle in handles:
                 self._disk.sync(handle)
-            for path in self._unsure:
-                with contextlib.suppress(FileNotFoundError):  # it has left the log
-                    sync_file(self._disk, path)
         finally:
             for handle in handles:
                 self._disk.close(handle)
