@@ -17,6 +17,7 @@ from typing import TypeVar
 from sparklog.broker.partition import Partition
 from sparklog.broker.state import BrokerState
 from sparklog.errors import BrokerError, StorageError
+from sparklog.model import is_internal
 from sparklog.storage.cleaning import CleaningRules, CleanJob, Replacement
 from sparklog.storage.cleaning_plan import CleanerState
 from sparklog.storage.disk import is_full
@@ -126,6 +127,7 @@ class Cleaner:
             self._broker.config.cleaner_buffer_bytes,
             self._broker.config.cleaner_io_bytes,
             seed=int.from_bytes(os.urandom(16), "little"),
+            keep_times=not is_internal(partition.tp.topic),  # a coordinator's records, each alone when written
         )
 
     async def _carry_out(self, partition: Partition, job: CleanJob) -> CleanerState | None:

@@ -7,7 +7,10 @@
 A cleaned batch covers all the offsets that its sources covered, so that batches still follow each other without a gap.
 Neighbours are put together, since a batch a record is what small producers leave behind: never over a leader epoch, and
 never with one that has to stand alone (the last of a producer, which tells its sequences; a marker). Records of a
-transaction that is over are plain records from here on. Pure.
+transaction that is over are plain records from here on.
+
+A record without an event time shows the greatest time of its batch, from before it was cleaned as after: so that time
+stays, and such records are put together with those alone that show the same. Pure.
 """
 
 from __future__ import annotations
@@ -48,6 +51,11 @@ class Source(NamedTuple):
     @property
     def is_whole(self) -> bool:
         return len(self.offsets) == self.header.record_count
+
+    def stamp(self, event_time: str | None) -> int | None:
+        """The time of the records that have none in this column; None: each has one."""
+        at = self.records.schema.get_field_index(event_time) if event_time is not None else -1
+        return None if at >= 0 and not self.records.column(at).null_count else self.header.max_timestamp
 
 
 def offsets_of(header: BatchHeader, body: Buffer) -> npt.NDArray[np.int64]:
@@ -90,14 +98,20 @@ def cut_front(header: BatchHeader, body: memoryview, start: int, *, schema: pa.S
 class BatchMerger:
     """Puts what is left of the batches of one segment together. Used for one new segment, from front to end."""
 
-    def __init__(self, schema: pa.Schema, *, target_bytes: int, event_time: str | None) -> None:
-        """``target_bytes``: uncompressed, of a batch made of several. ``event_time``: the column that times are taken
-        from again; None: those of the sources stay."""
+    def __init__(
+        self, schema: pa.Schema, *, target_bytes: int, event_time: str | None, keep_times: bool = True
+    ) -> None:
+        """``target_bytes``: uncompressed, of a batch made of several. ``event_time``: the column that records have
+        their times in; None: those of the sources are theirs. ``keep_times``: False where nobody is shown those of
+        records without an event time, which may then be put together whenever they were written."""
         self._schema = schema
         self._target_bytes = target_bytes
         self._event_time = event_time
+        self._keep_times = keep_times
         self._parts: list[Source] = []
         self._bytes = 0
+        #: ``Source.stamp`` of the parts
+        self._stamp: int | None = None
         #: the first source since the last batch, which says codec and epoch
         self._first: BatchHeader | None = None
         self._begin = -1
@@ -111,11 +125,16 @@ class BatchMerger:
         header = source.header
         made: list[CleanedBatch] = []
         size = source.records.nbytes
+        stamp = source.stamp(self._event_time) if self._keep_times and len(source.offsets) else None
         if self._first is not None and (
             alone
             or header.leader_epoch != self._first.leader_epoch
             or header.next_offset - self._begin > MAX_SPAN
-            or (self._parts and len(source.offsets) and self._bytes + size > self._target_bytes)
+            or (
+                self._parts
+                and len(source.offsets)
+                and (self._bytes + size > self._target_bytes or stamp != self._stamp)
+            )
         ):
             made += self.flush()
         if self._first is None:
@@ -125,6 +144,7 @@ class BatchMerger:
         if len(source.offsets):
             self._parts.append(source)
             self._bytes += size
+            self._stamp = stamp
         if alone:
             made.append(self._made(keep_producer=True))
         return made
@@ -142,7 +162,7 @@ class BatchMerger:
         assert self._first is not None
         first, parts, begin, end = self._first, self._parts, self._begin, self._end
         self._first, self._parts, self._bytes, self.begin_at = None, [], 0, -1
-        body, shape = self._body(parts, first)
+        body, shape = self._body(parts, first, self._stamp)
         offsets = np.concatenate([part.offsets for part in parts]) if parts else np.empty(0, np.int64)
         array = offset_array(offsets, begin)
         whole = b"".join([body, array]) if array else body
@@ -167,8 +187,8 @@ class BatchMerger:
         )
         return CleanedBatch(header, whole)
 
-    def _body(self, parts: Sequence[Source], first: BatchHeader) -> tuple[Buffer, BatchHeader]:
-        """The message, and a header that has its codec and its times."""
+    def _body(self, parts: Sequence[Source], first: BatchHeader, stamp: int | None) -> tuple[Buffer, BatchHeader]:
+        """The message, and a header that has its codec and its times. ``stamp``: that of all ``parts``."""
         if not parts:
             body = empty_records(self._schema).serialize()
             shape = first._replace(flags=0, min_timestamp=NO_TIMESTAMP, max_timestamp=NO_TIMESTAMP)
@@ -181,7 +201,10 @@ class BatchMerger:
         shape, made = encode_batch(
             records, schema_id=first.schema_id, compression=compression, event_time=self._event_time
         )
-        if shape.max_timestamp == NO_TIMESTAMP:
+        if stamp is not None:
+            earliest = min(part.header.min_timestamp for part in parts)
+            shape = shape._replace(min_timestamp=earliest, max_timestamp=stamp)
+        elif shape.max_timestamp == NO_TIMESTAMP:
             shape = shape._replace(
                 min_timestamp=min(part.header.min_timestamp for part in parts),
                 max_timestamp=max(part.header.max_timestamp for part in parts),

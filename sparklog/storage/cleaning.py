@@ -60,6 +60,8 @@ class CleaningRules(NamedTuple):
     #: read and written together
     bytes_per_second: int
     seed: int
+    #: see ``BatchMerger``
+    keep_times: bool = True
 
 
 class Replacement(NamedTuple):
@@ -265,7 +267,8 @@ class CleanJob:
         first = group[0]
         schema = parse_schema(self._schemas[first.schema_id])
         target = min(_BATCH_BYTES, self._rules.config.max_message_bytes)
-        merger = BatchMerger(schema, target_bytes=target, event_time=self._rules.event_time)
+        rules = self._rules
+        merger = BatchMerger(schema, target_bytes=target, event_time=rules.event_time, keep_times=rules.keep_times)
         changed = len(group) > 1
         batches = 0
         for segment in group:
