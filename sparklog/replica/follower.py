@@ -89,6 +89,9 @@ class Follower:
         it, whichever comes first. What remains ends in an epoch the next fetch names, so this converges. That may lie
         below the log start, which is no batch's end: what is left up to there would diverge again, for ever.
 
+        A leader that has no epoch up to ours leaves nothing to keep: it begins with a later one than any here, and has
+        let go of what lay below. A cut to where it begins would spare no copying.
+
         Records of the present epoch are its leader's own, which it cannot disown: such an answer is an old one."""
         log = self.view.log
         if log.last_epoch == self.epoch:
