@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Set
 
 import msgspec
 
@@ -45,70 +45,26 @@ def handle_commit_offsets(
     broker: BrokerState, connection: ServerConnection, request: CommitOffsets, body: memoryview
 ) -> None:
     """What a transaction hands over is taken as it is: its topics may be gone, but its decision stands."""
-    unconfirmed = {
-        (offset.topic, offset.topic_id)
-        for offset in request.offsets
-        if request.transaction is None and _is_unconfirmed(broker, offset, member=bool(request.member_id))
-    }
-    if unconfirmed:
-        broker.coordinators.groups.of(request.group)
-        answer_later(broker, connection, request, _commit_behind_a_look(broker, request, unconfirmed))
-        return
-    refused = _refused(broker, request)
+    refused: dict[int, PartitionResult] = {}
+    taken: list[GroupOffset] = []
+    for number, offset in enumerate(request.offsets):
+        refusal = _refusal(broker, offset, member=bool(request.member_id)) if request.transaction is None else None
+        if refusal is not None:
+            refused[number] = refusal
+        else:
+            taken.append(offset)
 
     def answered(error: BrokerError | None) -> None:
         if error is not None:
             connection.reply(ErrorReply(request.cid, error.code, error.detail))
-        else:
-            connection.reply(_committed(request, refused))
+            return
+        results = tuple(
+            refused.get(number) or PartitionResult(offset.topic, offset.partition, ErrorCode.NONE)
+            for number, offset in enumerate(request.offsets)
+        )
+        connection.reply(CommitOffsetsReply(request.cid, results))
 
-    commit_offsets(broker, request, _taken(request, refused), answered)
-
-
-async def _commit_behind_a_look(
-    broker: BrokerState, request: CommitOffsets, unconfirmed: Iterable[tuple[str, str]]
-) -> Reply:
-    """``unconfirmed``: topics, by name and id, that ZooKeeper is asked about."""
-    gone = {one for one in unconfirmed if not await broker.registry.topic_lives(*one)}
-    refused = _refused(broker, request, gone)
-    done: asyncio.Future[BrokerError | None] = asyncio.get_running_loop().create_future()
-
-    def answered(error: BrokerError | None) -> None:
-        if not done.done():
-            done.set_result(error)
-
-    commit_offsets(broker, request, _taken(request, refused), answered)
-    error = await done
-    if error is not None:
-        raise error
-    return _committed(request, refused)
-
-
-def _refused(
-    broker: BrokerState, request: CommitOffsets, gone: Set[tuple[str, str]] = frozenset()
-) -> dict[int, PartitionResult]:
-    """By their number, offsets that are not to be committed, as those of topics that are ``gone``."""
-    refused: dict[int, PartitionResult] = {}
-    for number, offset in enumerate(request.offsets if request.transaction is None else ()):
-        refusal = _refusal(broker, offset, member=bool(request.member_id))
-        if refusal is None and (offset.topic, offset.topic_id) in gone:
-            detail = f"topic {offset.topic} with id {offset.topic_id} was deleted"
-            refusal = PartitionResult(offset.topic, offset.partition, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, detail)
-        if refusal is not None:
-            refused[number] = refusal
-    return refused
-
-
-def _taken(request: CommitOffsets, refused: Mapping[int, PartitionResult]) -> tuple[GroupOffset, ...]:
-    return tuple(offset for number, offset in enumerate(request.offsets) if number not in refused)
-
-
-def _committed(request: CommitOffsets, refused: Mapping[int, PartitionResult]) -> CommitOffsetsReply:
-    results = tuple(
-        refused.get(number) or PartitionResult(offset.topic, offset.partition, ErrorCode.NONE)
-        for number, offset in enumerate(request.offsets)
-    )
-    return CommitOffsetsReply(request.cid, results)
+    commit_offsets(broker, request, tuple(taken), answered)
 
 
 def commit_offsets(
@@ -137,15 +93,6 @@ def _refusal(broker: BrokerState, offset: GroupOffset, *, member: bool) -> Parti
     if not detail:
         code, detail = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, _unknown(broker, offset, member=member)
     return PartitionResult(offset.topic, offset.partition, code, detail) if detail else None
-
-
-def _is_unconfirmed(broker: BrokerState, offset: GroupOffset, *, member: bool) -> bool:
-    """A member's topic that is not the one known here: this broker may be the last to hear of it, or of its deletion,
-    as when it has started since that."""
-    if not member or not offset.topic_id or offset.topic_id in broker.cache.forgotten:
-        return False
-    known = broker.cache.topic(offset.topic)
-    return known is None or known.change.topic_id != offset.topic_id
 
 
 def _unknown(broker: BrokerState, offset: GroupOffset, *, member: bool) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -11,14 +10,11 @@ from typing import cast
 
 import pytest
 
-from sparklog.broker.group_requests import _refusal, _unknown, handle_commit_offsets
+from sparklog.broker.group_requests import _refusal, _unknown
 from sparklog.broker.metadata_cache import MetadataCache
 from sparklog.broker.state import BrokerState
-from sparklog.coordinator.effects import Done, Outcome
-from sparklog.coordinator.group_events import CommitRequested
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import LeaderAndIsr, TopicSchema
-from sparklog.net.server import ServerConnection
 from sparklog.protocol.messages import (
     Ack,
     CommitOffsets,
@@ -190,55 +186,6 @@ def test_a_late_offset_of_a_deleted_topic_does_not_stand_for_the_one_made_anew(m
         "t-0: topic id old found, new expected",
     )
     assert [_refusal(broker, GroupOffset("t", 0, 5, topic_id), member=member) for topic_id in ("new", "")] == [None] * 2
-
-
-class _Coordinator:
-    """Takes whatever it is asked for."""
-
-    def __init__(self) -> None:
-        self.committed: list[GroupOffset] = []
-
-    def of(self, group: str) -> _Coordinator:
-        return self
-
-    def ask(self, request: Callable[[int], CommitRequested], answer: Callable[[Outcome], None]) -> None:
-        self.committed += request(1).offsets
-        answer(Done())
-
-
-@pytest.mark.parametrize("known", ["", "old", "new"])
-def test_a_late_offset_of_a_topic_whose_deletion_this_broker_has_not_heard_of_is_refused(known: str) -> None:
-    """It has started since. What a member says of a topic made anew is taken, though nobody has said so here yet."""
-    cache = MetadataCache("cluster", {})
-    if known:
-        change = TopicChange("t", known, (TopicSchema(0, b"schema"),), ("key",), None, {})
-        cache.apply(ControlUpdate(0, "c", 1, 1, True, (), (change,), ()))
-    coordinator, asked, replies = _Coordinator(), list[tuple[str, str]](), list[CommitOffsetsReply]()
-
-    async def lives(topic: str, topic_id: str) -> bool:
-        asked.append((topic, topic_id))
-        return topic_id == "new"
-
-    async def commit(topic_id: str) -> list[int]:
-        tasks = []
-        broker = SimpleNamespace(
-            cache=cache,
-            coordinators=SimpleNamespace(groups=coordinator),
-            registry=SimpleNamespace(topic_lives=lives),
-            spawn=lambda work, _: tasks.append(asyncio.ensure_future(work)),
-        )
-        connection = SimpleNamespace(reply=replies.append, peer="member")
-        request = CommitOffsets(0, "g", (GroupOffset("t", 0, 5, topic_id),), None, "m", 1)
-        handle_commit_offsets(cast(BrokerState, broker), cast(ServerConnection, connection), request, memoryview(b""))
-        await asyncio.gather(*tasks)
-        return [result.code for result in replies[-1].results]
-
-    if known != "old":
-        assert asyncio.run(commit("old")) == [ErrorCode.UNKNOWN_TOPIC_OR_PARTITION]
-    assert asyncio.run(commit("new")) == [0]
-    assert [offset.topic_id for offset in coordinator.committed] == ["new"]
-    expected = {"": ["old", "new"], "old": ["new"], "new": ["old"]}[known]
-    assert asked == [("t", topic_id) for topic_id in expected], "what is known here needs no look"
 
 
 def partition_of_group(cluster: ProcessCluster, name: str) -> int:
