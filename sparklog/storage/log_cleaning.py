@@ -20,12 +20,14 @@ logger = logging.getLogger(__name__)
 class LogCleaning:
     """Owned by its ``Log``, on the event loop."""
 
-    __slots__ = ("_durability", "_log", "_may_spill", "job", "state")
+    __slots__ = ("_durability", "_log", "_may_spill", "held", "job", "state")
 
     def __init__(self, log: LogState, durability: LogDurability) -> None:
         #: how far the log was compacted
         self.state = CleanerState()
         self.job: CleanJob | None = None
+        #: a thread copies segments for a cut: what replaced one would be shorter than the copy
+        self.held = False
         #: not after a cleaning whose spilled keys left no room for segments: the next one makes some, in its memory
         self._may_spill = True
         self._log = log
@@ -109,7 +111,9 @@ class LogCleaning:
     def _cleanable(self) -> list[SegmentFacts]:
         """Sealed segments whose transactions are decided, if any may be cleaned now."""
         log = self._log
-        if not log.config.compacted or log.config.restoring or self.job is not None or not log.chain.sealed_prefix:
+        if not log.config.compacted or log.config.restoring or not log.chain.sealed_prefix:
+            return []
+        if self.held or self.job is not None:
             return []
         stable_end = log.last_stable_offset(log.high_watermark)
         segments = []

@@ -50,11 +50,13 @@ class LogCuts:
                 if copied is not None:
                     self._cleaning.stop()  # it may have begun when more was committed
                     self._job = CutJob(*copied)
+                    self._cleaning.held = True
         return self._job
 
     def cancel(self) -> None:
         """The cut that was begun does not come, or not as it was begun."""
         job, self._job = self._job, None
+        self._cleaning.held = False
         if job is not None:
             self._state.services.remove_later(job.cancel())
 
