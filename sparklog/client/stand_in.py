@@ -87,9 +87,14 @@ class StandIn:
             try:
                 work(*arguments)
             except BaseException as error:
-                if not self._resting and not self._is_connection_given_up():
-                    # An interrupt, perhaps, in the middle of something: nothing is certain any more.
-                    self._broken(error)
+                if not self._resting:
+                    given_up = False
+                    try:
+                        given_up = self._is_connection_given_up()
+                    finally:  # a second interrupt may come in the middle of that
+                        if not given_up:
+                            # An interrupt, perhaps, in the middle of something: nothing is certain any more.
+                            self._broken(error)
                 raise
             finally:
                 needed = self._loop_needed()

@@ -1,0 +1,48 @@
+"""Two interrupts of who takes a producer's answers, the second while the first one's connection is given up."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from sparklog import Producer
+from sparklog.client.errors import ProducerClosed
+from sparklog.net.async_client import AsyncConnection
+from sparklog.protocol.connection import ClientEnd
+from tests.client.fake_cluster import FakeCluster
+from tests.client.test_loop_lease import acting
+
+
+def test_nobody_waits_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    here, only_reply, fail_waiting = threading.get_ident(), ClientEnd.only_reply, AsyncConnection._fail_waiting
+    came: list[str] = []
+
+    def first(self, *arguments):  # type: ignore[no-untyped-def]
+        if not came and threading.get_ident() == here:
+            came.append("first")
+            raise KeyboardInterrupt
+        return only_reply(self, *arguments)
+
+    def second(self) -> None:  # type: ignore[no-untyped-def]
+        if came == ["first"]:
+            came.append("second")
+            self._waiting = {}  # nobody else knows who waits
+            raise KeyboardInterrupt
+        fail_waiting(self)
+
+    with FakeCluster() as fake:
+        fake.create("t", partitions=1)
+        producer = Producer(fake.bootstrap, request_timeout_s=4, delivery_timeout_s=8)
+        acting(producer)
+        monkeypatch.setattr(ClientEnd, "only_reply", first)
+        monkeypatch.setattr(AsyncConnection, "_fail_waiting", second)
+        sent = []
+        with pytest.raises(KeyboardInterrupt):
+            for _ in range(50):
+                sent.append(producer.send("t", b"v"))
+                sent[-1].result()
+        assert came == ["first", "second"]
+        with pytest.raises(ProducerClosed):
+            sent[-1].result(15)
+        producer.close()
