@@ -49,11 +49,6 @@ class Follower:
     def start(self) -> Effect:
         return StopFetching() if self.leader == NO_LEADER else StartFetching(self.leader, self.epoch)
 
-    @property
-    def busy(self) -> bool:
-        """An append or a truncation was ordered and has not been reported."""
-        return self._truncating or self._append_to is not None
-
     def answered(self, event: LeaderAnswered) -> list[Effect]:
         log = self.view.log
         if (
@@ -107,9 +102,10 @@ class Follower:
 
     def _cut(self, offset: int, order: Effect) -> list[Effect]:
         """Lower the high watermark first, where it must be lowered (after an unclean election): no reader may be
-        shown what is about to go."""
+        shown what is about to go. Not below the log start: nobody reads there, and the cut may be forgotten."""
         self._truncating = True
-        return [*self._set_mark(min(self.view.high_watermark, offset)), order]
+        view = self.view
+        return [*self._set_mark(max(view.log.log_start_offset, min(view.high_watermark, offset))), order]
 
     def _raise_to(self, leader_mark: int) -> list[Effect]:
         """A new leader's mark may lag behind ours; what was committed stays committed."""

@@ -256,8 +256,6 @@ class Replica:
         its carrying out."""
         view, role = self._view, self._role
         log = view.log
-        if isinstance(role, Follower) and role.busy:
-            return
         mark, end = view.high_watermark, log.log_end_offset
         assert log.log_start_offset <= mark <= end, f"high watermark {mark} outside [{log.log_start_offset}, {end}]"
         if isinstance(role, Leader):

@@ -60,7 +60,7 @@ class PartitionView:
     broker_id: int
     log: LogView
     settings: ReplicaSettings
-    #: first offset not known to be committed; never above the log end
+    #: first offset not known to be committed; never outside the log, also where a cut that was ordered will leave less
     high_watermark: int
     #: of the partition's ZooKeeper node as last seen; orders decisions
     version: int = -1

@@ -33,7 +33,8 @@ class LogCuts:
     def begin(self, offset: int) -> CutJob | None:
         """A job for a thread, before ``truncate`` to this offset is told of it; None: that has nothing to copy.
 
-        The log stays as it is meanwhile. Its high watermark is to be at or below ``offset``, and to stay there.
+        The log stays as it is meanwhile. Its high watermark is to be at or below ``offset``, or at a log start above
+        that, and to stay there.
 
         Raises:
             StorageError: the log directory must go offline.

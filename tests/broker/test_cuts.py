@@ -82,6 +82,13 @@ class _Follower:
         answer = LeaderAnswered(epoch, log.log_end_offset, ErrorCode.NONE, 0, 0, at, (1, at), 0, log.last_epoch)
         self.partition.leader_answered(answer, memoryview(b""), memoryview(b""))
 
+    def committed(self) -> None:
+        """The answer of a leader that has no more than this, and says that all of it counts."""
+        log, epoch = self.partition.log, self.partition.replica.leader_epoch
+        end = log.log_end_offset
+        answer = LeaderAnswered(epoch, end, ErrorCode.NONE, end, 0, end, None, 0, log.last_epoch)
+        self.partition.leader_answered(answer, memoryview(b""), memoryview(b""))
+
     def prepare(self, job: CutJob) -> None:
         """What the broker does with it."""
         job.run()
@@ -150,6 +157,32 @@ def test_who_leads_meanwhile_leads_with_all_of_its_log(ran: bool) -> None:
     assert not follower.copies
     assert partition.replica.is_leader
     partition.replica.check_invariants()
+
+
+@pytest.mark.parametrize("leader", [1, 3])
+def test_a_forgotten_cut_below_the_log_start_leaves_core_and_log_with_one_mark(leader: int) -> None:
+    follower = _Follower()
+    partition = follower.partition
+    follower.committed()
+    partition.advance_log_start(PARTED + 2)
+    follower.parted()
+    assert partition.is_cutting
+    partition.replica.check_invariants()
+    follower.decided(leader=leader, epoch=3)
+    partition.replica.check_invariants()
+    assert partition.replica.high_watermark == partition.log.high_watermark == PARTED + 2
+    assert partition.log.log_end_offset == END
+
+
+def test_a_cut_below_the_log_start_leaves_core_and_log_with_one_mark() -> None:
+    follower = _Follower()
+    partition = follower.partition
+    follower.committed()
+    partition.advance_log_start(PARTED + 2)
+    follower.parted()
+    follower.prepare(*follower.around.jobs)
+    partition.replica.check_invariants()
+    assert partition.replica.high_watermark == partition.log.high_watermark == partition.log.log_end_offset == PARTED
 
 
 @pytest.mark.parametrize("ran", [False, True])

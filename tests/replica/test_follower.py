@@ -92,6 +92,18 @@ def test_histories_that_part_below_the_log_start_converge(log_start: int, leader
     assert stage.log.batches == leader_log.batches
 
 
+@pytest.mark.parametrize("leader", [1, 3])
+def test_a_forgotten_cut_below_the_log_start_leaves_the_mark_in_the_log(leader: int) -> None:
+    """It was lowered to where the histories part, and whoever led next showed a log that begins above its end."""
+    stage = following(log_of(1, 1, 1, 1), high_watermark=4)
+    stage.log.log_start_offset = 3
+    answer = ev.LeaderAnswered(9, 4, ErrorCode.NONE, 0, 0, 5, (1, 1), 0, 1)
+    assert stage.replica.step(answer, 0) == [fx.HighWatermarkMoved(3), fx.TruncateLog(1)]
+    stage.replica.check_invariants()
+    stage.send(decided(leader, 10, 2))
+    assert stage.replica.high_watermark == 3
+
+
 def test_an_unclean_elections_truncation_lowers_the_mark_first() -> None:
     """No reader may be shown what is about to go."""
     stage = following(log_of(1, 1, 1), high_watermark=3)
