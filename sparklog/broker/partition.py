@@ -116,7 +116,7 @@ class Surroundings(Protocol):
     def stop_fetching(self, partition: Partition) -> None: ...
 
     def prepare_cut(self, partition: Partition, job: CutJob) -> None:
-        """Run it in a thread, then ``Partition.cut_prepared``."""
+        """Run it in a thread, again where that fails in an unforeseen way, then ``Partition.cut_prepared``."""
 
     def role_changed(self, partition: Partition) -> None: ...
 
@@ -247,13 +247,11 @@ class Partition:
             return
         offset, self._cut = self._cut[1], None
         try:
-            truncated = self._cut_at(offset, job)
+            self.step(self._cut_at(offset, job))
+            if self.offline is None:
+                self._surroundings.start_fetching(self, self.replica.leader, self.replica.leader_epoch)
         except Exception as error:  # as that of a step
             self._fail(error)
-            return
-        self.step(truncated)
-        if self.offline is None:
-            self._surroundings.start_fetching(self, self.replica.leader, self.replica.leader_epoch)
 
     def advance_log_start(self, offset: int) -> None:
         """The leader has deleted what is below ``offset``; what is committed here goes as well."""

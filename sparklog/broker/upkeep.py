@@ -31,6 +31,9 @@ _log = logging.getLogger(__name__)
 _SEAL_THREADS = 2
 _FLUSH_THREADS = 2
 _FLUSH_CHECK_MS = 100
+#: Before a copy that could not be made is begun again: what it takes of a disk, others lack meanwhile.
+_FIRST_CUT_PAUSE_S = 1.0
+_LONGEST_CUT_PAUSE_S = 30.0
 #: Partitions, and logs with files, that the garbage collector is not to look at any more.
 _SPARED_AT_ONCE = 1000
 
@@ -129,12 +132,22 @@ class Upkeep:
             self._broker.spawn(self._prepare_cut(partition, job), f"cut {partition.tp}")
 
     async def _prepare_cut(self, partition: Partition, job: CutJob) -> None:
-        try:
-            await asyncio.get_running_loop().run_in_executor(self._pool, self._noted, job.run)
-        except StorageError as error:
-            self._broker.log_failed(partition, error)
-        else:
-            partition.cut_prepared(job)
+        """Until it is done or cancelled: the log stays as it is meanwhile, but nobody else has the replica go on."""
+        pause_s = _FIRST_CUT_PAUSE_S
+        while not self._closed:
+            try:
+                await asyncio.get_running_loop().run_in_executor(self._pool, self._noted, job.run)
+            except StorageError as error:
+                self._broker.log_failed(partition, error)
+                return
+            except Exception:
+                self._broker.counters["cuts.failed"] += 1
+                _log.exception("%s: the copy that a cut needs failed, it is made anew", partition.tp)
+            else:
+                partition.cut_prepared(job)
+                return
+            await asyncio.sleep(pause_s)
+            pause_s = min(pause_s * 2, _LONGEST_CUT_PAUSE_S)
 
     async def _store_schemas(self, partition: Partition, job: PartitionFileJob) -> None:
         """Where they stay if nobody comes to it the segments have them, too."""

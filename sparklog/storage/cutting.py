@@ -20,7 +20,7 @@ _numbers = itertools.count()
 
 
 class CutJob:
-    """Made, cancelled and used on the event loop, run once in any thread."""
+    """Made, cancelled and used on the event loop, run in any thread, again where that has raised."""
 
     def __init__(self, segment: Segment, count: int) -> None:
         """``count``: batches to be kept of the segment. Raises OSError."""

@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import errno
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import cast
 
 import pytest
 
+from sparklog.broker import upkeep
 from sparklog.broker.partition import AppendRules, Partition, Surroundings
+from sparklog.broker.state import BrokerState
 from sparklog.broker.upkeep import Upkeep
 from sparklog.errors import ErrorCode, StorageError
 from sparklog.model import LeaderAndIsr
@@ -243,21 +245,75 @@ def test_the_loop_goes_on_while_a_cut_is_prepared(tmp_path: Path) -> None:
         def cut_prepared(self, job: object) -> None:
             cut.append(job)
 
-    async def scenario(directory: LogDirectory) -> None:
-        broker = broker_state(1, tmp_path)
-        upkeep = Upkeep(broker, directory)
+    async def scenario(broker: BrokerState, at_work: Upkeep) -> None:
         job = cast(CutJob, Slow())
-        upkeep.prepare_cut(cast(Partition, Cut()), job)
+        at_work.prepare_cut(cast(Partition, Cut()), job)
         await until(began.is_set)
         assert not cut
         may_end.set()
         await until(lambda: cut == [job])
-        upkeep.close()
-        await broker.end_tasks()
+
+    try:
+        _kept_up(tmp_path, scenario)
+    finally:
+        may_end.set()
+
+
+def test_a_copy_that_fails_in_an_unforeseen_way_is_made_anew(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The replica was fetched no more until its next role, and one line said that a task had failed."""
+    follower = _Follower()
+    partition, real = follower.partition, follower.disk.copy
+    follower.parted()
+    (job,) = follower.around.jobs
+    failures = [MemoryError("of a machine that is short of it")]
+
+    def copy(source: Path, target: Path, length: int) -> None:
+        real(source, target, length)
+        if failures:
+            raise failures.pop()
+
+    async def scenario(broker: BrokerState, at_work: Upkeep) -> None:
+        follower.around.fetching.clear()
+        at_work.prepare_cut(partition, job)
+        await until(lambda: follower.around.fetching)
+        assert broker.counters["cuts.failed"] == 1
+
+    monkeypatch.setattr(follower.disk, "copy", copy)
+    monkeypatch.setattr(upkeep, "_FIRST_CUT_PAUSE_S", 0.01)
+    _kept_up(tmp_path, scenario)
+    assert follower.around.fetching == [(LEADER, 2)] and partition.offline is None
+    assert read_numbers(partition.log) == list(range(PARTED))
+    assert not follower.copies
+    assert "short of it" in caplog.text and str(TP) in caplog.text
+
+
+def test_a_replica_that_cannot_be_followed_after_its_cut_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where a step orders it: nobody else would have it go on."""
+
+    def follow(*_: object) -> None:
+        raise RuntimeError("nobody knows why")
+
+    follower = _Follower()
+    follower.parted()
+    monkeypatch.setattr(follower.around, "start_fetching", follow)
+    follower.prepare(*follower.around.jobs)
+    assert follower.partition.offline == "nobody knows why"
+
+
+def _kept_up(tmp_path: Path, scenario: Callable[[BrokerState, Upkeep], Coroutine[None, None, None]]) -> None:
+    async def run() -> None:
+        broker = broker_state(1, tmp_path)
+        at_work = Upkeep(broker, directory)
+        try:
+            await scenario(broker, at_work)
+        finally:
+            at_work.close()
+            await broker.end_tasks()
 
     directory = LogDirectory.open(tmp_path, cluster_id="cluster", broker_id=1)
     try:
-        asyncio.run(scenario(directory))
+        asyncio.run(run())
     finally:
-        may_end.set()
         directory.close()
