@@ -116,7 +116,8 @@ class Surroundings(Protocol):
     def stop_fetching(self, partition: Partition) -> None: ...
 
     def prepare_cut(self, partition: Partition, job: CutJob) -> None:
-        """Run it in a thread, again where that fails in an unforeseen way, then ``Partition.cut_prepared``."""
+        """Run it in a thread, later again where that fails in an unforeseen way or finds no room, then
+        ``Partition.cut_prepared``."""
 
     def role_changed(self, partition: Partition) -> None: ...
 

@@ -144,8 +144,11 @@ class Upkeep:
                 self._broker.counters["cuts.failed"] += 1
                 _log.exception("%s: the copy that a cut needs failed, it is made anew", partition.tp)
             else:
-                partition.cut_prepared(job)
-                return
+                if not job.awaits_room:
+                    partition.cut_prepared(job)
+                    return
+                self._broker.counters["cuts.without.room"] += 1
+                _log.error("%s: no room for the copy that a cut needs, it is not followed until there is", partition.tp)
             await asyncio.sleep(pause_s)
             pause_s = min(pause_s * 2, _LONGEST_CUT_PAUSE_S)
 

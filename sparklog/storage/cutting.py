@@ -20,15 +20,20 @@ _numbers = itertools.count()
 
 
 class CutJob:
-    """Made, cancelled and used on the event loop, run in any thread, again where that has raised."""
+    """Made, cancelled and used on the event loop, run in any thread: again where that has raised, or found no room."""
 
-    def __init__(self, segment: Segment, count: int) -> None:
-        """``count``: batches to be kept of the segment. Raises OSError."""
+    def __init__(self, segment: Segment, count: int, *, frees_segments: bool = False) -> None:
+        """``count``: batches to be kept of the segment. ``frees_segments``: the cut will remove others first, which
+        makes room. Raises OSError."""
         self.segment = segment
         self.count = count
         #: the copies are there, and durable
         self.done = False
+        #: The last ``run`` found the disk full, and the cut itself makes no room on it: it is to run again later. On
+        #: the event loop there would be no more room, and a cut that fails takes the log directory offline.
+        self.awaits_room = False
         self.cancelled = False
+        self._frees_segments = frees_segments
         self._disk = segment.disk
         number = next(_numbers)
         #: Which file, its copy, and how many bytes of it. The names are this job's own: one that was cancelled may
@@ -46,6 +51,7 @@ class CutJob:
         Raises:
             StorageError: the log directory must go offline.
         """
+        self.awaits_room = False
         try:
             if self._copied():
                 with self._ends:
@@ -54,6 +60,7 @@ class CutJob:
             # Nothing of the log's own was written: a job that was cancelled may fail by what came after it.
             if not (self.cancelled or isinstance(failure, FileNotFoundError) or is_full(failure)):
                 raise StorageError(f"copying {self.segment.data_path} to cut it: {failure}") from failure
+            self.awaits_room = is_full(failure) and not (self._frees_segments or self.cancelled)
         finally:
             if not self.done:
                 for _, copy, _ in self._copies:

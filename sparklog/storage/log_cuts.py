@@ -50,7 +50,7 @@ class LogCuts:
                 copied = state.chain.copied_by_cut(end, served_end=state.served_end)
                 if copied is not None:
                     self._cleaning.stop()  # it may have begun when more was committed
-                    self._job = CutJob(*copied)
+                    self._job = CutJob(*copied, frees_segments=copied[0] is not state.chain.last)
                     self._cleaning.held = True
         return self._job
 

@@ -235,6 +235,8 @@ def test_the_loop_goes_on_while_a_cut_is_prepared(tmp_path: Path) -> None:
     cut: list[object] = []
 
     class Slow:
+        awaits_room = False
+
         def run(self) -> None:
             began.set()
             assert may_end.wait(60)
@@ -287,6 +289,50 @@ def test_a_copy_that_fails_in_an_unforeseen_way_is_made_anew(
     assert read_numbers(partition.log) == list(range(PARTED))
     assert not follower.copies
     assert "short of it" in caplog.text and str(TP) in caplog.text
+
+
+def test_a_cut_waits_for_room_for_its_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Made on the event loop it found no more, and one follower's cut ended a broker that led others."""
+    follower = _Follower()
+    partition, disk = follower.partition, follower.disk
+    follower.parted()
+    (job,) = follower.around.jobs
+    disk.capacity_bytes = disk.used_bytes
+
+    async def scenario(broker: BrokerState, at_work: Upkeep) -> None:
+        follower.around.fetching.clear()
+        at_work.prepare_cut(partition, job)
+        await until(lambda: broker.counters["cuts.without.room"] > 2 or not partition.is_cutting)
+        assert partition.is_cutting and partition.offline is None
+        assert read_numbers(partition.log) == list(range(END))
+        disk.capacity_bytes = None
+        await until(lambda: not partition.is_cutting)
+
+    monkeypatch.setattr(upkeep, "_FIRST_CUT_PAUSE_S", 0.01)
+    _kept_up(tmp_path, scenario)
+    assert follower.around.fetching == [(LEADER, 2)] and partition.offline is None
+    assert read_numbers(partition.log) == list(range(PARTED))
+    assert not follower.copies
+
+
+def test_a_cut_that_waits_for_room_is_forgotten_with_its_role(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    follower = _Follower()
+    partition, disk = follower.partition, follower.disk
+    follower.parted()
+    (job,) = follower.around.jobs
+    disk.capacity_bytes = disk.used_bytes
+
+    async def scenario(broker: BrokerState, at_work: Upkeep) -> None:
+        at_work.prepare_cut(partition, job)
+        await until(lambda: broker.counters["cuts.without.room"])
+        follower.decided(leader=1, epoch=3)
+        disk.capacity_bytes = None
+        await until(lambda: not broker._tasks)
+
+    monkeypatch.setattr(upkeep, "_FIRST_CUT_PAUSE_S", 0.01)
+    _kept_up(tmp_path, scenario)
+    assert partition.replica.is_leader and read_numbers(partition.log) == list(range(END))
+    assert not job.done and not follower.copies
 
 
 def test_a_replica_that_cannot_be_followed_after_its_cut_fails(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import random
 from pathlib import Path
 
@@ -125,11 +124,32 @@ def test_nothing_is_left_of_a_cut_that_does_not_come(how: str, ran: bool) -> Non
 
 
 def test_a_copy_that_finds_no_room_leaves_none_behind() -> None:
+    """The cut removes segments before it needs room itself: nobody else may ever make any."""
     disk = SimDisk()
     _, log = _log(disk)
     job = _begun(log, 15)
-    disk.fail_next("copy", errno.ENOSPC)
+    disk.capacity_bytes = disk.used_bytes
     job.run()
-    assert not job.done
-    assert log.truncate(15, job) == 15, "there is room again"
+    assert not (job.done or job.awaits_room)
+    assert not any(name.endswith(".copy") for name in disk.names(log.directory))
+    assert log.truncate(15, job) == 15
     assert read_numbers(log) == list(range(15))
+
+
+def test_a_cut_that_makes_no_room_waits_for_it() -> None:
+    disk = CountingDisk()
+    _, log = _log(disk)
+    end = log.log_end_offset
+    job = _begun(log, end - 3)
+    disk.capacity_bytes = disk.used_bytes
+    for _ in range(2):
+        job.run()
+        assert job.awaits_room and not job.done
+        assert not any(name.endswith(".copy") for name in disk.names(log.directory))
+    disk.capacity_bytes = None
+    job.run()
+    assert job.done and not job.awaits_room
+    disk.copies = 0
+    assert log.truncate(end - 3, job) == end - 3
+    assert not disk.copies
+    assert read_numbers(log) == list(range(end - 3))
