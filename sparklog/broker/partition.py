@@ -274,6 +274,7 @@ class Partition:
         a second."""
         if self.replica.is_leader or self._pending:
             self.stop()
+        self._forget_cut()  # or its copy would be waited for
         self.stopped = True
 
     def fail(self, error: Exception) -> None:
@@ -441,10 +442,14 @@ class Partition:
 
     def _role_changed(self, effect: RoleChanged) -> None:
         _role_lines.info("%s: %s in leader epoch %d", self.tp, effect.role, effect.leader_epoch)
-        if self._cut is not None:  # as if the answer that led to it had not come: whoever leads now is asked again
+        self._forget_cut()
+        self._surroundings.role_changed(self)
+
+    def _forget_cut(self) -> None:
+        """As if the answer that led to it had not come: whoever leads then is asked again."""
+        if self._cut is not None:
             self._cut = None
             self.log.cuts.cancel()
-        self._surroundings.role_changed(self)
 
     # --- answers ---
 

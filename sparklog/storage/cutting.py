@@ -16,6 +16,8 @@ from sparklog.errors import StorageError
 from sparklog.storage.disk import is_full, sync_file
 from sparklog.storage.segment import COPY_SUFFIX, Segment
 
+#: Copied and fsynced at a time: where a cut is forgotten, by the end of the process perhaps, no more is waited for.
+_PIECE_BYTES = 32 * 1024 * 1024
 _numbers = itertools.count()
 
 
@@ -69,10 +71,11 @@ class CutJob:
 
     def _copied(self) -> bool:
         for path, copy, length in self._copies:
-            if self.cancelled:
-                return False
-            self._disk.copy(path, copy, length)
-            sync_file(self._disk, copy)
+            for start in range(0, length, _PIECE_BYTES):
+                if self.cancelled:
+                    return False
+                self._disk.copy(path, copy, min(start + _PIECE_BYTES, length), start=start)
+                sync_file(self._disk, copy)
         return True
 
     def put_in_place(self) -> None:

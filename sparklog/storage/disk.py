@@ -71,8 +71,9 @@ class Disk(Protocol):
         """Make durable all that was written to the file system of ``handle``, content and names, by whomever. Fails
         also when a write has failed at any time since the handle was made, whoever else was told of that."""
 
-    def copy(self, source: Path, target: Path, length: int) -> None:
-        """Make ``target`` a new file with the first ``length`` bytes of ``source``."""
+    def copy(self, source: Path, target: Path, length: int, *, start: int = 0) -> None:
+        """Make ``target`` a new file with the first ``length`` bytes of ``source``; above 0, ``start`` is how many of
+        them are in it already."""
 
     def names(self, path: Path) -> list[str]:
         """Names in a directory, sorted; FileNotFoundError when it does not exist."""
@@ -160,9 +161,9 @@ class RealDisk:
             number = ctypes.get_errno()
             raise OSError(number, os.strerror(number))
 
-    def copy(self, source: Path, target: Path, length: int) -> None:
-        with source.open("rb") as reader, target.open("wb") as writer:
-            done = 0
+    def copy(self, source: Path, target: Path, length: int, *, start: int = 0) -> None:
+        with source.open("rb") as reader, target.open("r+b" if start else "wb", buffering=0) as writer:
+            done = writer.seek(start)
             while done < length:
                 moved = os.sendfile(writer.fileno(), reader.fileno(), done, length - done)
                 if not moved:

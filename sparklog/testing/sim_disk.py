@@ -248,15 +248,18 @@ class SimDisk:
         for name in self._durable_names.keys() - self._files.keys():
             self._set_name(self._durable_names, name, None)
 
-    def copy(self, source: Path, target: Path, length: int) -> None:
+    def copy(self, source: Path, target: Path, length: int, *, start: int = 0) -> None:
         dies = self._before("copy")
         if length > len(self._files[source].content):
             raise OSError(errno.EIO, "source is too short", str(source))
-        if self.capacity_bytes is not None and self.used_bytes + length > self.capacity_bytes:
+        if self.capacity_bytes is not None and self.used_bytes + length - start > self.capacity_bytes:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        file = self._files[target] = _File()
-        data = bytes(self._files[source].content[:length])
-        file.write(data[: self._rng.randrange(length + 1)] if dies else data, 0)
+        if not start:
+            self._files[target] = _File()
+        elif target not in self._files:
+            raise FileNotFoundError(errno.ENOENT, "no such file", str(target))
+        data = bytes(self._files[source].content[start:length])
+        self._files[target].write(data[: self._rng.randrange(len(data) + 1)] if dies else data, start)
         if dies:
             raise ProcessDied("copy")
 

@@ -209,11 +209,15 @@ def test_a_topic_that_is_deleted_and_made_anew_meanwhile_is_left_alone(ran: bool
 
 @pytest.mark.parametrize("how", [Partition.stop, Partition.leave])
 def test_a_replica_that_is_stopped_meanwhile_is_not_cut(how: Callable[[Partition], None]) -> None:
+    """Nor does a process that ends wait for the copy."""
     follower = _Follower()
     follower.parted()
+    (job,) = follower.around.jobs
     how(follower.partition)
-    follower.prepare(*follower.around.jobs)
+    assert job.cancelled
+    follower.prepare(job)
     assert follower.partition.log.log_end_offset == END
+    assert not job.done and not follower.copies
     follower.disk.restart(page_cache_lost=False)
     open_directory(disk=follower.disk)
     assert not follower.copies
@@ -271,8 +275,8 @@ def test_a_copy_that_fails_in_an_unforeseen_way_is_made_anew(
     (job,) = follower.around.jobs
     failures = [MemoryError("of a machine that is short of it")]
 
-    def copy(source: Path, target: Path, length: int) -> None:
-        real(source, target, length)
+    def copy(source: Path, target: Path, length: int, *, start: int = 0) -> None:
+        real(source, target, length, start=start)
         if failures:
             raise failures.pop()
 

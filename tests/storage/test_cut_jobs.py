@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from sparklog.storage import cutting
 from sparklog.storage.cutting import CutJob
 from sparklog.storage.log import Log
 from sparklog.storage.log_set import LogDirectory
@@ -17,9 +18,9 @@ from tests.storage.batches import SMALL, commit_and_seal, create_log, fill, open
 class CountingDisk(SimDisk):
     copies = 0
 
-    def copy(self, source: Path, target: Path, length: int) -> None:
+    def copy(self, source: Path, target: Path, length: int, *, start: int = 0) -> None:
         self.copies += 1
-        super().copy(source, target, length)
+        super().copy(source, target, length, start=start)
 
 
 def _log(disk: SimDisk, *, batches: int = 10) -> tuple[LogDirectory, Log]:
@@ -101,6 +102,58 @@ def test_another_cut_throws_away_what_was_copied_for_the_one_before() -> None:
     assert log.truncate(9, job) == 9, "by its own copy: neither fits"
     assert not any(name.endswith(".copy") for name in disk.names(log.directory))
     assert read_numbers(log) == list(range(9))
+
+
+@pytest.mark.parametrize("piece_bytes", [1, 100, 1 << 20])
+def test_a_copy_is_made_in_pieces(piece_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cutting, "_PIECE_BYTES", piece_bytes)
+    disk = CountingDisk()
+    _, log = _log(disk)
+    log.durability.flush()
+    job = _begun(log, 9)
+    lengths = [length for _, length in job.segment.files_cut_to(job.count)]
+    job.run()
+    assert job.done and disk.copies == sum(-(-length // piece_bytes) for length in lengths)
+    assert log.truncate(9, job) == 9
+    disk.sync_directory(log.directory)
+    disk.restart(page_cache_lost=True)
+    log = create_log(open_directory(disk=disk, boot_id="boot-2"), segment_bytes=SMALL)
+    assert read_numbers(log) == list(range(9))
+
+
+class LettingGoDisk(CountingDisk):
+    """On which a cut is cancelled, by whomever, in the ``at``-th piece that is copied or fsynced of it."""
+
+    job: CutJob | None = None
+    operation, at = "", 0
+
+    def copy(self, source: Path, target: Path, length: int, *, start: int = 0) -> None:
+        super().copy(source, target, length, start=start)
+        self._let_go("copy")
+
+    def sync(self, handle: int) -> None:
+        super().sync(handle)
+        self._let_go("sync")
+
+    def _let_go(self, operation: str) -> None:
+        if self.job is not None and operation == self.operation and self.copies == self.at:
+            assert not self.job.cancel(), "there is nothing of it that counts"
+
+
+@pytest.mark.parametrize("operation", ["copy", "sync"])
+@pytest.mark.parametrize("at", [1, 3, 5])
+def test_a_job_that_is_cancelled_ends_with_the_piece_at_which_it_is(
+    operation: str, at: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A broker that stopped waited for gigabytes to be copied and fsynced, or was ended for taking too long."""
+    monkeypatch.setattr(cutting, "_PIECE_BYTES", 100)
+    disk = LettingGoDisk()
+    _, log = _log(disk)
+    disk.job = job = _begun(log, 9)
+    disk.operation, disk.at = operation, at
+    job.run()
+    assert not job.done and disk.copies == at
+    assert not any(name.endswith(".copy") for name in disk.names(log.directory))
 
 
 @pytest.mark.parametrize("how", ["restart", "close", "delete"])

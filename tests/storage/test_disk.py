@@ -141,6 +141,18 @@ def test_a_map_outlives_handle_name_and_replacement(disk: Disk, root: Path) -> N
     assert read_file(disk, root / "f") == b"0123"
 
 
+def test_a_copy_is_gone_on_with(disk: Disk, root: Path) -> None:
+    replace_file(disk, root / "f", b"0123456789")
+    replace_file(disk, root / "g", b"of an earlier copy")
+    for start, length in ((0, 3), (3, 4), (4, 9)):
+        disk.copy(root / "f", root / "g", length, start=start)
+        assert read_file(disk, root / "g") == b"0123456789"[:length]
+    with pytest.raises(FileNotFoundError):
+        disk.copy(root / "f", root / "absent", 9, start=4)
+    with pytest.raises(OSError):
+        disk.copy(root / "f", root / "g", 11, start=9)
+
+
 def test_a_lock_is_exclusive_until_closed(disk: Disk, root: Path) -> None:
     handle = disk.lock(root / "lock")
     assert handle is not None
