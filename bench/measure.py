@@ -117,6 +117,7 @@ def measure(row: Row, bench: Bench, runs: int) -> list[Line]:
             if row.warm_up and not bench.quick:
                 for contestant in contestants:
                     bench.give_machine_to(contestant.side)
+                    bench.fill_memory()
                     contestant.run()
             while len(rounds) < most and sum(found.others <= _QUIET_CORES for found in rounds) < wanted:
                 rounds.append(one_round(row, bench, contestants))
@@ -134,6 +135,7 @@ def one_round(row: Row, bench: Bench, contestants: Sequence[Contestant]) -> Roun
     for contestant in contestants:
         os.sync()  # else the disk is still busy with what the one before wrote
         bench.give_machine_to(contestant.side)
+        bench.fill_memory()
         with Others() as others:
             figures[contestant.name] = contestant.run()
         disturbed = max(disturbed, others.cores)

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from bench.kafka import BROKERS, KafkaCluster, wait_for
 from bench.kafka_jars import broker_jars, connector_jars
+from bench.memory import PageCache
 from sparklog import Admin
 from sparklog.errors import ClusterError
 from sparklog.testing.process_cluster import ProcessCluster
@@ -229,6 +230,17 @@ class Bench:
 
     def say(self, text: str) -> None:
         print(text, file=sys.stderr, flush=True)
+
+    def fill_memory(self) -> None:
+        """What is free of it goes to the page cache, from which runs take it; see ``memory``."""
+        if not self.quick:
+            self._page_cache.fill()
+
+    @cached_property
+    def _page_cache(self) -> PageCache:
+        cache = PageCache(self._directory / "holes")
+        self._ends.callback(cache.close)
+        return cache
 
     def count(self, records: int, quick: int) -> int:
         """How many records a run has."""
