@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 from sparklog.errors import ClusterError
@@ -12,6 +12,7 @@ from sparklog.model import BrokerRegistration, LeaderAndIsr, TopicPartition, Top
 from sparklog.zk import codecs, paths
 from sparklog.zk.broker_registry import BrokerRegistry
 from sparklog.zk.cluster_store import ClusterStore, WriteOutcome
+from sparklog.zk.errors import ZkError
 from sparklog.zk.session import ZkSession
 
 TP = TopicPartition("orders", 0)
@@ -44,20 +45,19 @@ async def expire(session: ZkSession) -> None:
     generation, client_id = session.generation, session.client_id
     end = asyncio.get_running_loop().time() + 60
     while session.generation == generation:
-        # The two take the session from each other until one is quick enough to end it.
-        try:
+        assert asyncio.get_running_loop().time() < end, "the session could not be ended"
+        # The two take the session from each other until the thief's word to end it comes while the thief has it.
+        with suppress(ClusterError):
             thief = await ZkSession.open(
                 session.connect_string,
                 session_timeout_ms=session.session_timeout_ms,
                 connect_timeout_ms=3000,
                 client_id=client_id,
             )
-        except ClusterError:  # noqa: PERF203 - a retry loop
-            assert asyncio.get_running_loop().time() < end, "the session could not be taken over"
-        else:
             await thief.close()
-            break
-    await until(lambda: session.generation > generation, "a new session after the expiry")
+        # An answer tells whether it was: it is of the session that goes on, or of a new one.
+        with suppress(ZkError):
+            await session.patiently(lambda: session.exists("/"))
 
 
 def broker(broker_id: int, *, port: int = 9092, host: str = "h1", trusted: bool = True) -> BrokerRegistration:
