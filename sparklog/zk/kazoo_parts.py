@@ -1,8 +1,9 @@
-"""Three parts of kazoo that are replaced: how it waits for sockets, and how long for a server's greeting; and how a
-multi is packed."""
+"""Parts of kazoo that are replaced: how it waits for sockets, how long for a server's greeting, and what ends its
+attempts to connect; and how a multi is packed."""
 
 from __future__ import annotations
 
+import logging
 import select
 import struct
 from collections.abc import Sequence
@@ -12,11 +13,15 @@ from kazoo.exceptions import EXCEPTIONS
 from kazoo.handlers.threading import SequentialThreadingHandler
 from kazoo.protocol import serialization
 from kazoo.protocol.connection import ConnectionHandler
+from kazoo.protocol.states import KeeperState
+from kazoo.retry import ForceRetryError, KazooRetry
 
 from sparklog.zk.ops import Check, Create, Op, SetData
 
 #: How many silent connections in a row a session lives through: each attempt gets this share of its time.
 _GREETINGS_IN_A_SESSION = 4
+
+_log = logging.getLogger(__name__)
 
 
 class Handler(SequentialThreadingHandler):  # type: ignore[misc]
@@ -42,14 +47,32 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]
 
 
 class Connections(ConnectionHandler):  # type: ignore[misc]
-    """kazoo's connections, but one that does not answer a known session's greeting is given up while the session still
-    has time for another. kazoo waits for as long as the session lasts: a server that had just started and had taken the
-    connection before it could serve it cost the session."""
+    """kazoo's connections, with two differences.
+
+    One that does not answer a known session's greeting is given up while the session still has time for another. kazoo
+    waits for as long as the session lasts: a server that had just started and had taken the connection before it could
+    serve it cost the session.
+
+    Nothing but being closed ends the attempts to connect. kazoo's thread ends with any error that it does not know,
+    such as that of looking a host's name up without a file descriptor to spare, and nothing would start another.
+    """
 
     def _invoke(self, timeout: float, request: Any, xid: Any = None) -> Any:
         if self.client._session_id:
             timeout = min(timeout, self.client._session_timeout / 1000 / _GREETINGS_IN_A_SESSION)
         return super()._invoke(timeout, request, xid)
+
+    def _connect_loop(self, retry: KazooRetry) -> Any:
+        """As kazoo's, but an unknown error counts as a lost connection: the next attempt follows after a pause."""
+        try:
+            return super()._connect_loop(retry)
+        except ForceRetryError:
+            raise
+        except Exception as error:
+            _log.warning("connecting to ZooKeeper again after %s: %s", type(error).__name__, error)
+            # Requests that were under way on this connection get no answer, and whoever waits is told so.
+            self.client._session_callback(KeeperState.CONNECTING)
+            raise ForceRetryError("Reconnecting") from error
 
 
 #: What precedes each operation and each result: kind, whether it is the end, error. Source: ZooKeeper's MultiHeader.

@@ -399,8 +399,13 @@ class ZkSession:
             return future
 
         def begin() -> None:
+            try:
+                started = start()
+            except Exception as error:  # a path that kazoo does not take: never begun, so it must not count as such
+                future.set_exception(ZkError(f"not asked of ZooKeeper: {type(error).__name__} {error}"))
+                return
             self._in_flight += 1
-            start().rawlink(lambda result: self._from_kazoo(lambda: self._finish(result, future, convert)))
+            started.rawlink(lambda result: self._from_kazoo(lambda: self._finish(result, future, convert)))
 
         if self._in_flight < WINDOW:
             begin()

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -213,5 +215,84 @@ def test_a_connection_that_is_taken_and_never_served_does_not_cost_the_session(c
         for writer in open_now:
             writer.transport.abort()
         await asyncio.gather(*(writer.wait_closed() for writer in open_now), return_exceptions=True)
+
+    asyncio.run(scenario())
+
+
+@contextmanager
+def few_descriptors() -> Iterator[Callable[[], None]]:
+    """What it yields takes all that this process may open, and again what has become free since."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    taken: list[int] = []
+
+    def take() -> None:
+        with suppress(OSError):
+            while True:
+                taken.append(os.open(os.devnull, os.O_RDONLY))
+
+    try:
+        highest = max(int(found.name) for found in Path("/proc/self/fd").iterdir())
+        resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 2, hard))
+        yield take
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for descriptor in taken:
+            os.close(descriptor)
+
+
+def test_a_session_goes_on_when_its_process_could_not_open_a_file_for_a_while(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Just when the connection broke. To look a name up takes a descriptor, too, and there kazoo's thread would end."""
+    server = EmbeddedZookeeper.start(tmp_path)
+    connect = server.connect.replace("127.0.0.1", "localhost")
+
+    async def scenario() -> None:
+        async with opened(connect, session_timeout_ms=1500) as store:
+            session = store.session
+            with few_descriptors() as take:
+
+                def tried() -> bool:
+                    take()  # that of the connection, too, when it is given up
+                    return "again after OSError" in caplog.text or session.state is SessionState.EXPIRED
+
+                os.kill(server.pid, signal.SIGSTOP)
+                await until(tried, "an attempt to connect")
+            os.kill(server.pid, signal.SIGCONT)
+            await session.connected(timeout_ms=30_000)
+            assert await session.exists("/")
+
+    try:
+        asyncio.run(scenario())
+    finally:
+        os.kill(server.pid, signal.SIGCONT)
+        server.stop()
+
+
+def test_a_request_that_cannot_be_sent_does_not_cost_the_session(connect: str) -> None:
+    """kazoo's thread is the one to find out, and ends with it. Who waits for other requests hears of it, too."""
+
+    async def scenario() -> None:
+        async with opened(connect, session_timeout_ms=20_000) as store:
+            session = store.session
+            generation = session.generation
+            asked = [session.get(path) for path in ("/\ud800", *["/"] * 5)]
+            answers = await asyncio.wait_for(asyncio.gather(*asked, return_exceptions=True), 30)
+            assert isinstance(answers[0], ZkUnreachable)
+            await session.connected(timeout_ms=30_000)
+            assert await session.exists("/")
+            assert session.generation == generation
+
+    asyncio.run(scenario())
+
+
+def test_requests_that_kazoo_does_not_take_leave_room_for_others(connect: str) -> None:
+    async def scenario() -> None:
+        async with opened(connect) as store:
+            session = store.session
+            for _ in range(2 * WINDOW):
+                with pytest.raises(ZkError, match="relative paths"):
+                    await session.exists("/brokers/..")
+            assert await asyncio.wait_for(session.exists("/"), 30)
 
     asyncio.run(scenario())
