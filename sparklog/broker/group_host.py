@@ -18,6 +18,7 @@ from sparklog.coordinator.group_offsets import Groups, GroupSettings
 from sparklog.coordinator.group_records import Hold
 from sparklog.errors import BrokerError, ClusterError
 from sparklog.model import is_internal
+from sparklog.zk.session import PAUSE_S
 
 _log = logging.getLogger(__name__)
 
@@ -25,6 +26,8 @@ _log = logging.getLogger(__name__)
 #: that takes its time, and may take so small a part of the broker's.
 _TOGETHER_S = 0.1
 _SMALL_PART = 50
+#: Between two questions to a ZooKeeper that does not answer.
+_LONGEST_PAUSE_S = 10.0
 
 
 class GroupHost(CoordinatorHost):
@@ -36,6 +39,9 @@ class GroupHost(CoordinatorHost):
         self._forgotten = ""
         self._looking: asyncio.TimerHandle | None = None
         self._look_after_s = _TOGETHER_S
+        #: Topics (name, id) that ZooKeeper is being asked about, and the look at them that asked last.
+        self._in_question: dict[tuple[str, str], int] = {}
+        self._looks = 0
         #: Holds that are being looked at: group, and key of the transaction.
         self._asking: set[tuple[str, str]] = set()
         super().__init__(broker, partition, self.groups)
@@ -103,18 +109,47 @@ class GroupHost(CoordinatorHost):
         told = [one for one in unknown if one[1] in forgotten]
         if told:
             self.step(TopicsGone(tuple(told)))
-        if len(unknown) > len(told):
-            asked = [one for one in unknown if one[1] not in forgotten]
-            self.broker.spawn(self._drop_if_gone(asked), f"topics of {self.partition.tp}")
+        asked = [one for one in unknown if one[1] not in forgotten]
+        if asked:
+            begun = bool(self._in_question)
+            self._looks += 1
+            self._in_question.update(dict.fromkeys(asked, self._looks))
+            if not begun:
+                self.broker.spawn(self._drop_those_gone(), f"topics of {self.partition.tp}")
 
-    async def _drop_if_gone(self, topics: list[tuple[str, str]]) -> None:
+    async def _drop_those_gone(self) -> None:
+        """Until ZooKeeper has answered for each topic in question: the next deletion, or the next coordinator, which
+        would look again, may be far away."""
+        pause_s = PAUSE_S
         try:
-            gone = [one for one in topics if not await self.broker.registry.topic_lives(*one)]
-        except (BrokerError, ClusterError) as error:  # the next deletion, or the next coordinator, looks again
-            _log.info("%s: whether topics are gone is not known: %s", self.partition.tp, error)
-            return
-        if gone:
-            self.step(TopicsGone(tuple(gone)))
+            while self._in_question and not self.ended:
+                gone, error = await self._look_for_gone()
+                if gone:
+                    self.step(TopicsGone(tuple(gone)))
+                if error is None:
+                    continue
+                _log.info("%s: whether topics are gone is not known yet: %s", self.partition.tp, error)
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+        finally:
+            self._in_question.clear()  # whatever ended this: the next deletion looks again
+
+    async def _look_for_gone(self) -> tuple[list[tuple[str, str]], Exception | None]:
+        """Topics that are gone, of those in question; and what kept the rest from being asked about."""
+        gone: list[tuple[str, str]] = []
+        for one, look in list(self._in_question.items()):
+            try:
+                lives = await self.broker.registry.topic_lives(*one)
+            except (BrokerError, ClusterError) as error:
+                # Last from now on: what is wrong may be this topic's alone.
+                self._in_question[one] = self._in_question.pop(one)
+                return gone, error
+            if not lives:
+                gone.append(one)
+            elif self._in_question[one] != look:
+                continue  # asked for again after it was asked about: it may be gone since
+            del self._in_question[one]
+        return gone, None
 
 
 def _views(broker: BrokerState) -> dict[str, TopicView]:

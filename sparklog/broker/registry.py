@@ -24,6 +24,7 @@ from sparklog.model import (
     TopicRecord,
     TopicStates,
     VersionedState,
+    check_topic_name,
 )
 from sparklog.replica.effects import WriteIsr
 from sparklog.replica.events import IsrRefused, IsrWriteFailed, IsrWritten
@@ -234,7 +235,10 @@ class Registry:
 
     async def topic_lives(self, name: str, topic_id: str) -> bool:
         """Whether ZooKeeper has this topic; with an empty id, any of this name. What was written before it was asked
-        counts. Raises ZkUnreachable."""
+        counts. What can be no topic's name or id is none's: clients say them, and ZooKeeper is not bothered with a path
+        of a megabyte. Raises ZkUnreachable."""
+        if check_topic_name(name) or (topic_id and check_topic_name(topic_id)):
+            return False
         path = paths.topic_id(topic_id) if topic_id else paths.topic(name)
         await self._session.sync(path)
         return await self._session.exists(path)

@@ -47,12 +47,27 @@ class Zookeeper:
         self.lives = lives
         self.asked = 0
         self.away = False
+        #: The topic that it does not understand.
+        self.refused = ("", "")
 
     async def topic_lives(self, name: str, topic_id: str) -> bool:
         self.asked += 1
-        if self.away:
-            raise ClusterError("away")
+        if self.away or (name, topic_id) == self.refused:
+            raise ClusterError("no answer")
         return (name, topic_id) in self.lives
+
+
+def load_offsets(host: GroupHost, *topics: tuple[str, str]) -> None:
+    """Group g has an offset in each topic (name, id); the coordinator serves."""
+    now_ms = time.time_ns() // 1_000_000  # offsets that nobody committed for long are dropped as well
+    host.groups.load(
+        group_record(
+            OffsetKey(FORMAT_VERSION, "g", topic, 0),
+            CommittedOffset(FORMAT_VERSION, GroupOffset(topic, 0, 5, i), now_ms),
+        )
+        for topic, i in topics
+    )
+    host.unready = ""
 
 
 def test_offsets_are_dropped_when_the_topic_is_gone_not_when_it_is_unknown_here() -> None:
@@ -62,16 +77,8 @@ def test_offsets_are_dropped_when_the_topic_is_gone_not_when_it_is_unknown_here(
         stage, zookeeper = Stage(), Zookeeper(("new", "new-id"), ("no-id", ""))
         stage.broker.registry = cast(Any, zookeeper)
         host = GroupHost(stage.broker, cast(Any, Hosted()))
-        now_ms = time.time_ns() // 1_000_000  # offsets that nobody committed for long are dropped as well
         named = [("t", TOPIC_ID), ("new", "new-id"), ("gone", "gone-id"), ("t2", "before"), ("no-id", "")]
-        host.groups.load(
-            group_record(
-                OffsetKey(FORMAT_VERSION, "g", topic, 0),
-                CommittedOffset(FORMAT_VERSION, GroupOffset(topic, 0, 5, i), now_ms),
-            )
-            for topic, i in named
-        )
-        host.unready = ""
+        load_offsets(host, *named)
         zookeeper.away = True
         host._drop_deleted()
         await until(lambda: zookeeper.asked)
@@ -81,6 +88,63 @@ def test_offsets_are_dropped_when_the_topic_is_gone_not_when_it_is_unknown_here(
         host._drop_deleted()
         await until(lambda: len(host.groups.offsets("g")) == 3)
         assert {topic for topic, _ in host.groups.offsets("g")} == {"t", "new", "no-id"}
+        host.end()
+
+    asyncio.run(story())
+
+
+def test_topics_are_asked_about_until_zookeeper_answers() -> None:
+    """It was away when the coordinator began, and no topic is deleted afterwards."""
+
+    async def story() -> None:
+        stage, zookeeper = Stage(), Zookeeper(("new", "new-id"))
+        stage.broker.registry = cast(Any, zookeeper)
+        host = GroupHost(stage.broker, cast(Any, Hosted()))
+        load_offsets(host, ("new", "new-id"), ("gone", "gone-id"))
+        zookeeper.away = True
+        host._drop_deleted()
+        await until(lambda: zookeeper.asked)
+        zookeeper.away, zookeeper.asked = False, 0
+        await until(lambda: len(host.groups.offsets("g")) == 1)
+        assert {topic for topic, _ in host.groups.offsets("g")} == {"new"}
+        assert zookeeper.asked == 2
+        host.end()
+
+    asyncio.run(story())
+
+
+def test_a_topic_that_zookeeper_cannot_answer_for_keeps_no_other() -> None:
+    async def story() -> None:
+        stage, zookeeper = Stage(), Zookeeper()
+        zookeeper.refused = ("odd", "odd-id")
+        stage.broker.registry = cast(Any, zookeeper)
+        host = GroupHost(stage.broker, cast(Any, Hosted()))
+        load_offsets(host, ("odd", "odd-id"), *((f"gone{number}", "gone-id") for number in range(3)))
+        host._drop_deleted()
+        await until(lambda: {topic for topic, _ in host.groups.offsets("g")} == {"odd"})
+        host.end()
+
+    asyncio.run(story())
+
+
+def test_a_topic_that_is_deleted_while_it_is_asked_about_is_asked_about_again() -> None:
+    async def story() -> None:
+        stage, zookeeper = Stage(), Zookeeper(("t9", "t9-id"))
+        stage.broker.registry = cast(Any, zookeeper)
+        host = GroupHost(stage.broker, cast(Any, Hosted()))
+        load_offsets(host, ("t9", "t9-id"))
+
+        async def deleted_then_told(name: str, topic_id: str) -> bool:
+            stage.broker.registry = cast(Any, zookeeper)
+            zookeeper.lives = ()
+            host._drop_deleted()
+            await asyncio.sleep(0)
+            return True  # as it was when it was asked
+
+        zookeeper_first = SimpleNamespace(topic_lives=deleted_then_told)
+        stage.broker.registry = cast(Any, zookeeper_first)
+        host._drop_deleted()
+        await until(lambda: not host.groups.offsets("g"))
         host.end()
 
     asyncio.run(story())

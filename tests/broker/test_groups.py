@@ -88,6 +88,22 @@ def test_offsets_outlive_their_coordinator_but_not_their_topic(cluster: ProcessC
     wait_until(lambda: group.offsets() == {("stays", 0): 9}, PATIENCE_S, "the deleted topic's offsets to go")
 
 
+def test_offsets_of_what_can_be_no_topic_go_with_the_next_deletion(cluster: ProcessCluster) -> None:
+    """Handed over as a transaction's they are taken as they are. ZooKeeper has no names for them, and would close the
+    connection, everybody's, at a path of more than a megabyte."""
+    create_topic(cluster, "short-lived")
+    group = Group(cluster, "odd readers")
+    offsets = [GroupOffset("..", 0, 1), GroupOffset("a/b", 0, 1), GroupOffset("", 0, 1), GroupOffset("n" * 300, 0, 1)]
+    offsets += [GroupOffset("ok", number, 1, topic_id) for number, topic_id in enumerate((".", "../x", "i" * 300))]
+    assert group.commit(*offsets, transaction=("nobody", 1)) == [0] * len(offsets)
+    assert len(group.offsets()) == len(offsets)
+    failed = {broker_id: cluster.describe(broker_id).counters.get("tasks.failed", 0) for broker_id in (0, 1, 2)}
+    ask(cluster, group.coordinator(), DeleteTopic(0, "short-lived", 10_000), Ack)
+    wait_until(lambda: not group.offsets(), PATIENCE_S, "offsets of no topic to go")
+    now = {broker_id: cluster.describe(broker_id).counters.get("tasks.failed", 0) for broker_id in (0, 1, 2)}
+    assert now == failed
+
+
 def test_a_replica_that_begins_anew_copies_a_log_that_its_coordinator_has_shortened(cluster: ProcessCluster) -> None:
     partitions = 100
     create_topic(cluster, "many", partitions=partitions, replicas=1)
