@@ -38,6 +38,8 @@ _LONGEST_PAUSE_S = 10.0
 #: Generations that may fail, and seconds without any slot, before the brokers of this host are stopped from here.
 _STOP_ATTEMPTS = 2
 _SLOTS_FOR_STOP_S = 5.0
+#: ZooKeeper ends a session with a tick or two more than its time-out.
+_EXPIRY_S = 2.0
 
 
 class Generations:
@@ -104,9 +106,19 @@ class Generations:
         self._stopping.set()
         if self._thread.is_alive():
             self._thread.join(timeout_s)
-        if not self._stopped_in_order and not self._seat.lost.is_set():
-            return self._stop_from_here()
-        return "" if self._stopped_in_order else "another driver has the brokers, and they run on"
+        if self._stopped_in_order:
+            return self._missed_by_tasks()
+        if self._seat.lost.is_set():
+            return "another driver has the brokers, and they run on"
+        return self._stop_from_here()
+
+    def _missed_by_tasks(self) -> str:
+        """A task stops the brokers of the host that it is on, and Spark may have put none on some host."""
+        try:
+            left = self._still_there()
+        except ClusterError as error:
+            return f"brokers may run on where no task of the stop was: {error}"
+        return f"brokers run on where no task of the stop was: {', '.join(map(str, left))}" if left else ""
 
     def _stop_from_here(self) -> str:
         self.generation += 1
@@ -114,7 +126,7 @@ class Generations:
             return "the brokers could not be told to stop, as ZooKeeper is away, and run on"
         try:
             ended = asyncio.run(supervise(self._next_spec(adopt_only=True), task=0, gather=alone))
-            left = [live.broker_id for live in self._seat.live_brokers() if not _has_ended_here(live)]
+            left = self._still_there()
         except ClusterError as error:  # it was there when they were told
             return f"the stop was broken off, and brokers may run on: {error}"
         if left:
@@ -123,6 +135,25 @@ class Generations:
             return "brokers of this host run on, as they could not be stopped"
         self._stopped_in_order = True
         return ""
+
+    def _still_there(self) -> list[int]:
+        """Ids of the brokers that a stop has left. One that had to be killed on another host stays registered until its
+        session ends: that long it is waited for, and for ZooKeeper to answer.
+
+        Raises:
+            ClusterError: it does not.
+        """
+        deadline = time.monotonic() + self._spec.session_timeout_ms / 1000 + _EXPIRY_S
+        while True:
+            is_last = time.monotonic() > deadline
+            try:
+                left = [live.broker_id for live in self._seat.live_brokers() if not _has_ended_here(live)]
+                if is_last or not left:
+                    return left
+            except ClusterError:
+                if is_last:
+                    raise
+            time.sleep(_TICK_S)
 
     # --- the thread ----------------------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import subprocess
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -24,6 +25,7 @@ from sparklog.cluster.options import ClusterOptions, Sizing
 from sparklog.cluster.process import boot_id
 from sparklog.cluster.runtime_directory import noted_process
 from sparklog.errors import ClusterError
+from sparklog.model import BrokerRegistration
 from sparklog.storage.meta import Claim, claim_directory
 from sparklog.zk.broker_registry import BrokerRegistry
 from tests.cluster.support import eventually, kill_noted
@@ -161,6 +163,37 @@ def test_brokers_of_other_hosts_cannot_be_stopped_from_here(drivers: Drivers, is
         assert left.startswith("brokers run on that could not be stopped from here: 7: ")
     else:
         assert left == ""
+
+
+def test_a_broker_that_was_killed_elsewhere_is_waited_for_until_zookeeper_has_missed_it(
+    drivers: Drivers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver, looked = drivers.take(), threading.Event()
+    seat, read = driver.seat, driver.seat.live_brokers
+
+    def live_brokers() -> tuple[BrokerRegistration, ...]:
+        found = read()
+        looked.set()
+        return found
+
+    monkeypatch.setattr(seat, "live_brokers", live_brokers)
+
+    async def story() -> str:
+        async with opened(driver.zookeeper) as store:
+            await BrokerRegistry(store.session, broker(7)).start()
+            stopping = asyncio.create_task(asyncio.to_thread(driver.stop))
+            await asyncio.to_thread(looked.wait, PATIENCE_S)
+        return await stopping
+
+    assert asyncio.run(story()) == ""
+
+
+def test_a_stop_after_which_zookeeper_does_not_answer_cannot_say_that_all_have_ended(drivers: Drivers) -> None:
+    driver = drivers.take()
+    assert driver._generations is not None and driver._embedded is not None
+    driver._generations._stopped_in_order = True
+    driver._embedded.stop()
+    assert driver.stop().startswith("brokers may run on where no task of the stop was: ")
 
 
 @pytest.mark.parametrize("is_failing", [False, True])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shlex
 import sys
 import time
@@ -12,8 +13,11 @@ import pytest
 from pyspark.sql import SparkSession
 
 import sparklog
+from sparklog.cluster.embedded_zookeeper import EmbeddedZookeeper
 from sparklog.errors import ClusterError
+from sparklog.zk.broker_registry import BrokerRegistry
 from tests.ports import FirstPort
+from tests.zk.support import broker, opened
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
@@ -85,3 +89,21 @@ def test_without_a_slot_for_jobs_nothing_is_started(session: SparkSession, tmp_p
         cluster.start()
     assert cluster.broker_pids() == {}
     assert not list(tmp_path.glob("slot-*"))
+
+
+@pytest.mark.parametrize("session", ["local[2]"], indirect=True)
+def test_a_stop_says_which_brokers_run_on_where_it_had_no_task(session: SparkSession, tmp_path: Path) -> None:
+    cluster = sparklog.LocalCluster(session, brokers=1, data_dir=tmp_path, port=FirstPort.LOCAL_CLUSTER)
+
+    async def story() -> None:
+        async with opened(cluster.zookeeper) as store:
+            await BrokerRegistry(store.session, broker(7, host="elsewhere")).start()
+            with pytest.raises(ClusterError, match=r"brokers run on where no task of the stop was: 7: start the clust"):
+                await asyncio.to_thread(cluster.stop)
+            assert [live.broker_id for live in await store.live_brokers()] == [7], "and its ZooKeeper"
+
+    try:
+        cluster.start()
+        asyncio.run(story())
+    finally:
+        EmbeddedZookeeper.start(tmp_path / "zookeeper").stop()
