@@ -72,7 +72,8 @@ class BrokerRegistration(msgspec.Struct, frozen=True):
 
     ``trusted`` false: the process cannot vouch that its logs end where the last process left them (the page cache
     was lost), so its claims to in-sync membership are void. ``incarnation`` and ``pid``, the process on the boot of
-    ``boot_id``, are filled in by the registration.
+    ``boot_id`` by the numbers of ``pid_namespace``, are filled in by the registration. An earlier release leaves the
+    namespace 0: unknown.
     """
 
     broker_id: int
@@ -84,6 +85,7 @@ class BrokerRegistration(msgspec.Struct, frozen=True):
     rack: str | None = None
     incarnation: int = NO_EPOCH
     pid: int = 0
+    pid_namespace: int = 0
 
     @property
     def endpoint(self) -> BrokerEndpoint:

@@ -27,6 +27,7 @@ from sparklog.cluster.seat import DriverSeat
 from sparklog.cluster.task_slots import cause_of, concurrent_tasks, never, require_fitting_python
 from sparklog.errors import ClusterError
 from sparklog.model import BrokerRegistration
+from sparklog.zk.broker_registry import pid_namespace
 
 log = logging.getLogger(__name__)
 
@@ -306,8 +307,10 @@ class Generations:
 
 
 def _has_ended_here(broker: BrokerRegistration) -> bool:
-    """One that had to be killed stays registered until its session ends."""
-    return broker.boot_id == boot_id() and identify(broker.pid) is None
+    """One that had to be killed stays registered until its session ends. Of one in another container of this machine,
+    or where nobody knows in which, its pid tells nothing here."""
+    is_here = (broker.boot_id, broker.pid_namespace) == (boot_id(), pid_namespace()) and broker.pid_namespace != 0
+    return is_here and identify(broker.pid) is None
 
 
 class _Job(threading.Thread):

@@ -15,7 +15,6 @@ import socket
 import threading
 import time
 from collections.abc import Coroutine
-from pathlib import Path
 from typing import Any, TypeVar
 
 from sparklog.cluster.generation import DIRECTIVE, REPORT, Directive, GenerationReport
@@ -23,6 +22,7 @@ from sparklog.cluster.process import ProcessIdentity, boot_id, identify
 from sparklog.errors import ClusterError
 from sparklog.model import BrokerRegistration
 from sparklog.zk import codecs, paths
+from sparklog.zk.broker_registry import pid_namespace
 from sparklog.zk.cluster_store import ClusterStore
 from sparklog.zk.errors import ZkBadVersion, ZkError, ZkMultiFailed, ZkNodeExists, ZkNoNode, ZkUnreachable
 from sparklog.zk.session import Check, Create, SessionState, ZkSession
@@ -115,7 +115,7 @@ class DriverSeat:
                     own.pid,
                     start_time=own.start_time,
                     boot_id=own.boot_id,
-                    pid_namespace=_pid_namespace(),
+                    pid_namespace=pid_namespace(),
                 )
             except ClusterError:
                 if await self._holder_is_alive_here() or time.monotonic() > deadline:
@@ -134,7 +134,7 @@ class DriverSeat:
             return False
         if holder.boot_id and holder.boot_id != boot_id():
             return False  # of an earlier boot, or of another host that has the name: its session will tell
-        if holder.pid_namespace and holder.pid_namespace != _pid_namespace():
+        if holder.pid_namespace and holder.pid_namespace != pid_namespace():
             return False  # in another container its pid says nothing: as above
         found = identify(holder.pid)
         noted = ProcessIdentity(holder.pid, holder.start_time, holder.boot_id) if holder.boot_id else found
@@ -157,7 +157,7 @@ class DriverSeat:
             own.pid,
             start_time=own.start_time,
             boot_id=own.boot_id,
-            pid_namespace=_pid_namespace(),
+            pid_namespace=pid_namespace(),
         )
         node = codecs.encode(holder)
         while not self.lost.is_set():
@@ -223,8 +223,3 @@ def _own_process() -> ProcessIdentity:
     own = identify(os.getpid())
     assert own is not None
     return own
-
-
-def _pid_namespace() -> int:
-    """Which processes pids are numbered among here; a container has its own, with the boot id of its host."""
-    return Path("/proc/self/ns/pid").stat().st_ino

@@ -17,6 +17,7 @@ import logging
 import os
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Protocol
 
 import msgspec
@@ -57,7 +58,7 @@ class BrokerRegistry:
         on_failed: Callable[[Exception], None] | None = None,
     ) -> None:
         self._session = session
-        self._registration = msgspec.structs.replace(registration, pid=os.getpid())
+        self._registration = msgspec.structs.replace(registration, pid=os.getpid(), pid_namespace=pid_namespace())
         self._directory = directory
         self._on_registered = on_registered
         self._on_failed = on_failed
@@ -322,6 +323,15 @@ class BrokerRegistry:
             f"broker id {held.broker_id} is registered by {held.host}:{held.port} (incarnation {held.incarnation}), "
             f"not by this broker at {mine.host}:{mine.port}"
         )
+
+
+def pid_namespace() -> int:
+    """Which processes pids are numbered among here; a container has its own, with the boot id of its host. 0 where the
+    system does not say."""
+    try:
+        return Path("/proc/self/ns/pid").stat().st_ino
+    except OSError:
+        return 0
 
 
 def _same_place(one: BrokerRegistration, other: BrokerRegistration) -> bool:

@@ -77,6 +77,7 @@ class _Broker(msgspec.Struct, frozen=True):
     trusted: bool
     rack: str | None = None
     pid: int = 0
+    pid_namespace: int = 0
 
 
 class _IsrChanges(msgspec.Struct, frozen=True):
@@ -231,6 +232,7 @@ def encode_broker(registration: BrokerRegistration) -> bytes:
             registration.trusted,
             registration.rack,
             registration.pid,
+            registration.pid_namespace,
         )
     )
 
@@ -247,6 +249,7 @@ def decode_broker(path: str, data: bytes, broker_id: int) -> BrokerRegistration:
         rack=found.rack,
         incarnation=found.incarnation,
         pid=found.pid,
+        pid_namespace=found.pid_namespace,
     )
 
 

@@ -87,7 +87,10 @@ def test_brokers_live_through_generations_and_end_in_order(host: Host) -> None:
         assert [broker.broker_id for broker in report.brokers] == [0, 1, 2]
         assert report.problems == ()
         pids = [broker.pid for broker in report.brokers]
-        assert [live.broker_id for live in await asyncio.to_thread(host.seat.live_brokers)] == [0, 1, 2]
+        live = await asyncio.to_thread(host.seat.live_brokers)
+        assert [broker.broker_id for broker in live] == [0, 1, 2]
+        own = Path("/proc/self/ns/pid").stat().st_ino
+        assert [(broker.pid, broker.pid_namespace) for broker in live] == [(pid, own) for pid in pids]
 
         # The next generation may be there before the last has ended: it waits for the claims, and adopts.
         await host.say(1, Course.REGROUP)

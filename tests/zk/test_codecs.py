@@ -45,7 +45,9 @@ def test_topic_record_comes_back(record: TopicRecord) -> None:
 
 
 def test_broker_registration_comes_back() -> None:
-    registration = BrokerRegistration(3, "h", 9092, "boot", "c", trusted=False, rack="r1", incarnation=5, pid=7)
+    registration = BrokerRegistration(
+        3, "h", 9092, "boot", "c", trusted=False, rack="r1", incarnation=5, pid=7, pid_namespace=8
+    )
     assert codecs.decode_broker("/b", codecs.encode_broker(registration), 3) == registration
 
 
