@@ -13,8 +13,9 @@ import functools
 import logging
 import threading
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
 
 import msgspec
 from pyspark import SparkContext
@@ -30,6 +31,8 @@ from sparklog.model import BrokerRegistration
 from sparklog.zk.broker_registry import pid_namespace
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 POOL = "sparklog"
 _TICK_S = 0.2
@@ -126,7 +129,7 @@ class Generations:
         if not self._say(Course.STOP):
             return "the brokers could not be told to stop, as ZooKeeper is away, and run on"
         try:
-            ended = asyncio.run(supervise(self._next_spec(adopt_only=True), task=0, gather=alone))
+            ended = in_loop(supervise(self._next_spec(adopt_only=True), task=0, gather=alone))
             left = self._still_there()
         except ClusterError as error:  # it was there when they were told
             return f"the stop was broken off, and brokers may run on: {error}"
@@ -304,6 +307,17 @@ class Generations:
             return not scala_context.isStopped()
         except Exception:
             return False
+
+
+def in_loop(work: Coroutine[Any, Any, T]) -> T:
+    """What ``work`` returns or raises, from a loop of its own: in a notebook this thread has one that runs already, and
+    another thread's has to do."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(work)
+    with ThreadPoolExecutor(max_workers=1) as thread:
+        return thread.submit(asyncio.run, work).result()
 
 
 def _has_ended_here(broker: BrokerRegistration) -> bool:

@@ -205,6 +205,16 @@ def test_a_stop_after_which_zookeeper_does_not_answer_cannot_say_that_all_have_e
     assert driver.stop().startswith("brokers may run on where no task of the stop was: ")
 
 
+def test_a_driver_stops_brokers_itself_also_where_a_loop_runs_in_its_thread(drivers: Drivers) -> None:
+    """As in a notebook."""
+    driver = drivers.take()
+
+    async def cell() -> str:
+        return driver.stop()
+
+    assert asyncio.run(cell()) == ""
+
+
 @pytest.mark.parametrize("is_failing", [False, True])
 def test_a_local_cluster_that_cannot_stop_raises_and_keeps_its_directory(
     drivers: Drivers, is_failing: bool, caplog: pytest.LogCaptureFixture
