@@ -14,7 +14,7 @@ from pathlib import Path
 
 from pyspark import SparkContext
 
-from sparklog.cluster.barrier import Generations
+from sparklog.cluster.barrier import Generations, in_loop
 from sparklog.cluster.controller_loop import ControllerLoop
 from sparklog.cluster.embedded_zookeeper import EmbeddedZookeeper
 from sparklog.cluster.generation import GenerationReport, GenerationSpec, ServingBroker
@@ -24,6 +24,9 @@ from sparklog.cluster.task_slots import master_of, never, require_slots
 from sparklog.cluster.zookeeper_keeper import ZookeeperKeeper
 from sparklog.config import broker_config
 from sparklog.errors import ClusterError
+from sparklog.model import BrokerRegistration
+from sparklog.zk.cluster_store import ClusterStore
+from sparklog.zk.session import ZkSession
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +47,9 @@ class ClusterDriver:
         self._seat: DriverSeat | None = None
         self._controller: ControllerLoop | None = None
         self._generations: Generations | None = None
+        #: What the last stop has left and why; and the ZooKeeper of the cluster's own that it has left with that.
+        self._left = ""
+        self._left_zookeeper: EmbeddedZookeeper | None = None
         self.zookeeper = options.zookeeper
 
     @property
@@ -65,6 +71,7 @@ class ClusterDriver:
         Raises:
             ClusterError: ZooKeeper does not answer; another driver runs the cluster.
         """
+        self._left = ""  # whoever starts again has it back
         if not self._options.zookeeper:
             server = EmbeddedZookeeper.start(
                 self.data_dir.resolve() / "zookeeper", host=zookeeper_host, settings=self._options.zookeeper_settings
@@ -154,8 +161,16 @@ class ClusterDriver:
     def stop(self) -> str:
         """Stop everything in order. Idempotent. When another driver took the cluster over, only let go of it.
 
-        Returns what runs on, and why, for the user; empty when nothing does.
+        Returns what runs on, and why, for the user; empty when nothing does. What one stop has left the next does not
+        try again: it may be another driver's by then. It says so again, until that has ended.
         """
+        if self._left:
+            self._left = self._left if self._runs_on() else ""
+        else:
+            self._left = self._stop()
+        return self._left
+
+    def _stop(self) -> str:
         is_needed = self._generations is None and self._brokers_may_run()
         self._end_controller()
         left = self._generations.stop() if self._generations is not None else ""
@@ -179,6 +194,16 @@ class ClusterDriver:
         except ClusterError:
             return True
 
+    def _runs_on(self) -> bool:
+        """Whether what a stop has left may be there still. A ZooKeeper of the cluster's own is ended after the brokers;
+        one that has died, or does not answer, tells nothing."""
+        try:
+            if self._left_zookeeper is not None:
+                return not self._left_zookeeper.has_been_stopped
+            return bool(in_loop(_registered(self.zookeeper, session_timeout_ms=self._session_timeout_ms)))
+        except ClusterError:
+            return True
+
     def let_go(self) -> None:
         """End this driver's part; brokers and ZooKeeper run on, for the next driver to adopt."""
         self._end_controller()
@@ -198,8 +223,24 @@ class ClusterDriver:
 
     def _end_zookeeper(self, *, leave: bool) -> None:
         keeper, self._embedded = self._embedded, None
-        if keeper is not None:
-            keeper.leave() if leave else keeper.stop()
+        if keeper is None:
+            return
+        if leave:
+            keeper.leave()
+            self._left_zookeeper = keeper.server
+        else:
+            keeper.stop()
+
+
+async def _registered(zookeeper: str, *, session_timeout_ms: int) -> tuple[BrokerRegistration, ...]:
+    """Raises ClusterError when ZooKeeper does not answer for as long as a session lasts."""
+    session = await ZkSession.open(
+        zookeeper, session_timeout_ms=session_timeout_ms, connect_timeout_ms=session_timeout_ms
+    )
+    try:
+        return await ClusterStore(session).live_brokers()
+    finally:
+        await session.close()
 
 
 def _run_workers_here_with_this_python(context: SparkContext, master: str) -> None:

@@ -212,6 +212,19 @@ class EmbeddedZookeeper:
     def is_alive(self) -> bool:
         return is_alive(self.process)
 
+    @property
+    def has_been_stopped(self) -> bool:
+        """By whoever: ended on purpose, or gone with its directory. One that has died, or that another has been started
+        in the place of, has not.
+
+        Raises:
+            ClusterError: its note cannot be read.
+        """
+        if not self.directory.is_dir():
+            return not self.is_alive
+        note = _read_note(self.directory)
+        return note is None or note.process is None
+
     def _gone_within(self, timeout_s: float) -> bool:
         deadline = time.monotonic() + timeout_s
         while is_alive(self.process):

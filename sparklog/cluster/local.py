@@ -97,7 +97,8 @@ class LocalCluster:
 
         Raises:
             ClusterError: brokers run on, which could not be stopped (says why), and with them their ZooKeeper and
-                ``data_dir``, a temporary one as well; the next cluster there adopts them.
+                ``data_dir``, a temporary one as well; the next cluster there adopts them. Called again, this does not
+                try again, and raises until they have been ended.
         """
         self._stop(is_ended_otherwise=False)
 

@@ -215,6 +215,27 @@ def test_a_driver_stops_brokers_itself_also_where_a_loop_runs_in_its_thread(driv
     assert asyncio.run(cell()) == ""
 
 
+def test_what_a_stop_has_left_is_said_again_until_a_zookeeper_of_others_does_not_know_it_any_more(
+    drivers: Drivers,
+) -> None:
+    server = EmbeddedZookeeper.start(drivers.options.data_dir / "zookeeper")
+    drivers.options = msgspec.structs.replace(drivers.options, zookeeper=server.connect)
+    driver = drivers.take()
+
+    async def story() -> None:
+        async with opened(server.connect) as store:
+            await BrokerRegistry(store.session, broker(7)).start()
+            left = await asyncio.to_thread(driver.stop)
+            assert left.startswith("brokers run on that could not be stopped from here: 7: ")
+            assert await asyncio.to_thread(driver.stop) == left
+            assert driver.stop() == left, "in a loop that runs"
+        assert await asyncio.to_thread(driver.stop) == ""
+
+    asyncio.run(story())
+    server.stop()
+    assert driver.stop() == "", "with nobody left to ask"
+
+
 @pytest.mark.parametrize("is_failing", [False, True])
 def test_a_local_cluster_that_cannot_stop_raises_and_keeps_its_directory(
     drivers: Drivers, is_failing: bool, caplog: pytest.LogCaptureFixture
@@ -234,6 +255,8 @@ def test_a_local_cluster_that_cannot_stop_raises_and_keeps_its_directory(
         with pytest.raises(ClusterError, match=f"the cluster in {cluster.data_dir}: brokers run on"):
             cluster.__exit__(None, None, None)
     assert drivers.running == ["slot-1"]
+    with pytest.raises(ClusterError, match=f"the cluster in {cluster.data_dir}: brokers run on"):
+        cluster.stop()
     claim.release()
     second = drivers.take()
     assert second.stop() == ""
