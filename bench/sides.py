@@ -213,7 +213,9 @@ class Bench:
         self._directory = Path(tempfile.mkdtemp(prefix="sparklog-bench-"))
         self._ends = ExitStack()
         self.started: list[Side] = []
+        #: Who was paused last and has not been whole since.
         self._paused: Side | None = None
+        self._stands_still = False
         self._numbers = itertools.count()
 
     def close(self) -> None:
@@ -277,14 +279,15 @@ class Bench:
             yield self.kafka
 
     def give_machine_to(self, side: Side | None) -> None:
-        """Pause the other one; None: nobody is paused."""
+        """Pause the other one; None: nobody is paused. One that goes on and is not whole in time, as the error says, is
+        waited for again by whoever needs it."""
         other = None if side is None else next((found for found in self.started if found is not side), None)
-        if other is self._paused:
-            return
-        if self._paused is not None:
+        if self._paused is not None and self._paused is not other:
+            self._stands_still = False
             self._paused.resume()
-        self._paused = other
-        if other is not None:
+            self._paused = None
+        if other is not None and not self._stands_still:
+            self._paused, self._stands_still = other, True
             other.pause()
 
     @cached_property

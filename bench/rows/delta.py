@@ -135,10 +135,10 @@ def open_history(bench: Bench) -> Iterator[list[Contestant]]:
         plain = bench.spark.read.format("delta").load(f"{path}/{topic}")
         run = functools.partial(one_history, bench, topic, path)
         yield [
-            Contestant("both", functools.partial(run, 2 * half)),
-            Contestant("below the seam", functools.partial(run, half, end=seam)),
-            Contestant("behind it", functools.partial(run, half, start=seam)),
-            Contestant("the Delta table", lambda: {"rate": half / to_noop(plain)}),
+            Contestant("both", functools.partial(run, 2 * half), bench.ours),
+            Contestant("below the seam", functools.partial(run, half, end=seam), bench.ours),
+            Contestant("behind it", functools.partial(run, half, start=seam), bench.ours),
+            Contestant("the Delta table", lambda: {"rate": half / to_noop(plain)}, bench.ours),
         ]
 
 

@@ -87,13 +87,14 @@ def open_limits(bench: Bench) -> Iterator[list[Contestant]]:
         def gb(read: Any) -> Figures:
             return {"gb": read(bench, topic, count, _SIZE)["rate"] * _SIZE / 1e9}
 
+        # The machine's own as well: beside the same processes as what is compared with them.
         yield [
-            Contestant("loopback", functools.partial(loopback, pieces)),
-            Contestant("copy", functools.partial(copy, pieces)),
-            Contestant("CRC-32C", functools.partial(checksum, pieces)),
-            Contestant("socket", functools.partial(gb, by_socket)),
-            Contestant("files", functools.partial(gb, by_files)),
-            Contestant("writing", functools.partial(writing, bench, data, count * _SIZE)),
+            Contestant("loopback", functools.partial(loopback, pieces), bench.ours),
+            Contestant("copy", functools.partial(copy, pieces), bench.ours),
+            Contestant("CRC-32C", functools.partial(checksum, pieces), bench.ours),
+            Contestant("socket", functools.partial(gb, by_socket), bench.ours),
+            Contestant("files", functools.partial(gb, by_files), bench.ours),
+            Contestant("writing", functools.partial(writing, bench, data, count * _SIZE), bench.ours),
         ]
 
 

@@ -1,0 +1,74 @@
+"""While one system is measured the other stands still: who is paused when, and in which rows."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from bench.measure import Row
+from bench.sides import Bench
+from sparklog.errors import ClusterError
+from tests.conftest import ROOT
+
+
+class Paused:
+    """In a system's place."""
+
+    def __init__(self) -> None:
+        self.stands_still = False
+        self.becomes_whole = True
+
+    def pause(self) -> None:
+        self.stands_still = True
+
+    def resume(self) -> None:
+        self.stands_still = False
+        if not self.becomes_whole:
+            raise ClusterError("waited in vain")
+
+
+def test_who_goes_on_and_is_not_whole_in_time_is_paused_again_and_not_measured_before_it_is() -> None:
+    one, other = Paused(), Paused()
+    with Bench(quick=True, with_kafka=False) as bench:
+        bench.started += [one, other]  # type: ignore[list-item]
+
+        def give_to(side: Paused | None) -> tuple[bool, bool]:
+            bench.give_machine_to(side)  # type: ignore[arg-type]
+            return one.stands_still, other.stands_still
+
+        assert give_to(one) == (False, True)
+        other.becomes_whole = False
+        with pytest.raises(ClusterError, match="in vain"):
+            give_to(None)
+        assert give_to(one) == (False, True)
+        for _ in range(2):
+            with pytest.raises(ClusterError, match="in vain"):
+                give_to(other)
+        other.becomes_whole = True
+        assert give_to(other) == (True, False)
+        assert give_to(other) == (True, False)
+        assert give_to(None) == (False, False)
+
+
+def test_the_rows_that_pause_nobody_are_those_that_the_page_names() -> None:
+    named = re.search(r"\(Not in ([^)]*)\.\)", (ROOT / "docs" / "performance.md").read_text())
+    assert named is not None
+    assert sorted(row.name for row in _pausing_nobody()) == sorted(re.findall(r"`([^`]+)`", named.group(1)))
+
+
+def _pausing_nobody() -> Iterator[Row]:
+    """Rows of modules with a contestant that is given no side: told from their text, as opening them takes both."""
+    for path in sorted((ROOT / "bench" / "rows").glob("[!_]*.py")):
+        module = importlib.import_module(f"bench.rows.{path.stem}")
+        if any(map(_is_without_side, ast.walk(ast.parse(path.read_text())))):
+            yield from module.ROWS
+
+
+def _is_without_side(node: ast.AST) -> bool:
+    if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Contestant"):
+        return False
+    return len(node.args) + len(node.keywords) < 3
