@@ -1,0 +1,34 @@
+"""How Spark's JVM and its Python workers talk."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.integration
+
+
+def test_workers_talk_to_the_jvm_over_unix_sockets_which_do_not_keep_small_writes_back(
+    plain_spark: SparkSession,
+) -> None:
+    def families(_: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        found = set()
+        for entry in Path("/proc/self/fd").iterdir():
+            descriptor = int(entry.name)
+            try:
+                if stat.S_ISSOCK(os.fstat(descriptor).st_mode):
+                    found.add(socket.socket(fileno=os.dup(descriptor)).family.name)
+            except OSError:  # the listing's own
+                continue
+        yield pa.RecordBatch.from_pydict({"family": sorted(found)})
+
+    rows = plain_spark.range(1, numPartitions=1).mapInArrow(families, "family string").collect()
+
+    assert [row.family for row in rows] == ["AF_UNIX"]
