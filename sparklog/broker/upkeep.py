@@ -47,6 +47,9 @@ class Upkeep:
         self._pool = ThreadPoolExecutor(_SEAL_THREADS, thread_name_prefix="seal")
         #: Of its own: thousands of topics may be due, and seals and checkpoints are not to wait for them.
         self._flush_pool = ThreadPoolExecutor(_FLUSH_THREADS, thread_name_prefix="flush")
+        #: Of their own, one after the other: a copy takes what a disk has, room as well, and what frees some waits for
+        #: a checkpoint.
+        self._cut_pool = ThreadPoolExecutor(1, thread_name_prefix="cut")
         #: Segments to seal of the logs at which a thread is at work.
         self._seals: dict[Partition, deque[SealJob]] = {}
         self._holds = GroupHolds(broker)
@@ -73,6 +76,7 @@ class Upkeep:
         self._holds.close()
         self._pool.shutdown(wait=False, cancel_futures=True)
         self._flush_pool.shutdown(wait=False, cancel_futures=True)
+        self._cut_pool.shutdown(wait=False, cancel_futures=True)
 
     def ended(self) -> None:
         """After ``close``: wait for what still runs in threads. Blocks. A disk tells once that it has lost something:
@@ -83,6 +87,7 @@ class Upkeep:
         """
         self._pool.shutdown(wait=True)
         self._flush_pool.shutdown(wait=True)
+        self._cut_pool.shutdown(wait=True)
         if self._failure is not None:
             raise self._failure
 
@@ -136,7 +141,7 @@ class Upkeep:
         pause_s = _FIRST_CUT_PAUSE_S
         while not self._closed:
             try:
-                await asyncio.get_running_loop().run_in_executor(self._pool, self._noted, job.run)
+                await asyncio.get_running_loop().run_in_executor(self._cut_pool, self._noted, job.run)
             except StorageError as error:
                 self._broker.log_failed(partition, error)
                 return

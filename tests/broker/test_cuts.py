@@ -13,6 +13,7 @@ import pytest
 
 from sparklog.broker import upkeep
 from sparklog.broker.partition import AppendRules, Partition, Surroundings
+from sparklog.broker.partitions import Partitions
 from sparklog.broker.state import BrokerState
 from sparklog.broker.upkeep import Upkeep
 from sparklog.errors import ErrorCode, StorageError
@@ -350,6 +351,32 @@ def test_a_replica_that_cannot_be_followed_after_its_cut_fails(monkeypatch: pyte
     monkeypatch.setattr(follower.around, "start_fetching", follow)
     follower.prepare(*follower.around.jobs)
     assert follower.partition.offline == "nobody knows why"
+
+
+def test_checkpoints_do_not_wait_for_copies(tmp_path: Path) -> None:
+    begun, let_go = threading.Semaphore(0), threading.Event()
+
+    class Long(CutJob):
+        def run(self) -> None:
+            begun.release()
+            let_go.wait()
+
+    async def scenario(broker: BrokerState, at_work: Upkeep) -> None:
+        broker.partitions = cast(Partitions, {})
+        followers = [_Follower() for _ in range(4)]
+        try:
+            for follower in followers:
+                follower.parted()
+                (job,) = follower.around.jobs
+                job.__class__ = Long
+                at_work.prepare_cut(follower.partition, job)
+            assert await asyncio.to_thread(begun.acquire, timeout=30)
+            await asyncio.wait_for(at_work._checkpoint(), 30)
+        finally:
+            let_go.set()
+        assert broker.counters["checkpoints"] == 1
+
+    _kept_up(tmp_path, scenario)
 
 
 def _kept_up(tmp_path: Path, scenario: Callable[[BrokerState, Upkeep], Coroutine[None, None, None]]) -> None:
