@@ -14,10 +14,13 @@ from pathlib import Path
 _PIECE = 1 << 20
 #: Read between two looks at what is free, in pieces.
 _STRIDE = 512
+#: After so many strides that left as much free as before, or more, nothing is to be had. Who deletes a large file
+#: meanwhile makes one of them.
+_IN_VAIN = 3
 #: Of all memory, left free: what starts meanwhile takes it, and the kernel frees pages before it is gone.
 _LEFT_FREE = 0.05
 #: Bytes; a file of holes takes nothing on the disk. Far enough for all runs of a bench, none of which reads twice.
-_FILE_SIZE = 1 << 42
+_FILE_SIZE = 1 << 40
 
 
 class PageCache:
@@ -35,15 +38,14 @@ class PageCache:
         """Read until no more than ``left_free`` bytes of memory are free (by default a twentieth of all), or until
         the kernel frees pages as fast as they are read. Returns the bytes read."""
         wanted = round(_LEFT_FREE * total_bytes()) if left_free is None else left_free
-        began, before = self._at, free_bytes()
-        while before > wanted:
+        began, before, in_vain = self._at, free_bytes(), 0
+        while before > wanted and in_vain < _IN_VAIN:
             for _ in range(_STRIDE):
                 # Always further on: a page that is read twice counts as wanted, and would be kept.
                 os.preadv(self._file, [self._into], self._at % _FILE_SIZE)
                 self._at += _PIECE
             after = free_bytes()
-            if before - after < _STRIDE * _PIECE / 2:
-                break
+            in_vain = in_vain + 1 if before - after < _STRIDE * _PIECE / 2 else 0
             before = after
         return self._at - began
 

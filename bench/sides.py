@@ -287,8 +287,9 @@ class Bench:
             self._paused.resume()
             self._paused = None
         if other is not None and not self._stands_still:
-            self._paused, self._stands_still = other, True
+            self._paused = other
             other.pause()
+            self._stands_still = True
 
     @cached_property
     def spark(self) -> SparkSession:

@@ -127,6 +127,7 @@ class GroupHost(CoordinatorHost):
                 if gone:
                     self.step(TopicsGone(tuple(gone)))
                 if error is None:
+                    pause_s = PAUSE_S
                     continue
                 _log.info("%s: whether topics are gone is not known yet: %s", self.partition.tp, error)
                 await asyncio.sleep(pause_s)
@@ -144,7 +145,10 @@ class GroupHost(CoordinatorHost):
                 # Last from now on: what is wrong may be this topic's alone.
                 self._in_question[one] = self._in_question.pop(one)
                 return gone, error
-            if not lives:
+            if not lives and not one[1]:
+                # Whatever id: later it may be there again, with offsets of its own.
+                self.step(TopicsGone((one,)))
+            elif not lives:
                 gone.append(one)
             elif self._in_question[one] != look:
                 continue  # asked for again after it was asked about: it may be gone since

@@ -315,9 +315,11 @@ def in_loop(work: Coroutine[Any, Any, T]) -> T:
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return asyncio.run(work)
-    with ThreadPoolExecutor(max_workers=1) as thread:
-        return thread.submit(asyncio.run, work).result()
+        pass
+    else:
+        with ThreadPoolExecutor(max_workers=1) as thread:
+            return thread.submit(asyncio.run, work).result()
+    return asyncio.run(work)
 
 
 def _has_ended_here(broker: BrokerRegistration) -> bool:

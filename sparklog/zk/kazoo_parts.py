@@ -9,7 +9,7 @@ import struct
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from kazoo.exceptions import EXCEPTIONS
+from kazoo.exceptions import EXCEPTIONS, ZookeeperError
 from kazoo.handlers.threading import SequentialThreadingHandler
 from kazoo.protocol import serialization
 from kazoo.protocol.connection import ConnectionHandler
@@ -22,6 +22,15 @@ from sparklog.zk.ops import Check, Create, Op, SetData
 _GREETINGS_IN_A_SESSION = 4
 
 _log = logging.getLogger(__name__)
+
+
+class UnknownError(ZookeeperError):  # type: ignore[misc]
+    """An answer's error code that kazoo has no name for."""
+
+
+# kazoo raises where it looks such a code up, when the request is no longer among those that are told of a lost
+# connection: whoever waits for it would wait for ever.
+EXCEPTIONS.default_factory = lambda: UnknownError
 
 
 class Handler(SequentialThreadingHandler):  # type: ignore[misc]

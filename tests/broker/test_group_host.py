@@ -93,6 +93,36 @@ def test_offsets_are_dropped_when_the_topic_is_gone_not_when_it_is_unknown_here(
     asyncio.run(story())
 
 
+def test_offsets_of_a_topic_of_unknown_id_are_dropped_as_soon_as_zookeeper_says_that_it_is_gone() -> None:
+    """When the others have been asked about it may have been made anew, and have offsets that must stay."""
+
+    async def story() -> None:
+        stage = Stage()
+        asked: list[str] = []
+        answer = asyncio.Event()
+
+        async def lives(name: str, topic_id: str) -> bool:
+            asked.append(name)
+            if name == "slow":
+                await answer.wait()
+            return False
+
+        stage.broker.registry = cast(Any, SimpleNamespace(topic_lives=lives))
+        host = GroupHost(stage.broker, cast(Any, Hosted()))
+        load_offsets(host, ("t9", ""), ("slow", "slow-id"))
+        host._drop_deleted()
+        await until(lambda: "slow" in asked)
+        assert asked == ["t9", "slow"]
+        assert {topic for topic, _ in host.groups.offsets("g")} == {"slow"}
+        load_offsets(host, ("t9", "made-anew"))
+        answer.set()
+        await until(lambda: ("slow", 0) not in host.groups.offsets("g"))
+        assert {topic for topic, _ in host.groups.offsets("g")} == {"t9"}
+        host.end()
+
+    asyncio.run(story())
+
+
 def test_topics_are_asked_about_until_zookeeper_answers() -> None:
     """It was away when the coordinator began, and no topic is deleted afterwards."""
 

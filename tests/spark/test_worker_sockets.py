@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import stat
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -32,3 +33,11 @@ def test_workers_talk_to_the_jvm_over_unix_sockets_which_do_not_keep_small_write
     rows = plain_spark.range(1, numPartitions=1).mapInArrow(families, "family string").collect()
 
     assert [row.family for row in rows] == ["AF_UNIX"]
+
+
+def test_nobody_else_may_write_to_the_sockets_of_what_sparks_scripts_start() -> None:
+    settings = Path(__file__).parents[2] / "conf" / "spark-env.sh"
+    done = subprocess.run(
+        ["sh", "-c", 'umask 002; . "$0"; umask', str(settings)], capture_output=True, text=True, check=True
+    )
+    assert int(done.stdout, 8) & 0o022 == 0o022

@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
+from kazoo.exceptions import EXCEPTIONS, BadVersionError
 
 from sparklog.cluster.embedded_zookeeper import EmbeddedZookeeper
 from sparklog.errors import ClusterError
@@ -294,5 +295,24 @@ def test_requests_that_kazoo_does_not_take_leave_room_for_others(connect: str) -
                 with pytest.raises(ZkError, match="relative paths"):
                     await session.exists("/brokers/..")
             assert await asyncio.wait_for(session.exists("/"), 30)
+
+    asyncio.run(scenario())
+
+
+def test_an_error_that_kazoo_has_no_name_for_ends_its_request_alone(
+    connect: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(EXCEPTIONS, BadVersionError.code)  # stands for one that a newer server may send
+
+    async def scenario() -> None:
+        async with opened(connect) as store:
+            session = store.session
+            await session.ensure("/a")
+            generation = session.generation
+            for _ in range(WINDOW + 1):
+                with pytest.raises(ZkError, match="UnknownError"):
+                    await asyncio.wait_for(session.set("/a", b"", 7), 30)
+            assert await asyncio.wait_for(session.set("/a", b""), 30) == 1
+            assert session.generation == generation
 
     asyncio.run(scenario())
