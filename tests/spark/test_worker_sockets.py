@@ -6,6 +6,7 @@ import os
 import socket
 import stat
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -41,3 +42,24 @@ def test_nobody_else_may_write_to_the_sockets_of_what_sparks_scripts_start() -> 
         ["sh", "-c", 'umask 002; . "$0"; umask', str(settings)], capture_output=True, text=True, check=True
     )
     assert int(done.stdout, 8) & 0o022 == 0o022
+
+
+_LIMITED = """
+import pyarrow as pa
+from pyspark.sql import SparkSession
+
+def endless(_):
+    while True:
+        yield pa.RecordBatch.from_pydict({"n": list(range(100_000))})
+
+spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
+for _ in range(3):
+    assert len(spark.range(1, numPartitions=1).mapInArrow(endless, "n long").limit(5).collect()) == 5
+spark.stop()
+"""
+
+
+def test_a_worker_whose_rows_nobody_wants_any_more_ends_quietly() -> None:
+    done = subprocess.run([sys.executable, "-c", _LIMITED], check=False, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
