@@ -296,13 +296,19 @@ def test_a_copy_that_fails_in_an_unforeseen_way_is_made_anew(
     assert "short of it" in caplog.text and str(TP) in caplog.text
 
 
-def test_a_cut_waits_for_room_for_its_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Made on the event loop it found no more, and one follower's cut ended a broker that led others."""
+def _without_room() -> tuple[_Follower, CutJob]:
+    """A cut is ordered, and the disk is full."""
     follower = _Follower()
-    partition, disk = follower.partition, follower.disk
     follower.parted()
     (job,) = follower.around.jobs
-    disk.capacity_bytes = disk.used_bytes
+    follower.disk.capacity_bytes = follower.disk.used_bytes
+    return follower, job
+
+
+def test_a_cut_waits_for_room_for_its_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Made on the event loop it found no more, and one follower's cut ended a broker that led others."""
+    follower, job = _without_room()
+    partition, disk = follower.partition, follower.disk
 
     async def scenario(broker: BrokerState, at_work: Upkeep) -> None:
         follower.around.fetching.clear()
@@ -321,11 +327,8 @@ def test_a_cut_waits_for_room_for_its_copy(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_a_cut_that_waits_for_room_is_forgotten_with_its_role(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    follower = _Follower()
+    follower, job = _without_room()
     partition, disk = follower.partition, follower.disk
-    follower.parted()
-    (job,) = follower.around.jobs
-    disk.capacity_bytes = disk.used_bytes
 
     async def scenario(broker: BrokerState, at_work: Upkeep) -> None:
         at_work.prepare_cut(partition, job)
