@@ -16,9 +16,9 @@ _PIECE = 1 << 20
 _STRIDE = 512
 #: After so many strides that left as much free as before, or more, nothing is to be had. Who deletes a large file
 #: meanwhile makes one of them.
-_IN_VAIN = 3
+_IN_VAIN = 6
 #: Of all memory, left free: what starts meanwhile takes it, and the kernel frees pages before it is gone.
-_LEFT_FREE = 0.05
+_LEFT_FREE = 0.01
 #: Bytes; a file of holes takes nothing on the disk. Far enough for all runs of a bench, none of which reads twice.
 _FILE_SIZE = 1 << 40
 
