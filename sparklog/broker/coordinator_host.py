@@ -26,6 +26,7 @@ from sparklog.coordinator.events import Appended, AppendRefused, RewriteRequeste
 from sparklog.coordinator.log_records import Record
 from sparklog.errors import BrokerError, ErrorCode, SparklogError, StorageError
 from sparklog.protocol.messages import ACKS_ALL
+from sparklog.record.arrays import binary_of
 from sparklog.record.codec import decode_batch, encode_batch
 from sparklog.record.header import unpack_headers
 from sparklog.record.schema import DEFAULT_EVENT_TIME, DEFAULT_SCHEMA
@@ -330,7 +331,7 @@ def _chunks(records: Sequence[Record]) -> Iterator[Sequence[Record]]:
 def _rows(records: Sequence[Record]) -> pa.RecordBatch:
     """Without times of their own: the leader's clock at append counts."""
     keys, values = zip(*records, strict=True)
-    columns = [pa.array(keys, pa.binary()), pa.array(values, pa.binary())]
+    columns = [binary_of(keys), binary_of(values)]
     columns += [pa.nulls(len(records), field.type) for field in list(DEFAULT_SCHEMA)[2:]]
     return pa.RecordBatch.from_arrays(columns, schema=DEFAULT_SCHEMA)
 

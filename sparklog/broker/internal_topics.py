@@ -10,8 +10,6 @@ import logging
 import uuid
 from functools import lru_cache
 
-import pyarrow as pa
-
 from sparklog.broker.load import load
 from sparklog.broker.state import BrokerState
 from sparklog.broker.waiting import answer_later, until_told
@@ -21,7 +19,7 @@ from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import INTERNAL_PREFIX, TopicPartition, TopicRecord, TopicSchema, is_internal
 from sparklog.net.server import ServerConnection
 from sparklog.protocol.messages import FindCoordinator, FindCoordinatorReply, Reply
-from sparklog.record.partitioner import partitions_for_keys
+from sparklog.record.partitioner import partition_for_key
 from sparklog.record.schema import DEFAULT_EVENT_TIME, DEFAULT_KEY_COLUMNS, DEFAULT_SCHEMA, schema_message
 
 _log = logging.getLogger(__name__)
@@ -63,7 +61,7 @@ def partition_of(broker: BrokerState, topic: str, key: str) -> TopicPartition | 
 
 @lru_cache(maxsize=10_000)
 def _number(key: str, partitions: int) -> int:
-    return int(partitions_for_keys(pa.array([key.encode()], pa.binary()), partitions)[0])
+    return partition_for_key(key.encode(), partitions)
 
 
 def coordinator_of(broker: BrokerState, topic: str, key: str) -> int | None:

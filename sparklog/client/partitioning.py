@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 from sparklog.config import topic_config
 from sparklog.errors import BrokerError, ConfigError, ErrorCode
 from sparklog.protocol.messages import TopicMetadata
+from sparklog.record.arrays import scalar_of
 from sparklog.record.codec import EncodedBatch, decode_batch, encode_batch
 from sparklog.record.few_records import FewRecord, encode_few_records
 from sparklog.record.header import Flag
@@ -129,7 +130,7 @@ def fit_to_topic(topic: ProducerTopic, table: pa.Table, now_us: int) -> pa.Table
         times = fitted.column(index)
         if times.null_count:
             field = topic.schema.field(index)
-            fitted = fitted.set_column(index, field, pc.fill_null(times, pa.scalar(now_us, field.type)))
+            fitted = fitted.set_column(index, field, pc.fill_null(times, scalar_of(now_us, field.type)))
     return fitted
 
 

@@ -24,6 +24,7 @@ import pyarrow as pa
 
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import NO_PRODUCER
+from sparklog.record.arrays import empty_batch
 from sparklog.record.checksum import Buffer, crc32c
 from sparklog.record.codec import NO_TIMESTAMP, decode_batch, encode_batch
 from sparklog.record.header import BatchHeader, Flag
@@ -77,10 +78,6 @@ def offsets_of(header: BatchHeader, body: Buffer) -> npt.NDArray[np.int64]:
             f" over {header.offset_span} offsets",
         )
     return header.base_offset + deltas
-
-
-def empty_records(schema: pa.Schema) -> pa.RecordBatch:
-    return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema)
 
 
 def cut_front(header: BatchHeader, body: memoryview, start: int, *, schema: pa.Schema) -> CleanedBatch:
@@ -190,7 +187,7 @@ class BatchMerger:
     def _body(self, parts: Sequence[Source], first: BatchHeader, stamp: int | None) -> tuple[Buffer, BatchHeader]:
         """The message, and a header that has its codec and its times. ``stamp``: that of all ``parts``."""
         if not parts:
-            body = empty_records(self._schema).serialize()
+            body = empty_batch(self._schema).serialize()
             shape = first._replace(flags=0, min_timestamp=NO_TIMESTAMP, max_timestamp=NO_TIMESTAMP)
             return memoryview(body), shape
         if len(parts) == 1 and parts[0].is_whole:

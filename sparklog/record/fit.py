@@ -229,4 +229,4 @@ def _null_mask(array: pa.Array) -> pa.Array | None:
 def _nulls(count: int, kind: pa.DataType) -> pa.Array:
     """``count`` nulls. Not ``pa.nulls``: its lists have children of no rows and ``count`` rows' bytes, and every slice
     of such a column is written with all of them."""
-    return pa.array([], kind).take(pa.nulls(count, pa.int64()))
+    return pa.nulls(0, kind).take(pa.nulls(count, pa.int64()))

@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import NO_PRODUCER
+from sparklog.record.arrays import empty_batch
 from sparklog.record.checksum import Buffer, crc32c
 from sparklog.record.codec import NO_TIMESTAMP, EncodedBatch, stream_message, verify_body_crc
 from sparklog.record.header import BatchHeader, Flag
@@ -35,9 +36,7 @@ _decode = msgspec.json.Decoder(Marker).decode
 
 def encode_marker(marker: Marker, schema: pa.Schema, *, schema_id: int) -> EncodedBatch:
     """A marker ready to be appended to a log whose newest schema is ``schema``."""
-    body = stream_message(
-        pa.RecordBatch.from_pylist([], schema=schema), {MARKER_KEY: msgspec.json.encode(marker).decode()}
-    )
+    body = stream_message(empty_batch(schema), {MARKER_KEY: msgspec.json.encode(marker).decode()})
     header = BatchHeader(
         base_offset=0,
         position=0,

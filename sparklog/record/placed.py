@@ -11,8 +11,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from sparklog.record.arrays import empty_batch
 from sparklog.record.checksum import crc32c
-from sparklog.record.cleaned import MAX_SPAN, empty_records, offset_array
+from sparklog.record.cleaned import MAX_SPAN, offset_array
 from sparklog.record.codec import NO_TIMESTAMP, EncodedBatch, encode_batch, header_times
 from sparklog.record.header import BatchHeader, Flag
 from sparklog.record.message import ALIGNMENT
@@ -55,7 +56,7 @@ def place_nothing(schema: pa.Schema, *, begin: int, end: int, schema_id: int) ->
     """Batches without a record that cover the offsets [begin, end); none where there are none."""
     if begin >= end:
         return []
-    body = empty_records(schema).serialize()
+    body = empty_batch(schema).serialize()
     assert body.size % ALIGNMENT == 0
     header = BatchHeader(
         base_offset=begin,

@@ -17,6 +17,7 @@ from pyspark.sql.types import StructType
 
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import TopicPartition
+from sparklog.record.arrays import array_of, scalar_of
 from sparklog.record.header import BatchHeader
 from sparklog.spark.schema import CAST_ERROR_COLUMN, DEFAULT_COLUMNS, LOG_COLUMNS, TopicShape
 
@@ -144,7 +145,7 @@ class ColumnPlan:
         if index < 0:
             return _repeated(header.max_timestamp, _UTC_US, rows)
         times = _to_utc(batch.column(index))
-        return times.fill_null(pa.scalar(header.max_timestamp, pa.int64()).cast(_UTC_US)) if times.null_count else times
+        return times.fill_null(scalar_of(header.max_timestamp, _UTC_US)) if times.null_count else times
 
 
 def plan_timestamps(shape: TopicShape) -> ColumnPlan:
@@ -178,7 +179,7 @@ def _null_if_empty(headers: pa.Array) -> pa.Array:
     import pyarrow.compute as pc
 
     is_empty = pc.equal(pc.list_value_length(headers), 0)
-    return pc.if_else(is_empty, pa.scalar(None, headers.type), headers) if pc.any(is_empty).as_py() else headers
+    return pc.if_else(is_empty, pa.nulls(1, headers.type)[0], headers) if pc.any(is_empty).as_py() else headers
 
 
 def _cast(array: pa.Array, field: pa.Field, partition: TopicPartition | str) -> pa.Array:
@@ -239,12 +240,6 @@ def _truncated(array: pa.Array, target: pa.DataType) -> pa.Array:
 def offset_run(first: int, rows: int) -> pa.Array:
     """Offsets ``first, first + 1, ...`` of ``rows`` rows."""
     return array_of(np.arange(first, first + rows, dtype=np.int64), pa.int64())
-
-
-def array_of(values: np.ndarray, kind: pa.DataType) -> pa.Array:
-    """Values of this width as an Arrow array without nulls, in the same memory. ``pa.array`` and ``pa.scalar`` would
-    load pandas, to know its objects: a third of a second of each process' first task."""
-    return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(np.ascontiguousarray(values))])
 
 
 def _repeated(value: int, kind: pa.DataType, rows: int) -> pa.Array:

@@ -22,6 +22,7 @@ from pyspark.sql.types import (
 )
 
 from sparklog.errors import BrokerError, ConfigError, ErrorCode
+from sparklog.record.arrays import empty_batch
 from sparklog.record.schema import fit_table
 from sparklog.spark.schema import TopicShape, arrow_columns, spark_type
 
@@ -80,7 +81,7 @@ def plan_route(topic: str, shape: TopicShape, columns: StructType) -> TopicRoute
     complaints += _zone_complaints(shape, columns, payload)
     arriving = arrow_columns(sent)
     try:
-        fit_table(arriving.empty_table(), shape.schema)
+        fit_table(empty_batch(arriving), shape.schema)
     except BrokerError as error:
         complaints.append(error.detail)
     if complaints:
@@ -112,7 +113,7 @@ def schema_diff(topic: pa.Schema, written: pa.Schema) -> str:
 
 def _fits(written: pa.Field, field: pa.Field) -> bool:
     try:
-        fit_table(pa.schema([written]).empty_table(), pa.schema([field]))
+        fit_table(empty_batch(pa.schema([written])), pa.schema([field]))
     except BrokerError:
         return False
     return True

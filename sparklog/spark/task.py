@@ -23,7 +23,8 @@ from sparklog.client.offsets import list_offsets
 from sparklog.delta.origin import Origin
 from sparklog.errors import BrokerError, ErrorCode, SparklogError
 from sparklog.model import NO_EPOCH, Span, TopicPartition
-from sparklog.spark.columns import ColumnPlan, array_of, offset_run, plan_timestamps
+from sparklog.record.arrays import array_of
+from sparklog.spark.columns import ColumnPlan, offset_run, plan_timestamps
 from sparklog.spark.gather import gathered
 from sparklog.spark.resting import rest_what_is_loaded
 

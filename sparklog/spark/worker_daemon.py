@@ -1,19 +1,66 @@
-"""``python -m sparklog.spark.worker_daemon``: pyspark's daemon, which forks Spark's Python workers, without a traceback
-for each worker that the JVM has done with.
+"""``python -m sparklog.spark.worker_daemon``: pyspark's daemon, which forks Spark's Python workers, but for two things.
 
-Spark closes the socket of a worker that nobody has used for a minute, and of one whose rows nobody wants any more, as
-behind a LIMIT. The worker then ends as it should; but its last words cannot be sent, and pyspark 4.2 shows that as if
-something had failed. ``conf/spark-defaults.conf`` names this module. Workers are forks of it, so it loads nothing that
-starts threads.
+It loads what tasks of this package use before it forks. Workers that nobody has used for a minute end, and Spark's new
+ones would load it all again, each for itself: half a second of processor time before the first row of every query that
+comes after a pause. What is loaded rests (``resting``), so that workers share its memory and do not go through it when
+they collect garbage.
+
+And a worker that the JVM has done with ends without a traceback. Spark closes the socket of a worker that nobody has
+used for a minute, and of one whose rows nobody wants any more, as behind a LIMIT. The worker then ends as it should;
+but its last words cannot be sent, and pyspark 4.2 shows that as if something had failed.
+
+A fork has its parent's memory and one of its threads, so nothing may have a thread when it is forked that it needs
+afterwards: pyspark's daemon therefore loads hardly anything. Here Arrow's jemalloc, which is not the allocator it
+uses, would start a thread for itself, and is told not to. numpy's OpenBLAS starts as many as OMP_NUM_THREADS says,
+which Spark sets to ``spark.task.cpus``: with one none, and what there are more of it ends before a fork and starts anew
+after it. ``conf/spark-defaults.conf`` names this module.
 """
 
 from __future__ import annotations
 
+import contextlib
+import gc
+import importlib
+import os
 import socket
 
 from pyspark import daemon
 
+_LOADED = (
+    "pyspark.worker",
+    "pyspark.sql.worker.write_into_data_source",
+    "pyspark.sql.worker.plan_data_source_read",
+    "pandas",  # which pyspark's end of a write loads
+    "pyarrow.compute",
+    "sparklog.client.producer",
+    "sparklog.client.reader",
+    "sparklog.spark.gather",
+    "sparklog.spark.history_task",
+    "sparklog.spark.reader",
+    "sparklog.spark.source",
+    "sparklog.spark.stream",
+    "sparklog.spark.task",
+    "sparklog.spark.writer",
+    "uvloop",
+)
+_ARROWS_JEMALLOC = "JE_ARROW_MALLOC_CONF"
+
 _worker = daemon.worker
+
+
+def load() -> None:
+    """What cannot be loaded is left to the task that needs it, which then says why."""
+    given = os.environ.get(_ARROWS_JEMALLOC)
+    os.environ[_ARROWS_JEMALLOC] = ",".join(filter(None, [given, "background_thread:false"]))
+    for name in _LOADED:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+    if given is None:  # what workers start is their own affair
+        del os.environ[_ARROWS_JEMALLOC]
+    else:
+        os.environ[_ARROWS_JEMALLOC] = given
+    gc.collect()
+    gc.freeze()
 
 
 def worker(sock: socket.socket, authenticated: bool) -> int:
@@ -25,5 +72,6 @@ def worker(sock: socket.socket, authenticated: bool) -> int:
 
 
 if __name__ == "__main__":
+    load()
     daemon.worker = worker
     daemon.manager()

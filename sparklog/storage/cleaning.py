@@ -26,7 +26,8 @@ import pyarrow as pa
 
 from sparklog.config import TopicConfig
 from sparklog.errors import BrokerError, StorageError
-from sparklog.record.cleaned import BatchMerger, CleanedBatch, Source, empty_records, offsets_of
+from sparklog.record.arrays import empty_batch
+from sparklog.record.cleaned import BatchMerger, CleanedBatch, Source, offsets_of
 from sparklog.record.codec import decode_batch, verify_body_crc
 from sparklog.record.header import HEADER_BYTES, BatchHeader, Flag, unpack_header
 from sparklog.record.key_hash import KeyHash
@@ -302,7 +303,7 @@ class CleanJob:
     def _left(self, header: BatchHeader, body: memoryview, schema: pa.Schema) -> Source:
         """What stays of a batch."""
         if not self._has_records(header):
-            return Source(header, body, empty_records(schema), _NOTHING)
+            return Source(header, body, empty_batch(schema), _NOTHING)
         records, offsets = self._decoded(header, body)
         keys = encode_keys(records, self._rules.key_columns)
         stays = self._keys.newest(self._hash.of(keys)) <= offsets

@@ -1,0 +1,36 @@
+"""Arrow arrays of values that are at hand, made without ``pa.array``, ``pa.scalar`` and ``Schema.empty_table``.
+
+To know pandas' objects those load pandas: a fifth of a second of a process' first table, and 60 MB in each broker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+
+
+def array_of(values: np.ndarray, kind: pa.DataType) -> pa.Array:
+    """Values of this width as an Arrow array without nulls, in the same memory."""
+    return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(np.ascontiguousarray(values))])
+
+
+def scalar_of(value: int, kind: pa.DataType) -> pa.Scalar:
+    """A number, or a time in the type's own units, of a type as wide as int64."""
+    return array_of(np.array([value], np.int64), kind)[0]
+
+
+def binary_of(values: Sequence[bytes | None]) -> pa.Array:
+    """Values of at most 2 GiB in all."""
+    ends = np.zeros(len(values) + 1, np.int32)
+    np.cumsum([len(value or b"") for value in values], out=ends[1:])
+    there = None
+    if None in values:
+        there = pa.py_buffer(np.packbits([value is not None for value in values], bitorder="little"))
+    data = b"".join(value or b"" for value in values)
+    return pa.Array.from_buffers(pa.binary(), len(values), [there, pa.py_buffer(ends), pa.py_buffer(data)])
+
+
+def empty_batch(schema: pa.Schema) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in schema], schema=schema)
