@@ -1,8 +1,9 @@
 """A disk in memory that behaves as badly as real ones do, on demand and by seed.
 
 It implements ``sparklog.storage.disk.Disk``; ``tests/storage/test_disk.py`` holds both implementations to one contract.
-Faults: a full disk (short write, then ENOSPC), a read-only one, an operation that fails, and the death of the process
-or of the machine between any two operations or in the middle of a write (``die_after``, ``restart``).
+Faults: a full disk (a short write or a part of a copy, then ENOSPC), a read-only one, an operation that fails, and the
+death of the process or of the machine between any two operations or in the middle of a write (``die_after``,
+``restart``).
 
 What survives a lost page cache: file content as of its last ``sync`` plus any part of the later writes, torn at
 sectors; directory entries as of the last ``sync_directory`` or later ones, entry by entry, but that a rename leaves no
@@ -252,16 +253,17 @@ class SimDisk:
         dies = self._before("copy")
         if length > len(self._files[source].content):
             raise OSError(errno.EIO, "source is too short", str(source))
-        if self.capacity_bytes is not None and self.used_bytes + length - start > self.capacity_bytes:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         if not start:
             self._files[target] = _File()
         elif target not in self._files:
             raise FileNotFoundError(errno.ENOENT, "no such file", str(target))
         data = bytes(self._files[source].content[start:length])
-        self._files[target].write(data[: self._rng.randrange(len(data) + 1)] if dies else data, start)
+        fits = data if self.capacity_bytes is None else data[: max(0, self.capacity_bytes - self.used_bytes)]
+        self._files[target].write(fits[: self._rng.randrange(len(fits) + 1)] if dies else fits, start)
         if dies:
             raise ProcessDied("copy")
+        if len(fits) < len(data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def names(self, path: Path) -> list[str]:
         self._before("names", changes=False)

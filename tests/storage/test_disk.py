@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import mmap
 import os
-from collections.abc import Callable, Sequence
+import resource
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -151,6 +153,37 @@ def test_a_copy_is_gone_on_with(disk: Disk, root: Path) -> None:
         disk.copy(root / "f", root / "absent", 9, start=4)
     with pytest.raises(OSError):
         disk.copy(root / "f", root / "g", 11, start=9)
+
+
+@contextlib.contextmanager
+def _room_for(disk: Disk, more_bytes: int) -> Iterator[None]:
+    """No file of the real disk, and all of the simulated one together, may have more than so many bytes more."""
+    if isinstance(disk, SimDisk):
+        disk.capacity_bytes = disk.used_bytes + more_bytes
+        yield
+        disk.capacity_bytes = None
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (more_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_copy_on_a_full_disk_leaves_what_there_was_room_for(disk: Disk, root: Path) -> None:
+    replace_file(disk, root / "f", b"0123456789")
+    with _room_for(disk, 4), pytest.raises(OSError) as caught:
+        disk.copy(root / "f", root / "g", 9)
+    assert is_full(caught.value)
+    assert read_file(disk, root / "g") == b"0123"
+    with _room_for(disk, 0), pytest.raises(OSError) as caught:
+        disk.copy(root / "f", root / "h", 9)
+    assert is_full(caught.value)
+    assert read_file(disk, root / "h") == b""
+    with _room_for(disk, 9):
+        disk.copy(root / "f", root / "h", 9)
+    assert read_file(disk, root / "h") == b"012345678"
 
 
 def test_a_lock_is_exclusive_until_closed(disk: Disk, root: Path) -> None:
