@@ -52,6 +52,7 @@ from sparklog.replica.events import (
     ProduceArrived,
     Stopped,
     Truncated,
+    TruncationFailed,
 )
 from sparklog.replica.replica import Replica
 from sparklog.storage.cutting import CutJob
@@ -116,8 +117,7 @@ class Surroundings(Protocol):
     def stop_fetching(self, partition: Partition) -> None: ...
 
     def prepare_cut(self, partition: Partition, job: CutJob) -> None:
-        """Run it in a thread, later again where that fails in an unforeseen way or finds no room, then
-        ``Partition.cut_prepared``."""
+        """Run it in a thread, then ``Partition.cut_prepared``; where it fails or has no room, later ``cut_failed``."""
 
     def role_changed(self, partition: Partition) -> None: ...
 
@@ -168,6 +168,7 @@ class Partition:
         self._next_ticket = 0
         #: what a cut that was ordered waits for, and where it cuts
         self._cut: tuple[CutJob, int] | None = None
+        self.failed_cuts = 0  #: in this role: the pause after the next one grows with them
 
     # --- what the broker tells it ---
 
@@ -253,6 +254,13 @@ class Partition:
                 self._surroundings.start_fetching(self, self.replica.leader, self.replica.leader_epoch)
         except Exception as error:  # as that of a step
             self._fail(error)
+
+    def cut_failed(self, job: CutJob) -> None:
+        """No copy could be made, some time ago: forget the cut and ask the leader anew, unless the role has changed."""
+        if self._cut is not None and self._cut[0] is job and not self.stopped:
+            self._forget_cut()
+            self.failed_cuts += 1
+            self.step(TruncationFailed())
 
     def advance_log_start(self, offset: int) -> None:
         """The leader has deleted what is below ``offset``; what is committed here goes as well."""
@@ -443,6 +451,7 @@ class Partition:
     def _role_changed(self, effect: RoleChanged) -> None:
         _role_lines.info("%s: %s in leader epoch %d", self.tp, effect.role, effect.leader_epoch)
         self._forget_cut()
+        self.failed_cuts = 0
         self._surroundings.role_changed(self)
 
     def _forget_cut(self) -> None:

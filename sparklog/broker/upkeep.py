@@ -31,9 +31,9 @@ _log = logging.getLogger(__name__)
 _SEAL_THREADS = 2
 _FLUSH_THREADS = 2
 _FLUSH_CHECK_MS = 100
-#: Before a copy that could not be made is begun again: what it takes of a disk, others lack meanwhile.
-_FIRST_CUT_PAUSE_S = 1.0
-_LONGEST_CUT_PAUSE_S = 30.0
+#: Before a leader is asked again after a cut whose copy could not be made, the last one after each further cut: what a
+#: copy takes of a disk, others lack meanwhile.
+_CUT_PAUSES_S = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
 #: Partitions, and logs with files, that the garbage collector is not to look at any more.
 _SPARED_AT_ONCE = 1000
 
@@ -137,25 +137,25 @@ class Upkeep:
             self._broker.spawn(self._prepare_cut(partition, job), f"cut {partition.tp}")
 
     async def _prepare_cut(self, partition: Partition, job: CutJob) -> None:
-        """Until it is done or cancelled: the log stays as it is meanwhile, but nobody else has the replica go on."""
-        pause_s = _FIRST_CUT_PAUSE_S
-        while not self._closed:
-            try:
-                await asyncio.get_running_loop().run_in_executor(self._cut_pool, self._noted, job.run)
-            except StorageError as error:
-                self._broker.log_failed(partition, error)
+        """The log stays as it is meanwhile, and nobody else has the replica go on. Where there is no copy its leader is
+        asked anew: where that begins later by then, there may be nothing left to copy."""
+        pause_s = _CUT_PAUSES_S[min(partition.failed_cuts, len(_CUT_PAUSES_S) - 1)]
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._cut_pool, self._noted, job.run)
+        except StorageError as error:
+            self._broker.log_failed(partition, error)
+            return
+        except Exception:
+            self._broker.counters["cuts.failed"] += 1
+            _log.exception("%s: the copy that a cut needs failed, another try in %g s", partition.tp, pause_s)
+        else:
+            if not job.awaits_room:
+                partition.cut_prepared(job)
                 return
-            except Exception:
-                self._broker.counters["cuts.failed"] += 1
-                _log.exception("%s: the copy that a cut needs failed, it is made anew", partition.tp)
-            else:
-                if not job.awaits_room:
-                    partition.cut_prepared(job)
-                    return
-                self._broker.counters["cuts.without.room"] += 1
-                _log.error("%s: no room for the copy that a cut needs, it is not followed until there is", partition.tp)
-            await asyncio.sleep(pause_s)
-            pause_s = min(pause_s * 2, _LONGEST_CUT_PAUSE_S)
+            self._broker.counters["cuts.without.room"] += 1
+            _log.error("%s: no room for the copy that a cut needs, another try in %g s", partition.tp, pause_s)
+        await asyncio.sleep(pause_s)
+        partition.cut_failed(job)
 
     async def _store_schemas(self, partition: Partition, job: PartitionFileJob) -> None:
         """Where they stay if nobody comes to it the segments have them, too."""

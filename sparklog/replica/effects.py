@@ -37,7 +37,8 @@ class TruncateLog(msgspec.Struct, frozen=True, gc=False):
     starts at the new end.
 
     It may be carried out later: the log stays as it is until then, and no answer of the leader counts. With the next
-    RoleChanged it is forgotten, as if the answer that led to it had not come."""
+    RoleChanged it is forgotten, as if the answer that led to it had not come. So it is where it cannot be done: then
+    TruncationFailed, after a pause, for the leader is asked again with that."""
 
     offset: int
 

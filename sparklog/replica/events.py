@@ -170,6 +170,11 @@ class Truncated(msgspec.Struct, frozen=True, gc=False):
     end_offset: int
 
 
+class TruncationFailed(msgspec.Struct, frozen=True, gc=False):
+    """What TruncateLog ordered cannot be done for now, for want of room perhaps: the log is as it was. Not after a
+    RoleChanged, which has that forgotten already."""
+
+
 class LogFailed(msgspec.Struct, frozen=True, gc=False):
     """The log directory went offline; this replica can do nothing until the process is restarted."""
 
@@ -199,6 +204,7 @@ Event = (
     | LeaderAnswered
     | FollowerAppended
     | Truncated
+    | TruncationFailed
     | LogFailed
     | Ticked
     | Stopped

@@ -79,6 +79,12 @@ class Follower:
         """The ordered truncation is done; ``Replica`` fits the high watermark to the log."""
         self._truncating = False
 
+    def truncation_failed(self) -> list[Effect]:
+        """The log is as it was, and so is this leader's answer, unless its log start has moved meanwhile: above our end
+        there is nothing to cut any more, and the log begins anew."""
+        self._truncating = False
+        return [self.start()]
+
     def _truncate(self, epoch: int, end_offset: int) -> list[Effect]:
         """Cut where the histories part: at the leader's end of ``epoch`` or at our own end of the largest epoch up to
         it, whichever comes first. What remains ends in an epoch the next fetch names, so this converges. That may lie

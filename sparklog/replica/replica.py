@@ -11,7 +11,7 @@ an epoch that an earlier one led with a longer log.
 
 The performer carries out the effects of one step, in order, before it hands over the next event; so the ``LogView``
 always shows the log as ordered so far. A batch appended at once is in it before its event (``AppendedAtOnce``), and a
-cut may come later, or not at all where the role has changed by then (``TruncateLog``).
+cut may come later, or not at all where it fails or the role has changed by then (``TruncateLog``).
 """
 
 from __future__ import annotations
@@ -433,6 +433,9 @@ class Replica:
         self._view.high_watermark = mark
         return [HighWatermarkMoved(mark)]
 
+    def _truncation_failed(self, event: events.TruncationFailed, now_ms: int) -> list[Effect]:
+        return self._role.truncation_failed() if isinstance(self._role, Follower) else []
+
     def _isr_written(self, event: events.IsrWritten, now_ms: int) -> list[Effect]:
         if isinstance(self._role, Leader) and event.version > self._view.version:
             return self._role.isr_written(event, now_ms)
@@ -478,6 +481,7 @@ Replica._DISPATCH.update(
         events.LeaderAnswered: Replica._leader_answered,
         events.FollowerAppended: Replica._follower_appended,
         events.Truncated: Replica._truncated,
+        events.TruncationFailed: Replica._truncation_failed,
         events.Decided: Replica._decided,
         events.BrokersChanged: Replica._brokers_changed,
         events.IsrWritten: Replica._isr_written,

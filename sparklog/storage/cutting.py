@@ -22,7 +22,7 @@ _numbers = itertools.count()
 
 
 class CutJob:
-    """Made, cancelled and used on the event loop, run in any thread: again where that has raised, or found no room."""
+    """Made, cancelled and used on the event loop, run in any thread, once."""
 
     def __init__(self, segment: Segment, count: int, *, frees_segments: bool = False) -> None:
         """``count``: batches to be kept of the segment. ``frees_segments``: the cut will remove others first, which
@@ -31,8 +31,8 @@ class CutJob:
         self.count = count
         #: the copies are there, and durable
         self.done = False
-        #: The last ``run`` found the disk full, and the cut itself makes no room on it: it is to run again later. On
-        #: the event loop there would be no more room, and a cut that fails takes the log directory offline.
+        #: The disk was full, and the cut itself makes no room on it: it is to be begun anew later. On the event loop
+        #: there would be no more room, and a cut that fails takes the log directory offline.
         self.awaits_room = False
         self.cancelled = False
         self._frees_segments = frees_segments
@@ -53,7 +53,6 @@ class CutJob:
         Raises:
             StorageError: the log directory must go offline.
         """
-        self.awaits_room = False
         try:
             if self._copied():
                 with self._ends:

@@ -34,6 +34,8 @@ NOTIFY_MS = 5
 HOLD_MS = 100
 #: 0: at once
 CUTS_MS = (1000, 15, 0)
+#: chance that one that takes its time finds no room
+CUT_FAILURE = 0.4
 
 FetchVerdict = fx.ServeFetch | fx.RefuseFetch | fx.AnswerDiverging
 
@@ -122,8 +124,8 @@ class ReplicaPerformer(SimProcess):
         batches: tuple[SimBatch, ...],
         asked: Asked | None,
     ) -> ev.Event | None:
-        """All ways are the broker's: at once, and, where much is to be copied, when a thread has done that. What no
-        answer of a leader has led to, variants alone order."""
+        """All ways are the broker's: at once, and, where much is to be copied, when a thread has done that, if there
+        is room. What no answer of a leader has led to, variants alone order."""
         takes_ms = CUTS_MS[hosted.log.log_end_offset % len(CUTS_MS)] if asked is not None else 0
         if not takes_ms:
             return self._cut(tp, hosted, effect)
@@ -136,8 +138,13 @@ class ReplicaPerformer(SimProcess):
         if self.hosted.get(tp) is not hosted or hosted.cut is not effect:
             return
         assert hosted.replica is not None
-        self.world.happened["cut in a thread"] += 1
         hosted.cut = None
+        may_fail = self.cluster.append_failure > 0  # not while all settles
+        if self.full_until_ms > self.world.now_ms or (may_fail and self.world.random.random() < CUT_FAILURE):
+            self.world.happened["cut without room"] += 1
+            self.handle(tp, ev.TruncationFailed())
+            return
+        self.world.happened["cut in a thread"] += 1
         self.handle(tp, self._cut(tp, hosted, effect))
         following = fx.StartFetching(hosted.replica.leader, hosted.replica.leader_epoch)
         self._start_fetching(tp, hosted, following)

@@ -65,6 +65,8 @@ def _event(event: ev.Event) -> str:
             return f"holds records up to {end_offset}"
         case ev.Truncated(end_offset):
             return f"log cut, ends at {end_offset}"
+        case ev.TruncationFailed():
+            return "log not cut"
         case ev.Decided(state, version):
             return f"told version {version}: leader {state.leader} in epoch {state.leader_epoch}, ISR {state.isr}"
         case ev.IsrWritten(isr, version):

@@ -6,6 +6,7 @@ import asyncio
 import errno
 import threading
 from collections.abc import Callable, Coroutine
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -38,15 +39,22 @@ class _Noting:
     def __init__(self) -> None:
         self.jobs: list[CutJob] = []
         self.fetching: list[tuple[int, int]] = []
+        #: who carries the jobs out, and what the leader answers whenever it is asked
+        self.upkeep: Upkeep | None = None
+        self.answer: Callable[[], None] | None = None
 
     def now_ms(self) -> int:
         return 1
 
     def prepare_cut(self, partition: Partition, job: CutJob) -> None:
         self.jobs.append(job)
+        if self.upkeep is not None:
+            self.upkeep.prepare_cut(partition, job)
 
     def start_fetching(self, partition: Partition, leader: int, leader_epoch: int) -> None:
         self.fetching.append((leader, leader_epoch))
+        if self.answer is not None:
+            asyncio.get_running_loop().call_soon(self.answer)
 
     def log_failed(self, partition: Partition, error: Exception) -> None:
         partition.fail(error)
@@ -91,6 +99,18 @@ class _Follower:
         end = log.log_end_offset
         answer = LeaderAnswered(epoch, end, ErrorCode.NONE, end, 0, end, None, 0, log.last_epoch)
         self.partition.leader_answered(answer, memoryview(b""), memoryview(b""))
+
+    def out_of_range(self, log_start: int) -> None:
+        """The answer of a leader that has let go of all that is here."""
+        log, epoch, code = self.partition.log, self.partition.replica.leader_epoch, ErrorCode.OFFSET_OUT_OF_RANGE
+        answer = LeaderAnswered(epoch, log.log_end_offset, code, 0, log_start, log_start, None, 0, log.last_epoch)
+        self.partition.leader_answered(answer, memoryview(b""), memoryview(b""))
+
+    def work(self, at_work: Upkeep, answer: Callable[[], None]) -> None:
+        """Prepare what is ordered, from now on; the leader is there, too."""
+        self.around.fetching.clear()
+        self.around.upkeep, self.around.answer = at_work, answer
+        at_work.prepare_cut(self.partition, self.around.jobs[-1])
 
     def prepare(self, job: CutJob) -> None:
         """What the broker does with it."""
@@ -248,6 +268,7 @@ def test_the_loop_goes_on_while_a_cut_is_prepared(tmp_path: Path) -> None:
 
     class Cut:
         tp = TP
+        failed_cuts = 0
 
         def cut_prepared(self, job: object) -> None:
             cut.append(job)
@@ -273,7 +294,6 @@ def test_a_copy_that_fails_in_an_unforeseen_way_is_made_anew(
     follower = _Follower()
     partition, real = follower.partition, follower.disk.copy
     follower.parted()
-    (job,) = follower.around.jobs
     failures = [MemoryError("of a machine that is short of it")]
 
     def copy(source: Path, target: Path, length: int, *, start: int = 0) -> None:
@@ -282,15 +302,14 @@ def test_a_copy_that_fails_in_an_unforeseen_way_is_made_anew(
             raise failures.pop()
 
     async def scenario(broker: BrokerState, at_work: Upkeep) -> None:
-        follower.around.fetching.clear()
-        at_work.prepare_cut(partition, job)
-        await until(lambda: follower.around.fetching)
+        follower.work(at_work, follower.parted)
+        await until(lambda: partition.log.log_end_offset == PARTED)
         assert broker.counters["cuts.failed"] == 1
 
     monkeypatch.setattr(follower.disk, "copy", copy)
-    monkeypatch.setattr(upkeep, "_FIRST_CUT_PAUSE_S", 0.01)
+    monkeypatch.setattr(upkeep, "_CUT_PAUSES_S", (0.01,))
     _kept_up(tmp_path, scenario)
-    assert follower.around.fetching == [(LEADER, 2)] and partition.offline is None
+    assert follower.around.fetching == [(LEADER, 2)] * 2 and partition.offline is None
     assert read_numbers(partition.log) == list(range(PARTED))
     assert not follower.copies
     assert "short of it" in caplog.text and str(TP) in caplog.text
@@ -307,23 +326,89 @@ def _without_room() -> tuple[_Follower, CutJob]:
 
 def test_a_cut_waits_for_room_for_its_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Made on the event loop it found no more, and one follower's cut ended a broker that led others."""
-    follower, job = _without_room()
+    follower, _ = _without_room()
     partition, disk = follower.partition, follower.disk
 
     async def scenario(broker: BrokerState, at_work: Upkeep) -> None:
-        follower.around.fetching.clear()
-        at_work.prepare_cut(partition, job)
-        await until(lambda: broker.counters["cuts.without.room"] > 2 or not partition.is_cutting)
-        assert partition.is_cutting and partition.offline is None
+        follower.work(at_work, follower.parted)
+        await until(lambda: broker.counters["cuts.without.room"] > 2)
+        assert len(follower.around.jobs) > 2 and partition.offline is None
         assert read_numbers(partition.log) == list(range(END))
+        assert partition.replica.high_watermark <= PARTED and not follower.copies
+        partition.replica.check_invariants()
         disk.capacity_bytes = None
-        await until(lambda: not partition.is_cutting)
+        await until(lambda: partition.log.log_end_offset == PARTED)
 
-    monkeypatch.setattr(upkeep, "_FIRST_CUT_PAUSE_S", 0.01)
+    monkeypatch.setattr(upkeep, "_CUT_PAUSES_S", (0.01,))
     _kept_up(tmp_path, scenario)
-    assert follower.around.fetching == [(LEADER, 2)] and partition.offline is None
+    assert set(follower.around.fetching) == {(LEADER, 2)} and partition.offline is None
+    assert not partition.is_cutting
     assert read_numbers(partition.log) == list(range(PARTED))
     assert not follower.copies
+
+
+def test_who_waits_for_room_hears_that_there_is_nothing_left_to_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It followed nobody meanwhile, and waited for room for a copy of what its leader had let go of long ago."""
+    follower, _ = _without_room()
+    partition = follower.partition
+
+    async def scenario(broker: BrokerState, at_work: Upkeep) -> None:
+        follower.work(at_work, partial(follower.out_of_range, 1000))
+        await until(lambda: partition.log.log_end_offset == 1000 or partition.offline)
+
+    monkeypatch.setattr(upkeep, "_CUT_PAUSES_S", (0.01,))
+    _kept_up(tmp_path, scenario)
+    assert partition.offline is None and not partition.is_cutting
+    assert partition.log.log_start_offset == partition.replica.high_watermark == 1000
+    assert not follower.copies
+    partition.replica.check_invariants()
+
+
+def test_answers_that_come_before_the_pause_is_over_do_not_shorten_it() -> None:
+    follower, job = _without_room()
+    partition = follower.partition
+    job.run()
+    follower.around.fetching.clear()
+    for answer in (follower.parted, follower.committed, partial(follower.out_of_range, 1000)):
+        answer()
+    assert follower.around.jobs == [job] and partition.log.log_end_offset == END
+    partition.cut_failed(job)
+    assert follower.around.fetching == [(LEADER, 2)] and not partition.is_cutting
+    follower.parted(3)
+    second = follower.around.jobs[-1]
+    partition.cut_failed(job)
+    assert partition.is_cutting and second is not job, "that is another one"
+    follower.disk.capacity_bytes = None
+    follower.prepare(second)
+    assert read_numbers(partition.log) == [0, 1, 2]
+
+
+def test_pauses_between_cuts_without_room_grow_to_their_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[float] = []
+
+    class Clock:
+        """``asyncio`` as upkeep sees it, but that pauses take no time; the eighth does not end."""
+
+        async def sleep(self, pause_s: float) -> None:
+            pauses.append(pause_s)
+            await (asyncio.Event().wait() if len(pauses) == 8 else asyncio.sleep(0))
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(asyncio, name)
+
+    async def scenario(broker: BrokerState, at_work: Upkeep) -> None:
+        follower.work(at_work, follower.parted)
+        await until(lambda: len(pauses) == 8)
+        follower.decided(leader=3, epoch=3)
+        await until(lambda: len(pauses) > 10)
+
+    follower, _ = _without_room()
+    monkeypatch.setattr(upkeep, "asyncio", Clock())
+    _kept_up(tmp_path, scenario)
+    assert pauses[:8] == [1, 2, 4, 8, 16, 30, 30, 30]
+    assert pauses[8:11] == [1, 2, 4], "under another leader"
 
 
 def test_a_cut_that_waits_for_room_is_forgotten_with_its_role(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -337,7 +422,7 @@ def test_a_cut_that_waits_for_room_is_forgotten_with_its_role(tmp_path: Path, mo
         disk.capacity_bytes = None
         await until(lambda: not broker._tasks)
 
-    monkeypatch.setattr(upkeep, "_FIRST_CUT_PAUSE_S", 0.01)
+    monkeypatch.setattr(upkeep, "_CUT_PAUSES_S", (0.01,))
     _kept_up(tmp_path, scenario)
     assert partition.replica.is_leader and read_numbers(partition.log) == list(range(END))
     assert not job.done and not follower.copies

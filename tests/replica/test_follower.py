@@ -154,6 +154,28 @@ def test_while_a_truncation_is_under_way_answers_are_ignored() -> None:
     assert stage.replica.step(answer, 0) == []
 
 
+def test_after_a_truncation_that_failed_its_leader_is_asked_anew() -> None:
+    """It waited for room for as long as its leader led, and heard nothing of it."""
+    stage = following(log_of(1, 2), high_watermark=2)
+    parted = ev.LeaderAnswered(9, 2, 0, 5, 0, 5, (1, 1), 0, 2)
+    assert stage.replica.step(parted, 0) == [fx.HighWatermarkMoved(1), fx.TruncateLog(1)]
+    for _ in range(3):
+        assert stage.replica.step(ev.TruncationFailed(), 0) == [fx.StartFetching(2, 9)]
+        stage.replica.check_invariants()
+        assert (stage.log.log_end_offset, stage.replica.high_watermark) == (2, 1)
+        assert stage.replica.step(parted, 0) == [fx.TruncateLog(1)]
+    assert stage.replica.step(ev.TruncationFailed(), 0) == [fx.StartFetching(2, 9)]
+    effects = stage.answer(SimLog(50), code=ErrorCode.OFFSET_OUT_OF_RANGE, batch_count=0)
+    assert effects == [fx.RestartLog(50), fx.HighWatermarkMoved(50)]
+
+
+def test_a_truncation_that_failed_is_nothing_to_who_leads_by_now() -> None:
+    stage = following(log_of(1, 2))
+    assert stage.replica.step(ev.LeaderAnswered(9, 2, 0, 5, 0, 5, (1, 1), 0, 2), 0) == [fx.TruncateLog(1)]
+    stage.send(decided(1, 10, 2))
+    assert stage.send(ev.TruncationFailed()) == []
+
+
 def test_an_append_that_failed_its_checks_leaves_the_follower_where_it_was() -> None:
     stage = following(log_of(1))
     answer = ev.LeaderAnswered(9, 1, 0, 2, 0, 2, None, 1, 2)

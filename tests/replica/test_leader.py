@@ -321,6 +321,25 @@ def test_one_who_left_for_its_silence_does_not_come_back_on_what_is_known_of_old
     assert one(stage.fetch(2, 0), fx.WriteIsr).isr == (1, 2)
 
 
+def test_who_asks_again_and_again_from_where_histories_have_parted_is_not_in_sync() -> None:
+    """It has no room to cut its log. What it fetches from is no part of this one."""
+    stage = Stage(log_of(1, 1, 1))
+    stage.lead(epoch=9)
+    ticket, _ = stage.produce()
+    orders: list[fx.WriteIsr] = []
+    for _ in range(30):
+        seen = stage.fetch(3, 4)
+        assert stage.fetch(2, 5, last_epoch=2) == [fx.AnswerDiverging(1, 3)]
+        seen += stage.wait(100)
+        assert not only(seen, fx.AnswerProduce) and not only(seen, fx.HighWatermarkMoved), "it holds that not"
+        orders += only(seen, fx.WriteIsr)
+    assert [order.isr for order in orders[:1]] == [(1, 3)]
+    effects = stage.written(orders[0])
+    assert one(effects, fx.HighWatermarkMoved).high_watermark == 4
+    assert one(effects, fx.AnswerProduce).ticket == ticket
+    assert stage.fetch(2, 5, last_epoch=2) == [fx.AnswerDiverging(1, 3)]
+
+
 def test_a_lost_connection_shrinks_early_unless_the_follower_is_back() -> None:
     stage = Stage()
     stage.lead()

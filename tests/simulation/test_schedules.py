@@ -54,6 +54,7 @@ _BESIDES = (
     "two controllers at once",
     "cut in a thread",
     "cut forgotten",
+    "cut without room",
 )
 
 

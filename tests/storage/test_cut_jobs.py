@@ -194,11 +194,12 @@ def test_a_cut_that_makes_no_room_waits_for_it() -> None:
     _, log = _log(disk)
     end = log.log_end_offset
     job = _begun(log, end - 3)
-    disk.capacity_bytes = disk.used_bytes
+    disk.capacity_bytes = disk.used_bytes + sum(length for _, length in job.segment.files_cut_to(job.count)) - 1
     for _ in range(2):
         job.run()
         assert job.awaits_room and not job.done
         assert not any(name.endswith(".copy") for name in disk.names(log.directory))
+        job = _begun(log, end - 3)
     disk.capacity_bytes = None
     job.run()
     assert job.done and not job.awaits_room
