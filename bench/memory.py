@@ -15,7 +15,7 @@ _PIECE = 1 << 20
 #: Read between two looks at what is free, in pieces.
 _STRIDE = 512
 #: After so many strides that left as much free as before, or more, nothing is to be had. Who deletes a large file
-#: meanwhile makes one of them.
+#: meanwhile makes one of them, and the replicas of a topic are large files one after the other.
 _IN_VAIN = 6
 #: Of all memory, left free: what starts meanwhile takes it, and the kernel frees pages before it is gone.
 _LEFT_FREE = 0.01
@@ -35,7 +35,7 @@ class PageCache:
         self._at = 0
 
     def fill(self, left_free: int | None = None) -> int:
-        """Read until no more than ``left_free`` bytes of memory are free (by default a twentieth of all), or until
+        """Read until no more than ``left_free`` bytes of memory are free (by default a hundredth of all), or until
         the kernel frees pages as fast as they are read. Returns the bytes read."""
         wanted = round(_LEFT_FREE * total_bytes()) if left_free is None else left_free
         began, before, in_vain = self._at, free_bytes(), 0

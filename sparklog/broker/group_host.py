@@ -102,7 +102,7 @@ class GroupHost(CoordinatorHost):
         forgotten = self.broker.cache.forgotten
         self._forgotten = next(reversed(forgotten), "")
         unknown = []
-        # Those without an id first: each moment that they wait, their name may come to mean another topic.
+        # Of one look those without an id first: while they wait, their name may come to mean another topic.
         for topic, topic_id in sorted(self.groups.topics(), key=lambda one: (one[1], one[0])):
             known = self.broker.cache.topic(topic)
             if known is None or topic_id not in {"", known.change.topic_id}:

@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from sparklog.config import topic_config
 from sparklog.errors import BrokerError, ConfigError, ErrorCode
 from sparklog.protocol.messages import TopicMetadata
-from sparklog.record.arrays import scalar_of
+from sparklog.record.arrays import array_of, scalar_of
 from sparklog.record.codec import EncodedBatch, decode_batch, encode_batch
 from sparklog.record.few_records import FewRecord, encode_few_records
 from sparklog.record.header import Flag
@@ -202,7 +202,7 @@ def encode_parts(
         yield from _encode_cut(topic, batch, assigned, rows, compression=compression, batch_bytes=batch_bytes)
         return
     order = np.argsort(assigned, kind="stable").astype(np.int64)
-    grouped = batch.take(pa.array(order))
+    grouped = batch.take(array_of(order, pa.int64()))
     counts = np.bincount(assigned)
     ends = np.cumsum(counts)
     for partition in np.flatnonzero(counts).tolist():

@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 
 from sparklog.coordinator.assignor import TopicView
 from sparklog.model import is_internal
+from sparklog.record.arrays import binary_of
 
 
 def pattern_error(pattern: str) -> str:
@@ -26,7 +27,9 @@ def pattern_error(pattern: str) -> str:
 
 def _matches(pattern: str, names: list[str]) -> frozenset[str]:
     """Those that ``pattern`` describes from end to end. Raises ArrowInvalid."""
-    found = pc.match_substring_regex(pa.array(names, pa.string()), pattern=f"^(?:{pattern})$")
+    found = pc.match_substring_regex(
+        binary_of([name.encode() for name in names], pa.string()), pattern=f"^(?:{pattern})$"
+    )
     return frozenset(name for name, matched in zip(names, found.to_pylist(), strict=True) if matched)
 
 

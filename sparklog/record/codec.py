@@ -16,6 +16,7 @@ from pyarrow import types
 
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import NO_PRODUCER
+from sparklog.record.arrays import array_of
 from sparklog.record.batch_metadata import record_batch_metadata
 from sparklog.record.checksum import Buffer, crc32c
 from sparklog.record.header import BatchHeader, Flag
@@ -210,7 +211,7 @@ def _has_no_values(column: pa.Array) -> bool:
 
 
 def _copied(batch: pa.RecordBatch) -> pa.RecordBatch:
-    return batch.take(pa.array(np.arange(batch.num_rows)))
+    return batch.take(array_of(np.arange(batch.num_rows, dtype=np.int64), pa.int64()))
 
 
 def _serialize_compressed(batch: pa.RecordBatch, compression: str) -> pa.Buffer:

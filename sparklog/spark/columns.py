@@ -17,7 +17,7 @@ from pyspark.sql.types import StructType
 
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import TopicPartition
-from sparklog.record.arrays import array_of, scalar_of
+from sparklog.record.arrays import array_of, null_of, scalar_of
 from sparklog.record.header import BatchHeader
 from sparklog.spark.schema import CAST_ERROR_COLUMN, DEFAULT_COLUMNS, LOG_COLUMNS, TopicShape
 
@@ -179,7 +179,7 @@ def _null_if_empty(headers: pa.Array) -> pa.Array:
     import pyarrow.compute as pc
 
     is_empty = pc.equal(pc.list_value_length(headers), 0)
-    return pc.if_else(is_empty, pa.nulls(1, headers.type)[0], headers) if pc.any(is_empty).as_py() else headers
+    return pc.if_else(is_empty, null_of(headers.type), headers) if pc.any(is_empty).as_py() else headers
 
 
 def _cast(array: pa.Array, field: pa.Field, partition: TopicPartition | str) -> pa.Array:

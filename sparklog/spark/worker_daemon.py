@@ -13,16 +13,19 @@ A fork has its parent's memory and one of its threads, so nothing may have a thr
 afterwards: pyspark's daemon therefore loads hardly anything. Here Arrow's jemalloc, which is not the allocator it
 uses, would start a thread for itself, and is told not to. numpy's OpenBLAS starts as many as OMP_NUM_THREADS says,
 which Spark sets to ``spark.task.cpus``: with one none, and what there are more of it ends before a fork and starts anew
-after it. ``conf/spark-defaults.conf`` names this module.
+when they are needed. numpy's generator of random numbers would go on in each worker where it was here, and is seeded
+anew; Python's own does that by itself. ``conf/spark-defaults.conf`` names this module.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import importlib
 import os
 import socket
+import sys
 
 from pyspark import daemon
 
@@ -44,17 +47,23 @@ _LOADED = (
     "uvloop",
 )
 _ARROWS_JEMALLOC = "JE_ARROW_MALLOC_CONF"
+#: Where ``spark.executor.pyspark.memory`` bounds a worker's address space, of which what is loaded takes 250 MB.
+#: Source: pyspark/worker_util.py.
+_BOUNDED = "PYSPARK_EXECUTOR_MEMORY_MB"
 
 _worker = daemon.worker
 
 
 def load() -> None:
-    """What cannot be loaded is left to the task that needs it, which then says why."""
+    """What cannot be loaded is left to the task that needs it, which then says why: others go on without it."""
+    if _BOUNDED in os.environ:
+        return
     given = os.environ.get(_ARROWS_JEMALLOC)
     os.environ[_ARROWS_JEMALLOC] = ",".join(filter(None, [given, "background_thread:false"]))
-    for name in _LOADED:
-        with contextlib.suppress(ImportError):
-            importlib.import_module(name)
+    with contextlib.redirect_stdout(sys.stderr):  # the JVM reads from ours where to find this daemon
+        for name in _LOADED:
+            with contextlib.suppress(Exception):
+                importlib.import_module(name)
     if given is None:  # what workers start is their own affair
         del os.environ[_ARROWS_JEMALLOC]
     else:
@@ -65,10 +74,17 @@ def load() -> None:
 
 def worker(sock: socket.socket, authenticated: bool) -> int:
     """As pyspark's, which tells the JVM of what tasks raise and returns: what comes here is that nobody listened."""
+    _draw_other_numbers()
     try:
         return _worker(sock, authenticated)
     except ConnectionError:
         return 1
+
+
+@functools.cache  # once a worker: what a task of its own seeds stays seeded
+def _draw_other_numbers() -> None:
+    if "numpy.random" in sys.modules:
+        sys.modules["numpy.random"].seed()
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparklog.record.arrays import array_of, binary_of, empty_batch, scalar_of
+from sparklog.record.arrays import array_of, binary_of, empty_batch, null_of, scalar_of
 
 
 @given(st.lists(st.none() | st.binary(max_size=40), max_size=20))
@@ -30,6 +30,12 @@ def test_numbers_and_times_are_those_given(kind: pa.DataType, value: int) -> Non
     assert array_of(np.array([value]), kind).equals(pa.array([value], pa.int64()).cast(kind))
 
 
+def test_strings_and_nulls_of_a_type() -> None:
+    assert binary_of(["ä".encode(), None], pa.string()).to_pylist() == ["ä", None]
+    assert null_of(pa.list_(pa.string())).type == pa.list_(pa.string())
+    assert not null_of(pa.int8()).is_valid
+
+
 def test_an_empty_batch_has_the_schema_and_no_rows() -> None:
     kinds = [pa.list_(pa.int8()), pa.struct([("a", pa.string())]), pa.dictionary(pa.int8(), pa.string()), pa.string()]
     schema = pa.schema([pa.field(f"f{n}", kind, nullable=False) for n, kind in enumerate(kinds)], {"k": "v"})
@@ -37,6 +43,8 @@ def test_an_empty_batch_has_the_schema_and_no_rows() -> None:
     made.validate(full=True)
     assert made.num_rows == 0
     assert made.schema.equals(schema, check_metadata=True)
+    # Markers are stored as they were when they were made in another way.
+    assert made.serialize().equals(pa.RecordBatch.from_pylist([], schema=schema).serialize())
 
 
 #: What a write, its plan, and a coordinator make of Arrow.
@@ -47,7 +55,9 @@ import pyarrow as pa
 from sparklog.broker.coordinator_host import _rows
 from sparklog.broker.internal_topics import _number
 from sparklog.client.partitioning import fit_to_topic
+from sparklog.coordinator.group_topics import pattern_error
 from sparklog.record.arrays import empty_batch
+from sparklog.record.codec import _copied
 from sparklog.record.fit import fit_table
 from sparklog.record.marker import Marker, encode_marker
 from sparklog.record.schema import DEFAULT_SCHEMA
@@ -59,6 +69,8 @@ fit_table(empty_batch(DEFAULT_SCHEMA), DEFAULT_SCHEMA)
 encode_marker(Marker(), DEFAULT_SCHEMA, schema_id=0)
 _rows([(b"key", b"value"), (b"gone", None)])
 _number("group", 50)
+assert not pattern_error("orders-.*") and pattern_error("(")
+_copied(empty_batch(DEFAULT_SCHEMA))
 assert "pandas" not in sys.modules
 """
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparklog.record.partitioner import NO_PARTITION, murmur2, murmur2_column, partitions_for_keys
+from sparklog.record.partitioner import NO_PARTITION, murmur2, murmur2_column, partition_for_key, partitions_for_keys
 
 # Source: org.apache.kafka.common.utils.UtilsTest.testMurmur2
 KAFKA_VALUES = {
@@ -63,6 +63,12 @@ def test_partitions_of_slices_with_nulls(keys: list[str | None], skip: int, n: i
     found = partitions_for_keys(column, n)
     assert found.dtype == np.int32
     assert found.tolist() == expected
+
+
+@given(st.lists(st.binary(max_size=40), min_size=1, max_size=20), st.integers(1, 1000))
+def test_one_key_goes_where_its_column_says(keys: list[bytes], n: int) -> None:
+    """Coordinators are found by one key, and were by columns of one: what they wrote stays theirs."""
+    assert [partition_for_key(key, n) for key in keys] == partitions_for_keys(pa.array(keys, pa.binary()), n).tolist()
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
@@ -17,23 +19,54 @@ import os, sys
 from pathlib import Path
 from sparklog.spark import worker_daemon
 
-worker_daemon._LOADED = (*worker_daemon._LOADED, "sparklog.no_such_module")
+Path("raises.py").write_text("print('loaded'); raise ValueError('numpy.dtype size changed')")
+sys.path.insert(0, "")
+worker_daemon._LOADED = ("sparklog.no_such_module", "raises", *worker_daemon._LOADED)
 before = dict(os.environ)
 worker_daemon.load()
 assert dict(os.environ) == before, "what workers start is their own affair"
-assert set(worker_daemon._LOADED) - set(sys.modules) <= {"uvloop", "sparklog.no_such_module"}
+assert set(worker_daemon._LOADED) - set(sys.modules) <= {"uvloop", "raises", "sparklog.no_such_module"}
 print(len(list(Path("/proc/self/task").iterdir())))
 """
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="threads are counted as Linux shows them")
 @pytest.mark.parametrize("given", [{}, {"JE_ARROW_MALLOC_CONF": "narenas:1"}])
-def test_what_is_loaded_before_forks_has_no_thread(given: dict[str, str]) -> None:
+def test_what_is_loaded_before_forks_has_no_thread(given: dict[str, str], tmp_path: Path) -> None:
+    """And what cannot be loaded, or prints where the JVM reads, keeps nobody from what can."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", **given}
     done = subprocess.run(
-        [sys.executable, "-c", _LOADS], check=False, capture_output=True, text=True, timeout=60, env=environment
+        [sys.executable, "-c", _LOADS],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=environment,
+        cwd=tmp_path,
     )
     assert (done.returncode, done.stdout.strip()) == (0, "1"), done.stderr
+
+
+def test_nothing_is_loaded_where_a_workers_memory_is_bounded() -> None:
+    code = (
+        "import sys; from sparklog.spark.worker_daemon import load; load();"
+        "assert not {'numpy', 'pyarrow', 'pandas'} & set(sys.modules)"
+    )
+    bounded = {**os.environ, "PYSPARK_EXECUTOR_MEMORY_MB": "256"}
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60, env=bounded)
+
+
+@pytest.mark.integration
+def test_workers_draw_random_numbers_of_their_own(plain_spark: SparkSession) -> None:
+    def drawn(_: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        number = np.random.rand()
+        time.sleep(0.5)  # so that the second task has a worker of its own
+        yield pa.RecordBatch.from_pydict({"number": [number], "pid": [os.getpid()]})
+
+    rows = plain_spark.range(2, numPartitions=2).mapInArrow(drawn, "number double, pid long").collect()
+
+    assert len({row.pid for row in rows}) == 2
+    assert len({row.number for row in rows}) == 2
 
 
 @pytest.mark.integration
