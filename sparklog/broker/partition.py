@@ -117,7 +117,8 @@ class Surroundings(Protocol):
     def stop_fetching(self, partition: Partition) -> None: ...
 
     def prepare_cut(self, partition: Partition, job: CutJob) -> None:
-        """Run it in a thread, then ``Partition.cut_prepared``; where it fails or has no room, later ``cut_failed``."""
+        """Run it in a thread, then ``Partition.cut_prepared``; where it fails in an unforeseen way or has no
+        room, later ``cut_failed``."""
 
     def role_changed(self, partition: Partition) -> None: ...
 
@@ -168,7 +169,7 @@ class Partition:
         self._next_ticket = 0
         #: what a cut that was ordered waits for, and where it cuts
         self._cut: tuple[CutJob, int] | None = None
-        self.failed_cuts = 0  #: in this role: the pause after the next one grows with them
+        self.failed_cuts = 0  #: one after the other, in this role: the pause after the next one grows with them
 
     # --- what the broker tells it ---
 
@@ -248,6 +249,7 @@ class Partition:
         if self._cut is None or self._cut[0] is not job or self.stopped:
             return
         offset, self._cut = self._cut[1], None
+        self.failed_cuts = 0
         try:
             self.step(self._cut_at(offset, job))
             if self.offline is None:

@@ -139,6 +139,8 @@ class Upkeep:
     async def _prepare_cut(self, partition: Partition, job: CutJob) -> None:
         """The log stays as it is meanwhile, and nobody else has the replica go on. Where there is no copy its leader is
         asked anew: where that begins later by then, there may be nothing left to copy."""
+        if self._closed:
+            return
         pause_s = _CUT_PAUSES_S[min(partition.failed_cuts, len(_CUT_PAUSES_S) - 1)]
         try:
             await asyncio.get_running_loop().run_in_executor(self._cut_pool, self._noted, job.run)

@@ -36,7 +36,7 @@ class Follower:
 
     name = "follower"
 
-    __slots__ = ("_append_to", "_truncating", "epoch", "leader", "view")
+    __slots__ = ("_append_to", "_parted", "_truncating", "epoch", "leader", "view")
 
     def __init__(self, view: PartitionView, state: LeaderAndIsr) -> None:
         self.view = view
@@ -45,6 +45,8 @@ class Follower:
         #: the leader's high watermark that came with batches now being appended, else None
         self._append_to: int | None = None
         self._truncating = False
+        #: a cut that this leader's history asked for has failed, and was not made since
+        self._parted = False
 
     def start(self) -> Effect:
         return StopFetching() if self.leader == NO_LEADER else StartFetching(self.leader, self.epoch)
@@ -66,6 +68,9 @@ class Follower:
             return []
         if event.diverging is not None:
             return self._truncate(*event.diverging)
+        if self._parted:
+            # It had another history up to our end. By now its log begins there, and it has nothing to compare.
+            return self._restart(log.log_end_offset)
         if event.batch_count:
             self._append_to = event.high_watermark
             return [AppendAsFollower()]
@@ -77,12 +82,12 @@ class Follower:
 
     def truncated(self) -> None:
         """The ordered truncation is done; ``Replica`` fits the high watermark to the log."""
-        self._truncating = False
+        self._truncating = self._parted = False
 
     def truncation_failed(self) -> list[Effect]:
-        """The log is as it was, and so is this leader's answer, unless its log start has moved meanwhile: above our end
-        there is nothing to cut any more, and the log begins anew."""
-        self._truncating = False
+        """The log is as it was, and so is this leader's answer, unless its log start has moved meanwhile: from our end
+        on there is nothing to cut any more, and the log begins anew."""
+        self._truncating, self._parted = False, True
         return [self.start()]
 
     def _truncate(self, epoch: int, end_offset: int) -> list[Effect]:

@@ -169,6 +169,26 @@ def test_after_a_truncation_that_failed_its_leader_is_asked_anew() -> None:
     assert effects == [fx.RestartLog(50), fx.HighWatermarkMoved(50)]
 
 
+@pytest.mark.parametrize("batches", [0, 1])
+def test_who_could_not_cut_begins_anew_where_its_leader_does_by_now(batches: int) -> None:
+    """A leader whose log begins at our end has nothing to compare, and would give us what follows on a tail that it
+    never had."""
+    stage = following(log_of(1, 1), high_watermark=1)
+    assert stage.replica.step(ev.LeaderAnswered(9, 2, 0, 5, 0, 5, (1, 1), 0, 1), 0) == [fx.TruncateLog(1)]
+    assert stage.replica.step(ev.TruncationFailed(), 0) == [fx.StartFetching(2, 9)]
+    assert stage.replica.step(ev.LeaderAnswered(9, 2, 0, 5, 2, 5, None, batches, 1), 0) == [fx.RestartLog(2)]
+
+
+def test_a_cut_that_was_made_at_last_is_as_any_other() -> None:
+    stage = following(log_of(1, 1), high_watermark=1)
+    parted = ev.LeaderAnswered(9, 2, 0, 5, 0, 5, (1, 1), 0, 1)
+    stage.replica.step(parted, 0)
+    stage.send(ev.TruncationFailed())
+    assert fx.TruncateLog(1) in stage.send(parted)
+    assert stage.log.log_end_offset == 1
+    assert stage.answer(log_of(1, 9), high_watermark=2) == [fx.AppendAsFollower(), fx.HighWatermarkMoved(2)]
+
+
 def test_a_truncation_that_failed_is_nothing_to_who_leads_by_now() -> None:
     stage = following(log_of(1, 2))
     assert stage.replica.step(ev.LeaderAnswered(9, 2, 0, 5, 0, 5, (1, 1), 0, 2), 0) == [fx.TruncateLog(1)]
