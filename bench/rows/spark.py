@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 PARTITIONS = 6
-#: What a write before the timed one has.
-_FEW_RECORDS = 1000
 _RECORDS = {100: 5_000_000, 1000: 1_000_000}
 #: What Kafka's connector is given by those who know it.
 TUNED = {"kafka.linger.ms": "5", "kafka.batch.size": "262144"}
@@ -67,10 +65,6 @@ def sides(bench: Bench) -> Iterator[Side]:
 def one_write(
     bench: Bench, side: Side, options: Mapping[str, str], *, data: DataFrame, count: int, size: int
 ) -> Figures:
-    # Spark ends Python processes that nobody used for a minute, and the turns of the others take longer: who writes
-    # again and again has them.
-    with bench.topic(side, partitions=PARTITIONS) as topic:
-        write(frame(bench, _FEW_RECORDS, size), side, topic, options)
     # A topic of a name of its own: Spark keeps Kafka's producers, which stall when theirs is made anew.
     with bench.topic(side, partitions=PARTITIONS) as topic:
         took = write(data, side, topic, options)
