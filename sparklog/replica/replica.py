@@ -276,16 +276,13 @@ class Replica:
 
     def _decided(self, event: events.Decided, now_ms: int) -> list[Effect]:
         view = self._view
-        if event.version < view.version or self._final:
+        if self._final:
             return []
+        if event.version < view.version:
+            return self._overtaken(event, now_ms)
         same = event.version == view.version and view.as_told(event)
-        view.replicas = event.replicas
-        view.incarnations = event.incarnations
-        view.stopping = event.stopping
-        view.min_isr = event.min_isr
+        view.take(event)
         view.leaving = event.leaving
-        view.told_epoch = event.state.leader_epoch
-        view.factor = event.factor
         if event.version == view.version:
             if self._dismissed(event.state):
                 return self._dismiss()
@@ -297,6 +294,13 @@ class Replica:
         if self._role is old and isinstance(self._role, Leader):
             effects += self._role.cluster_changed(now_ms)
         return effects
+
+    def _overtaken(self, event: events.Decided, now_ms: int) -> list[Effect]:
+        """A leader has written an ISR since: what else is said of its epoch is news, and is not said again."""
+        if isinstance(role := self._role, Leader) and event.state.leader_epoch == role.epoch:
+            self._view.take(event)
+            return role.cluster_changed(now_ms)
+        return []
 
     def _follow_decision(self, state: LeaderAndIsr, version: int, now_ms: int, *, announce: bool) -> list[Effect]:
         """The one place where roles change; ``version`` is newer than the view's."""

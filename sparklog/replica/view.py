@@ -85,6 +85,16 @@ class PartitionView:
         that moves from one broker to three has three replicas long before the others have anything."""
         return min(self.min_isr, self.factor or len(self.replicas))
 
+    def take(self, event: Decided) -> None:
+        """Take over what a decision says besides the node's state and who is to leave: versions order only these, all
+        else is as new as the decision is late."""
+        self.replicas = event.replicas
+        self.incarnations = event.incarnations
+        self.stopping = event.stopping
+        self.min_isr = event.min_isr
+        self.told_epoch = event.state.leader_epoch
+        self.factor = event.factor
+
     def as_told(self, event: Decided) -> bool:
         """The decision says nothing that is not known, but for what the node holds."""
         return (

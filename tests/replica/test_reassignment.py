@@ -127,3 +127,35 @@ def test_nobody_joins_in_an_epoch_whose_replicas_the_leader_was_not_told_of() ->
     assert only(stage.send(caught_up), fx.WriteIsr) == []
     [order] = only(stage.send(decided(1, 2, 2, (1, 2))) + stage.send(caught_up), fx.WriteIsr)
     assert order.isr == (1, 2, 3)
+
+
+def test_what_a_leaders_own_write_has_overtaken_is_not_lost_on_it() -> None:
+    """It is not told again, as nobody tells a leader of what it wrote itself: the in-sync set would stay as small as it
+    is until something else happens to the partition."""
+    stage = Stage()
+    stage.lead()
+    [order] = only(stage.send(ev.BrokersChanged({1: 11, 2: 12})), fx.WriteIsr)  # 3 is gone as a move ends
+    refused = ev.IsrRefused(LeaderAndIsr(1, 2, (1, 2, 3), 1), 2, order.expected_version)
+    [order] = only(stage.send(refused), fx.WriteIsr)
+    assert order.isr == (1, 2)
+    stage.written(order)
+    assert only(stage.send(decided(1, 2, 2, (1, 2, 3))), fx.WriteIsr) == []
+    assert one(stage.fetch(3, 0), fx.WriteIsr).isr == (1, 2, 3)
+
+
+def test_a_minimum_of_in_sync_replicas_counts_though_a_write_has_overtaken_it() -> None:
+    stage = Stage()
+    stage.lead(isr=(1, 2), min_isr=1)
+    [order] = only(stage.send(ev.BrokersChanged({1: 11, 3: 13})), fx.WriteIsr)
+    stage.written(order)
+    stage.send(decided(1, 1, 1, (1, 2), incarnations={1: 11, 3: 13}))
+    _, effects = stage.produce()
+    assert one(effects, fx.AnswerProduce).code == ErrorCode.NOT_ENOUGH_REPLICAS
+
+
+def test_of_an_epoch_that_is_over_an_overtaken_decision_says_nothing() -> None:
+    """Its replicas may be those from before a move."""
+    stage = Stage()
+    stage.lead(epoch=2, version=2, isr=(1, 2), replicas=(1, 2))
+    stage.send(decided(1, 1, 1, (1, 2)))
+    assert one(stage.fetch(3, 0), fx.RefuseFetch).code == ErrorCode.NOT_LEADER_OR_FOLLOWER
