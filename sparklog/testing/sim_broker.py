@@ -334,6 +334,7 @@ class SimBroker(ReplicaPerformer):
             hosted.replica = self.cluster.replica_type(
                 self.broker_id, hosted.log, high_watermark=hosted.checkpoint, settings=self.cluster.settings
             )
+            hosted.mark = hosted.replica.high_watermark
 
     def drop(self, tp: TopicPartition) -> None:
         """Forget the replica and delete its data."""

@@ -136,9 +136,11 @@ class PartitionChecker:
 
     # --- marks and answers --------------------------------------------------------------------------------------
 
-    def high_watermark_moved(self, broker: int, mark: int, *, epoch: int) -> None:
+    def high_watermark_moved(self, broker: int, mark: int, *, before: int, epoch: int) -> None:
         """Consistent reads: what is shown below a mark is the same wherever and whenever. StrongIsr: whatever is
-        committed is on every member of the ISR."""
+        committed is on every member of the ISR. A mark that is lower than ``before`` commits nothing: all below it was
+        shown when the mark rose, and counted then. After an unclean election a log is cut step by step, and marks on
+        the way down may still be above where its history and the new leader's part."""
         log = self.logs[broker]
         if mark > log.log_end_offset:
             self.fail("valid high watermark", f"{mark} of broker {broker} is above its log end {log.log_end_offset}")
@@ -146,7 +148,7 @@ class PartitionChecker:
             return
         if not self._same(log, self._count_below(min(mark, self.committed_end))):
             self.fail("consistent reads", f"broker {broker} shows other records below {mark} than were committed")
-        if mark > self.committed_end:
+        if mark > before and mark > self.committed_end:
             self._commit(broker, log, mark)
             self._ends[epoch] = self.committed_end
             copies = sum(b in self.lost or log.log_end_offset >= mark for b, log in self.logs.items())

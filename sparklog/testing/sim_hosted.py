@@ -77,6 +77,8 @@ class Hosted:
     checker: PartitionChecker
     checkpoint: int = 0
     replica: Replica | None = None
+    #: the replica's high watermark as it last told, or began with
+    mark: int = 0
     fetching: Fetching | None = None
     produces: dict[int, Produce] = field(default_factory=dict)
     #: long polls, by follower

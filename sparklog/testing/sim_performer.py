@@ -170,8 +170,8 @@ class ReplicaPerformer(SimProcess):
 
     def _mark_moved(self, tp: TopicPartition, hosted: Hosted, effect: fx.HighWatermarkMoved, *_: object) -> None:
         assert hosted.replica is not None
-        epoch = hosted.replica.leader_epoch
-        hosted.checker.high_watermark_moved(self.broker_id, effect.high_watermark, epoch=epoch)
+        epoch, before, hosted.mark = hosted.replica.leader_epoch, hosted.mark, effect.high_watermark
+        hosted.checker.high_watermark_moved(self.broker_id, effect.high_watermark, before=before, epoch=epoch)
         self._wake(hosted)
 
     def _end_moved(self, tp: TopicPartition, hosted: Hosted, *_: object) -> None:

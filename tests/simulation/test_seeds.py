@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from sparklog.testing.sim_case import Case
 from sparklog.testing.simulate import main
 
 
@@ -17,3 +18,10 @@ def test_brokers_without_their_driver_serve_on(capsys: pytest.CaptureFixture[str
     """The driver goes away again and again, with all controllers and supervisors."""
     code = main(["--seeds", "0..20", "--partitions", "2", "--mutant", "sound, without its driver at times"])
     assert code == 0, capsys.readouterr().out
+
+
+@pytest.mark.parametrize("seed", [500, 1606])
+def test_seeds_that_broke_a_promise_hold(seed: int) -> None:
+    """500: a mark lowered after an unclean election was taken for a commit. 1606: a leader that had written an ISR lost
+    what it was told of its epoch's replicas, and let nobody in."""
+    assert Case(seed, partitions=2).play() is None
