@@ -117,8 +117,7 @@ class Surroundings(Protocol):
     def stop_fetching(self, partition: Partition) -> None: ...
 
     def prepare_cut(self, partition: Partition, job: CutJob) -> None:
-        """Run it in a thread, then ``Partition.cut_prepared``; where it fails in an unforeseen way or has no
-        room, later ``cut_failed``."""
+        """Run it in a thread, then ``cut_prepared``; later ``cut_failed`` where it has no room or failed unforeseen."""
 
     def role_changed(self, partition: Partition) -> None: ...
 

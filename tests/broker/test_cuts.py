@@ -381,8 +381,10 @@ def test_answers_that_come_before_the_pause_is_over_do_not_shorten_it() -> None:
     partition.cut_failed(job)
     assert partition.is_cutting and second is not job, "that is another one"
     follower.disk.capacity_bytes = None
+    assert partition.failed_cuts == 1
     follower.prepare(second)
     assert read_numbers(partition.log) == [0, 1, 2]
+    assert not partition.failed_cuts, "the next one that finds no room is a first one"
 
 
 def test_pauses_between_cuts_without_room_grow_to_their_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -409,6 +411,18 @@ def test_pauses_between_cuts_without_room_grow_to_their_bound(tmp_path: Path, mo
     _kept_up(tmp_path, scenario)
     assert pauses[:8] == [1, 2, 4, 8, 16, 30, 30, 30]
     assert pauses[8:11] == [1, 2, 4], "under another leader"
+
+
+def test_a_cut_that_was_ordered_just_before_a_stop_is_none(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario(broker: BrokerState, at_work: Upkeep) -> None:
+        at_work.prepare_cut(follower.partition, job)
+        at_work.close()
+        await until(lambda: not broker._tasks)
+        assert not broker.counters["cuts.failed"]
+
+    follower, job = _without_room()
+    _kept_up(tmp_path, scenario)
+    assert not job.done and not caplog.records
 
 
 def test_a_cut_that_waits_for_room_is_forgotten_with_its_role(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
