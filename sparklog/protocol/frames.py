@@ -19,8 +19,6 @@ import struct
 from collections.abc import Sequence
 from typing import TypeAlias
 
-import numpy as np
-
 from sparklog.errors import ErrorCode, ProtocolError
 from sparklog.protocol.received import Frame, OversizeFrame
 
@@ -163,7 +161,7 @@ class FrameDecoder:
                 frames.append(_cut(memoryview(bytes(scratch[start : start + total])), header_length))
                 start += total
             elif total > _OWN_MEMORY_BYTES:
-                self._large = np.empty(total, dtype=np.uint8).data
+                self._large = _memory(total)
                 self._filled = end - start
                 self._large[: self._filled] = scratch[start:end]
                 start = end
@@ -175,6 +173,13 @@ class FrameDecoder:
             scratch[: end - start] = bytes(scratch[start:end])
         self._end = end - start
         return frames
+
+
+def _memory(size: int) -> memoryview:
+    """Of bytes that nobody has set, which bytearray would do."""
+    import numpy as np  # not for those whose frames are all small: it takes longer to load than all they do
+
+    return np.empty(size, dtype=np.uint8).data
 
 
 def _cut(whole: memoryview, header_length: int) -> Frame:

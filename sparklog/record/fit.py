@@ -228,5 +228,5 @@ def _null_mask(array: pa.Array) -> pa.Array | None:
 
 def _nulls(count: int, kind: pa.DataType) -> pa.Array:
     """``count`` nulls. Not ``pa.nulls``: its lists have children of no rows and ``count`` rows' bytes, and every slice
-    of such a column is written with all of them."""
-    return pa.nulls(0, kind).take(pa.nulls(count, pa.int64()))
+    of such a column is written with all of them. None are there without ``take``, which loads ``pyarrow.compute``."""
+    return pa.nulls(0, kind).take(pa.nulls(count, pa.int64())) if count else pa.nulls(0, kind)

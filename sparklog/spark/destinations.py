@@ -16,8 +16,9 @@ from pyspark.sql.types import StructType
 
 from sparklog.errors import BrokerError, ConfigError, ErrorCode
 from sparklog.record.schema import DEFAULT_SCHEMA
-from sparklog.spark.routes import TopicRoute, data_columns, plan_route
+from sparklog.spark.routes import data_columns, plan_route
 from sparklog.spark.schema import TopicShape, arrow_schema
+from sparklog.spark.topic_route import TopicRoute
 from sparklog.spark.topics import topic_shape
 from sparklog.spark.write_options import NewTopic, WriteOptions
 
@@ -25,8 +26,17 @@ if TYPE_CHECKING:
     from sparklog.client.admin import Admin
     from sparklog.client.descriptions import TopicDescription
 
+CLIENT_ID = "sparklog-spark"
 _NO_COLUMNS = TopicShape(pa.schema([]))
 _DEFAULT_SHAPE = TopicShape(DEFAULT_SCHEMA, "timestamp")
+
+
+def look_up_route(topic: str, columns: StructType, options: WriteOptions) -> TopicRoute:
+    """As ``settle_route``, asking the cluster that the options name."""
+    from sparklog.client.admin import Admin
+
+    with Admin(options.bootstrap, client_id=CLIENT_ID) as admin:
+        return settle_route(admin, topic, columns, options)
 
 
 def settle_route(admin: Admin, topic: str, columns: StructType, options: WriteOptions) -> TopicRoute:

@@ -7,54 +7,26 @@ left behind, so that what was read can be written back. Anything else is an erro
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
 
 import pyarrow as pa
 from pyspark.sql.types import (
     IntegralType,
     NullType,
-    StringType,
     StructType,
     TimestampNTZType,
     TimestampType,
 )
 
-from sparklog.errors import BrokerError, ConfigError, ErrorCode
+from sparklog.errors import BrokerError, ErrorCode
 from sparklog.record.arrays import empty_batch
 from sparklog.record.schema import fit_table
 from sparklog.spark.schema import TopicShape, arrow_columns, spark_type
+from sparklog.spark.topic_route import TOPIC_COLUMNS, TopicRoute
 
 _TIMESTAMPS = (TimestampType, TimestampNTZType)
-_TOPIC_COLUMNS = ("topic", "_topic")
 _PARTITION_COLUMNS = ("partition", "_partition")
-_LEFT_BEHIND = frozenset({"offset", "timestampType", "_offset", "_timestamp", *_TOPIC_COLUMNS, *_PARTITION_COLUMNS})
-
-
-@dataclass(frozen=True, slots=True)
-class TopicRoute:
-    """How rows get into one topic: the columns sent, and the column that names the partition, if there is one.
-    ``topic_id``: of the topic as it was looked up."""
-
-    topic: str
-    payload: tuple[str, ...]
-    partition_column: str | None
-    topic_id: str = ""
-
-    def split(self, batch: pa.RecordBatch) -> Iterator[tuple[int | None, pa.RecordBatch]]:
-        """The rows of ``batch`` by partition, in their order; None is for rows whose key or the producer decides."""
-        rows = batch.select(list(self.payload))
-        if self.partition_column is None:
-            yield None, rows
-            return
-        for partition, part in rows_by_value(rows, batch.column(batch.schema.get_field_index(self.partition_column))):
-            if partition is not None and partition < 0:
-                raise BrokerError(
-                    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
-                    f"column {self.partition_column} is {partition} in a row for {self.topic}, 0 or more expected",
-                )
-            yield partition, part
+_LEFT_BEHIND = frozenset({"offset", "timestampType", "_offset", "_timestamp", *TOPIC_COLUMNS, *_PARTITION_COLUMNS})
 
 
 def plan_route(topic: str, shape: TopicShape, columns: StructType) -> TopicRoute:
@@ -121,37 +93,6 @@ def _fits(written: pa.Field, field: pa.Field) -> bool:
 
 def _line(field: pa.Field) -> str:
     return f"{field.name} {field.type}{'' if field.nullable else ' not null'}"
-
-
-def find_topic_column(columns: StructType) -> str:
-    """The column that names each row's topic, where no option does.
-
-    Raises:
-        ConfigError: there is no such column, or it does not hold text.
-    """
-    names = columns.fieldNames()
-    name = next((name for name in reversed(_TOPIC_COLUMNS) if name in names), None)
-    if name is None:
-        raise ConfigError(
-            "no topic to write to: set option topic, or add a column topic of strings; of CREATE TABLE ... AS SELECT "
-            "no option gets here: create the table without columns first, then INSERT INTO t WITH ('topic'='x')"
-        )
-    if not isinstance(columns[name].dataType, StringType):
-        raise ConfigError(f"column {name} is {columns[name].dataType.simpleString()}, string expected to name topics")
-    return name
-
-
-def rows_by_value(rows: pa.RecordBatch, values: pa.Array) -> Iterator[tuple[Any, pa.RecordBatch]]:
-    """``rows`` grouped by ``values``, in order of appearance; each group keeps its order. Null is a value."""
-    import pyarrow.compute as pc  # not for the driver, for which it takes longer to load than all it does
-
-    distinct = values.unique()
-    if len(distinct) == 1:
-        yield distinct[0].as_py(), rows
-        return
-    for value in distinct:
-        chosen = pc.equal(values, value) if value.is_valid else pc.is_null(values)
-        yield value.as_py(), rows.filter(chosen)
 
 
 def _zone_complaints(shape: TopicShape, columns: StructType, payload: Sequence[str]) -> list[str]:

@@ -26,6 +26,7 @@ import importlib
 import os
 import socket
 import sys
+import zipimport
 
 from pyspark import daemon
 
@@ -35,6 +36,8 @@ _LOADED = (
     "pyspark.sql.worker.plan_data_source_read",
     "pandas",  # which pyspark's end of a write loads
     "pyarrow.compute",
+    "pyarrow.pandas_compat",
+    "pyarrow.vendored.version",
     "sparklog.client.producer",
     "sparklog.client.reader",
     "sparklog.spark.gather",
@@ -43,6 +46,7 @@ _LOADED = (
     "sparklog.spark.source",
     "sparklog.spark.stream",
     "sparklog.spark.task",
+    "sparklog.spark.write_task",
     "sparklog.spark.writer",
     "uvloop",
 )
@@ -68,8 +72,18 @@ def load() -> None:
         del os.environ[_ARROWS_JEMALLOC]
     else:
         os.environ[_ARROWS_JEMALLOC] = given
+    _forget_archives()
     gc.collect()
     gc.freeze()
+
+
+def _forget_archives() -> None:
+    """A worker tells Python that there may be new modules, as its job's own files may be. Before 3.13 all that has
+    found a module in an archive then reads the archive's directory anew: once for each package of pyspark's, 0.05 s.
+    What is not there does not; should it be needed, it is made from the directory as it was read."""
+    finders = sys.path_importer_cache
+    for path in [path for path, finder in finders.items() if isinstance(finder, zipimport.zipimporter)]:
+        del finders[path]
 
 
 def worker(sock: socket.socket, authenticated: bool) -> int:

@@ -8,8 +8,9 @@ from pyspark.sql.types import DataType, StructType
 
 from sparklog.errors import BrokerError, ConfigError
 from sparklog.record.schema import DEFAULT_SCHEMA
-from sparklog.spark.routes import TopicRoute, find_topic_column, plan_route, rows_by_value
+from sparklog.spark.routes import plan_route
 from sparklog.spark.schema import TopicShape, topic_columns
+from sparklog.spark.topic_route import TopicRoute, find_topic_column, rows_by_value
 
 DEFAULT = TopicShape(DEFAULT_SCHEMA, "timestamp")
 TYPED = TopicShape(

@@ -4,6 +4,9 @@ what Spark does with writers and messages is done here by hand."""
 from __future__ import annotations
 
 import datetime as dt
+import pickle
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -21,7 +24,8 @@ from sparklog.model import TopicPartition
 from sparklog.spark import sink
 from sparklog.spark.sink import SinkRun, Written, abort_run, batch_run, commit_run, known_run
 from sparklog.spark.write_options import NamedWrite, WriteOptions
-from sparklog.spark.writer import BatchWriter, WritePlan, plan_write, write_rows
+from sparklog.spark.write_task import write_rows
+from sparklog.spark.writer import BatchWriter, WritePlan, plan_write
 from sparklog.testing.process_cluster import ProcessCluster, wait_until
 
 pytestmark = pytest.mark.integration
@@ -399,3 +403,36 @@ def test_messages_that_cannot_be(plan: WritePlan) -> None:
     two = [Written(1, (), run(plan, 0, run_id), 1) for run_id in "ab"]
     with pytest.raises(ClusterError, match="different runs"):
         commit_run(plan.options.bootstrap, two)
+
+
+#: What Spark does in a process of its own before a write's tasks, and behind them.
+_PLAN = """
+import pickle, sys
+from sparklog.spark.writer import BatchWriter, plan_write
+options, columns = pickle.load(sys.stdin.buffer)
+writer = BatchWriter(plan_write(options, schema=columns, now=True))
+assert "pyarrow" in sys.modules and "pyarrow.compute" not in sys.modules
+sys.stdout.buffer.write(pickle.dumps(writer))
+"""
+_COMMIT = """
+import pickle, sys
+writer, messages = pickle.load(sys.stdin.buffer)
+writer.commit(messages)
+assert not {"numpy", "pyarrow"} & set(sys.modules)
+"""
+
+
+def in_a_process(code: str, given: object) -> bytes:
+    done = subprocess.run(
+        [sys.executable, "-c", code], input=pickle.dumps(given), capture_output=True, check=False, timeout=60
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    return done.stdout
+
+
+def test_neither_who_plans_nor_who_commits_loads_what_it_does_not_use(plan: WritePlan, admin: Admin) -> None:
+    admin.add_columns(str(plan.options.topic), pa.schema([("y", pa.list_(pa.string()))]))
+    writer = pickle.loads(in_a_process(_PLAN, (plan.options, X)))
+    messages = [writer.write(rows(1, 2)), writer.write(rows(3))]
+    in_a_process(_COMMIT, (writer, messages))
+    assert sorted(seen(plan)) == [1, 2, 3]

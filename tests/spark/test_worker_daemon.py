@@ -15,17 +15,26 @@ import pytest
 from pyspark.sql import SparkSession
 
 _LOADS = """
-import os, sys
+import importlib, os, sys, zipfile
 from pathlib import Path
 from sparklog.spark import worker_daemon
 
 Path("raises.py").write_text("print('loaded'); raise ValueError('numpy.dtype size changed')")
-sys.path.insert(0, "")
-worker_daemon._LOADED = ("sparklog.no_such_module", "raises", *worker_daemon._LOADED)
+with zipfile.ZipFile("archive.zip", "w") as archive:
+    for name in ("archived/__init__.py", "archived/later.py"):
+        archive.writestr(name, "")
+sys.path[:0] = ["", str(Path("archive.zip").absolute())]
+worker_daemon._LOADED = ("sparklog.no_such_module", "raises", "archived", *worker_daemon._LOADED)
 before = dict(os.environ)
 worker_daemon.load()
 assert dict(os.environ) == before, "what workers start is their own affair"
 assert set(worker_daemon._LOADED) - set(sys.modules) <= {"uvloop", "raises", "sparklog.no_such_module"}
+opened = []
+sys.addaudithook(lambda event, given: opened.append(str(given[0])) if event == "open" else None)
+importlib.invalidate_caches()
+assert not [path for path in opened if path.endswith("archive.zip")]
+importlib.import_module("archived.later")
+assert [path for path in opened if path.endswith("archive.zip")]
 print(len(list(Path("/proc/self/task").iterdir())))
 """
 
@@ -33,7 +42,8 @@ print(len(list(Path("/proc/self/task").iterdir())))
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="threads are counted as Linux shows them")
 @pytest.mark.parametrize("given", [{}, {"JE_ARROW_MALLOC_CONF": "narenas:1"}])
 def test_what_is_loaded_before_forks_has_no_thread(given: dict[str, str], tmp_path: Path) -> None:
-    """And what cannot be loaded, or prints where the JVM reads, keeps nobody from what can."""
+    """What cannot be loaded, or prints where the JVM reads, keeps nobody from what can; and no directory of an archive
+    is read again when a worker says that there may be new modules."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", **given}
     done = subprocess.run(
         [sys.executable, "-c", _LOADS],
@@ -72,7 +82,7 @@ def test_workers_draw_random_numbers_of_their_own(plain_spark: SparkSession) -> 
 @pytest.mark.integration
 def test_workers_have_what_they_need_and_threads_of_their_own(plain_spark: SparkSession) -> None:
     def seen(_: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        loaded = {"pandas", "sparklog.spark.writer", "sparklog.spark.task"} <= set(sys.modules)
+        loaded = {"pandas", "sparklog.spark.write_task", "sparklog.spark.task"} <= set(sys.modules)
         status = Path(f"/proc/{os.getppid()}/status").read_text()
         threads = int(status.split("Threads:")[1].split()[0])
         table = pa.table({"n": [n % 7 for n in range(100_000)]})
