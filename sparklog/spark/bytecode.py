@@ -2,8 +2,9 @@
 
 Spark's JVM puts its own ``pyspark.zip`` in front of the path of every Python process it starts. That archive has
 sources alone, and Python stores no bytecode for what it loads from one, so each such process compiles all it imports:
-three quarters of a second of a core, each time a streaming read is started. And each reads the archive's directory a
-dozen times, once for each package that it has loaded from there, so names that nobody asks for are left out of it.
+three quarters of a second of a core, each time a streaming read is started. And those that plan and commit read the
+archive's directory a dozen times, once for each package that they have loaded from there, so names that nobody asks for
+are left out of it.
 Nothing but time depends on this, so an archive that may not be written is left as it is.
 """
 

@@ -16,6 +16,7 @@ from pyspark.sql.types import StructType
 
 from sparklog.errors import BrokerError, ConfigError, ErrorCode
 from sparklog.record.schema import DEFAULT_SCHEMA
+from sparklog.spark.options import CLIENT_ID
 from sparklog.spark.routes import data_columns, plan_route
 from sparklog.spark.schema import TopicShape, arrow_schema
 from sparklog.spark.topic_route import TopicRoute
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from sparklog.client.admin import Admin
     from sparklog.client.descriptions import TopicDescription
 
-CLIENT_ID = "sparklog-spark"
 _NO_COLUMNS = TopicShape(pa.schema([]))
 _DEFAULT_SHAPE = TopicShape(DEFAULT_SCHEMA, "timestamp")
 

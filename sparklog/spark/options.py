@@ -17,6 +17,8 @@ from sparklog.client.bootstrap import parse_bootstrap
 from sparklog.errors import ConfigError
 from sparklog.model import check_topic_name
 
+#: As brokers' logs and metrics name who asks.
+CLIENT_ID = "sparklog-spark"
 BOOTSTRAP_VARIABLE = "SPARKLOG_BOOTSTRAP_SERVERS"
 #: The command line's; it comes first, here as there.
 _SHORT_VARIABLE = "SPARKLOG_BOOTSTRAP"

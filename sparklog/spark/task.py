@@ -26,6 +26,7 @@ from sparklog.model import NO_EPOCH, Span, TopicPartition
 from sparklog.record.arrays import array_of
 from sparklog.spark.columns import ColumnPlan, offset_run, plan_timestamps
 from sparklog.spark.gather import gathered
+from sparklog.spark.options import CLIENT_ID
 from sparklog.spark.resting import rest_what_is_loaded
 
 if TYPE_CHECKING:
@@ -114,7 +115,7 @@ def _assembled(wanted: RangeRead) -> Iterator[pa.RecordBatch]:
     """Each stored batch for itself. Raises as ``read_range``."""
     position, end, epoch = wanted.start, wanted.end, wanted.last_epoch
     assembler = _Assembler(wanted)
-    with ClusterLink(wanted.bootstrap, client_id="sparklog-spark") as link:
+    with ClusterLink(wanted.bootstrap, client_id=CLIENT_ID) as link:
         while position < end:
             try:
                 for found in _fetched(link, wanted, position, end=end, last_epoch=epoch, keep=assembler.keep):

@@ -1,5 +1,5 @@
-"""How rows get into a topic, as ``routes`` has planned it. Loads no Arrow, which only tasks need: a writer comes with
-its routes to the process that commits as well, where loading Arrow and numpy would be most of what is done."""
+"""How rows get into a topic, as ``routes`` has planned it. Loads no Arrow: a writer comes with its routes to the
+process that commits as well, which has no use for it, and would do little else but load Arrow and numpy."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def find_topic_column(columns: StructType) -> str:
 
 def rows_by_value(rows: pa.RecordBatch, values: pa.Array) -> Iterator[tuple[Any, pa.RecordBatch]]:
     """``rows`` grouped by ``values``, in order of appearance; each group keeps its order. Null is a value."""
-    import pyarrow.compute as pc  # what commits has this module, and no use for Arrow
+    import pyarrow.compute as pc  # as said above
 
     distinct = values.unique()
     if len(distinct) == 1:

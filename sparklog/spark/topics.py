@@ -24,6 +24,7 @@ from sparklog.errors import BrokerError, ConfigError, ErrorCode
 from sparklog.model import OffsetRange, TopicPartition
 from sparklog.protocol.messages import MetadataReply
 from sparklog.spark.columns import offset_run, plan_timestamps
+from sparklog.spark.options import CLIENT_ID
 from sparklog.spark.read_options import Assign, Subscribe, SubscribePattern, TopicSelection
 from sparklog.spark.schema import TopicShape, one_shape, topic_columns
 
@@ -76,7 +77,7 @@ class TopicView:
 
     def __init__(self, bootstrap: str) -> None:
         """Connects to nothing yet."""
-        self.link = ClusterLink(bootstrap, client_id="sparklog-spark", timeout_s=_TIMEOUT_S)
+        self.link = ClusterLink(bootstrap, client_id=CLIENT_ID, timeout_s=_TIMEOUT_S)
 
     def close(self) -> None:
         self.link.close()

@@ -2,8 +2,9 @@
 
 Exactly once unless the options say otherwise; see ``sink``. What is checked of a batch write is checked on the driver,
 before any task; a streaming writer is made three times for each micro-batch, in processes that keep nothing, so its
-tasks look the topics up themselves. Spark starts a process to plan a write and another one to commit it, which do
-little else: neither loads what only tasks use, and the one that commits loads no Arrow.
+tasks look the topics up themselves. Spark has a process that plans a write and another one that commits it, which do
+little else: neither loads what only tasks use, and the one that commits loads no Arrow. (To know whether columns of
+other types than the topic's can be cast, planning does load ``pyarrow.compute``.)
 """
 
 from __future__ import annotations

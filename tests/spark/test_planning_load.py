@@ -12,7 +12,7 @@ import pytest
 _OF_TASKS = {"asyncio", "uvloop", "pyarrow.compute", "sparklog.client.producer", "sparklog.client.reader"}
 
 
-@pytest.mark.parametrize("step", ["reader", "stream", "writer"])
+@pytest.mark.parametrize("step", ["reader", "stream", "writer", "destinations"])
 def test_planning_loads_nothing_that_only_tasks_use(step: str) -> None:
     code = (
         f"import sys; import sparklog.spark.source, sparklog.spark.{step};"

@@ -411,7 +411,7 @@ import pickle, sys
 from sparklog.spark.writer import BatchWriter, plan_write
 options, columns = pickle.load(sys.stdin.buffer)
 writer = BatchWriter(plan_write(options, schema=columns, now=True))
-assert "pyarrow" in sys.modules and "pyarrow.compute" not in sys.modules
+assert not {"asyncio", "uvloop", "pandas", "pyarrow.compute", "sparklog.client.producer"} & set(sys.modules)
 sys.stdout.buffer.write(pickle.dumps(writer))
 """
 _COMMIT = """

@@ -15,26 +15,17 @@ import pytest
 from pyspark.sql import SparkSession
 
 _LOADS = """
-import importlib, os, sys, zipfile
+import os, sys
 from pathlib import Path
 from sparklog.spark import worker_daemon
 
 Path("raises.py").write_text("print('loaded'); raise ValueError('numpy.dtype size changed')")
-with zipfile.ZipFile("archive.zip", "w") as archive:
-    for name in ("archived/__init__.py", "archived/later.py"):
-        archive.writestr(name, "")
-sys.path[:0] = ["", str(Path("archive.zip").absolute())]
-worker_daemon._LOADED = ("sparklog.no_such_module", "raises", "archived", *worker_daemon._LOADED)
+sys.path.insert(0, "")
+worker_daemon._LOADED = ("sparklog.no_such_module", "raises", *worker_daemon._LOADED)
 before = dict(os.environ)
 worker_daemon.load()
 assert dict(os.environ) == before, "what workers start is their own affair"
 assert set(worker_daemon._LOADED) - set(sys.modules) <= {"uvloop", "raises", "sparklog.no_such_module"}
-opened = []
-sys.addaudithook(lambda event, given: opened.append(str(given[0])) if event == "open" else None)
-importlib.invalidate_caches()
-assert not [path for path in opened if path.endswith("archive.zip")]
-importlib.import_module("archived.later")
-assert [path for path in opened if path.endswith("archive.zip")]
 print(len(list(Path("/proc/self/task").iterdir())))
 """
 
@@ -42,8 +33,7 @@ print(len(list(Path("/proc/self/task").iterdir())))
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="threads are counted as Linux shows them")
 @pytest.mark.parametrize("given", [{}, {"JE_ARROW_MALLOC_CONF": "narenas:1"}])
 def test_what_is_loaded_before_forks_has_no_thread(given: dict[str, str], tmp_path: Path) -> None:
-    """What cannot be loaded, or prints where the JVM reads, keeps nobody from what can; and no directory of an archive
-    is read again when a worker says that there may be new modules."""
+    """And what cannot be loaded, or prints where the JVM reads, keeps nobody from what can."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", **given}
     done = subprocess.run(
         [sys.executable, "-c", _LOADS],
@@ -55,6 +45,56 @@ def test_what_is_loaded_before_forks_has_no_thread(given: dict[str, str], tmp_pa
         cwd=tmp_path,
     )
     assert (done.returncode, done.stdout.strip()) == (0, "1"), done.stderr
+
+
+#: A daemon, its worker, which here is told a wrong secret and does nothing else, and modules that are loaded late.
+_ARCHIVES = """
+import importlib, os, socket, sys, zipfile
+from pathlib import Path
+from pyspark.serializers import write_with_length
+from sparklog.spark import worker_daemon
+
+def write(path, **modules):
+    with zipfile.ZipFile("new.zip", "w") as archive:
+        for name, text in modules.items():
+            archive.writestr(f"{path.stem}/{name}.py", text)
+    os.replace("new.zip", path)
+
+same, other, gone = (Path(f"{name}.zip").absolute() for name in ("same", "other", "gone"))
+for path in (same, other, gone):
+    write(path, __init__="", late="version = 1", moved="version = 'of another module'")
+sys.path[:0] = map(str, (same, other, gone))
+worker_daemon._LOADED = ("same", "other", "gone")
+worker_daemon.load()
+write(other, added="version = 2", __init__="", late="version = 2")
+gone.unlink()
+
+opened = []
+sys.addaudithook(lambda event, given: opened.append(str(given[0]).rpartition("/")[2]) if event == "open" else None)
+ours, theirs = socket.socketpair()
+with theirs.makefile("wb") as out:
+    write_with_length(b"not it", out)
+os.environ["PYTHON_WORKER_FACTORY_SECRET"] = "secret"
+assert worker_daemon.worker(ours, False) == 1
+importlib.invalidate_caches()
+import other.late, other.added
+assert (other.late.version, other.added.version) == (2, 2)
+assert "same.zip" not in opened
+import same.late
+assert same.late.version == 1
+assert "same.zip" in opened
+try:
+    import gone.late
+except ModuleNotFoundError:
+    print("gone")
+"""
+
+
+def test_archives_are_read_again_where_they_are_others_by_now(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _ARCHIVES], check=False, capture_output=True, text=True, timeout=60, cwd=tmp_path
+    )
+    assert (done.returncode, done.stdout.strip()) == (0, "gone"), done.stderr
 
 
 def test_nothing_is_loaded_where_a_workers_memory_is_bounded() -> None:
