@@ -88,6 +88,9 @@ class CoordinatorHost(ABC):
         self._stepping = False
         self._tickets = 0
         self._open: dict[int, Callable[[Outcome], None]] = {}
+        #: Answers that wait for their confirmation, and whether the write for some of them is under way.
+        self._unconfirmed: list[tuple[Answer, Record]] = []
+        self._confirming = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at_ms = 0
         #: Records in the log above the last rewrite, and how many are worth another one.
@@ -98,6 +101,14 @@ class CoordinatorHost(ABC):
     @abstractmethod
     def perform(self, effect: Any) -> None:
         """Carry out an order that is not common to all coordinators."""
+
+    def confirmation(self, outcome: Outcome) -> Record | None:
+        """What is to be committed before this is told, a record that changes nothing; None: it may be told at once.
+
+        A broker that stood still is deposed without knowing it, and has not heard of what its successor did; but what
+        it writes is refused.
+        """
+        return None
 
     @property
     def ended(self) -> bool:
@@ -219,9 +230,11 @@ class CoordinatorHost(ABC):
         for effect in effects:
             match effect:
                 case Answer():
-                    answered = self._open.pop(effect.ticket, None)
-                    if answered is not None:
-                        answered(effect.outcome)
+                    if confirmation := self.confirmation(effect.outcome):
+                        self._unconfirmed.append((effect, confirmation))
+                        self._confirm()
+                    else:
+                        self._answer(effect.ticket, effect.outcome)
                 case Append():
                     self._append(effect)
                 case Rewritten():
@@ -232,14 +245,20 @@ class CoordinatorHost(ABC):
                 case _:
                     self.perform(effect)
 
+    def _answer(self, ticket: int, outcome: Outcome) -> None:
+        answered = self._open.pop(ticket, None)
+        if answered is not None:
+            answered(outcome)
+
     def _append(self, effect: Append) -> None:
         if not effect.records:
             self._events.append(Appended(effect.append))
             return
-        self._records += len(effect.records)
-        pending = PendingProduce(
-            _encoded(effect.records, self.partition.rules.schema_id), lambda answer: self._append_ended(effect, answer)
-        )
+        self._write(effect.records, lambda answer: self._append_ended(effect, answer))
+
+    def _write(self, records: Sequence[Record], ended: Callable[[ProduceAnswer], None]) -> None:
+        self._records += len(records)
+        pending = PendingProduce(_encoded(records, self.partition.rules.schema_id), ended)
         self.partition.produce(pending, acks=ACKS_ALL, deadline_ms=NEVER)
         if self._rewrite_from is None and self._records > self._rewrite_above:
             self._rewrite()
@@ -249,16 +268,46 @@ class CoordinatorHost(ABC):
             return
         if answer.code is ErrorCode.NONE:
             self.step(Appended(effect.append))
-        elif answer.code in _NOT_APPENDED and self.partition.offline is None:
+        elif self._was_refused(answer):
+            self.step(AppendRefused(effect.append, answer.detail))
+
+    def _was_refused(self, answer: ProduceAnswer) -> bool:
+        """Whether nothing of a failed append is in the log, or will be; else this coordinator is over."""
+        if answer.code in _NOT_APPENDED and self.partition.offline is None:
             self.broker.counters["coordinators.appends.refused"] += 1
             _log.warning("%s: append refused: %s", self.partition.tp, answer.detail)
-            self.step(AppendRefused(effect.append, answer.detail))
-        elif self.partition.replica.is_leader and self.partition.replica.leader_epoch == self.epoch:
+            return True
+        if self.partition.replica.is_leader and self.partition.replica.leader_epoch == self.epoch:
             # Nobody can tell what becomes of it; the one that is made from this log anew will see it there, or not.
             _log.error("%s: append ended in %s: %s", self.partition.tp, answer.code.name, answer.detail)
             self._fail()
         else:
             self.end()
+        return False
+
+    def _confirm(self) -> None:
+        """One write for all that came while another one was under way. Their tickets stay open until then."""
+        if self._confirming or not self._unconfirmed:
+            return
+        self._confirming = True
+        waiting, self._unconfirmed = self._unconfirmed, []
+        answers, records = zip(*waiting, strict=True)
+        self._write(sorted(set(records)), lambda answer: self._confirmed(answers, answer))
+
+    def _confirmed(self, answers: Sequence[Answer], answer: ProduceAnswer) -> None:
+        self._confirming = False
+        if self.ended:
+            return
+        if answer.code is ErrorCode.NONE:
+            for found in answers:
+                self._answer(found.ticket, found.outcome)
+        elif self._was_refused(answer):
+            detail = f"{self.partition.tp}: what is known cannot be confirmed: {answer.detail}"
+            for found in answers:
+                self._answer(found.ticket, Refused(ErrorCode.COORDINATOR_NOT_AVAILABLE, detail))
+        else:
+            return
+        self._confirm()
 
     # --- bounding the log ---
 

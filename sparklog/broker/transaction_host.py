@@ -9,10 +9,16 @@ from sparklog.broker.coordinator_host import CoordinatorHost
 from sparklog.broker.partition import Partition
 from sparklog.broker.state import BrokerState
 from sparklog.config import BrokerConfig
-from sparklog.coordinator.effects import SendMarkers, SendOffsets
-from sparklog.coordinator.records import Participant
+from sparklog.coordinator.effects import Outcome, Refused, SendMarkers, SendOffsets
+from sparklog.coordinator.log_records import Record
+from sparklog.coordinator.records import NOBODY, Participant, participant_record
 from sparklog.coordinator.transactions import Transactions, TransactionSettings
+from sparklog.errors import ErrorCode
 from sparklog.protocol.messages import TransactionDescription
+
+#: After which nobody asks again.
+_FINAL = frozenset({ErrorCode.INVALID_TXN_STATE, ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.UNKNOWN_PRODUCER_ID})
+_NO_CHANGE = participant_record("", NOBODY, None)
 
 
 class TransactionHost(CoordinatorHost):
@@ -30,6 +36,10 @@ class TransactionHost(CoordinatorHost):
                 self.broker.deliveries.send_offsets(self, effect)
             case _:
                 raise AssertionError(f"not an order of a transaction coordinator: {effect!r}")
+
+    def confirmation(self, outcome: Outcome) -> Record | None:
+        """A transaction that is not open, or that another run has, may be so at a successor."""
+        return _NO_CHANGE if isinstance(outcome, Refused) and outcome.code in _FINAL else None
 
     def participants(self, producer_ids: Iterable[int]) -> Iterator[tuple[int, str]]:
         """As ``Transactions.participants``."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 
 from sparklog.broker.group_requests import below_zero
@@ -155,22 +156,42 @@ def handle_end_transaction(
 def handle_verify_transaction(
     broker: BrokerState, connection: ServerConnection, request: VerifyTransaction, body: memoryview
 ) -> None:
-    connection.reply(verify(broker, request))
+    epoch = broker.coordinators.transactions.of(request.key).epoch
+
+    def answered(outcome: Outcome) -> None:
+        if isinstance(outcome, Refused):
+            connection.reply(ErrorReply(request.cid, outcome.code, outcome.detail))
+        else:
+            connection.reply(VerifyTransactionReply(request.cid, epoch))
+
+    _ask_whether_it_may(broker, request, answered)
 
 
-def verify(broker: BrokerState, request: VerifyTransaction) -> VerifyTransactionReply:
-    """Raises BrokerError: the producer may not append, or this broker does not coordinate the key now."""
-    host = broker.coordinators.transactions.of(request.key)
+async def verify(broker: BrokerState, request: VerifyTransaction, *, timeout_s: float) -> int:
+    """The coordinator's epoch. Raises BrokerError: the producer may not append; this broker does not coordinate the key
+    now, or could not confirm in time that it does."""
+    epoch = broker.coordinators.transactions.of(request.key).epoch
+    outcome: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+    _ask_whether_it_may(broker, request, lambda found: None if outcome.done() else outcome.set_result(found))
+    if not outcome.done():
+        await asyncio.wait({outcome}, timeout=timeout_s)
+    if not outcome.done():
+        outcome.cancel()
+        detail = f"{request.key}: its coordinator could confirm nothing within {timeout_s:.1f} s"
+        raise BrokerError(ErrorCode.COORDINATOR_NOT_AVAILABLE, detail)
+    found = outcome.result()
+    if isinstance(found, Refused):
+        raise BrokerError(found.code, found.detail)
+    return epoch
+
+
+def _ask_whether_it_may(broker: BrokerState, request: VerifyTransaction, answered: Callable[[Outcome], None]) -> None:
+    """Told at once where it may append. Raises BrokerError: this broker does not coordinate the key now."""
     place = Place(request.topic, request.partition, request.topic_id)
-    outcomes: list[Outcome] = []
-    host.ask(
+    broker.coordinators.transactions.of(request.key).ask(
         lambda ticket: events.VerifyRequested(ticket, request.key, request.producer_id, request.producer_epoch, place),
-        outcomes.append,
+        answered,
     )
-    assert outcomes, "a verification is answered at once"
-    if isinstance(outcomes[0], Refused):
-        raise BrokerError(outcomes[0].code, outcomes[0].detail)
-    return VerifyTransactionReply(request.cid, host.epoch)
 
 
 def handle_abort_transaction(

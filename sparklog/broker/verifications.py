@@ -145,13 +145,14 @@ class Verifications:
             return BrokerError(ErrorCode.COORDINATOR_NOT_AVAILABLE, f"{request.key}: no coordinator is there")
         left_s = (max(held.deadline_ms for held in question.held) - broker.now_ms()) / 1000
         try:
+            timeout_s = max(0.001, min(left_s, _ANSWER_TIMEOUT_S))
             if wanted == broker.broker_id:
-                believe(broker, request.key, verify(broker, request).coordinator_epoch)
+                believe(broker, request.key, await verify(broker, request, timeout_s=timeout_s))
                 return None
             reply = await self._peers.ask(
                 wanted,
                 request,
-                timeout_s=max(0.001, min(left_s, _ANSWER_TIMEOUT_S)),
+                timeout_s=timeout_s,
                 still=lambda: not question.over and coordinator_of(broker, TRANSACTIONS, request.key) == wanted,
             )
             assert isinstance(reply, VerifyTransactionReply)

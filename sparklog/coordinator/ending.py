@@ -8,7 +8,16 @@ from msgspec.structs import replace
 from sparklog.coordinator.effects import Answer, Effect, Ended, Outcome, Refused, SendMarkers, SendOffsets
 from sparklog.coordinator.entry import Draft, Entry
 from sparklog.coordinator.events import EndRequested
-from sparklog.coordinator.records import ABORTING, COMMITTING, EMPTY, UNNUMBERED, Place, TopicVersion, Transaction
+from sparklog.coordinator.records import (
+    ABORTING,
+    COMMITTING,
+    EMPTY,
+    NOBODY,
+    UNNUMBERED,
+    Place,
+    TopicVersion,
+    Transaction,
+)
 from sparklog.errors import ErrorCode
 from sparklog.protocol.messages import GroupOffset, TransactionMarker
 
@@ -69,7 +78,7 @@ def _when_empty(key: str, now: Transaction, request: EndRequested) -> Outcome | 
     if request.run_id in now.fenced:
         return _refused(key, now, request)
     if not request.commit:
-        return Ended(True) if request.version == UNNUMBERED else None
+        return None
     if repeated and request.version == UNNUMBERED:
         return Ended(True)
     if request.version == UNNUMBERED and request.run_id != now.run_id:
@@ -133,10 +142,21 @@ def _raised(entry: Entry, winners: tuple[int, ...], now_ms: int) -> tuple[TopicV
 
 
 def kept_out(entry: Entry, request: EndRequested, *, now_ms: int) -> Draft:
-    """Abort a sink's run before any of its tasks has come: those that still come find it fenced."""
+    """Abort a sink's run before any of its tasks has come: those that still come find it fenced. Of a producer there is
+    nothing to abort."""
     now = entry.transaction
+    if request.version == UNNUMBERED:
+        return unchanged(entry, Answer(request.ticket, Ended(True)))
     out = replace(now, fenced=now.fencing(request.run_id), used_ms=now_ms)
     return Draft(out, answers=[Answer(request.ticket, Ended(True))])
+
+
+def unchanged(entry: Entry, *answers: Answer) -> Draft:
+    """Nothing changes, but who answers has written to the log first: a coordinator that was deposed and does not know
+    it would tell nothing of what its successor has begun or committed."""
+    now = entry.transaction
+    # A key that nobody has used is not made by asking.
+    return Draft(None if now == Transaction() else now, {NOBODY: None}, list(answers))
 
 
 def empty_version(entry: Entry, request: EndRequested, *, now_ms: int) -> Draft:

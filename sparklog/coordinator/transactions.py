@@ -39,7 +39,6 @@ from sparklog.coordinator.events import (
 from sparklog.coordinator.log_records import Record
 from sparklog.coordinator.records import (
     EMPTY,
-    NOBODY,
     ONCE_PREFIX,
     OPEN,
     UNNUMBERED,
@@ -227,11 +226,8 @@ class Transactions(CoordinatorCore[Entry, Draft]):
         return Draft(fresh, answers=[Answer(ticket, begun)])
 
     def _settle(self, entry: Entry, request: SettleRequested, draft: Draft | None, now_ms: int) -> Draft | None:
-        """Unlike a begin it leaves the key to who has it, or to nobody.
-
-        Nothing changes, but who answers has written to the log first: a coordinator that was deposed and does not know
-        it would tell nothing of what its successor has begun or committed, and the rows would be written twice.
-        """
+        """Unlike a begin it leaves the key to who has it, or to nobody. Answered by a coordinator that was deposed the
+        rows would be written twice."""
         now = entry.transaction
         if request.run_id in now.fenced:
             self._answer(request.ticket, _fenced(entry.key, request.run_id))
@@ -242,8 +238,7 @@ class Transactions(CoordinatorCore[Entry, Draft]):
         if _is_in_the_way(now, request):
             entry.begins.append(request)
             return ending.decide(entry, commit=False, now_ms=now_ms, fence=True)
-        if draft is None:  # a key that nobody has used is not made by asking
-            draft = Draft(None if now == Transaction() else now, {NOBODY: None})
+        draft = draft or ending.unchanged(entry)
         draft.answers.append(Answer(request.ticket, Settled(now.version_in(request.topic_id))))
         return draft
 

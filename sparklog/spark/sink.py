@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from pyspark import TaskContext
 from pyspark.sql.datasource import WriterCommitMessage
 
+from sparklog.client.errors import ProducerFenced
 from sparklog.client.sink_transaction import AlreadyCommitted, decide, join, settled_version
 from sparklog.client.transaction_run import Joined
 from sparklog.errors import BrokerError, ClusterError, ErrorCode, SparklogError
@@ -212,6 +213,8 @@ def abort_run(bootstrap: str, run: SinkRun | None) -> None:
             commit=False,
             timeout_s=_ABORT_PATIENCE_S,
         )
+    except ProducerFenced as error:
+        _log.info("%s is aborted already: %s", run, error)
     except SparklogError as error:
         _log.warning("%s was not aborted, its time-out will: %s", run, error)
 

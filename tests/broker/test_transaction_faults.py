@@ -22,6 +22,7 @@ from sparklog.protocol.messages import (
     FindCoordinatorReply,
     FindHanging,
     FindHangingReply,
+    Request,
     TouchTransaction,
     VerifyTransaction,
     VerifyTransactionReply,
@@ -77,6 +78,41 @@ def test_a_coordinator_deposed_while_it_was_stopped_lets_nothing_in(cluster: Pro
     assert last_stable_offset(cluster, "unknowing") == 2
     assert read(cluster, "unknowing", isolation=0).values == [b"kept-0"]
     wait_isr(cluster, "__transaction_state", {0, 1, 2}, number)
+
+
+@pytest.mark.parametrize("what", ["add", "touch", "commit", "abort", "verify"])
+def test_a_coordinator_deposed_while_stopped_refuses_nothing_for_good(cluster: ProcessCluster, what: str) -> None:
+    """It never heard of what its successor has open; who asked it asks on, and is not told that nothing is there."""
+    topic = f"unheard-{what}"
+    create_topic(cluster, topic, assignment=((0, 1),))
+    numbered = what == "add"  # the others of a producer: an abort of a sink's run is written in any case
+    client = Client(cluster, key_at(cluster, 2, f"query:{topic}"), version=1 if numbered else -1)
+    with cluster.connect(2, timeout_s=PATIENCE_S) as connection:
+        cluster.kill(2, signal.SIGSTOP)
+        try:
+            wait_until(lambda: client.coordinator() != 2, PATIENCE_S, "another coordinator")
+            client.begin()
+            client.add((topic, 0))
+            client.write(topic, 0, 1, "kept-")
+            own = (client.key, client.run_id, client.producer_id, 0)
+            run = (client.key, client.run_id, client.version)
+            requests: dict[str, Request] = {
+                "add": AddToTransaction(0, *own, ((topic, 0),), version=client.version, turn=client.turn),
+                "touch": TouchTransaction(0, *run, client.turn),
+                "commit": EndTransaction(0, *run, True, (client.producer_id,), 10_000, client.turn),
+                "abort": EndTransaction(0, *run, False, (), 10_000, client.turn),
+                "verify": VerifyTransaction(0, client.key, client.producer_id, 0, topic, 0),
+            }
+            connection.send(requests[what])
+            cluster.kill(2, signal.SIGCONT)
+            with pytest.raises(BrokerError) as refused:
+                connection.receive()
+            assert refused.value.retriable, refused.value
+        finally:
+            cluster.kill(2, signal.SIGCONT)
+    assert client.end(commit=True).complete
+    assert read(cluster, topic, isolation=1).values == [b"kept-0"]
+    wait_isr(cluster, "__transaction_state", {0, 1, 2}, coordinating(cluster, client.key))
 
 
 def coordinating(cluster: ProcessCluster, key: str) -> int:

@@ -386,6 +386,19 @@ def test_an_aborted_batch_leaves_nothing_and_its_tasks_cannot_go_on(plan: WriteP
     assert seen(plan) == []
 
 
+def test_a_run_that_another_has_fenced_is_aborted_already(plan: WritePlan, caplog: pytest.LogCaptureFixture) -> None:
+    """And nobody warns of a time-out: what is open is the other's."""
+    named = replace(plan, options=replace(plan.options, named=NamedWrite("twice", 1)))
+    first, second = BatchWriter(named), BatchWriter(named)
+    first.write(rows(1))
+    written = second.write(rows(2))
+    with caplog.at_level("INFO", logger=sink.__name__):
+        first.abort([None])
+    assert [record.levelname for record in caplog.records] == ["INFO"]
+    second.commit([written])
+    assert seen(plan) == [2]
+
+
 def test_at_least_once_on_request(plan: WritePlan) -> None:
     options = WriteOptions(plan.options.bootstrap, plan.options.topic, None, exactly_once=False, acks="1")
     writer = BatchWriter(WritePlan(options, X, plan.routes, None))
