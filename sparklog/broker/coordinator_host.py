@@ -296,18 +296,22 @@ class CoordinatorHost(ABC):
 
     def _confirmed(self, answers: Sequence[Answer], answer: ProduceAnswer) -> None:
         self._confirming = False
-        if self.ended:
-            return
-        if answer.code is ErrorCode.NONE:
-            for found in answers:
-                self._answer(found.ticket, found.outcome)
-        elif self._was_refused(answer):
-            detail = f"{self.partition.tp}: what is known cannot be confirmed: {answer.detail}"
-            for found in answers:
-                self._answer(found.ticket, Refused(ErrorCode.COORDINATOR_NOT_AVAILABLE, detail))
-        else:
-            return
-        self._confirm()
+        try:
+            if self.unready:  # all that were open have been answered
+                return
+            if answer.code is ErrorCode.NONE:
+                for found in answers:
+                    self._answer(found.ticket, found.outcome)
+            elif self._was_refused(answer):
+                detail = f"{self.partition.tp}: what is known cannot be confirmed: {answer.detail}"
+                for found in answers:
+                    self._answer(found.ticket, Refused(ErrorCode.COORDINATOR_NOT_AVAILABLE, detail))
+            else:
+                return
+            self._confirm()
+        except Exception:
+            _log.exception("%s: coordinator failed", self.partition.tp)
+            self._fail()
 
     # --- bounding the log ---
 
@@ -319,7 +323,7 @@ class CoordinatorHost(ABC):
         if self._records > self._rewrite_above:
             self._rewrite_from = self.partition.log.log_end_offset
             self._records = 0
-            self._events.append(RewriteRequested())
+            self.step(RewriteRequested())
 
     def _rewritten(self) -> None:
         """All that is live stands above: followers, and the next coordinator, need not read what is below."""

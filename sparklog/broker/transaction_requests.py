@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from sparklog.broker.group_requests import below_zero
 from sparklog.broker.state import BrokerState
+from sparklog.broker.transaction_host import TransactionHost
 from sparklog.broker.waiting import limit_s
 from sparklog.coordinator import events
 from sparklog.coordinator.effects import Assigned, Begun, Done, Ended, Outcome, Refused, Settled
@@ -32,6 +33,9 @@ from sparklog.protocol.messages import (
     VerifyTransaction,
     VerifyTransactionReply,
 )
+
+#: How long a leader is kept waiting for a refusal to be confirmed; it waits for some seconds.
+_CONFIRM_S = 2.0
 
 
 def handle_begin_transaction(
@@ -156,39 +160,50 @@ def handle_end_transaction(
 def handle_verify_transaction(
     broker: BrokerState, connection: ServerConnection, request: VerifyTransaction, body: memoryview
 ) -> None:
-    epoch = broker.coordinators.transactions.of(request.key).epoch
+    host = broker.coordinators.transactions.of(request.key)
+    told = False
 
     def answered(outcome: Outcome) -> None:
+        nonlocal told
+        if told:
+            return
+        told = True
         if isinstance(outcome, Refused):
             connection.reply(ErrorReply(request.cid, outcome.code, outcome.detail))
         else:
-            connection.reply(VerifyTransactionReply(request.cid, epoch))
+            connection.reply(VerifyTransactionReply(request.cid, host.epoch))
 
-    _ask_whether_it_may(broker, request, answered)
+    _ask_whether_it_may(host, request, answered)
+    if not told:
+        # Before the leader gives up this connection, and with it what others ask by it.
+        asyncio.get_running_loop().call_later(_CONFIRM_S, answered, _unconfirmed(request, _CONFIRM_S))
 
 
 async def verify(broker: BrokerState, request: VerifyTransaction, *, timeout_s: float) -> int:
     """The coordinator's epoch. Raises BrokerError: the producer may not append; this broker does not coordinate the key
     now, or could not confirm in time that it does."""
-    epoch = broker.coordinators.transactions.of(request.key).epoch
+    host = broker.coordinators.transactions.of(request.key)
     outcome: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
-    _ask_whether_it_may(broker, request, lambda found: None if outcome.done() else outcome.set_result(found))
+    _ask_whether_it_may(host, request, lambda found: None if outcome.done() else outcome.set_result(found))
     if not outcome.done():
         await asyncio.wait({outcome}, timeout=timeout_s)
     if not outcome.done():
-        outcome.cancel()
-        detail = f"{request.key}: its coordinator could confirm nothing within {timeout_s:.1f} s"
-        raise BrokerError(ErrorCode.COORDINATOR_NOT_AVAILABLE, detail)
+        outcome.set_result(_unconfirmed(request, timeout_s))
     found = outcome.result()
     if isinstance(found, Refused):
         raise BrokerError(found.code, found.detail)
-    return epoch
+    return host.epoch
 
 
-def _ask_whether_it_may(broker: BrokerState, request: VerifyTransaction, answered: Callable[[Outcome], None]) -> None:
-    """Told at once where it may append. Raises BrokerError: this broker does not coordinate the key now."""
+def _unconfirmed(request: VerifyTransaction, waited_s: float) -> Refused:
+    detail = f"{request.key}: its coordinator could confirm nothing within {waited_s:.1f} s"
+    return Refused(ErrorCode.COORDINATOR_NOT_AVAILABLE, detail)
+
+
+def _ask_whether_it_may(host: TransactionHost, request: VerifyTransaction, answered: Callable[[Outcome], None]) -> None:
+    """Told at once where the producer may append."""
     place = Place(request.topic, request.partition, request.topic_id)
-    broker.coordinators.transactions.of(request.key).ask(
+    host.ask(
         lambda ticket: events.VerifyRequested(ticket, request.key, request.producer_id, request.producer_epoch, place),
         answered,
     )

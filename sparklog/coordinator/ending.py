@@ -69,7 +69,7 @@ def another_open(key: str, now: Transaction, *, version: int, turn: int) -> Refu
 
 
 def _when_empty(key: str, now: Transaction, request: EndRequested) -> Outcome | None:
-    if not request.commit and now.decided_run == request.run_id:
+    if not request.commit and now.decided_run == request.run_id and _is_over(now, request):
         return Ended(True)  # asked again: the answer was lost
     known = (now.decided_run, now.turn, now.winners)
     repeated = request.commit and (request.run_id, request.turn, tuple(sorted(request.winners))) == known
@@ -86,6 +86,12 @@ def _when_empty(key: str, now: Transaction, request: EndRequested) -> Outcome | 
     if request.version == UNNUMBERED or request.winners:
         return Refused(ErrorCode.INVALID_TXN_STATE, f"{key}: nothing is open that could be committed")
     return None
+
+
+def _is_over(now: Transaction, request: EndRequested) -> bool:
+    """Of a run that has ended something: whether that was what is asked about, or something later. What comes next of
+    the run may be open at a successor, or its tasks may still come."""
+    return request.turn <= now.turn if request.version == UNNUMBERED else request.run_id in now.fenced
 
 
 def _repeats(now: Transaction, request: EndRequested) -> bool:

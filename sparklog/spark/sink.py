@@ -214,7 +214,7 @@ def abort_run(bootstrap: str, run: SinkRun | None) -> None:
             timeout_s=_ABORT_PATIENCE_S,
         )
     except ProducerFenced as error:
-        _log.info("%s is aborted already: %s", run, error)
+        _log.info("%s has nothing open any more: %s", run, error)
     except SparklogError as error:
         _log.warning("%s was not aborted, its time-out will: %s", run, error)
 

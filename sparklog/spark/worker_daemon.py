@@ -61,7 +61,7 @@ _ARROWS_JEMALLOC = "JE_ARROW_MALLOC_CONF"
 _BOUNDED = "PYSPARK_EXECUTOR_MEMORY_MB"
 
 _worker = daemon.worker
-#: As they were when their directories were read.
+#: Archives, as they were before anything was loaded.
 _archives: dict[str, tuple[int, ...] | None] = {}
 
 
@@ -69,6 +69,7 @@ def load() -> None:
     """What cannot be loaded is left to the task that needs it, which then says why: others go on without it."""
     if _BOUNDED in os.environ:
         return
+    _archives.update((path, _identity(path)) for path in sys.path if Path(path).is_file())
     given = os.environ.get(_ARROWS_JEMALLOC)
     os.environ[_ARROWS_JEMALLOC] = ",".join(filter(None, [given, "background_thread:false"]))
     with contextlib.redirect_stdout(sys.stderr):  # the JVM reads from ours where to find this daemon
@@ -87,7 +88,7 @@ def load() -> None:
 def _forget_archives() -> None:
     for path, finder in list(sys.path_importer_cache.items()):
         if isinstance(finder, zipimport.zipimporter):
-            _archives[finder.archive] = _identity(finder.archive)
+            _archives.setdefault(finder.archive, _identity(finder.archive))
             del sys.path_importer_cache[path]
 
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 
 import signal
 import time
+from contextlib import ExitStack
+from functools import partial
 
 import pytest
 
 from sparklog.config import broker_config
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import TopicPartition
+from sparklog.net.blocking import BlockingConnection
 from sparklog.protocol.messages import (
     Ack,
     AddToTransaction,
@@ -32,7 +35,7 @@ from sparklog.storage.log_set import LogDirectory
 from sparklog.testing.process_cluster import ProcessCluster, wait_until
 from tests.broker.support import rows
 from tests.broker.test_transactions import key_at, running_cluster  # noqa: F401 - a fixture
-from tests.broker.topics import PATIENCE_S, create_topic, leader, partition, wait_isr
+from tests.broker.topics import PATIENCE_S, create_topic, hosted, leader, partition, wait_isr
 from tests.broker.transactions import Client, ask, find_coordinator, last_stable_offset, read
 
 pytestmark = pytest.mark.integration
@@ -80,39 +83,98 @@ def test_a_coordinator_deposed_while_it_was_stopped_lets_nothing_in(cluster: Pro
     wait_isr(cluster, "__transaction_state", {0, 1, 2}, number)
 
 
-@pytest.mark.parametrize("what", ["add", "touch", "commit", "abort", "verify"])
-def test_a_coordinator_deposed_while_stopped_refuses_nothing_for_good(cluster: ProcessCluster, what: str) -> None:
-    """It never heard of what its successor has open; who asked it asks on, and is not told that nothing is there."""
-    topic = f"unheard-{what}"
-    create_topic(cluster, topic, assignment=((0, 1),))
-    numbered = what == "add"  # the others of a producer: an abort of a sink's run is written in any case
-    client = Client(cluster, key_at(cluster, 2, f"query:{topic}"), version=1 if numbered else -1)
-    with cluster.connect(2, timeout_s=PATIENCE_S) as connection:
+def test_a_coordinator_deposed_while_stopped_refuses_nothing_for_good(cluster: ProcessCluster) -> None:
+    """Nor is an abort done for it. It never heard of what its successor has open; who asked it asks on. Of some it has
+    coordinated a transaction before."""
+    create_topic(cluster, "unheard", assignment=((0, 1),))
+    kinds = ["new add", "new commit", "new abort", "new verify", "old touch", "old abort", "old sink's abort"]
+    clients = {kind: Client(cluster, key_at(cluster, 2, kind), version=0 if "sink" in kind else -1) for kind in kinds}
+    for kind, client in clients.items():
+        if kind.startswith("old"):
+            client.begin()
+            client.write("unheard", 0, 1, "kept-")
+            assert client.end(commit=True).complete
+        assert client.coordinator() == 2
+    with ExitStack() as ends:
+        asked = {kind: ends.enter_context(cluster.connect(2, timeout_s=PATIENCE_S)) for kind in kinds}
         cluster.kill(2, signal.SIGSTOP)
         try:
-            wait_until(lambda: client.coordinator() != 2, PATIENCE_S, "another coordinator")
-            client.begin()
-            client.add((topic, 0))
-            client.write(topic, 0, 1, "kept-")
-            own = (client.key, client.run_id, client.producer_id, 0)
-            run = (client.key, client.run_id, client.version)
-            requests: dict[str, Request] = {
-                "add": AddToTransaction(0, *own, ((topic, 0),), version=client.version, turn=client.turn),
-                "touch": TouchTransaction(0, *run, client.turn),
-                "commit": EndTransaction(0, *run, True, (client.producer_id,), 10_000, client.turn),
-                "abort": EndTransaction(0, *run, False, (), 10_000, client.turn),
-                "verify": VerifyTransaction(0, client.key, client.producer_id, 0, topic, 0),
-            }
-            connection.send(requests[what])
-            cluster.kill(2, signal.SIGCONT)
-            with pytest.raises(BrokerError) as refused:
-                connection.receive()
-            assert refused.value.retriable, refused.value
+            for kind, client in clients.items():
+                wait_until(partial(_is_elsewhere, client), PATIENCE_S, "another coordinator")
+                client.version += "sink" in kind
+                client.begin()
+                client.write("unheard", 0, 1, "kept-")
+                run = (client.key, client.run_id, client.version)
+                own = (client.key, client.run_id, client.producer_id, 0)
+                requests: dict[str, Request] = {
+                    "add": AddToTransaction(0, *own, (("unheard", 0),), version=client.version, turn=client.turn),
+                    "touch": TouchTransaction(0, *run, client.turn),
+                    "commit": EndTransaction(0, *run, True, (client.producer_id,), 10_000, client.turn),
+                    "abort": EndTransaction(0, *run, False, (), 10_000, client.turn),
+                    "verify": VerifyTransaction(0, client.key, client.producer_id, 0, "unheard", 0),
+                }
+                asked[kind].send(requests[kind.split()[-1]])
         finally:
             cluster.kill(2, signal.SIGCONT)
-    assert client.end(commit=True).complete
-    assert read(cluster, topic, isolation=1).values == [b"kept-0"]
-    wait_isr(cluster, "__transaction_state", {0, 1, 2}, coordinating(cluster, client.key))
+        for kind, connection in asked.items():
+            with pytest.raises(BrokerError) as refused:
+                reply, _ = connection.receive()
+                pytest.fail(f"{kind}: {reply}")
+            assert refused.value.retriable, f"{kind}: {refused.value}"
+    assert all(client.end(commit=True).complete for client in clients.values())
+    assert len(read(cluster, "unheard", isolation=1).values) == len(kinds) + 3
+    wait_isr(cluster, "__transaction_state", {0, 1, 2})
+
+
+def _is_elsewhere(client: Client) -> bool:
+    return client.coordinator() != 2
+
+
+def test_what_cannot_be_confirmed_is_not_refused_for_good(cluster: ProcessCluster) -> None:
+    key = key_at(cluster, 2, "unconfirmed")
+    touch, verify = TouchTransaction(0, key, "run"), VerifyTransaction(0, key, STRANGER, 0, "any", 0)
+    number = coordinating(cluster, key)
+    with cluster.connect(2, timeout_s=PATIENCE_S) as connection:
+        for broker_id in (0, 1):
+            cluster.kill(broker_id, signal.SIGSTOP)
+        try:
+            code_of(connection, verify, ErrorCode.COORDINATOR_NOT_AVAILABLE)  # its leader does not wait for ever
+        finally:
+            for broker_id in (0, 1):
+                cluster.kill(broker_id, signal.SIGCONT)
+    wait_isr(cluster, "__transaction_state", {0, 1, 2}, number)
+    key = key_at(cluster, 2, "unconfirmed")
+    try:
+        for broker_id in (0, 1):
+            cluster.kill(broker_id)
+        wait_isr(cluster, "__transaction_state", {2}, number)
+        with cluster.connect(2, timeout_s=PATIENCE_S) as connection:
+            for question in (touch, verify, touch):
+                code_of(connection, question, ErrorCode.COORDINATOR_NOT_AVAILABLE)
+    finally:
+        cluster.start_brokers()
+    wait_isr(cluster, "__transaction_state", {0, 1, 2}, number)
+    coordinator = find_coordinator(cluster, "transaction", key)
+    with cluster.connect(coordinator, timeout_s=PATIENCE_S) as connection:
+        end = hosted_end(cluster, coordinator, number)
+        for _ in range(50):
+            connection.send(touch)
+        for _ in range(50):
+            with pytest.raises(BrokerError, match="nothing is open"):
+                connection.receive()
+        assert 1 <= hosted_end(cluster, coordinator, number) - end < 50, "some go with one write"
+
+
+def code_of(connection: BlockingConnection, question: Request, expected: ErrorCode) -> None:
+    with pytest.raises(BrokerError) as refused:
+        connection.request(question)
+    assert refused.value.code is expected, refused.value
+
+
+def hosted_end(cluster: ProcessCluster, broker_id: int, number: int) -> int:
+    replica = hosted(cluster, broker_id, "__transaction_state", number)
+    assert replica is not None
+    return replica.log_end_offset
 
 
 def coordinating(cluster: ProcessCluster, key: str) -> int:
