@@ -292,7 +292,7 @@ class CoordinatorHost(ABC):
         self._confirming = True
         waiting, self._unconfirmed = self._unconfirmed, []
         answers, records = zip(*waiting, strict=True)
-        self._write(sorted(set(records)), lambda answer: self._confirmed(answers, answer))
+        self._write(list(dict.fromkeys(records)), lambda answer: self._confirmed(answers, answer))
 
     def _confirmed(self, answers: Sequence[Answer], answer: ProduceAnswer) -> None:
         self._confirming = False

@@ -62,7 +62,7 @@ def find_topic_column(columns: StructType) -> str:
 
 def rows_by_value(rows: pa.RecordBatch, values: pa.Array) -> Iterator[tuple[Any, pa.RecordBatch]]:
     """``rows`` grouped by ``values``, in order of appearance; each group keeps its order. Null is a value."""
-    import pyarrow.compute as pc  # as said above
+    import pyarrow.compute as pc  # in tasks, which have it loaded
 
     distinct = values.unique()
     if len(distinct) == 1:
