@@ -165,6 +165,22 @@ def test_what_cannot_be_confirmed_is_not_refused_for_good(cluster: ProcessCluste
         assert 1 <= hosted_end(cluster, coordinator, number) - end < 50, "some go with one write"
 
 
+def test_refusals_do_not_fill_the_coordinators_log(cluster: ProcessCluster) -> None:
+    key = key_at(cluster, 2, "hammered")
+    number = coordinating(cluster, key)
+    before = hosted(cluster, 2, "__transaction_state", number)
+    assert before is not None
+    with cluster.connect(2, timeout_s=PATIENCE_S) as connection:
+        for _ in range(1100):
+            code_of(connection, TouchTransaction(0, key, "run"), ErrorCode.INVALID_TXN_STATE)
+
+    def rewritten() -> bool:
+        found = hosted(cluster, 2, "__transaction_state", number)
+        return found is not None and found.log_start_offset > before.log_end_offset + 900
+
+    wait_until(rewritten, PATIENCE_S, "what refusals wrote to be gone")
+
+
 def code_of(connection: BlockingConnection, question: Request, expected: ErrorCode) -> None:
     with pytest.raises(BrokerError) as refused:
         connection.request(question)
