@@ -174,6 +174,9 @@ BROKER_SETTINGS: dict[str, Setting] = {
     "local.reads.enable": Setting(
         "local_reads", True, "readers of the same host are handed segment files, over a Unix socket"
     ),
+    "unix.sockets.enable": Setting(
+        "unix_sockets", True, "clients and followers of the same host go on over a Unix socket once they are connected"
+    ),
     "hot.batches.bytes": Setting("hot_batches_bytes", 64 * MIB, "newest batches kept in memory, per broker", 0, 2**40),
 }
 
@@ -257,6 +260,7 @@ class BrokerConfig(msgspec.Struct, frozen=True):
     fetch_max_bytes: int
     fetch_session_slots: int
     local_reads: bool
+    unix_sockets: bool
     hot_batches_bytes: int
     topic_defaults: dict[str, str]
 

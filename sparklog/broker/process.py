@@ -223,6 +223,7 @@ class BrokerProcess:
             max_in_flight=settings.max_in_flight,
             queued_max_bytes=settings.queued_max_bytes,
             max_connections=min(settings.max_connections, descriptors_for_clients()),
+            within_host=settings.unix_sockets,
         )
 
     def _describe(self, cid: int, version: int) -> HelloReply:

@@ -10,10 +10,11 @@ from collections.abc import Callable, Sequence
 from typing import cast
 
 from sparklog.errors import BrokerError, ErrorCode, ProtocolError
+from sparklog.net import unix_socket
 from sparklog.net.loop import tune
 from sparklog.protocol.connection import DEFAULT_MAX_FRAME_BYTES, ClientEnd, PreparedRequest, error_told, hello
 from sparklog.protocol.frames import Buffer
-from sparklog.protocol.messages import ErrorReply, HelloReply, Reply, Request
+from sparklog.protocol.messages import ErrorReply, Hello, HelloReply, Reply, Request
 
 Answer = tuple[Reply, memoryview]
 #: Told what came of one request: the answer, or why there is none.
@@ -66,23 +67,47 @@ class AsyncConnection(asyncio.BufferedProtocol):
                 when the broker belongs to another cluster.
         """
         address = f"{host}:{port}"
-        connection = cls(address, max_frame_bytes)
+        loop, greeting = asyncio.get_running_loop(), hello(client_id, cluster_id)
+        made: list[AsyncConnection] = []
 
-        async def greet() -> None:
-            await asyncio.get_running_loop().create_connection(lambda: connection, host, port)
-            reply, _ = await connection.request(hello(client_id, cluster_id))
-            connection.hello = cast(HelloReply, reply)
+        def make() -> AsyncConnection:
+            made.append(cls(address, max_frame_bytes))
+            return made[-1]
 
+        async def greet() -> AsyncConnection:
+            _, connection = await loop.create_connection(make, host, port)
+            greeted = await connection._greet(greeting)
+            by_unix = unix_socket.connect(greeted, connection.peer)
+            if by_unix is None:
+                return connection
+            try:
+                _, nearer = await loop.create_unix_connection(make, sock=by_unix)
+                await nearer._greet(greeting)
+            except (OSError, BrokerError):  # it has room for no more, say
+                return connection
+            return nearer
+
+        chosen: AsyncConnection | None = None
         try:
-            await asyncio.wait_for(greet(), connect_timeout_s)
+            chosen = await asyncio.wait_for(greet(), connect_timeout_s)
         except (OSError, UnicodeError, asyncio.TimeoutError) as error:  # UnicodeError: no name that a host can have
-            connection.close()
             detail = f"{address}: {error or 'no answer'} (within {connect_timeout_s} s)"
             raise BrokerError(ErrorCode.NETWORK_EXCEPTION, detail) from None
-        except BaseException:
-            connection.close()
-            raise
-        return connection
+        finally:
+            for connection in made:
+                if connection is not chosen:
+                    connection.close()
+        return chosen
+
+    @property
+    def peer(self) -> object:
+        """The other end's name, as the socket has it."""
+        return None if self._transport is None else self._transport.get_extra_info("peername")
+
+    async def _greet(self, greeting: Hello) -> HelloReply:
+        reply, _ = await self.request(greeting)
+        self.hello = cast(HelloReply, reply)
+        return self.hello
 
     def request(self, message: Request, body: Sequence[Buffer] = ()) -> asyncio.Future[Answer]:
         """Send; the future gives (reply, body). It raises BrokerError for an ErrorReply, and NETWORK_EXCEPTION when

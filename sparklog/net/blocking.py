@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from types import TracebackType
 
 from sparklog.errors import BrokerError, ErrorCode, ProtocolError
+from sparklog.net import unix_socket
 from sparklog.protocol.connection import (
     DEFAULT_MAX_FRAME_BYTES,
     ClientEnd,
@@ -15,7 +16,7 @@ from sparklog.protocol.connection import (
     raise_for_error,
 )
 from sparklog.protocol.frames import Buffer
-from sparklog.protocol.messages import HelloReply, Reply, Request
+from sparklog.protocol.messages import Hello, HelloReply, Reply, Request
 from sparklog.protocol.received import ReceivedReply
 
 _IOV_MAX = 512
@@ -49,15 +50,37 @@ class BlockingConnection:
         except (OSError, UnicodeError) as error:  # UnicodeError: no name that a host can have
             self.closed = True
             raise BrokerError(ErrorCode.NETWORK_EXCEPTION, f"{self.address}: {error}") from None
+        greeting = hello(client_id, cluster_id)
         try:
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            reply, _ = self.request(hello(client_id, cluster_id))
-            assert isinstance(reply, HelloReply)
-            self.hello = reply
+            self.hello = self._greet(greeting)
+            by_unix = unix_socket.connect(self.hello, self._socket.getpeername())
+            if by_unix is not None:
+                by_unix.settimeout(connect_timeout_s)
+                self._change_to(by_unix, greeting, ClientEnd(max_frame_bytes))
             self._socket.settimeout(timeout_s)
         except BaseException:
             self.close()
             raise
+
+    def _greet(self, greeting: Hello) -> HelloReply:
+        reply, _ = self.request(greeting)
+        assert isinstance(reply, HelloReply)
+        return reply
+
+    def _change_to(self, by_unix: socket.socket, greeting: Hello, end: ClientEnd) -> None:
+        """Go on there, unless the broker does not want that; it has room for no more, say."""
+        before = self._socket, self._end
+        self._socket, self._end = by_unix, end
+        try:
+            self.hello = self._greet(greeting)
+        except BrokerError:
+            by_unix.close()
+            self._socket, self._end = before
+            self._received.clear()
+            self.closed = False
+        else:
+            before[0].close()
 
     def request(self, message: Request, body: Sequence[Buffer] = ()) -> tuple[Reply, memoryview]:
         """Send one request and wait for its answer; no other may be under way.

@@ -11,12 +11,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Protocol, cast
 
+from msgspec.structs import replace
+
 from sparklog.errors import ErrorCode
+from sparklog.net import unix_socket
 from sparklog.net.loop import tune
+from sparklog.net.unix_socket import ip_address
 from sparklog.protocol.connection import ImmediateAnswer, ServerEnd, encode_reply
 from sparklog.protocol.frames import Buffer
 from sparklog.protocol.messages import ErrorReply, HelloReply, Reply, Request
@@ -109,6 +115,9 @@ class ServerConnection(asyncio.BufferedProtocol):
         tune(transport)
         name = transport.get_extra_info("peername")
         self.peer = f"{name[0]}:{name[1]}" if isinstance(name, tuple) else str(name or "local")
+        reached_at = ip_address(transport.get_extra_info("sockname"))
+        if self._limits.unix_socket and reached_at[0]:
+            self._end.describe = partial(_described, self._end.describe, self._limits.unix_socket, reached_at)
         if self._limits.closing:
             self._transport.close()
             return
@@ -268,6 +277,12 @@ class ServerConnection(asyncio.BufferedProtocol):
                 self._transport.pause_reading()
 
 
+def _described(
+    describe: Callable[[int, int], HelloReply], name: str, reached_at: tuple[str, int], cid: int, version: int
+) -> HelloReply:
+    return replace(describe(cid, version), unix_socket=name, reached_at=reached_at)
+
+
 class Limits:
     """Bounds shared by the connections of one server, and the set of those that are open."""
 
@@ -278,13 +293,18 @@ class Limits:
         self.connections: set[ServerConnection] = set()
         #: The server closes: what it has accepted just before is closed as soon as it is a connection.
         self.closing = False
+        #: Told to whoever comes by TCP; empty: nothing is.
+        self.unix_socket = ""
 
 
 class Server:
     """A listening server; made by ``serve``."""
 
-    def __init__(self, server: asyncio.Server, limits: Limits, budget: _Budget) -> None:
+    def __init__(
+        self, server: asyncio.Server, limits: Limits, budget: _Budget, *, within_host: asyncio.Server | None
+    ) -> None:
         self._server = server
+        self._within_host = within_host
         self._limits = limits
         self._budget = budget
         # Of any kind: the tuple that asyncio's servers have is a list where uvloop runs.
@@ -301,14 +321,17 @@ class Server:
     async def close(self) -> None:
         """Stop listening and close every connection once its written replies are sent."""
         self._limits.closing = True
-        loop, server = asyncio.get_running_loop(), cast(Any, self._server)
+        loop = asyncio.get_running_loop()
+        servers = [cast(Any, server) for server in (self._server, self._within_host) if server is not None]
         # asyncio accepts in one turn and makes a connection in the next, which fails if the server is closed by then.
-        for listening in server.sockets:
-            loop.remove_reader(listening.fileno())
+        for server in servers:
+            for listening in server.sockets:
+                loop.remove_reader(listening.fileno())
         for connection in list(self._limits.connections):
             connection.close()
         await asyncio.sleep(0)
-        server.close()
+        for server in servers:
+            server.close()
         for _ in range(_TURNS_TO_CLOSE):
             await asyncio.sleep(0)
 
@@ -323,15 +346,23 @@ async def serve(
     max_in_flight: int,
     queued_max_bytes: int,
     max_connections: int = 10_000,
+    within_host: bool = False,
 ) -> Server:
-    """Listen on ``host:port`` (port 0: any free one). Raises OSError when the address is taken."""
+    """Listen on ``host:port`` (port 0: any free one), and with ``within_host`` on a Unix socket for those of the same
+    host. Raises OSError when the address is taken."""
     limits = Limits(max_frame_bytes=max_frame_bytes, max_in_flight=max_in_flight, max_connections=max_connections)
     budget = _Budget(queued_max_bytes)
-    server = await asyncio.get_running_loop().create_server(
-        lambda: ServerConnection(factory, describe, limits=limits, budget=budget),
-        host,
-        port,
-        backlog=1024,
-        reuse_address=True,
-    )
-    return Server(server, limits, budget)
+    loop = asyncio.get_running_loop()
+
+    def make() -> ServerConnection:
+        return ServerConnection(factory, describe, limits=limits, budget=budget)
+
+    server = await loop.create_server(make, host, port, backlog=1024, reuse_address=True)
+    listener: socket.socket | None = None
+    if within_host:
+        try:
+            limits.unix_socket, listener = unix_socket.listen()
+        except OSError as error:
+            _log.warning("no connections by Unix sockets: %s", error)
+    by_unix = None if listener is None else await loop.create_unix_server(make, sock=listener)
+    return Server(server, limits, budget, within_host=by_unix)

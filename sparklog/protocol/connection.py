@@ -130,7 +130,7 @@ class ServerEnd:
 
     def __init__(self, describe: Callable[[int, int], HelloReply], max_frame_bytes: int) -> None:
         self._decoder = FrameDecoder(max_frame_bytes)
-        self._describe = describe
+        self.describe = describe
         self.client_id = ""
         self.version = 0
         self.get_buffer = self._decoder.get_buffer
@@ -191,7 +191,7 @@ class ServerEnd:
                 f"this broker {PROTOCOL_MIN_VERSION} to {PROTOCOL_MAX_VERSION}"
             )
             return ImmediateAnswer(ErrorReply(request.cid, ErrorCode.UNSUPPORTED_VERSION, detail), close=True)
-        reply = self._describe(request.cid, version)
+        reply = self.describe(request.cid, version)
         if request.cluster_id and request.cluster_id != reply.cluster_id:
             detail = f"cluster {request.cluster_id!r} expected, this broker is of {reply.cluster_id!r}"
             return ImmediateAnswer(ErrorReply(request.cid, ErrorCode.INVALID_REQUEST, detail), close=True)

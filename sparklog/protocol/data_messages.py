@@ -32,7 +32,9 @@ class Hello(Message, frozen=True, tag="hello"):
 
 class HelloReply(Message, frozen=True, tag="hello_reply"):
     """``local_socket``: where processes of the host with this ``boot_id`` may ask for open files, see ``local_reads``;
-    empty: nowhere."""
+    empty: nowhere. ``unix_socket``: abstract name, without its leading zero, of the Unix socket over which the
+    connection may go on, of whoever has asked for ``reached_at``, which is the broker's own end of it; see
+    ``net/unix_socket``. Empty: there is none."""
 
     version: int
     broker_id: int
@@ -41,6 +43,8 @@ class HelloReply(Message, frozen=True, tag="hello_reply"):
     max_frame_bytes: int
     boot_id: str = ""
     local_socket: str = ""
+    unix_socket: str = ""
+    reached_at: tuple[str, int] = ("", 0)
 
 
 class ErrorReply(Message, frozen=True, tag="error_reply"):
