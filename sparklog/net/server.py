@@ -315,6 +315,11 @@ class Server:
         return len(self._limits.connections)
 
     @property
+    def unix_socket(self) -> str:
+        """What is told of it; empty: there is none."""
+        return self._limits.unix_socket
+
+    @property
     def queued_bytes(self) -> int:
         return self._budget.used
 
