@@ -133,20 +133,36 @@ def watched(pid: int) -> Iterator[Resident]:
         resident.end()
 
 
-@pytest.fixture(scope="module")
-def pair() -> Iterator[ProcessCluster]:
-    with ProcessCluster(2, settings=SETTINGS) as cluster:
+@pytest.fixture(scope="module", params=["true", "false"], ids=["unix", "tcp"])
+def pair(request: pytest.FixtureRequest) -> Iterator[ProcessCluster]:
+    with ProcessCluster(2, settings=SETTINGS | {"unix.sockets.enable": request.param}) as cluster:
         yield cluster
 
 
-def never_reads(cluster: ProcessCluster) -> BlockingConnection:
-    """Has asked for what comes next, ``WAITING`` times, and for one of the first records ``AT_ONCE`` times."""
-    connection = cluster.connect(0)
-    for number in range(WAITING + AT_ONCE):
-        offset, max_wait_ms = (EARLIER, 60_000) if number < WAITING else (0, 0)
-        wanted = FetchPartition(TOPIC, 0, "", -1, offset, ANSWER if max_wait_ms else 1)
-        connection.send(Fetch(0, CONSUMER, -1, max_wait_ms, ANSWER // 2, ANSWER, 0, 0, -1, (wanted,)))
-    return connection
+class NeverReads:
+    """Asks for what comes next, ``WAITING`` times, and for one of the first records ``AT_ONCE`` times; in a thread, as
+    the system's buffers for a Unix socket do not hold all that."""
+
+    def __init__(self, cluster: ProcessCluster) -> None:
+        self._connection = cluster.connect(0, timeout_s=PATIENCE_S)
+        self._thread = threading.Thread(target=self._ask)
+        self._thread.start()
+        wait_until(lambda: counter(cluster, "fetch.consumer.requests") > WAITING, PATIENCE_S, "the first ones")
+
+    def _ask(self) -> None:
+        for number in range(WAITING + AT_ONCE):
+            offset, max_wait_ms = (EARLIER, 60_000) if number < WAITING else (0, 0)
+            wanted = FetchPartition(TOPIC, 0, "", -1, offset, ANSWER if max_wait_ms else 1)
+            self._connection.send(Fetch(0, CONSUMER, -1, max_wait_ms, ANSWER // 2, ANSWER, 0, 0, -1, (wanted,)))
+
+    def reads_at_last(self) -> None:
+        for _ in range(WAITING + AT_ONCE):
+            reply, _ = self._connection.receive()
+            assert isinstance(reply, FetchReply) and all(of.code == ErrorCode.NONE for of in reply.partitions)
+
+    def close(self) -> None:
+        self._thread.join(PATIENCE_S)
+        self._connection.close()
 
 
 def counter(cluster: ProcessCluster, name: str) -> int:
@@ -159,7 +175,7 @@ def test_load_beyond_what_the_broker_can_take_is_held_back_and_nothing_is_lost(p
         unloaded_s = min(seconds_of_one_write(reader, count) for count in range(EARLIER))
         wait_equal(pair, TOPIC, EARLIER)
         assert len(read_all(reader, TOPIC)) == EARLIER
-        with watched(pair.pid(0)) as resident, never_reads(pair) as silent:
+        with watched(pair.pid(0)) as resident, contextlib.closing(NeverReads(pair)) as silent:
             load = hold_back(pair, reader)
             wait_until(load.finished, PATIENCE_S, "every record to be acknowledged")
             check_nothing_lost(load, read_all(reader, TOPIC, end=EARLIER + PRODUCERS * EACH))
@@ -205,12 +221,10 @@ def check_nothing_lost(load: Load, values: list[bytes]) -> None:
         assert mine == [value_of(number, count).encode() + b"0" for count in range(EACH)]
 
 
-def check_parked(cluster: ProcessCluster, silent: BlockingConnection) -> None:
+def check_parked(cluster: ProcessCluster, silent: NeverReads) -> None:
     """Most of what was asked there has not been looked at. When it reads at last, it is answered like everyone."""
     assert counter(cluster, "fetch.consumer.requests") < AT_ONCE
-    for _ in range(WAITING + AT_ONCE):
-        reply, _ = silent.receive()
-        assert isinstance(reply, FetchReply) and all(of.code == ErrorCode.NONE for of in reply.partitions)
+    silent.reads_at_last()
 
 
 def check_served(cluster: ProcessCluster) -> None:
