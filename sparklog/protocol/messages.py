@@ -9,6 +9,8 @@ The structs stand by topic in modules beside this one; everybody else imports th
 
 from __future__ import annotations
 
+import functools
+
 import msgspec
 
 from sparklog.protocol.admin_messages import (
@@ -321,7 +323,6 @@ Reply = (
 UNDECODABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 _encoder = msgspec.msgpack.Encoder()
-_request_decoder: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
 _reply_decoder: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
 
 
@@ -331,7 +332,12 @@ def encode_message(message: Request | Reply) -> bytes:
 
 def decode_request(header: bytes | memoryview) -> Request:
     """Raises one of ``UNDECODABLE``; ``connection`` turns them into typed answers."""
-    return _request_decoder.decode(header)
+    return _request_decoder().decode(header)
+
+
+@functools.cache  # not before somebody needs it: clients do not, and to make it takes 3 ms
+def _request_decoder() -> msgspec.msgpack.Decoder[Request]:
+    return msgspec.msgpack.Decoder(Request)
 
 
 def decode_reply(header: bytes | memoryview) -> Reply:

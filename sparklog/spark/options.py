@@ -8,7 +8,6 @@ A view can both read and insert, so reading and writing share one table and each
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 from collections.abc import Mapping
@@ -107,6 +106,8 @@ def known_options(options: Mapping[str, str]) -> dict[str, str]:
 
 
 def _unknown(name: str) -> str:
+    import difflib  # not in processes whose options are known
+
     if hint := _KAFKA_ONLY.get(name.lower()):
         return f"option {name!r} of Spark's Kafka source means nothing here: {hint}"
     near = difflib.get_close_matches(name.lower(), _CANONICAL, n=1, cutoff=0.5)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import pyarrow as pa
 import pyarrow.types as pat
@@ -33,7 +33,10 @@ from pyspark.sql.types import (
 )
 
 from sparklog.errors import BrokerError, ErrorCode
-from sparklog.record.schema import DEFAULT_SCHEMA, check_schema
+from sparklog.record.schema import DEFAULT_SCHEMA, check_schema, parse_schema
+
+if TYPE_CHECKING:
+    from sparklog.protocol.messages import TopicMetadata
 
 HEADERS_TYPE = ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())]))
 
@@ -94,6 +97,13 @@ class TopicShape:
     @property
     def is_default(self) -> bool:
         return bool(self.schema.equals(DEFAULT_SCHEMA))
+
+
+def topic_shape(topic: TopicMetadata) -> TopicShape:
+    """Of a topic as the cluster tells of it. Raises BrokerError when its schema's bytes cannot be read here."""
+    latest = topic.schemas[-1]
+    stamped_by_log = topic.config.get("message.timestamp.type") == "LogAppendTime"
+    return TopicShape(parse_schema(latest.message), topic.event_time, stamped_by_log, latest.schema_id)
 
 
 def arrow_schema(columns: StructType) -> pa.Schema:

@@ -22,6 +22,7 @@ from pyspark.sql.types import StructType
 
 from sparklog.errors import ConfigError
 from sparklog.spark.catalog import is_creation, read_options_of, table_columns, write_options_of
+from sparklog.spark.resting import rest_beside_tasks
 
 
 class SparklogSource(DataSource):
@@ -30,6 +31,10 @@ class SparklogSource(DataSource):
 
     #: Options by canonical name, for where a query gives none.
     defaults: ClassVar[Mapping[str, str]] = {}
+
+    def __init__(self, options: dict[str, str]) -> None:
+        super().__init__(options)
+        rest_beside_tasks()
 
     @classmethod
     def name(cls) -> str:

@@ -16,17 +16,16 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql.types import StructType
 
-from sparklog.client.descriptions import TopicDescription, describe_topic
 from sparklog.client.link import ClusterLink
 from sparklog.client.offsets import listed_offsets
 from sparklog.delta.origin import Origin
 from sparklog.errors import BrokerError, ConfigError, ErrorCode
 from sparklog.model import OffsetRange, TopicPartition
-from sparklog.protocol.messages import MetadataReply
+from sparklog.protocol.messages import MetadataReply, TopicMetadata
 from sparklog.spark.columns import offset_run, plan_timestamps
 from sparklog.spark.options import CLIENT_ID
 from sparklog.spark.read_options import Assign, Subscribe, SubscribePattern, TopicSelection
-from sparklog.spark.schema import TopicShape, one_shape, topic_columns
+from sparklog.spark.schema import TopicShape, one_shape, topic_columns, topic_shape
 
 #: Topics that the log keeps for itself begin so; no pattern matches them.
 _INTERNAL = "__"
@@ -107,7 +106,7 @@ class TopicView:
             case Assign(partitions):
                 names = sorted({partition.topic for partition in partitions})
                 described = self._describe(names, lenient=known is not None)
-        existing = [partition for topic in described for partition in topic.topic_partitions()]
+        existing = [TopicPartition(topic.name, part.partition) for topic in described for part in topic.partitions]
         if isinstance(selection, Assign):
             there = set(existing)
             unknown = [str(partition) for partition in selection.partitions if partition not in there]
@@ -196,7 +195,7 @@ class TopicView:
                     return int(offsets[int(young[0])].as_py())
         return None
 
-    def _describe(self, names: Iterable[str], *, lenient: bool) -> list[TopicDescription]:
+    def _describe(self, names: Iterable[str], *, lenient: bool) -> list[TopicMetadata]:
         """All at once; again one by one those that the broker asked does not know, since it may be behind."""
         wanted = list(names)
         reply = self.link.retrying("metadata", lambda: self.link.refresh(wanted))
@@ -204,17 +203,17 @@ class TopicView:
         found = []
         for name in wanted:
             try:
-                found.append(describe_topic(listed.get(name) or self.link.topic(name, refresh=True)))
+                found.append(listed.get(name) or self.link.topic(name, refresh=True))
             except BrokerError as error:  # noqa: PERF203 - each topic has its own
                 if not lenient or error.code != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
                     raise
         return found
 
-    def _matching(self, pattern: str, *, known: Collection[str] | None) -> list[TopicDescription]:
+    def _matching(self, pattern: str, *, known: Collection[str] | None) -> list[TopicMetadata]:
         matches = re.compile(pattern).fullmatch
         reply = self.link.retrying("metadata", self._all_topics)
         found = [
-            describe_topic(topic)
+            topic
             for topic in reply.topics
             if not topic.code and matches(topic.name) and not topic.name.startswith(_INTERNAL)
         ]
@@ -229,9 +228,3 @@ class TopicView:
         if self.link.metadata.is_stale(reply):
             raise BrokerError(ErrorCode.BROKER_NOT_AVAILABLE, "the broker has not heard from the controller")
         return reply
-
-
-def topic_shape(topic: TopicDescription) -> TopicShape:
-    """What decides the columns of a described topic."""
-    stamped_by_log = topic.config.get("message.timestamp.type") == "LogAppendTime"
-    return TopicShape(topic.schema, topic.event_time, stamped_by_log, topic.schema_id)

@@ -36,6 +36,7 @@ from pathlib import Path
 from pyspark import daemon
 
 _LOADED = (
+    "encodings.idna",  # which looking up a broker's address loads
     "pyspark.worker",
     "pyspark.sql.worker.write_into_data_source",
     "pyspark.sql.worker.plan_data_source_read",

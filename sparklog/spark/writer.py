@@ -17,6 +17,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from pyspark.sql.types import StructType
 
 from sparklog.errors import ConfigError
+from sparklog.spark.resting import rest_beside_tasks
 from sparklog.spark.sink import SinkRun, abort_run, batch_run, commit_run, known_run, new_run_id, stream_run
 from sparklog.spark.topic_route import TopicRoute, find_topic_column
 from sparklog.spark.write_options import WriteOptions
@@ -78,6 +79,7 @@ class BatchWriter(DataSourceArrowWriter):
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Raises as ``sink.commit_run``."""
+        rest_beside_tasks()
         commit_run(self._plan.options.bootstrap, messages)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
@@ -102,6 +104,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Raises as ``sink.commit_run``."""
+        rest_beside_tasks()
         commit_run(self._plan.options.bootstrap, messages)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803

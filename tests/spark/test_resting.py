@@ -2,8 +2,22 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql.datasource import DataSourceWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
+
+from sparklog.spark.sink import Written
+from sparklog.spark.source import SparklogSource
+from sparklog.spark.write_options import WriteOptions
+from sparklog.spark.writer import BatchWriter, WritePlan
 
 _CODE = """
 import gc, sys, weakref
@@ -37,3 +51,39 @@ assert seen() is None, "what came later is collected"
 
 def test_what_is_loaded_rests_once_and_only_in_tasks() -> None:
     subprocess.run([sys.executable, "-c", _CODE], check=True, timeout=60)
+
+
+def test_nothing_rests_where_a_source_is_made_by_hand() -> None:
+    code = "import gc; from sparklog.spark.source import SparklogSource as S; S({}); assert not gc.get_freeze_count()"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+@pytest.mark.integration
+def test_what_is_loaded_rests_where_spark_plans_and_where_it_commits(plain_spark: SparkSession, tmp_path: Path) -> None:
+    def tell(step: str) -> None:
+        resting = gc.get_freeze_count()
+        (tmp_path / step).write_text(str(resting / (resting + len(gc.get_objects()))))
+
+    class Writer(BatchWriter):
+        def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+            return Written(sum(batch.num_rows for batch in iterator))
+
+        def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+            super().commit(messages)
+            tell("commit")
+
+    class Telling(SparklogSource):
+        @classmethod
+        def name(cls) -> str:
+            return "telling"
+
+        def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+            tell("plan")
+            options = WriteOptions("nowhere:1", None, None, exactly_once=False)
+            return Writer(WritePlan(options, schema, {}, None))
+
+    plain_spark.dataSource.register(Telling)
+    plain_spark.range(3).write.format("telling").mode("append").save()
+
+    for step in ("plan", "commit"):
+        assert float((tmp_path / step).read_text()) > 0.9, step

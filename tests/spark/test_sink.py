@@ -425,13 +425,17 @@ from sparklog.spark.writer import BatchWriter, plan_write
 options, columns = pickle.load(sys.stdin.buffer)
 writer = BatchWriter(plan_write(options, schema=columns, now=True))
 assert not {"asyncio", "uvloop", "pandas", "pyarrow.compute", "sparklog.client.producer"} & set(sys.modules)
+assert not {"sparklog.client.admin", "sparklog.client.topics", "sparklog.client.descriptions"} & set(sys.modules)
+assert not {"sparklog.spark.topics", "sparklog.spark.columns", "difflib"} & set(sys.modules)
+assert not sys.modules["sparklog.protocol.messages"]._request_decoder.cache_info().currsize
 sys.stdout.buffer.write(pickle.dumps(writer))
 """
 _COMMIT = """
 import pickle, sys
 writer, messages = pickle.load(sys.stdin.buffer)
 writer.commit(messages)
-assert not {"numpy", "pyarrow"} & set(sys.modules)
+assert not {"numpy", "pyarrow", "difflib"} & set(sys.modules)
+assert not sys.modules["sparklog.protocol.messages"]._request_decoder.cache_info().currsize
 """
 
 
