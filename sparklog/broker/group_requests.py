@@ -176,6 +176,14 @@ async def _hold(broker: BrokerState, request: HoldOffsets) -> Reply:
     return Ack(request.cid)
 
 
+def _host_of(broker: BrokerState, connection: ServerConnection) -> str:
+    """Of a member, as others know it: whoever is on this broker's host has come without an address."""
+    if not connection.within_host:
+        return connection.peer.rpartition(":")[0]
+    own = broker.cache.endpoint(broker.broker_id)
+    return "localhost" if own is None else own.host
+
+
 def handle_heartbeat(broker: BrokerState, connection: ServerConnection, request: Heartbeat, body: memoryview) -> None:
     """Answered when the coordinator has news for the member, or its heartbeat interval is over."""
     if not request.member_id:
@@ -191,7 +199,7 @@ def handle_heartbeat(broker: BrokerState, connection: ServerConnection, request:
         request.rebalance_timeout_ms,
         request.heartbeat_interval_ms,
         connection.client_id,
-        connection.peer.rpartition(":")[0],
+        _host_of(broker, connection),
     )
 
     def answered(result: Outcome) -> None:

@@ -80,18 +80,23 @@ class AsyncConnection(asyncio.BufferedProtocol):
             by_unix = unix_socket.connect(greeted, connection.peer)
             if by_unix is None:
                 return connection
+            nearer = make()
             try:
-                _, nearer = await loop.create_unix_connection(make, sock=by_unix)
-                await nearer._greet(greeting)
-            except (OSError, BrokerError):  # it has room for no more, say
-                return connection
-            return nearer
+                # To its end, also where this is cancelled: some releases of uvloop close the socket twice otherwise.
+                await asyncio.shield(loop.create_unix_connection(lambda: nearer, sock=by_unix))
+                again = await asyncio.wait_for(nearer._greet(greeting), unix_socket.greeting_s(connect_timeout_s))
+                if unix_socket.is_same(greeted, again):
+                    return nearer
+            except (OSError, asyncio.TimeoutError, BrokerError):  # it has room for no more, say; or has ended
+                if connection.closed:
+                    raise
+            return connection
 
         chosen: AsyncConnection | None = None
         try:
             chosen = await asyncio.wait_for(greet(), connect_timeout_s)
         except (OSError, UnicodeError, asyncio.TimeoutError) as error:  # UnicodeError: no name that a host can have
-            detail = f"{address}: {error or 'no answer'} (within {connect_timeout_s} s)"
+            detail = f"{address}: {str(error) or 'no answer'} (within {connect_timeout_s} s)"
             raise BrokerError(ErrorCode.NETWORK_EXCEPTION, detail) from None
         finally:
             for connection in made:
@@ -263,9 +268,13 @@ class AsyncConnection(asyncio.BufferedProtocol):
         self._writable.set()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        was_closed, self.closed = self.closed, True
         if exc is not None:
             self._reason = str(exc)
-        self.closed = True
+            # Over a Unix socket the first write behind the other end's close fails, though its last answers are here:
+            # who is not told that a request was carried out sends it again.
+            while not was_closed and self.read_now():
+                pass
         self._writable.set()
         self._fail_waiting()
         if self.on_lost is not None:

@@ -56,7 +56,7 @@ class BlockingConnection:
             self.hello = self._greet(greeting)
             by_unix = unix_socket.connect(self.hello, self._socket.getpeername())
             if by_unix is not None:
-                by_unix.settimeout(connect_timeout_s)
+                by_unix.settimeout(unix_socket.greeting_s(connect_timeout_s))
                 self._change_to(by_unix, greeting, ClientEnd(max_frame_bytes))
             self._socket.settimeout(timeout_s)
         except BaseException:
@@ -73,14 +73,22 @@ class BlockingConnection:
         before = self._socket, self._end
         self._socket, self._end = by_unix, end
         try:
-            self.hello = self._greet(greeting)
+            again = self._greet(greeting)
         except BrokerError:
+            changed = False
+        except BaseException:
+            before[0].close()
+            raise
+        else:
+            changed = unix_socket.is_same(self.hello, again)
+        if changed:
+            self.hello = again
+            before[0].close()
+        else:
             by_unix.close()
             self._socket, self._end = before
             self._received.clear()
             self.closed = False
-        else:
-            before[0].close()
 
     def request(self, message: Request, body: Sequence[Buffer] = ()) -> tuple[Reply, memoryview]:
         """Send one request and wait for its answer; no other may be under way.

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -22,7 +21,7 @@ from msgspec.structs import replace
 from sparklog.errors import ErrorCode
 from sparklog.net import unix_socket
 from sparklog.net.loop import tune
-from sparklog.net.unix_socket import ip_address
+from sparklog.net.unix_socket import ip_address, peer_name
 from sparklog.protocol.connection import ImmediateAnswer, ServerEnd, encode_reply
 from sparklog.protocol.frames import Buffer
 from sparklog.protocol.messages import ErrorReply, HelloReply, Reply, Request
@@ -32,6 +31,9 @@ _log = logging.getLogger(__name__)
 
 #: Turns of the loop after which the transport of an accepted socket has told of its connection, and has closed it.
 _TURNS_TO_CLOSE = 2
+_BACKLOG = 1024
+#: Places that are left to those who come by TCP: who goes on over the Unix socket has two until the first is closed.
+_SPARE = 100
 
 
 class Handler(Protocol):
@@ -92,6 +94,8 @@ class ServerConnection(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
         self._handler: Handler | None = None
         self.peer = ""
+        #: It has come by the Unix socket.
+        self.within_host = False
         self.closed = False
 
     @property
@@ -114,14 +118,15 @@ class ServerConnection(asyncio.BufferedProtocol):
         self._transport = cast(asyncio.Transport, transport)
         tune(transport)
         name = transport.get_extra_info("peername")
-        self.peer = f"{name[0]}:{name[1]}" if isinstance(name, tuple) else str(name or "local")
         reached_at = ip_address(transport.get_extra_info("sockname"))
-        if self._limits.unix_socket and reached_at[0]:
+        self.within_host = not reached_at[0]
+        self.peer = peer_name(transport.get_extra_info("socket")) if self.within_host else f"{name[0]}:{name[1]}"
+        if self._limits.unix_socket and not self.within_host:
             self._end.describe = partial(_described, self._end.describe, self._limits.unix_socket, reached_at)
         if self._limits.closing:
             self._transport.close()
             return
-        if len(self._limits.connections) >= self._limits.max_connections:
+        if len(self._limits.connections) >= self._limits.max_connections - (_SPARE if self.within_host else 0):
             self._turn_away()
             return
         self._limits.connections.add(self)
@@ -163,8 +168,9 @@ class ServerConnection(asyncio.BufferedProtocol):
 
     def _turn_away(self) -> None:
         limit = self._limits.max_connections
-        _log.warning("connection of %s refused: %d are open, at most %d accepted", self.peer, limit, limit)
-        detail = f"{limit} connections are open, at most {limit} accepted"
+        if not self.within_host:  # who has a connection by TCP, and goes on with that
+            _log.warning("connection of %s refused: %d are open, at most %d accepted", self.peer, limit, limit)
+        detail = f"{len(self._limits.connections)} connections are open, at most {limit} accepted"
         reply = ErrorReply(-1, ErrorCode.THROTTLING_QUOTA_EXCEEDED, detail)
         assert self._transport is not None
         self._transport.writelines(encode_reply(reply))
@@ -362,12 +368,14 @@ async def serve(
     def make() -> ServerConnection:
         return ServerConnection(factory, describe, limits=limits, budget=budget)
 
-    server = await loop.create_server(make, host, port, backlog=1024, reuse_address=True)
-    listener: socket.socket | None = None
+    server = await loop.create_server(make, host, port, backlog=_BACKLOG, reuse_address=True)
+    by_unix = None
     if within_host:
         try:
-            limits.unix_socket, listener = unix_socket.listen()
+            name, listener = unix_socket.bind()
+            if listener is not None:
+                by_unix = await loop.create_unix_server(make, sock=listener, backlog=_BACKLOG)
+                limits.unix_socket = name
         except OSError as error:
             _log.warning("no connections by Unix sockets: %s", error)
-    by_unix = None if listener is None else await loop.create_unix_server(make, sock=listener)
     return Server(server, limits, budget, within_host=by_unix)

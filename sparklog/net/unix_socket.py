@@ -2,7 +2,7 @@
 
 Messages take less of a processor's time there (docs/adr/0013). The socket's name is abstract: it is no file, it is gone
 with the broker, and it is known in the broker's network namespace only, so that being able to connect to it is the
-proof of being there. It is random, and told in the answer to the hello: nobody can have taken it.
+proof of being there. It is random, and told in the answer to the hello: nobody can have taken it before the broker.
 
 Who came another way, through a proxy, an address translation or a tunnel, was meant to: the broker tells at which
 address of its own it was reached, and whoever asked for another one stays with TCP.
@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 import socket
+import struct
 import sys
 from typing import Any
 
@@ -21,23 +22,47 @@ from sparklog.protocol.messages import HelloReply
 
 #: Abstract names are Linux's.
 _HAS_ABSTRACT_NAMES = sys.platform == "linux"
-_BACKLOG = 1024
+_CREDENTIALS = struct.Struct("3i")
+_GREETING_S = 1.0
 
 
-def listen() -> tuple[str, socket.socket | None]:
-    """A name to be told, and the socket that listens there; nothing where the system has none."""
+def bind() -> tuple[str, socket.socket | None]:
+    """A name to be told, and the socket that is to listen there; nothing where the system has none."""
     if not _HAS_ABSTRACT_NAMES:
         return "", None
     name = f"sparklog-{secrets.token_hex(16)}"
     listener = socket.socket(socket.AF_UNIX)
     try:
         listener.bind(f"\0{name}")
-        listener.listen(_BACKLOG)
         listener.setblocking(False)
     except BaseException:
         listener.close()
         raise
     return name, listener
+
+
+def peer_name(connection: Any) -> str:
+    """Of the other end of a Unix socket, for people: its process, where the system says that."""
+    option = getattr(socket, "SO_PEERCRED", None)
+    if option is None:
+        return "local"
+    pid, _, _ = _CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, option, _CREDENTIALS.size))
+    return f"local:{pid}"
+
+
+def greeting_s(connect_timeout_s: float) -> float:
+    """For so long the broker may take to greet whoever has come by its Unix socket. It has just done so by TCP, where
+    whoever has waited for longer goes on."""
+    return min(_GREETING_S, connect_timeout_s / 2)
+
+
+def is_same(first: HelloReply, second: HelloReply) -> bool:
+    """Whether one broker has given both greetings, in one life."""
+    return (first.cluster_id, first.broker_id, first.incarnation) == (
+        second.cluster_id,
+        second.broker_id,
+        second.incarnation,
+    )
 
 
 def ip_address(name: Any) -> tuple[str, int]:

@@ -101,6 +101,8 @@ def test_a_group_shares_reads_once_and_goes_on_where_it_was(cluster: ProcessClus
     both = [first, second]
     seen += poll_until(both, lambda: sum(sum(one.positions().values()) for one in both) == 90, "ninety records")
     assert len(seen) == len(set(seen)) == 90, "nothing twice, as everybody went on from what was committed"
+    # Also of who talks to a broker of its host, over a socket that has no address.
+    assert {member.host for member in describe(admin, "sharing").members} == {"127.0.0.1"}
     assert [member.member_id for member in describe(admin, "sharing").members] == sorted(
         [first.member_id, second.member_id]
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
 import threading
@@ -19,7 +20,8 @@ from sparklog.net import unix_socket
 from sparklog.net.async_client import AsyncConnection
 from sparklog.net.blocking import BlockingConnection
 from sparklog.net.server import Server, ServerConnection, serve
-from sparklog.protocol.messages import Ack, FetchReply, HelloReply, Metadata, Produce, Request
+from sparklog.protocol.frames import encode_frame
+from sparklog.protocol.messages import Ack, FetchReply, HelloReply, Metadata, Produce, Request, encode_message
 from sparklog.testing.proxies import ProxyNetwork
 from tests.waiting import wait_until
 
@@ -33,12 +35,14 @@ def _descriptors() -> int:
 class Handler:
     """Sends back the bodies of produces, acknowledges the rest."""
 
-    def __init__(self, connection: ServerConnection) -> None:
+    def __init__(self, connection: ServerConnection, done: list[str]) -> None:
         self.connection = connection
+        self.done = done
 
     def request_received(self, request: Request, body: memoryview) -> None:
         if isinstance(request, Produce):
             self.connection.reply(FetchReply(request.cid, 0, 0, ()), [body])
+            self.done.append("answered")
         else:
             self.connection.reply(Ack(request.cid))
 
@@ -55,6 +59,7 @@ class Served:
         library: Any = asyncio if kind == "asyncio" else pytest.importorskip(kind)
         self.loop: asyncio.AbstractEventLoop = library.new_event_loop()
         self.peers: list[str] = []
+        self.done: list[str] = []
         self._thread = threading.Thread(target=self.loop.run_forever)
         self._thread.start()
         self._max_connections = int(said.pop("max_connections", 1000))
@@ -64,7 +69,7 @@ class Served:
     async def _serve(self, host: str, port: int, within_host: bool) -> Server:
         def make(connection: ServerConnection) -> Handler:
             self.peers.append(connection.peer)
-            return Handler(connection)
+            return Handler(connection, self.done)
 
         return await serve(
             make,
@@ -82,6 +87,17 @@ class Served:
         found: Future[int] = Future()
         self.loop.call_soon_threadsafe(lambda: found.set_result(self.server.connections))
         return found.result(10)
+
+    def close_all(self) -> None:
+        """Connections, as when the process ends."""
+
+        async def close() -> None:
+            for connection in list(self.server._limits.connections):
+                connection.close()
+            while self.server.connections:  # noqa: ASYNC110 - nobody is told that they have gone
+                await asyncio.sleep(0.001)
+
+        asyncio.run_coroutine_threadsafe(close(), self.loop).result(10)
 
     def close(self) -> None:
         asyncio.run_coroutine_threadsafe(self.server.close(), self.loop).result(10)
@@ -159,7 +175,7 @@ def test_who_connects_directly_goes_on_over_the_unix_socket(kind: str, client: C
         connection = client(server, "127.0.0.1", server.server.port)
         assert connection.family == socket.AF_UNIX
         assert connection.address == f"127.0.0.1:{server.server.port}"  # which is what an operator knows it by
-        assert server.peers[0].startswith("127.0.0.1:") and server.peers[1:] == ["local"]
+        assert server.peers[0].startswith("127.0.0.1:") and server.peers[1:] == [f"local:{os.getpid()}"]
         for size in (0, 1, 40_000, MAX_FRAME - 100):
             body = bytes(i % 251 for i in range(size))
             assert connection.request(Produce(0, -1, 1000, ()), body)[1] == body
@@ -200,36 +216,142 @@ def test_a_name_that_nobody_has_here_changes_nothing(kind: str, client: Client) 
         connection.close()
 
 
-def test_a_broker_with_no_room_for_a_second_connection_keeps_the_first(kind: str, client: Client) -> None:
-    with served(kind, max_connections=1) as server:
-        connection = client(server, "127.0.0.1", server.server.port)
-        assert connection.family == socket.AF_INET and isinstance(connection.request(Metadata(0))[0], Ack)
-        with pytest.raises(BrokerError, match="at most 1 accepted"):
+def test_the_last_places_are_for_those_who_come_by_tcp(kind: str, client: Client) -> None:
+    """Else somebody would be refused for whom there is room, while others have two."""
+    with served(kind, max_connections=102) as server:
+        connections = [client(server, "127.0.0.1", server.server.port) for _ in range(2)]
+        wait_until(lambda: server.open_connections() == 2)
+        assert [connection.family for connection in connections] == [socket.AF_UNIX, socket.AF_INET]
+        assert all(isinstance(connection.request(Metadata(0))[0], Ack) for connection in connections)
+        connections += [client(server, "127.0.0.1", server.server.port) for _ in range(100)]
+        with pytest.raises(BrokerError, match="at most 102 accepted"):
             client(server, "127.0.0.1", server.server.port)
-        assert isinstance(connection.request(Metadata(0))[0], Ack)
-        connection.close()
+        for connection in connections:
+            connection.close()
 
 
-@pytest.mark.parametrize("ends", ["at once", "after the hello"])
-def test_a_unix_socket_that_ends_the_connection_is_not_used(kind: str, client: Client, ends: str) -> None:
+@contextmanager
+def somebody_else(kind: str, does: Callable[[socket.socket], object]) -> Iterator[Served]:
+    """A server that tells of a Unix socket which is not its own: whoever connects to that one meets ``does``."""
     name = f"sparklog-test-{os.getpid()}"
     with socket.socket(socket.AF_UNIX) as listener, served(kind, within_host=False) as server:
         listener.bind(f"\0{name}")
         listener.listen()
 
-        def turn_away() -> None:
+        def answer() -> None:
             connection, _ = listener.accept()
-            if ends == "after the hello":
-                connection.recv(1000)
-            connection.close()
+            with connection:
+                does(connection)
 
-        thread = threading.Thread(target=turn_away)
+        thread = threading.Thread(target=answer)
         thread.start()
         server.said.update(unix_socket=name, reached_at=("127.0.0.1", server.server.port))
-        connection = client(server, "127.0.0.1", server.server.port)
+        yield server
         thread.join(10)
+
+
+def _greets(connection: socket.socket, incarnation: int) -> None:
+    connection.recv(1000)
+    reply = HelloReply(1, 1, 7, incarnation, "cluster-a", MAX_FRAME)
+    connection.sendall(b"".join(encode_frame(encode_message(reply))))
+    connection.recv(1000)  # until the client has left
+
+
+@pytest.mark.parametrize(
+    "does",
+    [
+        pytest.param(lambda connection: None, id="ends at once"),
+        pytest.param(lambda connection: connection.recv(1000), id="ends after the hello"),
+        pytest.param(lambda connection: (connection.recv(1000), connection.recv(1000)), id="is silent"),
+        pytest.param(lambda connection: _greets(connection, 4), id="is another incarnation"),
+    ],
+)
+def test_who_does_not_greet_as_the_broker_did_is_not_talked_to(
+    kind: str, client: Client, does: Callable[[socket.socket], object]
+) -> None:
+    with somebody_else(kind, does) as server:
+        connection = client(server, "127.0.0.1", server.server.port)
         assert connection.family == socket.AF_INET and isinstance(connection.request(Metadata(0))[0], Ack)
         connection.close()
+
+
+def test_who_greets_as_the_broker_did_is_talked_to(kind: str, client: Client) -> None:
+    """As the test above has it with another one."""
+    with somebody_else(kind, lambda connection: _greets(connection, 3)) as server:
+        connection = client(server, "127.0.0.1", server.server.port)
+        assert connection.family == socket.AF_UNIX
+        connection.close()
+
+
+def test_a_broker_that_ends_between_the_greetings_is_not_reached(kind: str) -> None:
+    """Whoever is told that it is would wait for the end of a connection that has ended."""
+    ended = threading.Event()
+
+    def end(connection: socket.socket) -> None:
+        connection.recv(1000)
+        for greeted in list(server.server._limits.connections):
+            server.loop.call_soon_threadsafe(greeted.close)
+        ended.wait(10)
+
+    with somebody_else(kind, end) as server:
+
+        async def connect() -> None:
+            opened = asyncio.ensure_future(AsyncConnection.open("127.0.0.1", server.server.port, client_id="test"))
+            while server.server.connections or not server.peers:  # noqa: ASYNC110 - nobody is told that they have gone
+                await asyncio.sleep(0.001)
+            await asyncio.sleep(0)  # the client hears of it in the same turn, or in the next ones
+            ended.set()
+            with pytest.raises(BrokerError):
+                await opened
+
+        asyncio.run_coroutine_threadsafe(connect(), server.loop).result(10)
+
+
+@pytest.mark.parametrize("turns", range(12))
+def test_who_gives_up_while_he_changes_leaves_nothing_open(kind: str, turns: int) -> None:
+    with served(kind) as server:
+        before = _descriptors()
+
+        async def give_up() -> None:
+            opened = asyncio.ensure_future(AsyncConnection.open("127.0.0.1", server.server.port, client_id="test"))
+            while not server.peers:  # noqa: ASYNC110 - it is connected by TCP then
+                await asyncio.sleep(0)
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            opened.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                (await opened).close()
+
+        asyncio.run_coroutine_threadsafe(give_up(), server.loop).result(10)
+        wait_until(lambda: server.open_connections() == 0)
+        wait_until(lambda: _descriptors() <= before)
+
+
+@pytest.mark.parametrize("within_host", [True, False])
+def test_answers_that_have_come_are_told_when_the_connection_has_ended(kind: str, within_host: bool) -> None:
+    """A broker answers and ends while the client is about to write the next request: that write fails at once over a
+    Unix socket. Who is not told of what was acknowledged would write it once more."""
+    with served(kind, within_host=within_host) as server:
+        library: Any = asyncio if kind == "asyncio" else pytest.importorskip(kind)
+        loop = library.new_event_loop()
+
+        async def ask() -> None:
+            connection = await AsyncConnection.open("127.0.0.1", server.server.port, client_id="test")
+            first = connection.request(Produce(0, -1, 1000, ()), [b"first"])
+            await asyncio.sleep(0)
+            # Nothing is read while this loop stands still: the answer comes, and then the end of the connection.
+            wait_until(lambda: "answered" in server.done)
+            server.close_all()
+            second = connection.request(Produce(0, -1, 1000, ()), [b"second"])
+            assert bytes((await first)[1]) == b"first"
+            with pytest.raises(BrokerError):
+                await second
+            connection.close()
+
+        try:
+            loop.run_until_complete(asyncio.wait_for(ask(), 30))
+        finally:
+            loop.close()
 
 
 def test_nothing_stays_open(kind: str, client: Client) -> None:
@@ -256,9 +378,10 @@ def test_a_server_that_has_closed_listens_nowhere(kind: str) -> None:
 
 @pytest.mark.parametrize("peer", [None, "", b"", ("10.0.0.1", 9092), ("127.0.0.1", 9093), ("::1", 9092, 0, 0)])
 def test_another_peer_than_was_reached_is_no_reason_to_connect(peer: object) -> None:
-    name, listener = unix_socket.listen()
+    name, listener = unix_socket.bind()
     assert listener is not None
     with listener:
+        listener.listen()
         greeted = HelloReply(0, 1, 7, 3, "", 0, unix_socket=name, reached_at=("127.0.0.1", 9092))
         assert unix_socket.connect(greeted, peer) is None
         found = unix_socket.connect(greeted, ("127.0.0.1", 9092))
