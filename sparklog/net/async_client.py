@@ -92,17 +92,17 @@ class AsyncConnection(asyncio.BufferedProtocol):
                     raise
             return connection
 
-        chosen: AsyncConnection | None = None
+        chosen: list[AsyncConnection] = []  # or one; of a variable that is None at first compiled code believes no None
         try:
-            chosen = await asyncio.wait_for(greet(), connect_timeout_s)
+            chosen.append(await asyncio.wait_for(greet(), connect_timeout_s))
         except (OSError, UnicodeError, asyncio.TimeoutError) as error:  # UnicodeError: no name that a host can have
             detail = f"{address}: {str(error) or 'no answer'} (within {connect_timeout_s} s)"
             raise BrokerError(ErrorCode.NETWORK_EXCEPTION, detail) from None
         finally:
             for connection in made:
-                if connection is not chosen:
+                if connection not in chosen:
                     connection.close()
-        return chosen
+        return chosen[0]
 
     @property
     def peer(self) -> object:

@@ -36,6 +36,7 @@ _PASSED_BY_BOTH = (
     "tests/storage/test_trust.py",
     "tests/storage/test_producers.py",
     "tests/storage/test_crash_points.py",
+    "tests/net",
     "tests/broker/test_replication.py",
     "tests/client/test_producer.py",
 )
