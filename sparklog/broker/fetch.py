@@ -45,10 +45,9 @@ class Fetches:
         self._holders = sessions.holders
         #: By number.
         self._waiting: dict[int, OpenFetch] = {}
-        #: Fetches without a session, by partition.
+        #: Fetches without a session, by partition, and by the connection they came by.
         self._sessionless: dict[Key, dict[OpenFetch, FetchPartition]] = {}
-        #: Of those that have fetched, as long as they are open.
-        self._by_connection: dict[ServerConnection, set[OpenFetch]] = {}
+        self._sessionless_of: dict[ServerConnection, set[OpenFetch]] = {}
         self._followers: dict[int, ServerConnection] = {}
         #: When waiting fetches are to be looked after, and their numbers. One timer for all.
         self._due: list[tuple[float, int]] = []
@@ -66,11 +65,16 @@ class Fetches:
 
     # --- time ---
 
-    def answer_in_time(self, fetch: OpenFetch) -> None:
-        """Answer with what there is when it is due, if that has not been done by then."""
-        due_s, number = fetch.due_s, fetch.number
-        if self._due_s.get(number, math.inf) <= due_s:
-            return
+    def answer_within(self, fetch: OpenFetch, delay_s: float) -> None:
+        """Answer with what there is once so much time has passed, if that has not been done by then."""
+        due_s = time.monotonic() + delay_s
+        if due_s < fetch.due_s and not fetch.done:
+            fetch.due_s = due_s
+            noted_s = self._due_s.get(fetch.number)
+            if noted_s is None or due_s < noted_s:
+                self._note_due(due_s, fetch.number)
+
+    def _note_due(self, due_s: float, number: int) -> None:
         self._due_s[number] = due_s
         heapq.heappush(self._due, (due_s, number))
         if due_s < self._timer_s:
@@ -84,20 +88,23 @@ class Fetches:
         self._timer = asyncio.get_running_loop().call_later(delay_s, self._answer_due)
 
     def _answer_due(self) -> None:
-        self._timer, self._timer_s = None, math.inf
+        self._timer, self._timer_s = None, -math.inf  # whatever is noted meanwhile: it is armed in the end
         now = time.monotonic() + _TIMER_EARLY_S
-        while self._due and self._due[0][0] <= now:
-            due_s, number = heapq.heappop(self._due)
-            if self._due_s.get(number) != due_s:
-                continue  # it was to be sooner
-            del self._due_s[number]
-            fetch = self._waiting.get(number)
-            if fetch is not None and fetch.due_s <= now:
-                fetch.complete()
-            elif fetch is not None:
-                self.answer_in_time(fetch)
-        if self._due and self._due[0][0] < self._timer_s:
-            self._arm(self._due[0][0])
+        try:
+            while self._due and self._due[0][0] <= now:
+                due_s, number = heapq.heappop(self._due)
+                if self._due_s.get(number) != due_s:
+                    continue  # it was to be sooner
+                del self._due_s[number]
+                fetch = self._waiting.get(number)
+                if fetch is not None and fetch.due_s <= now:
+                    fetch.complete()
+                elif fetch is not None:
+                    self._note_due(fetch.due_s, number)
+        finally:
+            self._timer_s = math.inf
+            if self._due:
+                self._arm(self._due[0][0])
 
     def after_consumers(self, answer: Callable[[_M], None], message: _M) -> None:
         """Answer now, or behind the answers to consumers that are on their way: whom it wakes may take this process's
@@ -110,6 +117,10 @@ class Fetches:
     # --- looks ---
 
     def look_soon(self, fetch: OpenFetch) -> None:
+        """Have it look again on the next turn of the loop: there may be enough now."""
+        if fetch.is_to_look or fetch.done:
+            return
+        fetch.is_to_look = True
         if not self._to_look:
             asyncio.get_running_loop().call_soon(self._look_again)
         self._to_look.append(fetch)
@@ -149,7 +160,10 @@ class Fetches:
         else:
             broker.counters["fetch.consumer.requests"] += 1
             served = None
-        fetch.begin(served)
+        if served is not None and fetch.waits_at_end(served):
+            self._waiting[number] = fetch
+            return
+        fetch.begin()
         if not fetch.done:
             self._hold(fetch)
 
@@ -162,54 +176,54 @@ class Fetches:
         granted."""
         request, named = fetch.request, fetch.context.named
         served: Partition | None = None
+        hosted, replica_id, incarnation = self._broker.partitions.get, request.replica_id, request.incarnation
         for wanted in named:
-            partition = self._broker.partitions.get((wanted.topic, wanted.partition))
+            partition = hosted((wanted.topic, wanted.partition))
             if partition is None or partition.offline is not None:
                 continue
             if wanted.topic_id and wanted.topic_id != partition.topic_id:
                 continue
             verdict = partition.follower_fetched(
-                FollowerFetched(
-                    request.replica_id,
-                    request.incarnation,
-                    wanted.leader_epoch,
-                    wanted.fetch_offset,
-                    wanted.last_epoch,
-                )
+                FollowerFetched(replica_id, incarnation, wanted.leader_epoch, wanted.fetch_offset, wanted.last_epoch)
             )
-            if type(verdict) is not ServeFetch:
-                fetch.verdicts[wanted.topic, wanted.partition] = verdict
-            elif len(named) == 1:
+            if type(verdict) is ServeFetch:
                 served = partition
-        return served
+            else:
+                fetch.verdicts[wanted.topic, wanted.partition] = verdict
+        return served if len(named) == 1 else None
 
     def _hold(self, fetch: OpenFetch) -> None:
         self._waiting[fetch.number] = fetch
         if fetch.context.session is None:
             for wanted in fetch.context.named:
                 self._sessionless.setdefault((wanted.topic, wanted.partition), {})[fetch] = wanted
-        of_connection = self._by_connection.get(fetch.connection)
-        if of_connection is None:
-            of_connection = self._by_connection[fetch.connection] = set()
-        of_connection.add(fetch)
+            self._sessionless_of.setdefault(fetch.connection, set()).add(fetch)
 
     def forget(self, fetch: OpenFetch) -> None:
         if self._waiting.get(fetch.number) is fetch:
             del self._waiting[fetch.number]
-        if fetch.context.session is None:
-            for wanted in fetch.context.named:
-                key = (wanted.topic, wanted.partition)
-                waiting = self._sessionless.get(key)
-                if waiting is not None and waiting.pop(fetch, None) is not None and not waiting:
-                    del self._sessionless[key]
-        of_connection = self._by_connection.get(fetch.connection)
-        if of_connection is not None:
-            of_connection.discard(fetch)
+            if fetch.context.session is None:
+                self._forget_sessionless(fetch)
+
+    def _forget_sessionless(self, fetch: OpenFetch) -> None:
+        for wanted in fetch.context.named:
+            key = (wanted.topic, wanted.partition)
+            waiting = self._sessionless.get(key)
+            if waiting is not None and waiting.pop(fetch, None) is not None and not waiting:
+                del self._sessionless[key]
+        of_connection = self._sessionless_of[fetch.connection]
+        of_connection.discard(fetch)
+        if not of_connection:
+            del self._sessionless_of[fetch.connection]
 
     def connection_lost(self, connection: ServerConnection) -> None:
-        for fetch in self._by_connection.pop(connection, ()):
+        for fetch in list(self._sessionless_of.get(connection, ())):
             fetch.abandon()
-        self._sessions.line_lost(connection)
+        # A session's request waits on the connection that the session was last used on.
+        for session_id in self._sessions.line_lost(connection):
+            of_session = self._waiting.get(session_id)
+            if of_session is not None:
+                of_session.abandon()
         for replica_id, of in list(self._followers.items()):
             if of is connection:
                 del self._followers[replica_id]
@@ -227,7 +241,7 @@ class Fetches:
     ) -> Look:
         """As that of ``fetch_look``: what one follower is told, the next one is told that waits at the same place."""
         seen = self._seen
-        if seen is not None and verdict is None and seen[1] == max_bytes and seen[0] == wanted:
+        if seen is not None and verdict is None and seen[0] == wanted and seen[1] == max_bytes:
             return seen[2]
         look = look_for_follower(partitions, wanted, verdict=verdict, max_bytes=max_bytes, isolation=isolation)
         if verdict is None and not look.urgent:
@@ -238,23 +252,17 @@ class Fetches:
 
     def log_end_moved(self, partition: Partition) -> None:
         """There is more for followers."""
-        self._seen = None
-        if partition.tp not in self._holders and partition.tp not in self._sessionless:
-            return  # nobody wants it
         for fetch in self._concerned(partition):
             if fetch.of_follower:
-                fetch.look_soon()
+                self.look_soon(fetch)
 
     def high_watermark_moved(self, partition: Partition) -> None:
         """There is more for consumers; followers hear of it with the next records, or shortly."""
-        self._seen = None
-        if partition.tp not in self._holders and partition.tp not in self._sessionless:
-            return  # nobody wants it
         for fetch in self._concerned(partition):
             if fetch.of_follower:
                 fetch.answer_shortly()
             else:
-                fetch.look_soon()
+                self.look_soon(fetch)
 
     def log_start_moved(self, partition: Partition) -> None:
         """Old records are gone: followers of an idle partition would not hear of it otherwise."""
@@ -263,22 +271,22 @@ class Fetches:
     def changed(self, partition: Partition) -> None:
         """The replica's role changed, or it is gone: whoever waits for it must hear."""
         for fetch in self._concerned(partition):
-            fetch.look_soon()
+            self.look_soon(fetch)
 
     def _concerned(self, partition: Partition) -> list[OpenFetch]:
         """Waiting fetches that name this partition; it is marked for another look in each."""
         self._seen = None
         key: Key = partition.tp
         found = []
-        for session in self._sessions.wake(key):
-            fetch = self._waiting.get(session.session_id)
-            if fetch is not None:
-                fetch.moved(key, session.wanted[key])
-                found.append(fetch)
-        sessionless = self._sessionless.get(key)
-        if sessionless is not None:
-            for fetch, wanted in sessionless.items():
-                fetch.moved(key, wanted)
+        if key in self._holders:
+            for session in self._sessions.wake(key):
+                fetch = self._waiting.get(session.session_id)
+                if fetch is not None:
+                    fetch.stale[key] = session.wanted[key]
+                    found.append(fetch)
+        if self._sessionless:
+            for fetch, wanted in self._sessionless.get(key, {}).items():
+                fetch.stale[key] = wanted
                 found.append(fetch)
         return found
 

@@ -15,20 +15,20 @@ from sparklog.broker.partitions import Partitions
 from sparklog.broker.projected_read import read_projected
 from sparklog.errors import BrokerError, ErrorCode, StorageError
 from sparklog.model import EpochEnd
+from sparklog.protocol.frames import Buffer
 from sparklog.protocol.messages import AbortedRange, FetchedPartition, FetchPartition
 from sparklog.record.header import HEADER_BYTES
 from sparklog.replica.effects import AnswerDiverging, RefuseFetch
 from sparklog.replica.view import parted
-from sparklog.storage.log import LogSlice
 
 
 class Look(msgspec.Struct, frozen=True, gc=False):
-    """What a partition has to say. ``urgent``: an error or a divergence, which is not held back and has no records.
-    ``cost``: what it counts for in the bytes that an answer may hold; more than its size where it was cut down to some
-    columns."""
+    """What a partition has to say. ``body``: the records, headers first, of ``size`` bytes. ``urgent``: an error or a
+    divergence, which is not held back and has no records. ``cost``: what it counts for in the bytes that an answer may
+    hold; more than its size where it was cut down to some columns."""
 
     result: FetchedPartition
-    records: LogSlice | None
+    body: tuple[Buffer, ...]
     size: int
     urgent: bool
     cost: int = 0
@@ -99,11 +99,13 @@ def look_for_follower(
             raise BrokerError(verdict.code, f"{partition.tp}: {verdict.detail}")
         if isinstance(verdict, AnswerDiverging):
             return _diverging(partition, wanted, verdict.epoch, verdict.end_offset)
-        if wanted.last_epoch >= 0:
-            parting = parted(partition.log, wanted.fetch_offset, wanted.last_epoch)
+        log = partition.log
+        end_offset = log.log_end_offset
+        # In the log's own last epoch, and not beyond its end, it has parted nowhere.
+        if wanted.last_epoch >= 0 and (wanted.last_epoch != log.last_epoch or wanted.fetch_offset > end_offset):
+            parting = parted(log, wanted.fetch_offset, wanted.last_epoch)
             if parting is not None:
                 return _diverging(partition, wanted, parting.epoch, parting.end_offset)
-        end_offset = partition.log.log_end_offset
         return _read(
             partition, wanted, end_offset=end_offset, max_bytes=max_bytes, kept=partitions.kept_crcs, for_follower=True
         )
@@ -152,7 +154,7 @@ def _read(
     """``kept``: what projections go by. ``committed``: name the aborted transactions that the records may belong to.
     ``for_follower``: also what lies before the log start in the first segment."""
     if max_bytes <= 0 or wanted.fetch_offset >= end_offset:
-        return Look(_result(partition, wanted), None, 0, urgent=False)
+        return Look(_result(partition, wanted), (), 0, urgent=False)
     limit = max(min(wanted.max_bytes, max_bytes), 1)
     stored_bytes = cost = 0
     try:
@@ -173,7 +175,7 @@ def _read(
     except StorageError as error:
         raise partition.storage_failed(error) from error
     if not records.batch_count:
-        return Look(_result(partition, wanted), None, 0, urgent=False)
+        return Look(_result(partition, wanted), (), 0, urgent=False)
     aborted: tuple[AbortedRange, ...] = ()
     if committed:
         found = partition.log.aborted_between(wanted.fetch_offset, records.next_offset)
@@ -187,12 +189,12 @@ def _read(
         stored_bytes=stored_bytes,
     )
     size = records.batch_count * HEADER_BYTES + records.body_bytes
-    return Look(result, records, size, urgent=False, cost=max(size, cost))
+    return Look(result, (records.headers, *records.bodies), size, urgent=False, cost=cost if cost > size else size)
 
 
 def _diverging(partition: Partition, wanted: FetchPartition, epoch: int, end_offset: int) -> Look:
     result = _result(partition, wanted, diverging=(epoch, end_offset))
-    return Look(result, None, 0, urgent=True)
+    return Look(result, (), 0, urgent=True)
 
 
 def _result(
@@ -232,7 +234,7 @@ def _error(
         start = log.first_segment_offset if for_follower else log.log_start_offset
         marks = (replica.high_watermark, replica.readable_end(1), start, log.log_end_offset)
     result = FetchedPartition(wanted.topic, wanted.partition, error.code, *marks, detail=error.detail)
-    return Look(result, None, 0, urgent=True)
+    return Look(result, (), 0, urgent=True)
 
 
 def _out_of_reach(partition: Partition, offset: int) -> str:

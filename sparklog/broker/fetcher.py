@@ -205,23 +205,25 @@ class LeaderFetcher:
 
     def _send(self) -> None:
         assert self._connection is not None
-        broker, config = self._broker, self._broker.config
+        broker = self._broker
+        config, incarnation = broker.config, broker.incarnation
         session = self._session.next_request()
+        session_id, named = session.session_id, session.partitions
         broker.counters["fetcher.requests"] += 1
         request = Fetch(
             0,
             broker.broker_id,
-            broker.incarnation,
+            incarnation,
             config.replica_fetch_wait_max_ms,
             1,
             config.replica_fetch_response_max_bytes,
             0,
-            session.session_id,
+            session_id,
             session.session_epoch,
-            session.partitions,
+            named,
             session.forgotten,
         )
-        under_way = _UnderWay(session.session_id, session.partitions, broker.incarnation, time.monotonic())
+        under_way = _UnderWay(session_id, named, incarnation, time.monotonic())
         self._under_way.append(under_way)
         self._connection.ask(request, (), partial(self._answered, under_way))
 
@@ -318,7 +320,8 @@ class LeaderFetcher:
         Raises:
             BrokerError: CORRUPT_MESSAGE when there is less of it than the answer says.
         """
-        headers_end = answer.batch_count * HEADER_BYTES
+        code, batch_count, log_start_offset = answer.code, answer.batch_count, answer.log_start_offset
+        headers_end = batch_count * HEADER_BYTES
         if len(body) < headers_end + answer.body_bytes:
             detail = f"{answer.topic}-{answer.partition}: {len(body)} bytes found, {answer.batch_count} batches of "
             raise BrokerError(ErrorCode.CORRUPT_MESSAGE, f"{detail}{answer.body_bytes} bytes announced")
@@ -329,17 +332,18 @@ class LeaderFetcher:
         partition = followed.partition
         if position.topic_id != partition.topic_id:
             return  # about a topic that was deleted since and made anew: epoch and offset may well be the same
-        before = partition.log.log_end_offset
+        log, leader_epoch = partition.log, position.leader_epoch
+        before = log.log_end_offset
         refused = partition.leader_answered(
             LeaderAnswered(
-                leader_epoch=position.leader_epoch,
+                leader_epoch=leader_epoch,
                 fetch_offset=position.fetch_offset,
-                code=answer.code,
+                code=code,
                 high_watermark=answer.high_watermark,
-                log_start_offset=answer.log_start_offset,
+                log_start_offset=log_start_offset,
                 log_end_offset=answer.log_end_offset,
                 diverging=answer.diverging,
-                batch_count=answer.batch_count,
+                batch_count=batch_count,
                 last_epoch=position.last_epoch,
             ),
             body[:headers_end],
@@ -347,30 +351,30 @@ class LeaderFetcher:
         )
         self._broker.counters["fetcher.bytes"] += len(body)
         # A late answer of a deposed leader says nothing about the log of the present one.
-        current = answer.code == ErrorCode.NONE and position.leader_epoch == partition.replica.leader_epoch
-        if current and answer.log_start_offset > partition.log.log_start_offset:
-            partition.advance_log_start(answer.log_start_offset)
+        news = code == ErrorCode.NONE and log_start_offset > log.log_start_offset
+        if news and leader_epoch == partition.replica.leader_epoch:
+            partition.advance_log_start(log_start_offset)
         if self._followed.get(key) is not followed:
             return
         if partition.is_cutting:  # then it is followed anew
             self._session.forget(*key)
             return
-        moved = partition.log.log_end_offset != before
+        moved = log.log_end_offset != before
         if refused is not None:
             self._broker.counters["fetcher.batches.refused"] += 1
             self._rest(key, followed)
-        elif answer.code != ErrorCode.NONE and not moved:
+        elif code != ErrorCode.NONE and not moved:
             self._broker.counters["fetcher.errors"] += 1
-            _error_lines.info("%s: broker %d answers %s %s", partition.tp, self.leader_id, answer.code, answer.detail)
-            early = answer.code == ErrorCode.UNKNOWN_LEADER_EPOCH
+            _error_lines.info("%s: broker %d answers %s %s", partition.tp, self.leader_id, code, answer.detail)
+            early = code == ErrorCode.UNKNOWN_LEADER_EPOCH
             self._rest(key, followed, _EPOCH_PAUSE_S if early else _PARTITION_PAUSE_S)
-        elif moved or answer.batch_count or answer.diverging is not None:
+        elif moved or batch_count or answer.diverging is not None:
             limit = self._throttle.limit(partition.tp)
             if limit:
                 self._throttle.received(len(body))
                 # Whoever has all that is committed may be in the ISR by now, with no controller there to say so. Held
                 # back it would hold producers back.
-                if partition.log.log_end_offset < answer.high_watermark and self._throttle.exhausted:
+                if log.log_end_offset < answer.high_watermark and self._throttle.exhausted:
                     self._hold(key, followed)
                     return
             self._want_at_end(key, followed, limit, again=True)

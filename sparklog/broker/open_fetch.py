@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import logging
 import math
-import time
-from collections.abc import Callable
 
 from sparklog.broker.fetch_look import Look, follower_has_all, look_for_consumer
 from sparklog.broker.partition import FetchVerdict, Partition
@@ -34,7 +32,6 @@ class OpenFetch:
         "_broker",
         "_looks",
         "_max_bytes",
-        "_stale",
         "connection",
         "context",
         "done",
@@ -43,6 +40,7 @@ class OpenFetch:
         "number",
         "of_follower",
         "request",
+        "stale",
         "verdicts",
     )
 
@@ -65,16 +63,14 @@ class OpenFetch:
         limit = broker.config.replica_fetch_response_max_bytes if self.of_follower else broker.config.fetch_max_bytes
         self._max_bytes = min(request.max_bytes, limit)
         self._looks: dict[Key, Look] = {}
-        self._stale: dict[Key, FetchPartition] = {}
+        #: Partitions that are worth a look, or another one.
+        self.stale: dict[Key, FetchPartition] = {}
         #: It looks again on the next turn of the loop.
         self.is_to_look = False
 
-    def begin(self, served: Partition | None) -> None:
-        """Answer now if there is a reason to, else wait. ``served``: the one partition that a follower has just named,
-        if its leader takes its position for granted."""
-        if served is not None and self._waits_at_end(served):
-            return
-        self._stale = self.context.due()
+    def begin(self) -> None:
+        """Answer now if there is a reason to, else wait."""
+        self.stale = self.context.due()
         has_news = self._has_only_marks()
         if self.request.max_wait_ms <= 0:
             self._complete()
@@ -85,30 +81,29 @@ class OpenFetch:
         wait_s = min(self.request.max_wait_ms, _MAX_WAIT_MS) / 1000
         if self.of_follower and (self._has_news() if has_news is None else has_news):
             wait_s = min(wait_s, _MARK_LINGER_S)
-        self._answer_after(wait_s)
+        self._broker.fetches.answer_within(self, wait_s)
 
-    def _waits_at_end(self, partition: Partition) -> bool:
-        """As the rest of ``begin`` does it for a follower that has all there is in the only partition that is due, as
-        it is after nearly every batch. False for any other: nothing was done."""
+    def waits_at_end(self, partition: Partition) -> bool:
+        """As ``begin`` does it for a follower that has all there is in the only partition that is due, as it is after
+        nearly every batch. ``partition``: the only one that it has just named, whose leader takes its position for
+        granted. False for any other: nothing was done."""
         request, session = self.request, self.context.session
         if session is None or len(session.due) != 1 or request.session_epoch == FULL or request.max_wait_ms <= 0:
             return False
         wanted, log = self.context.named[0], partition.log
-        if (
-            wanted.fetch_offset != log.log_end_offset
-            or wanted.last_epoch != log.last_epoch
-            or wanted.columns is not None
-        ):
+        # Its leader has compared the histories: at one place they are one log.
+        if wanted.fetch_offset != log.log_end_offset or wanted.columns is not None:
             return False
         key = wanted.topic, wanted.partition
-        self._stale[key] = wanted
-        wait_s = min(request.max_wait_ms, _MAX_WAIT_MS) / 1000
-        if (
-            session.told.get(key) != (partition.replica.high_watermark, log.log_start_offset)
-            and wait_s > _MARK_LINGER_S
+        self.stale[key] = wanted
+        wait_ms = request.max_wait_ms
+        wait_s = (wait_ms if wait_ms < _MAX_WAIT_MS else _MAX_WAIT_MS) / 1000
+        if wait_s > _MARK_LINGER_S and session.told.get(key) != (
+            partition.replica.high_watermark,
+            log.log_start_offset,
         ):
             wait_s = _MARK_LINGER_S
-        self._answer_after(wait_s)
+        self._broker.fetches.answer_within(self, wait_s)
         return True
 
     def _has_only_marks(self) -> bool | None:
@@ -117,7 +112,7 @@ class OpenFetch:
         if not self.of_follower or self.verdicts or self.request.session_epoch == FULL:
             return None
         hosted, have_moved = self._broker.partitions, False
-        for key, wanted in self._stale.items():
+        for key, wanted in self.stale.items():
             partition = hosted.get(key)
             if partition is None or not follower_has_all(partition, wanted):
                 return None
@@ -126,42 +121,37 @@ class OpenFetch:
                 have_moved = self.context.marks_moved(key, partition.replica.high_watermark, start)
         return have_moved
 
-    def moved(self, key: Key, wanted: FetchPartition) -> None:
-        """This partition is worth another look."""
-        self._stale[key] = wanted
-
-    def look_soon(self) -> None:
-        """Look again on the next turn of the loop: there may be enough now."""
-        if not (self.is_to_look or self.done):
-            self.is_to_look = True
-            self._broker.fetches.look_soon(self)
-
     def answer_shortly(self) -> None:
         """Answer with what there is once the linger is over."""
-        self._answer_after(_MARK_LINGER_S)
-
-    def _answer_after(self, delay_s: float) -> None:
-        due_s = time.monotonic() + delay_s
-        if due_s < self.due_s and not self.done:
-            self.due_s = due_s
-            self._broker.fetches.answer_in_time(self)
+        self._broker.fetches.answer_within(self, _MARK_LINGER_S)
 
     def complete(self) -> None:
         """Answer with what there is."""
-        self._guarded(self._complete)
-
-    def _guarded(self, work: Callable[[], None]) -> None:
-        """Called by timers, which nobody could tell of an error: whoever waits must be answered all the same."""
         if self.done:
             return
         try:
-            work()
+            self._complete()
         except Exception as error:
-            self._broker.counters["requests.failed"] += 1
-            _log.exception("fetch of %s failed", self.connection.peer)
-            self.abandon()
-            detail = f"{type(error).__name__}: {error}"
-            self.connection.reply(ErrorReply(self.request.cid, ErrorCode.UNKNOWN_SERVER_ERROR, detail))
+            self._failed(error)
+
+    def look_again(self) -> None:
+        """Answer if there is enough now."""
+        self.is_to_look = False
+        if self.done:
+            return
+        try:
+            if not (self.of_follower and self._answers_alone()):
+                self._reconsider()
+        except Exception as error:
+            self._failed(error)
+
+    def _failed(self, error: Exception) -> None:
+        """The timers that look and complete could tell nobody: whoever waits must be answered all the same."""
+        self._broker.counters["requests.failed"] += 1
+        _log.error("fetch of %s failed", self.connection.peer, exc_info=error)
+        self.abandon()
+        detail = f"{type(error).__name__}: {error}"
+        self.connection.reply(ErrorReply(self.request.cid, ErrorCode.UNKNOWN_SERVER_ERROR, detail))
 
     def _complete(self) -> None:
         self._look()
@@ -175,14 +165,13 @@ class OpenFetch:
         body_bytes = 0
         for look in self._looks.values():
             results.append(look.result)
-            if look.records is not None:
-                body.append(look.records.headers)
-                body += look.records.bodies
+            if look.body:
+                body += look.body
                 body_bytes += look.size
                 if look.result.stored_bytes:
                     self._count_projected(look.result)
         self._broker.counters["fetch.follower.bytes" if self.of_follower else "fetch.consumer.bytes"] += body_bytes
-        self.connection.reply(self.context.reply(results, self.request.cid), body)
+        self.connection.reply(self.context.reply(results, self.request.cid), body, body_bytes)
 
     def _count_projected(self, result: FetchedPartition) -> None:
         counters = self._broker.counters
@@ -195,46 +184,40 @@ class OpenFetch:
         self.done = True
         self._broker.fetches.forget(self)
 
-    def look_again(self) -> None:
-        """Answer if there is enough now."""
-        self.is_to_look = False
-        self._guarded(self._reconsider)
-
     def _reconsider(self) -> None:
-        if self.of_follower and self._answers_alone():
-            return
         if self._enough():
             self._answer()
         elif self.of_follower and self._has_news():
             self.answer_shortly()
 
     def _answers_alone(self) -> bool:
-        """As the rest of ``_reconsider`` does it where a follower gets records of the only partition there is to look
+        """As ``_reconsider`` does it where a follower gets records of the only partition there is to look
         at. False for any other: nothing was done but to look."""
-        session, stale, request = self.context.session, self._stale, self.request
+        session, stale, request = self.context.session, self.stale, self.request
         if session is None or self._looks or len(stale) != 1 or len(session.due) != 1:
             return False
-        fetches = self._broker.fetches
+        broker = self._broker
+        fetches = broker.fetches
         ((key, wanted),) = stale.items()  # which is what is due
         look = fetches.look_for_follower(
-            self._broker.partitions,
+            broker.partitions,
             wanted,
             verdict=self.verdicts.get(key),
             max_bytes=self._max_bytes,
             isolation=request.isolation,
         )
-        records, result = look.records, look.result
-        if records is None or look.size < request.min_bytes or key not in session.wanted:
+        result, size = look.result, look.size
+        if not look.body or size < request.min_bytes or key not in session.wanted:
             self._looks[key] = look
             stale.clear()
             return False
         self.done = True
         fetches.forget(self)
-        self._broker.counters["fetch.follower.bytes"] += look.size
+        broker.counters["fetch.follower.bytes"] += size
         # It stays due, as the only one.
         session.told[key] = result.high_watermark, result.log_start_offset
         reply = FetchReply(request.cid, ErrorCode.NONE, session.session_id, (result,))
-        self.connection.reply(reply, (records.headers, *records.bodies))
+        self.connection.reply(reply, look.body, size)
         return True
 
     def _look(self) -> bool:
@@ -248,9 +231,9 @@ class OpenFetch:
         if not (self.of_follower or self.connection.writable):
             looks.clear()
             return False
-        if not self._stale:
+        if not self.stale:
             return True
-        stale, self._stale = self._stale, {}
+        stale, self.stale = self.stale, {}
         left = self._max_bytes
         if looks:
             for key in stale:
@@ -259,7 +242,7 @@ class OpenFetch:
         look_at = self._broker.fetches.look_for_follower if self.of_follower else look_for_consumer
         for key, wanted in stale.items():
             if left <= 0:
-                self._stale[key] = wanted
+                self.stale[key] = wanted
                 continue
             look = looks[key] = look_at(
                 self._broker.partitions,
@@ -280,7 +263,7 @@ class OpenFetch:
             if look.urgent:
                 return True
             size += look.size
-        if size and (size >= self.request.min_bytes or self._stale):
+        if size and (size >= self.request.min_bytes or self.stale):
             return True
         # A follower's new session is answered at once: only then can it add partitions while a request waits.
         return self.of_follower and self.request.session_epoch == FULL

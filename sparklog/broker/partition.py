@@ -12,7 +12,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 import pyarrow as pa
@@ -54,6 +54,7 @@ from sparklog.replica.events import (
     Truncated,
     TruncationFailed,
 )
+from sparklog.replica.purgatory import NEVER
 from sparklog.replica.replica import Replica
 from sparklog.storage.cutting import CutJob
 from sparklog.storage.log import Log
@@ -64,6 +65,7 @@ _cut_lines = Lines(_log)
 
 Batches = Sequence[tuple[BatchHeader, memoryview]]
 FetchVerdict = ServeFetch | RefuseFetch | AnswerDiverging
+_UNJUDGED: FetchVerdict = RefuseFetch(ErrorCode.NOT_LEADER_OR_FOLLOWER, "")
 
 
 class AppendRules(NamedTuple):
@@ -101,6 +103,7 @@ class PendingProduce(msgspec.Struct):
     own: bool = False
     placed: bool = False
     roll: bool = False
+    append_time_us: int = -1  #: when they were appended
 
 
 class Surroundings(Protocol):
@@ -156,15 +159,14 @@ class Partition:
         self.offline: str | None = None
         self.stopped = False
         #: Deadline that the table's timer knows of; see ``Partitions.deadline_moved``.
-        self.timer_ms: int | None = None
+        self.timer_ms = NEVER
         self._surroundings = surroundings
         self._events: deque[Event] = deque()
         self._stepping = False
         self._pending: dict[int, PendingProduce] = {}
-        self._append_time_us: dict[int, int] = {}
         self._incoming: tuple[memoryview, memoryview] | None = None
         self._append_refused: BrokerError | None = None
-        self._verdict: FetchVerdict | None = None
+        self._verdict: FetchVerdict = _UNJUDGED
         self._next_ticket = 0
         #: what a cut that was ordered waits for, and where it cuts
         self._cut: tuple[CutJob, int] | None = None
@@ -174,15 +176,15 @@ class Partition:
 
     def step(self, event: Event) -> None:
         """Hand over one event and carry out all that follows from it."""
-        events = self._events
+        events, replica = self._events, self.replica
         if self._stepping:
             events.append(event)
             return
         self._stepping = True
         try:
-            step, now_ms = self.replica.step, self._surroundings.now_ms
+            now_ms = self._surroundings.now_ms()
             while True:
-                for effect in step(event, now_ms()):
+                for effect in replica.step(event, now_ms):
                     _PERFORM[type(effect)](self, effect)
                 if not events:
                     break
@@ -193,8 +195,7 @@ class Partition:
             self._fail(error)
         finally:
             self._stepping = False
-        deadline_ms = self.replica.deadline_ms
-        if deadline_ms is not None and (self.timer_ms is None or deadline_ms < self.timer_ms):
+        if replica.deadline_ms < self.timer_ms:
             self._surroundings.deadline_moved(self)
 
     def produce(self, pending: PendingProduce, *, acks: int, deadline_ms: int) -> None:
@@ -216,16 +217,17 @@ class Partition:
 
     def follower_fetched(self, event: FollowerFetched) -> FetchVerdict:
         """What to answer a follower: records, an error, or where its log diverges."""
-        self._verdict = cast("FetchVerdict | None", None)  # which the step replaces
+        self._verdict = _UNJUDGED  # which the step replaces
         self.step(event)
         verdict = self._verdict
-        if verdict is None:
+        if verdict is _UNJUDGED:
             return RefuseFetch(ErrorCode.NOT_LEADER_OR_FOLLOWER, f"{self.tp}: this replica is {self.replica.role}")
         return verdict
 
     def leader_answered(self, event: LeaderAnswered, headers: memoryview, bodies: memoryview) -> BrokerError | None:
         """Take over what the leader sent for this partition. Returns why its batches were not taken, or None."""
-        if event.batch_count and self.log.is_outdated_for(headers, time.time_ns() // 1000):
+        log = self.log
+        if event.batch_count and log.is_outdated_for(headers, time.time_ns() // 1000):
             _log.warning("%s: away for longer than tombstones are kept: the log is copied anew", self.tp)
             event = msgspec.structs.replace(
                 event, code=ErrorCode.OFFSET_OUT_OF_RANGE, batch_count=0, log_start_offset=0
@@ -235,7 +237,7 @@ class Partition:
         self.step(event)
         self._incoming = None
         if event.code == ErrorCode.NONE and self._cut is None:
-            self.log.caught_up(event.high_watermark)
+            log.caught_up(event.high_watermark)
         return self._append_refused
 
     @property
@@ -306,10 +308,9 @@ class Partition:
 
     def require_leader(self, leader_epoch: int) -> None:
         """Raises BrokerError: NOT_LEADER_OR_FOLLOWER, or the epoch named (-1: none) is older or newer than here."""
-        code = self.replica.check_epoch(leader_epoch)
-        if code is None and not self.replica.is_leader:
-            code = ErrorCode.NOT_LEADER_OR_FOLLOWER
-        if code is not None:
+        replica = self.replica
+        if not replica.is_leader or leader_epoch not in (NO_EPOCH, replica.leader_epoch):
+            code = replica.check_epoch(leader_epoch) or ErrorCode.NOT_LEADER_OR_FOLLOWER
             raise BrokerError(code, self.standing(leader_epoch))
 
     def standing(self, leader_epoch: int) -> str:
@@ -354,7 +355,7 @@ class Partition:
             self._fail(error)
             self._answer(ticket, ErrorCode.KAFKA_STORAGE_ERROR, detail=f"{self.tp}: {error}")
         else:
-            self._append_time_us[ticket] = now_us
+            pending.append_time_us = now_us
             pending.batches = ()
             return written
         return None
@@ -388,7 +389,9 @@ class Partition:
             raise BrokerError(ErrorCode.CORRUPT_MESSAGE, f"not checkable: {type(error).__name__}: {error}") from None
 
     def _answer_produce(self, effect: AnswerProduce) -> None:
-        self._answer(effect.ticket, effect.code, base_offset=effect.base_offset, detail=effect.detail)
+        pending = self._pending.pop(effect.ticket, None)
+        if pending is not None:
+            pending.answered(Answer(effect.code, effect.base_offset, pending.append_time_us, effect.detail))
 
     def _append_as_follower(self, effect: AppendAsFollower) -> None:
         assert self._incoming is not None
@@ -463,11 +466,8 @@ class Partition:
 
     # --- answers ---
 
-    def _answer(self, ticket: int, code: ErrorCode, *, base_offset: int = -1, detail: str = "") -> None:
-        pending = self._pending.pop(ticket, None)
-        append_time_us = self._append_time_us.pop(ticket, -1)
-        if pending is not None:
-            pending.answered(Answer(code, base_offset, append_time_us, detail))
+    def _answer(self, ticket: int, code: ErrorCode, *, detail: str) -> None:
+        self._answer_produce(AnswerProduce(ticket, code, -1, detail))
 
     def _answer_all(self, code: ErrorCode, detail: str) -> None:
         for ticket in list(self._pending):

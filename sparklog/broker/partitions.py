@@ -23,6 +23,7 @@ from sparklog.model import NO_EPOCH, TopicPartition
 from sparklog.protocol.messages import TopicChange
 from sparklog.record.schema import parse_schema
 from sparklog.replica.events import FollowerConnectionLost, Ticked
+from sparklog.replica.purgatory import NEVER
 from sparklog.replica.replica import Replica
 from sparklog.replica.view import ReplicaSettings
 from sparklog.storage.log import Log
@@ -237,7 +238,7 @@ class Partitions:
     def deadline_moved(self, partition: Partition) -> None:
         """Called after every step, so it is cheap when the deadline did not come closer."""
         deadline_ms = partition.replica.deadline_ms
-        if deadline_ms is None or (partition.timer_ms is not None and partition.timer_ms <= deadline_ms):
+        if deadline_ms >= partition.timer_ms:
             return
         partition.timer_ms = deadline_ms
         heapq.heappush(self._timers, (deadline_ms, next(self._timer_order), partition))
@@ -258,13 +259,12 @@ class Partitions:
         while self._timers and self._timers[0][0] <= now_ms:
             at_ms, _, partition = heapq.heappop(self._timers)
             if partition.timer_ms == at_ms:
-                partition.timer_ms = None
+                partition.timer_ms = NEVER
                 due.append(partition)
         for partition in due:
-            deadline_ms = partition.replica.deadline_ms
-            if partition.stopped or deadline_ms is None:
+            if partition.stopped:
                 continue
-            if deadline_ms <= now_ms:
+            if partition.replica.deadline_ms <= now_ms:
                 partition.step(Ticked())
             else:
                 self.deadline_moved(partition)

@@ -21,6 +21,7 @@ from sparklog.net.server import ServerConnection
 from sparklog.protocol.messages import ACKS_ALL, ErrorReply, Produce, ProducePartition, ProduceReply, ProduceResult
 from sparklog.record.header import HEADER_BYTES, Flag, unpack_header
 
+_ACKS = frozenset({0, 1, ACKS_ALL})
 _MAX_TIMEOUT_MS = 3_600_000
 #: A request is dealt with for so long in one turn of the loop, to within so many partitions.
 _TURN_S = 0.05
@@ -174,7 +175,7 @@ def _owed(broker: BrokerState, acks: int) -> int:
 
 
 def _refusal(broker: BrokerState, request: Produce, body_bytes: int) -> BrokerError | None:
-    if request.acks not in {0, 1, ACKS_ALL}:
+    if request.acks not in _ACKS:
         return BrokerError(ErrorCode.INVALID_REQUIRED_ACKS, f"acks={request.acks} found, 0, 1 or -1 (all) expected")
     if broker.quiesced:
         return BrokerError(ErrorCode.BROKER_STOPPING, f"broker {broker.broker_id} takes no new writes")

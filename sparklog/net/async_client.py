@@ -15,12 +15,11 @@ from sparklog.net.loop import tune
 from sparklog.protocol.connection import DEFAULT_MAX_FRAME_BYTES, ClientEnd, PreparedRequest, error_told, hello
 from sparklog.protocol.frames import Buffer
 from sparklog.protocol.messages import ErrorReply, Hello, HelloReply, Reply, Request
+from sparklog.protocol.received import ReceivedReply
 
 Answer = tuple[Reply, memoryview]
 #: Told what came of one request: the answer, or why there is none.
 Told = Callable[[Answer | BrokerError], None]
-#: Of a reply that has none.
-_NO_BODY = memoryview(b"")
 
 
 class AsyncConnection(asyncio.BufferedProtocol):
@@ -232,25 +231,26 @@ class AsyncConnection(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         self._heard_s = time.monotonic()
         try:
-            reply = self._end.only_reply(nbytes)
-            replies = self._end.buffer_updated(nbytes) if reply is None else []
+            received = self._end.alone(nbytes)
+            several = self._end.buffer_updated(nbytes) if received is None else ()
         except ProtocolError as error:
             self._reason = str(error)
             self.abort()
             return
-        if reply is not None:
-            self._take(reply.cid, reply, _NO_BODY)
-        for cid, reply, body in replies:
-            self._take(cid, reply, body)
+        if received is not None:
+            self._take(received)
+        for received in several:
+            self._take(received)
 
-    def _take(self, cid: int, reply: Reply, body: memoryview) -> None:
-        answer: Answer | BrokerError = (reply, body)
+    def _take(self, received: ReceivedReply) -> None:
+        reply = received.reply
+        answer: Answer | BrokerError = (reply, received.body)
         if isinstance(reply, ErrorReply):
             answer = error_told(reply)
-            if cid == -1:
+            if reply.cid == -1:
                 self._reason = reply.detail
         self.telling = True
-        told = self._waiting.pop(cid, None)
+        told = self._waiting.pop(reply.cid, None)
         if told is not None:
             try:
                 told(answer)

@@ -99,7 +99,7 @@ class BlockingConnection:
         cid = self.send(message, body)
         while True:
             received = self._next()
-            if received.cid in {cid, -1}:
+            if received.reply.cid in {cid, -1}:
                 raise_for_error(received.reply)
                 return received.reply, received.body
 

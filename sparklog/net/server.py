@@ -84,6 +84,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         self._factory = factory
         self._end = ServerEnd(describe, limits.max_frame_bytes)
         self._limits = limits
+        self._max_in_flight = limits.max_in_flight
         self._budget = budget
         self._queue: deque[ReceivedRequest | ImmediateAnswer] = deque()
         self._in_hand: dict[int, int] = {}
@@ -139,12 +140,12 @@ class ServerConnection(asyncio.BufferedProtocol):
         event = self._end.alone(nbytes)
         if event is None:
             self._queue.extend(self._end.buffer_updated(nbytes))
-        elif isinstance(event, ReceivedRequest) and not self._queue and self._may_take(event):
-            self._take(event)
-            if self._reading and self._has_room() and not self._budget.exhausted:
-                return  # there is nothing to go on with
-        else:
+        elif self._queue or type(event) is not ReceivedRequest or not self._may_take(event):
             self._queue.append(event)
+        else:
+            self._take(event)
+            if self._reading and not (self._budget.exhausted or self._is_full()):
+                return  # there is nothing to go on with
         self.go_on()
 
     def pause_writing(self) -> None:
@@ -178,12 +179,13 @@ class ServerConnection(asyncio.BufferedProtocol):
 
     # --- the broker's side ---
 
-    def reply(self, message: Reply, body: Sequence[Buffer] = ()) -> None:
-        """Answer the request with the message's ``cid``. Body buffers must not change until they are sent."""
+    def reply(self, message: Reply, body: Sequence[Buffer] = (), body_bytes: int = -1) -> None:
+        """Answer the request with the message's ``cid``. Body buffers must not change until they are sent;
+        ``body_bytes``: what they are together, where that is known."""
         transport = self._transport
         if self.closed or transport is None:
             return
-        buffers = encode_reply(message, body)
+        buffers = encode_reply(message, body, body_bytes)
         if len(buffers) == 1:
             transport.write(buffers[0])
         else:
@@ -244,35 +246,35 @@ class ServerConnection(asyncio.BufferedProtocol):
             self.close()
 
     def _take(self, event: ReceivedRequest) -> None:
-        assert self._transport is not None and self._handler is not None
-        request = event.request
-        if request.cid in self._in_hand:
+        handler, request, size = self._handler, event.request, event.frame_bytes
+        cid = request.cid
+        if cid in self._in_hand:
+            assert self._transport is not None
             # Two under one number would be counted as one: neither bound would hold any more.
-            detail = f"correlation id {request.cid} found, its earlier request is not answered yet"
-            self._transport.writelines(encode_reply(ErrorReply(request.cid, ErrorCode.INVALID_REQUEST, detail)))
+            detail = f"correlation id {cid} found, its earlier request is not answered yet"
+            self._transport.writelines(encode_reply(ErrorReply(cid, ErrorCode.INVALID_REQUEST, detail)))
             return
-        self._in_hand[request.cid] = event.frame_bytes
-        self._budget.take(event.frame_bytes)
+        assert handler is not None
+        self._in_hand[cid] = size
+        self._budget.take(size)
         self._going_on = True
         try:
-            self._handler.request_received(request, event.body)
+            handler.request_received(request, event.body)
         finally:
             self._going_on = False
 
     def _may_take(self, event: ReceivedRequest) -> bool:
-        if self._handler is None or (self._budget.exhausted and event.body):
-            return False
-        return self._has_room()
+        return not (self._is_full() or self._handler is None or (event.body and self._budget.exhausted))
 
     def _may_read(self) -> bool:
         """What has a body is not read to its end, and nothing behind it, while there is no budget for it."""
         if self._budget.exhausted and (self._queue or self._end.body_under_way):
             self._budget.waiting.add(self)
             return False
-        return self._has_room()
+        return not self._is_full()
 
-    def _has_room(self) -> bool:
-        return self._writable and not self._held and len(self._in_hand) < self._limits.max_in_flight
+    def _is_full(self) -> bool:
+        return not self._writable or self._held or len(self._in_hand) >= self._max_in_flight
 
     def _set_reading(self, reading: bool) -> None:
         if self._transport is not None and not self._transport.is_closing():

@@ -7,7 +7,7 @@ hands other requests over and turns whatever cannot be understood into an ``Erro
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import msgspec
 
@@ -20,7 +20,6 @@ from sparklog.protocol.messages import (
     ErrorReply,
     Hello,
     HelloReply,
-    Message,
     Reply,
     Request,
     decode_reply,
@@ -34,7 +33,6 @@ DEFAULT_MAX_FRAME_BYTES = 128 * 1024 * 1024
 _MAX_DETAIL = 1000
 #: Stands for the id in a prepared frame. Nothing in front of it there, a length or the message's tag, is like it.
 _ANY_CID = 2**64 - 1
-_M = TypeVar("_M", bound=Message)
 
 
 class ImmediateAnswer(NamedTuple):
@@ -50,7 +48,7 @@ class PreparedRequest:
 
     def __init__(self, message: Request, body_bytes: int) -> None:
         """``body_bytes``: not 0."""
-        frame = before_body(encode_message(stamped(message, _ANY_CID)), body_bytes)
+        frame = before_body(encode_message(msgspec.structs.replace(message, cid=_ANY_CID)), body_bytes)
         self.before_cid, _, self.behind_cid = frame.partition(_ANY_CID.to_bytes(8, "big"))
 
 
@@ -63,10 +61,11 @@ class ClientEnd:
         self.get_buffer = self._decoder.get_buffer
 
     def encode(self, message: Request, body: Sequence[Buffer] = ()) -> tuple[int, list[Buffer]]:
-        """Stamp and encode; returns the correlation id and the buffers to send."""
+        """Stamp and encode; returns the correlation id and the buffers to send. Messages are built with cid 0 by code
+        that knows no connection."""
         cid = self._next_cid
-        self._next_cid += 1
-        return cid, encode_frame(encode_message(stamped(message, cid)), body)
+        self._next_cid = cid + 1
+        return cid, encode_frame(encode_message(msgspec.structs.replace(message, cid=cid)), body)
 
     def encode_prepared(self, request: PreparedRequest, first: bytes, second: bytes) -> tuple[int, bytes]:
         """As ``encode``, in one buffer, with a body of two parts that have as many bytes as was said."""
@@ -74,18 +73,14 @@ class ClientEnd:
         self._next_cid = cid + 1
         return cid, b"".join((request.before_cid, cid.to_bytes(8, "big"), request.behind_cid, first, second))
 
-    def only_reply(self, count: int) -> Reply | None:
-        """As ``buffer_updated``, where these bytes are one reply without a body and nothing else, as they mostly are
-        where latency counts. None: ``buffer_updated`` is to be called."""
-        header = self._decoder.only_header(count)
-        return None if header is None else _decoded(header)
+    def alone(self, count: int) -> ReceivedReply | None:
+        """As ``buffer_updated`` where the bytes are one reply and nothing else, as they mostly are where latency
+        counts. None: that is to be told of them."""
+        frame = self._decoder.alone(count)
+        return None if frame is None else ReceivedReply(_decoded(frame.header), frame.body)
 
     def buffer_updated(self, count: int) -> list[ReceivedReply]:
         """Raises ProtocolError (fatal) when the peer does not speak this protocol."""
-        alone = self._decoder.alone(count)
-        if alone is not None:
-            reply = _decoded(alone.header)
-            return [ReceivedReply(reply.cid, reply, alone.body)]
         received = []
         for frame in self._decoder.buffer_updated(count):
             if isinstance(frame, OversizeFrame):
@@ -94,8 +89,7 @@ class ClientEnd:
                     f"reply of {frame.frame_bytes} bytes, at most {frame.limit} expected",
                     fatal=True,
                 )
-            reply = _decoded(frame.header)
-            received.append(ReceivedReply(reply.cid, reply, frame.body))
+            received.append(ReceivedReply(_decoded(frame.header), frame.body))
         return received
 
 
@@ -164,21 +158,22 @@ class ServerEnd:
         return ImmediateAnswer(ErrorReply(cid_of(frame.header), ErrorCode.FRAME_TOO_LARGE, detail), close=False)
 
     def _understand(self, frame: Frame) -> ReceivedRequest | ImmediateAnswer:
+        header = frame.header
         try:
-            request = decode_request(frame.header)
+            request = decode_request(header)
         except msgspec.ValidationError as error:
             code = ErrorCode.UNKNOWN_API if "Invalid value" in str(error) else ErrorCode.INVALID_REQUEST
-            return ImmediateAnswer(ErrorReply(cid_of(frame.header), code, str(error)), close=False)
+            return ImmediateAnswer(ErrorReply(cid_of(header), code, str(error)), close=False)
         except UNDECODABLE as error:
             detail = f"header is not a message: {error}"
-            return ImmediateAnswer(ErrorReply(cid_of(frame.header), ErrorCode.MALFORMED_FRAME, detail), close=False)
+            return ImmediateAnswer(ErrorReply(cid_of(header), ErrorCode.MALFORMED_FRAME, detail), close=False)
         if isinstance(request, Hello):
             return self._greet(request)
         if not self.version:
             detail = f"{type(request).__name__} found, Hello expected first"
             return ImmediateAnswer(ErrorReply(request.cid, ErrorCode.INVALID_REQUEST, detail), close=False)
         body = frame.body
-        return ReceivedRequest(request, body, len(frame.header) + len(body))
+        return ReceivedRequest(request, body, len(header) + len(body))
 
     def _greet(self, request: Hello) -> ImmediateAnswer:
         if self.version:
@@ -200,12 +195,8 @@ class ServerEnd:
         return ImmediateAnswer(reply, close=False)
 
 
-def stamped(message: _M, cid: int) -> _M:
-    """The message with its correlation id; messages are built with cid 0 by code that knows no connection."""
-    return msgspec.structs.replace(message, cid=cid)
-
-
-def encode_reply(reply: Reply, body: Sequence[Buffer] = ()) -> list[Buffer]:
+def encode_reply(reply: Reply, body: Sequence[Buffer] = (), body_bytes: int = -1) -> list[Buffer]:
+    """``body_bytes`` as ``encode_frame`` has it."""
     if isinstance(reply, ErrorReply) and len(reply.detail) > _MAX_DETAIL:
         reply = ErrorReply(reply.cid, reply.code, f"{reply.detail[:_MAX_DETAIL]}...")
-    return encode_frame(encode_message(reply), body)
+    return encode_frame(encode_message(reply), body, body_bytes)

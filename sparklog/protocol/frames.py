@@ -32,26 +32,29 @@ _SCRATCH_BYTES = 256 * 1024
 #: Frames above this are received into their own memory; below, moving a partial one costs less than a system call.
 _OWN_MEMORY_BYTES = _SCRATCH_BYTES // 2
 _JOIN_BYTES = 32 * 1024
-_ZEROS = bytes(8)
+#: What a header of so many bytes, modulo 8, is filled up with; the prefix itself is eight.
+_PADDING = [bytes(-length % 8) for length in range(8)]
+_NOTHING = memoryview(b"")
 
 
 def _body_start(header_length: int) -> int:
     return (PREFIX_BYTES + header_length + 7) & ~7
 
 
-def encode_frame(header: bytes, body: Sequence[Buffer] = ()) -> list[Buffer]:
-    """Return buffers to be sent in order; large body parts are passed through without a copy."""
+def encode_frame(header: bytes, body: Sequence[Buffer] = (), body_bytes: int = -1) -> list[Buffer]:
+    """Return buffers to be sent in order; large body parts are passed through without a copy. ``body_bytes``: what the
+    body's parts are together; below 0: not told."""
     header_bytes = len(header)
     if not body:
         return [PREFIX.pack(PREFIX_BYTES - 4 + header_bytes, header_bytes) + header]
-    body_bytes = 0
-    for part in body:
-        body_bytes += len(part) if isinstance(part, bytes) else memoryview(part).nbytes
+    if body_bytes < 0:
+        body_bytes = 0
+        for part in body:
+            body_bytes += len(part) if type(part) is bytes else memoryview(part).nbytes
     if not body_bytes:
         return [PREFIX.pack(PREFIX_BYTES - 4 + header_bytes, header_bytes) + header]
-    start = (PREFIX_BYTES + header_bytes + 7) & ~7
-    prefix = PREFIX.pack(start - 4 + body_bytes, header_bytes)
-    padding = _ZEROS[: start - PREFIX_BYTES - header_bytes]
+    padding = _PADDING[header_bytes & 7]
+    prefix = PREFIX.pack(PREFIX_BYTES - 4 + header_bytes + len(padding) + body_bytes, header_bytes)
     if body_bytes <= _JOIN_BYTES:
         return [b"".join((prefix, header, padding, *body))]
     return [prefix + header + padding, *body]
@@ -59,13 +62,13 @@ def encode_frame(header: bytes, body: Sequence[Buffer] = ()) -> list[Buffer]:
 
 def before_body(header: bytes, body_bytes: int) -> bytes:
     """What a frame has in front of a body of so many bytes, not 0."""
-    start = _body_start(len(header))
-    prefix = PREFIX.pack(start - 4 + body_bytes, len(header))
-    return prefix + header + _ZEROS[: start - PREFIX_BYTES - len(header)]
+    prefix = PREFIX.pack(_body_start(len(header)) - 4 + body_bytes, len(header))
+    return prefix + header + _PADDING[len(header) & 7]
 
 
 class FrameDecoder:
-    """Turns received bytes into frames. Owner: one connection. ``get_buffer`` then ``buffer_updated``, in turns.
+    """Turns received bytes into frames. Owner: one connection. ``get_buffer`` then ``buffer_updated``, in turns, or
+    ``alone`` first.
 
     Raises from ``buffer_updated``:
         ProtocolError: MALFORMED_FRAME, fatal: the bytes are not frames and the connection has to be closed.
@@ -79,6 +82,8 @@ class FrameDecoder:
         self._filled = 0
         self._skip = 0
         self._oversize: OversizeFrame | None = None
+        #: What is received next begins a frame, and nothing is left to be said of an earlier one.
+        self._at_start = True
 
     def get_buffer(self) -> memoryview:
         """Where the transport may write received bytes; never empty."""
@@ -95,14 +100,19 @@ class FrameDecoder:
 
     def alone(self, count: int) -> Frame | None:
         """As ``buffer_updated`` where the bytes are one frame and nothing else, as mostly where latency counts. None
-        for any other: then ``buffer_updated`` is to be told of them."""
-        if self._end or self._large is not None or not PREFIX_BYTES <= count <= self._limit:
+        for any other: then ``buffer_updated`` is to be told of them.
+
+        A header without a body has no memory of its own: it is there until more is received."""
+        if not (self._at_start and PREFIX_BYTES <= count <= self._limit):
             return None
-        length, header_length = PREFIX.unpack_from(self._scratch)
+        scratch = self._scratch
+        length, header_length = PREFIX.unpack_from(scratch)
         header_end = PREFIX_BYTES + header_length
-        if length + 4 != count or header_end > count or self._skip or self._oversize is not None:
+        if length + 4 != count or header_end > count:
             return None
-        whole = memoryview(bytes(self._scratch[:count]))
+        if header_end == count:
+            return Frame(scratch[PREFIX_BYTES:count], _NOTHING)
+        whole = memoryview(bytes(scratch[:count]))
         return Frame(whole[PREFIX_BYTES:header_end], whole[(header_end + 7) & ~7 :])
 
     def buffer_updated(self, count: int) -> list[Frame | OversizeFrame]:
@@ -112,20 +122,11 @@ class FrameDecoder:
             if self._filled < len(self._large):
                 return []
             whole, self._large = self._large, None
+            self._at_start = True
             return [_cut(whole, PREFIX.unpack_from(whole)[1])]
         self._end += count
+        self._at_start = False
         return self._cut_scratch()
-
-    def only_header(self, count: int) -> memoryview | None:
-        """Of ``count`` bytes that are one frame without a body and nothing else, its header: as ``buffer_updated``,
-        which is not called then, but in no memory of its own, only until more is received. None: it is to be called.
-        """
-        if self._end or count < PREFIX_BYTES or count > self._limit or self._large is not None or self._skip:
-            return None
-        length, header_length = PREFIX.unpack_from(self._scratch)
-        if length + 4 != count or PREFIX_BYTES + header_length != count or self._oversize is not None:
-            return None
-        return self._scratch[PREFIX_BYTES:count]
 
     def _cut_scratch(self) -> list[Frame | OversizeFrame]:
         frames: list[Frame | OversizeFrame] = []
@@ -172,6 +173,7 @@ class FrameDecoder:
             # A bytes copy in between: the two regions of one memory may overlap.
             scratch[: end - start] = bytes(scratch[start:end])
         self._end = end - start
+        self._at_start = start == end and not self._skip and self._large is None
         return frames
 
 

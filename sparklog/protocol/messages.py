@@ -10,6 +10,7 @@ The structs stand by topic in modules beside this one; everybody else imports th
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 
 import msgspec
 
@@ -325,21 +326,17 @@ UNDECODABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 _encoder = msgspec.msgpack.Encoder()
 _reply_decoder: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
 
-
-def encode_message(message: Request | Reply) -> bytes:
-    return _encoder.encode(message)
+# The methods themselves, where they are there from the start: each message goes through them.
+encode_message: Callable[[Request | Reply], bytes] = _encoder.encode
+#: Raises one of ``UNDECODABLE``; ``connection`` turns them into typed answers.
+decode_reply: Callable[[bytes | memoryview], Reply] = _reply_decoder.decode
 
 
 def decode_request(header: bytes | memoryview) -> Request:
-    """Raises one of ``UNDECODABLE``; ``connection`` turns them into typed answers."""
+    """Raises as ``decode_reply``."""
     return _request_decoder().decode(header)
 
 
 @functools.cache  # not before somebody needs it: clients do not, and to make it takes 3 ms
 def _request_decoder() -> msgspec.msgpack.Decoder[Request]:
     return msgspec.msgpack.Decoder(Request)
-
-
-def decode_reply(header: bytes | memoryview) -> Reply:
-    """As ``decode_request``."""
-    return _reply_decoder.decode(header)

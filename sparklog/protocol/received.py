@@ -14,7 +14,8 @@ from sparklog.protocol.messages import UNDECODABLE, Reply, Request
 
 
 class Frame(msgspec.Struct, frozen=True, gc=False):
-    """One received frame; both views keep the frame's memory alive and are never written to again."""
+    """One received frame; both views keep the frame's memory alive and are never written to again, but for what
+    ``FrameDecoder.alone`` says."""
 
     header: memoryview
     body: memoryview
@@ -28,8 +29,7 @@ class OversizeFrame(NamedTuple):
     limit: int
 
 
-class ReceivedReply(NamedTuple):
-    cid: int
+class ReceivedReply(msgspec.Struct, frozen=True, gc=False):
     reply: Reply
     body: memoryview
 

@@ -14,9 +14,16 @@ import pyarrow as pa
 
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import NO_PRODUCER
-from sparklog.record.checksum import Buffer
+from sparklog.record.checksum import Buffer, crc32c
 from sparklog.record.cleaned import MAX_SPAN, offsets_of
-from sparklog.record.codec import NO_TIMESTAMP, event_time_range, header_times, read_record_batch, verify_body_crc
+from sparklog.record.codec import (
+    NO_TIMESTAMP,
+    compare_body_crc,
+    event_time_range,
+    header_times,
+    read_record_batch,
+    verify_body_crc,
+)
 from sparklog.record.few_checks import times_of_few
 from sparklog.record.flatbuffer import malformed
 from sparklog.record.header import BatchHeader, Flag
@@ -71,10 +78,10 @@ def validate_batch(
     _check_header(header, len(body), max_message_bytes)
     if len(body) <= _SMALL_BYTES:
         body = bytes(body)
-    verify_body_crc(header, body)
+    compare_body_crc(header, crc32c(body))
     _check_schema_id(header, schema_id)
-    is_few = schema is DEFAULT_SCHEMA and isinstance(body, bytes) and not required_key
-    if not (is_few and _sound_without_arrow(header, bytes(body), event_time)):
+    is_few = schema is DEFAULT_SCHEMA and not required_key
+    if not (is_few and isinstance(body, bytes) and _sound_without_arrow(header, body, event_time)):
         records = _validate_by_arrow(
             header, pa.py_buffer(body), schema, max_message_bytes=max_message_bytes, event_time=event_time
         )

@@ -18,8 +18,7 @@ together may hold.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import Collection, Iterable
 
 import msgspec
 
@@ -204,20 +203,21 @@ class SessionCache:
             self._move(session, line)
         return FetchContext(session, fetch.partitions)
 
-    def wake(self, key: Key) -> list[FetchSession]:
+    def wake(self, key: Key) -> Collection[FetchSession]:
         """Records came or a mark moved: make the partition due. Returns the sessions whose long poll may end now."""
         holders = self.holders.get(key)
         if holders is None:
-            return []
-        woken = list(holders.values())
-        for session in woken:
+            return ()
+        for session in holders.values():
             session.due[key] = None
-        return woken
+        return holders.values()
 
-    def line_lost(self, line: object) -> None:
-        """The connection closed: nobody comes back to the sessions it was used for."""
-        for session_id in list(self._by_line.get(line, ())):
+    def line_lost(self, line: object) -> list[int]:
+        """The connection closed: nobody comes back to the sessions it was used for. Returns the ids that they had."""
+        lost = list(self._by_line.get(line, ()))
+        for session_id in lost:
             self.close(session_id)
+        return lost
 
     def close(self, session_id: int) -> None:
         session = self._followers.pop(session_id, None) or self._consumers.pop(session_id, None)
@@ -326,7 +326,7 @@ class SessionCache:
             self._by_line.setdefault(line, {})[session.session_id] = session
 
 
-class SessionRequest(NamedTuple):
+class SessionRequest(msgspec.Struct, frozen=True, gc=False):
     """The session's part of a ``Fetch``."""
 
     session_id: int
@@ -347,7 +347,8 @@ class SessionBuilder:
         self._wanted: dict[Key, FetchPartition] = {}
         self._changed: dict[Key, None] = {}
         self._forgotten: dict[Key, None] = {}
-        self._session_id = NO_SESSION
+        #: as the server has told it last
+        self.session_id = NO_SESSION
         self._epoch = FULL
 
     def __len__(self) -> int:
@@ -360,7 +361,8 @@ class SessionBuilder:
         if again or self._wanted.get(key) != partition:
             self._wanted[key] = partition
             self._changed[key] = None
-            self._forgotten.pop(key, None)
+            if self._forgotten:
+                self._forgotten.pop(key, None)
 
     def forget(self, topic: str, partition: int) -> None:
         key = (topic, partition)
@@ -374,23 +376,20 @@ class SessionBuilder:
         return self._epoch != FULL
 
     @property
-    def session_id(self) -> int:
-        return self._session_id
-
-    @property
     def changed(self) -> bool:
         """There is something to say that the server does not know yet."""
         return bool(self._changed or self._forgotten)
 
     def next_request(self) -> SessionRequest:
         if self._epoch == FULL:
-            request = SessionRequest(self._session_id, FULL, tuple(self._wanted.values()), ())
+            request = SessionRequest(self.session_id, FULL, tuple(self._wanted.values()), ())
         else:
-            changed = tuple([self._wanted[key] for key in self._changed])
-            request = SessionRequest(self._session_id, self._epoch, changed, tuple(self._forgotten))
+            changed = tuple(map(self._wanted.__getitem__, self._changed))
+            request = SessionRequest(self.session_id, self._epoch, changed, tuple(self._forgotten))
             self._epoch += 1
         self._changed.clear()
-        self._forgotten.clear()
+        if self._forgotten:
+            self._forgotten.clear()
         return request
 
     def answered(self, reply: FetchReply) -> None:
@@ -398,8 +397,8 @@ class SessionBuilder:
         without a slot."""
         if reply.code != ErrorCode.NONE or reply.session_id == NO_SESSION:
             self.lost()
-        elif not self.established:
-            self._session_id = reply.session_id
+        elif self._epoch == FULL:
+            self.session_id = reply.session_id
             self._epoch = 1
 
     def lost(self) -> None:

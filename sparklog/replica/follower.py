@@ -120,7 +120,13 @@ class Follower:
 
     def _raise_to(self, leader_mark: int) -> list[Effect]:
         """A new leader's mark may lag behind ours; what was committed stays committed."""
-        return self._set_mark(max(self.view.high_watermark, min(leader_mark, self.view.log.log_end_offset)))
+        view = self.view
+        end = view.log.log_end_offset
+        mark = leader_mark if leader_mark < end else end
+        if mark <= view.high_watermark:
+            return []
+        view.high_watermark = mark
+        return [HighWatermarkMoved(mark)]
 
     def _set_mark(self, mark: int) -> list[Effect]:
         if mark == self.view.high_watermark:

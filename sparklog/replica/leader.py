@@ -137,14 +137,15 @@ class Leader:
                 return [refusal]
             assert peer is not None
             self._check_in_time(now_ms)  # what it has is unknown
-        log = self.view.log
+        view = self.view
+        log, offset = view.log, event.offset
         end = log.log_end_offset
-        offset = event.offset
-        if offset > end or offset < log.log_start_offset or event.last_epoch != log.last_epoch:
+        outside = offset != end and (offset > end or offset < log.log_start_offset)
+        if outside or event.last_epoch != log.last_epoch:
             objection = self._compare(event, end)
             if objection is not None:
                 return [objection]
-        held_back = peer.log_end <= self.view.high_watermark
+        held_back = peer.log_end <= view.high_watermark
         peer.fetched(offset, end, now_ms=now_ms)
         if offset < end and self.check_ms == NEVER:
             self._check_in_time(now_ms)
@@ -208,13 +209,16 @@ class Leader:
         """Raise the high watermark as far as the maximal ISR's log ends allow, and answer whom it releases."""
         if not self._may_commit:
             return
-        mark = self.view.log.log_end_offset
+        view = self.view
+        before, mark = view.high_watermark, view.log.log_end_offset
         for peer in self._peers:
+            if peer.log_end <= before:
+                return
             if peer.log_end < mark:  # noqa: PLR1730 - hot, and min() costs three times as much
                 mark = peer.log_end
-        if mark <= self.view.high_watermark:
+        if mark <= before:
             return
-        self.view.high_watermark = mark
+        view.high_watermark = mark
         effects.append(HighWatermarkMoved(mark))
         if self.purgatory.first_end <= mark:
             effects += [

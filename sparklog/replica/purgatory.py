@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
-from typing import NamedTuple
+
+import msgspec
 
 #: No deadline: later than any.
 NEVER = 2**63 - 1
 
 
-class Waiting(NamedTuple):
+class Waiting(msgspec.Struct, frozen=True, gc=False):
     """An appended acks=all produce; done when the high watermark reaches ``end_offset``."""
 
     end_offset: int
@@ -51,7 +52,8 @@ class Purgatory:
             while place and queue[place - 1].end_offset > entry.end_offset:
                 place -= 1
             queue.insert(place, entry)
-        self.earliest_ms = min(self.earliest_ms, entry.deadline_ms)
+        if entry.deadline_ms < self.earliest_ms:  # noqa: PLR1730 - hot
+            self.earliest_ms = entry.deadline_ms
 
     def complete(self, high_watermark: int) -> list[Waiting]:
         """Take out everything the high watermark has reached, in offset order."""

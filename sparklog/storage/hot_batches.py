@@ -17,10 +17,11 @@ _OVERHEAD = 600
 
 
 class HotBatch(msgspec.Struct, frozen=True, gc=False):
-    """A batch as it arrived: packed header, and the bytes stored for it."""
+    """A batch as it arrived: packed header, the bytes stored for it, and the offset behind its last record."""
 
     header: Buffer
     body: Buffer
+    next_offset: int
 
 
 #: by base offset

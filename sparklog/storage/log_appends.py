@@ -93,7 +93,7 @@ def _record(log: LogState, runs: Sequence[Run], now_us: int, markers: Mapping[in
             base_offset = header.base_offset
             epochs.assign(header.leader_epoch, base_offset)
             producers.record(header, markers.get(base_offset) if markers else None)
-            hot.add(own_hot, base_offset, HotBatch(packed_header, body))
+            hot.add(own_hot, base_offset, HotBatch(packed_header, body, header.next_offset))
             records += header.record_count
     # A segment that has ended may be sealed, and its log be too large now, though no mark may move for long.
     if rolled or producers.transactions.begun != begun:

@@ -57,6 +57,9 @@ def whole_batches(
     """From the batch that holds ``offset`` on: one that ends at or below ``end_offset`` at least, else as many as fit
     ``max_bytes`` and ``max_batches``. Out of memory where they are there, else out of the file. ``mapped``: see
     ``Log.read``."""
+    newest = hot.get(offset)
+    if newest is not None and newest.next_offset == end_offset:  # the only one, as it is where latency counts
+        return LogSlice(bytes(newest.header), [newest.body], len(newest.body), 1, end_offset)
     segment = chain.at(offset)
     first = segment.find(offset)
     last = min(segment.reach(first, max_bytes, end_offset=end_offset), first + max_batches)
@@ -68,8 +71,6 @@ def whole_batches(
     if newest is None:
         headers, body = segment.read(first, last, mapped=mapped)
         return LogSlice(headers, [body], len(body), last - first, next_offset)
-    if last == first + 1:  # as it is where latency counts
-        return LogSlice(bytes(newest.header), [newest.body], len(newest.body), 1, next_offset)
     found = [hot[base] for base in bases[first:last]]
     bodies = [batch.body for batch in found]
     headers = b"".join([batch.header for batch in found])

@@ -168,7 +168,7 @@ class LogState:
 
     def last_stable_offset(self, high_watermark: int) -> int:
         stable = self.producers.transactions.last_stable_offset(high_watermark)
-        return max(stable, min(self.log_start_offset, high_watermark))
+        return stable if stable == high_watermark else max(stable, min(self.log_start_offset, high_watermark))
 
     def load_producers(self, segments: list[Segment]) -> ProducerTable:
         """What these segments, and the snapshots on disk, say of producers."""

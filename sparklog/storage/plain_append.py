@@ -120,5 +120,5 @@ def _append(
     log.clean = log.untouched = False
     log.absence.last_progress_us = time.time_ns() // 1000
     log.producers.record_plain(header, base_offset, append_us)
-    log.services.hot.add(log.hot, base_offset, HotBatch(packed, body))
+    log.services.hot.add(log.hot, base_offset, HotBatch(packed, body, end_offset))
     log.log_end_offset = end_offset

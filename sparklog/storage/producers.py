@@ -203,9 +203,8 @@ class ProducerTable:
 
     def record_plain(self, header: BatchHeader, base_offset: int, append_time: int) -> None:
         """As ``record``, of a batch that is neither a marker nor in a transaction; ``header`` as it came."""
-        producer_id = header.producer_id
+        producer_id, entries = header.producer_id, self._entries
         if producer_id != NO_PRODUCER and header.first_sequence >= 0:
-            entries = self._entries
             entries[producer_id] = _with_appended(entries.get(producer_id), header, base_offset, append_time)
 
     def state(self) -> ProducerState:

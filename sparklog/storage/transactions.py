@@ -78,6 +78,8 @@ class TransactionTable:
 
     def last_stable_offset(self, high_watermark: int) -> int:
         """First offset whose fate is open, at most ``high_watermark``."""
+        if not (self._open or self._recent):
+            return high_watermark
         self.committed_below(high_watermark)
         stable = high_watermark
         if self._open:

@@ -218,10 +218,8 @@ class SimBroker(ReplicaPerformer):
             if fetching is not None:  # a follower waits for nothing but its fetch
                 if now_ms - fetching.sent_ms >= FETCH_TIMEOUT_MS:
                     self._fetch(tp, hosted, fetching)
-            elif hosted.replica is not None:
-                deadline_ms = hosted.replica.deadline_ms
-                if deadline_ms is not None and deadline_ms <= now_ms:
-                    self.handle(tp, ev.Ticked())
+            elif hosted.replica is not None and hosted.replica.deadline_ms <= now_ms:
+                self.handle(tp, ev.Ticked())
         self.later(TICK_MS, self._tick)
 
     def _checkpoint(self) -> None:

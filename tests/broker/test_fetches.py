@@ -11,7 +11,7 @@ from typing import cast
 
 import pytest
 
-from sparklog.broker import fetch, open_fetch
+from sparklog.broker import fetch
 from sparklog.broker.control import handle_control_update
 from sparklog.broker.fetch import Fetches, handle_fetch
 from sparklog.broker.fetch_look import follower_has_all, look_for_follower
@@ -33,7 +33,7 @@ from sparklog.protocol.messages import (
 )
 from sparklog.record.codec import encode_batch
 from sparklog.record.schema import DEFAULT_SCHEMA, schema_message
-from sparklog.replica.fetch_session import FULL, SessionCache
+from sparklog.replica.fetch_session import FULL, SESSIONLESS, SessionCache
 from sparklog.storage.log_set import LogDirectory
 from tests.broker.staged import until
 from tests.broker.support import broker_state, rows
@@ -67,7 +67,7 @@ class Line:
     def asked(self, cid: int) -> None:
         self._asked[cid] = time.monotonic()
 
-    def reply(self, message: FetchReply, body: object = ()) -> None:
+    def reply(self, message: FetchReply, body: object = (), body_bytes: int = -1) -> None:
         assert message.cid not in self.answers, "answered twice"
         self.answers[message.cid] = message, time.monotonic() - self._asked.get(message.cid, 0.0)
 
@@ -168,8 +168,7 @@ def test_a_session_s_next_request_waits_for_its_own_time(tmp_path: Path, first_m
 def test_a_timer_that_comes_a_moment_early_is_not_set_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It would come at once, and again, until the time is there: eight times for each long poll."""
     now_s = 1000.0
-    for module in (fetch, open_fetch):
-        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now_s))
+    monkeypatch.setattr(fetch, "time", SimpleNamespace(monotonic=lambda: now_s))
 
     async def scenario(broker: BrokerState, partition: Partition) -> None:
         nonlocal now_s
@@ -221,6 +220,25 @@ def test_a_lost_connection_ends_what_waits(tmp_path: Path) -> None:
     led(tmp_path, scenario)
 
 
+def test_nobody_waits_on_a_lost_connection(tmp_path: Path) -> None:
+    async def scenario(broker: BrokerState, partition: Partition) -> None:
+        line, other = Line(), Line()
+        session = opened(broker, line)
+        ask(broker, line, 2, session=session, epoch=1, offset=0, wait_ms=30_000)
+        for cid, by in ((3, line), (4, line), (5, other)):
+            ask(broker, by, cid, session=0, epoch=SESSIONLESS, offset=0, wait_ms=30_000)
+        waiting = broker.fetches._waiting.values()
+        assert [fetch.request.cid for fetch in waiting] == [2, 3, 4, 5]
+        broker.fetches.connection_lost(cast(ServerConnection, line))
+        assert [fetch.request.cid for fetch in waiting] == [5]
+        produce(partition)
+        await until(lambda: 5 in other.answers)
+        assert list(line.answers) == [1] and not waiting
+        assert not broker.fetches._sessionless and not broker.fetches._sessionless_of
+
+    led(tmp_path, scenario)
+
+
 def test_who_has_all_would_find_nothing_to_send(tmp_path: Path) -> None:
     """What is known without a look is what a look would find."""
 
@@ -235,8 +253,8 @@ def test_who_has_all_would_find_nothing_to_send(tmp_path: Path) -> None:
                         wanted = FetchPartition("t", 0, topic_id, epoch, offset, 1000, last_epoch, columns=columns)
                         has_all = follower_has_all(partition, wanted)
                         look = look_for_follower(broker.partitions, wanted, verdict=None, max_bytes=1000, isolation=0)
-                        assert not has_all or (look.records is None and not look.urgent), wanted
-                        seen.add((has_all, look.urgent, look.records is not None))
+                        assert not has_all or not (look.body or look.urgent), wanted
+                        seen.add((has_all, look.urgent, bool(look.body)))
             produce(partition, 2)
         assert seen == {(True, False, False), (False, True, False), (False, False, True), (False, False, False)}
 

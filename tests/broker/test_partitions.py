@@ -22,6 +22,7 @@ from sparklog.net.server import ServerConnection
 from sparklog.protocol.messages import ControlUpdate, ControlUpdateReply, PartitionDecision, TopicChange
 from sparklog.record.schema import DEFAULT_SCHEMA, schema_message
 from sparklog.replica.events import Event
+from sparklog.replica.purgatory import NEVER
 from sparklog.storage.log_set import LogDirectory
 from tests.broker.staged import until
 from tests.broker.support import broker_state
@@ -48,7 +49,7 @@ class Waiting:
 
     def __init__(self, partitions: Partitions, deadline_ms: int) -> None:
         self.replica = SimpleNamespace(deadline_ms=deadline_ms)
-        self.timer_ms: int | None = None
+        self.timer_ms = NEVER
         self.stopped = False
         self.woken = asyncio.Event()
         self._partitions = partitions

@@ -221,7 +221,7 @@ def test_a_wait_that_is_interrupted_loses_nothing(
 
 @pytest.mark.parametrize(
     ("method", "line"),
-    lines(StandIn._receive, AsyncConnection.read_now, AsyncConnection.buffer_updated, ClientEnd.only_reply),
+    lines(StandIn._receive, AsyncConnection.read_now, AsyncConnection.buffer_updated, ClientEnd.alone),
 )
 def test_an_interrupt_while_no_answer_is_told_of_loses_nothing_but_the_connection(
     fake: FakeCluster, method: Callable[..., Any], line: int

@@ -154,7 +154,7 @@ class Late:
             self.under_way += 1
             self.most = max(self.most, self.under_way)
 
-            def answer(message: Reply, body: Sequence[Any] = ()) -> None:
+            def answer(message: Reply, body: Sequence[Any] = (), body_bytes: int = -1) -> None:
                 connection.reply = reply  # type: ignore[method-assign]
                 asyncio.get_running_loop().call_later(self.delay_s, late, message)
 

@@ -15,14 +15,14 @@ from tests.client.test_loop_lease import acting
 
 
 def test_nobody_waits_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    here, only_reply, fail_waiting = threading.get_ident(), ClientEnd.only_reply, AsyncConnection._fail_waiting
+    here, alone, fail_waiting = threading.get_ident(), ClientEnd.alone, AsyncConnection._fail_waiting
     came: list[str] = []
 
     def first(self, *arguments):  # type: ignore[no-untyped-def]
         if not came and threading.get_ident() == here:
             came.append("first")
             raise KeyboardInterrupt
-        return only_reply(self, *arguments)
+        return alone(self, *arguments)
 
     def second(self) -> None:  # type: ignore[no-untyped-def]
         if came == ["first"]:
@@ -35,7 +35,7 @@ def test_nobody_waits_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
         fake.create("t", partitions=1)
         producer = Producer(fake.bootstrap, request_timeout_s=4, delivery_timeout_s=8)
         acting(producer)
-        monkeypatch.setattr(ClientEnd, "only_reply", first)
+        monkeypatch.setattr(ClientEnd, "alone", first)
         monkeypatch.setattr(AsyncConnection, "_fail_waiting", second)
         sent = []
         with pytest.raises(KeyboardInterrupt):

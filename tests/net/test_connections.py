@@ -211,7 +211,7 @@ def test_an_unknown_api_is_named_and_the_connection_goes_on(echo: Echo) -> None:
         assert isinstance(received.reply, ErrorReply)
         assert received.reply.code == ErrorCode.UNKNOWN_API
         assert "wobble" in received.reply.detail
-        assert received.cid == 7
+        assert received.reply.cid == 7
         assert isinstance(connection.request(Metadata(0))[0], Ack)
 
 

@@ -82,7 +82,7 @@ class Stage:
         """Let time pass, with a tick where the core asked for one."""
         end_ms = self.now_ms + ms
         seen: list[fx.Effect] = []
-        while (deadline_ms := self.replica.deadline_ms) is not None and deadline_ms <= end_ms:
+        while (deadline_ms := self.replica.deadline_ms) <= end_ms:
             self.now_ms = max(self.now_ms, deadline_ms)
             before = len(seen)
             seen += self.send(ev.Ticked())

@@ -9,6 +9,7 @@ from sparklog.model import LeaderAndIsr
 from sparklog.replica import effects as fx
 from sparklog.replica import events as ev
 from sparklog.replica.isr import CommittedIsr, PendingExpand, PendingShrink
+from sparklog.replica.purgatory import NEVER
 from sparklog.replica.replica import ReplicaSettings
 from sparklog.testing.sim_log import SimLog
 from tests.replica.support import LIVE, Stage, decided, log_of, one, only
@@ -433,7 +434,7 @@ def test_an_idle_leader_is_not_woken_and_who_stops_fetching_still_falls_out() ->
     for follower in (2, 3):
         stage.fetch(follower, 0)
     stage.wait(2000)
-    assert stage.replica.deadline_ms is None, "all have everything"
+    assert stage.replica.deadline_ms == NEVER, "all have everything"
     stage.wait(100_000)
     stage.produce()
     assert stage.replica.deadline_ms == stage.now_ms + 1000
@@ -447,7 +448,7 @@ def test_a_member_that_comes_back_with_less_falls_out_though_nothing_is_written(
     for follower in (2, 3):
         stage.fetch(follower, 2)
     stage.wait(100_000)
-    assert stage.replica.deadline_ms is None
+    assert stage.replica.deadline_ms == NEVER
     stage.fetch(3, 1, incarnation=LIVE[3] + 1)
     assert one(stage.wait(2000), fx.WriteIsr).isr == (1, 2)
 
@@ -458,7 +459,7 @@ def test_the_end_of_a_connection_that_no_member_had_wakes_nobody() -> None:
     stage.fetch(2, 0)
     stage.wait(2000)
     stage.send(ev.FollowerConnectionLost(3))
-    assert stage.replica.deadline_ms is None
+    assert stage.replica.deadline_ms == NEVER
 
 
 def test_a_shorter_lag_time_counts_from_the_next_tick_on() -> None:

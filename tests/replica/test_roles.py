@@ -8,6 +8,7 @@ from sparklog.errors import ErrorCode
 from sparklog.model import NO_LEADER, LeaderAndIsr
 from sparklog.replica import effects as fx
 from sparklog.replica import events as ev
+from sparklog.replica.purgatory import NEVER
 from sparklog.replica.replica import TRANSITIONS
 from tests.replica.support import LIVE, Stage, decided, log_of, one
 
@@ -79,7 +80,7 @@ def test_the_end_is_final(end: ev.Event) -> None:
     for event in (decided(1, 9, 9), end, ev.IsrRefused(LeaderAndIsr(1, 9, (1,), 1), 9), ev.BrokersChanged(LIVE)):
         assert stage.send(event) == []
     assert stage.replica.role == "offline"
-    assert stage.replica.deadline_ms is None
+    assert stage.replica.deadline_ms == NEVER
 
 
 def test_queries_before_anything_is_decided() -> None:
