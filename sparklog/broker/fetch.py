@@ -43,6 +43,7 @@ class Fetches:
         self._broker = broker
         self._sessions = sessions
         self._holders = sessions.holders
+        sessions.on_close = self._session_closed
         #: By number.
         self._waiting: dict[int, OpenFetch] = {}
         #: Fetches without a session, by partition, and by the connection they came by.
@@ -215,6 +216,13 @@ class Fetches:
         of_connection.discard(fetch)
         if not of_connection:
             del self._sessionless_of[fetch.connection]
+
+    def _session_closed(self, session_id: int) -> None:
+        """To make room for another one, perhaps: nobody comes back to it, and nothing wakes what waits in it any more.
+        That is answered with what there is, unless its connection is lost."""
+        fetch = self._waiting.get(session_id)
+        if fetch is not None:
+            asyncio.get_running_loop().call_soon(fetch.complete)
 
     def connection_lost(self, connection: ServerConnection) -> None:
         for fetch in list(self._sessionless_of.get(connection, ())):

@@ -188,7 +188,7 @@ class Partition:
                     _PERFORM[type(effect)](self, effect)
                 if not events:
                     break
-                event = events.popleft()
+                event, now_ms = events.popleft(), self._surroundings.now_ms()
         except Exception as error:
             # Core and log may disagree from here on: this replica must not go on as if nothing had happened.
             self._stepping = False

@@ -18,7 +18,7 @@ together may hold.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 import msgspec
 
@@ -154,6 +154,8 @@ class SessionCache:
         self._consumers: OrderedDict[int, FetchSession] = OrderedDict()
         #: sessions that want a partition, by their ids
         self.holders: dict[Key, dict[int, FetchSession]] = {}
+        #: told of each session that is closed, whatever for
+        self.on_close: Callable[[int], None] = lambda session_id: None
         #: sessions by the connection they were last used on
         self._by_line: dict[object, dict[int, FetchSession]] = {}
 
@@ -226,6 +228,7 @@ class SessionCache:
             for key in session.wanted:
                 self._release(key, session_id)
             self._move(session, None)
+            self.on_close(session_id)
 
     def _has_room(self, fetch: Fetch, session: FetchSession | None) -> bool:
         """Whether what the request adds to its session (None: to a new one) fits, if consumers make room for it."""

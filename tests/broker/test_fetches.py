@@ -7,7 +7,7 @@ import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
@@ -24,6 +24,7 @@ from sparklog.errors import ErrorCode
 from sparklog.model import BrokerEndpoint, LeaderAndIsr, TopicPartition, TopicSchema
 from sparklog.net.server import ServerConnection
 from sparklog.protocol.messages import (
+    CONSUMER,
     ControlUpdate,
     Fetch,
     FetchPartition,
@@ -33,7 +34,9 @@ from sparklog.protocol.messages import (
 )
 from sparklog.record.codec import encode_batch
 from sparklog.record.schema import DEFAULT_SCHEMA, schema_message
+from sparklog.replica.events import Ticked
 from sparklog.replica.fetch_session import FULL, SESSIONLESS, SessionCache
+from sparklog.storage.log import Log
 from sparklog.storage.log_set import LogDirectory
 from tests.broker.staged import until
 from tests.broker.support import broker_state, rows
@@ -235,6 +238,61 @@ def test_nobody_waits_on_a_lost_connection(tmp_path: Path) -> None:
         await until(lambda: 5 in other.answers)
         assert list(line.answers) == [1] and not waiting
         assert not broker.fetches._sessionless and not broker.fetches._sessionless_of
+
+    led(tmp_path, scenario)
+
+
+def test_what_waits_in_a_session_that_makes_room_is_answered(tmp_path: Path) -> None:
+    """Nothing would wake it any more, nor would the end of its connection be told to it."""
+
+    async def scenario(broker: BrokerState, partition: Partition) -> None:
+        broker.fetches = Fetches(broker, SessionCache(slots=1))
+        consumer, follower = Line(), Line()
+        wanted = FetchPartition("t", 0, "id", 1, 0, 1 << 20)
+
+        def consume(cid: int, session: int, epoch: int, wait_ms: int) -> None:
+            request = Fetch(cid, CONSUMER, 0, wait_ms, 1, 1 << 20, 0, session, epoch, (wanted,))
+            consumer.asked(cid)
+            handle_fetch(broker, cast(ServerConnection, consumer), request, memoryview(b""))
+
+        consume(1, 0, FULL, 0)
+        consume(2, consumer.answers[1][0].session_id, 1, 30_000)
+        assert list(consumer.answers) == [1]
+        opened(broker, follower)
+        await until(lambda: 2 in consumer.answers)
+        assert consumer.answers[2][1] < 10, "not when its time was over"
+        assert not broker.fetches._waiting
+
+    led(tmp_path, scenario)
+
+
+def test_each_event_has_its_own_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A produce that arrives while another one is answered is stepped behind it: what its append took is not time in
+    which a follower was late."""
+
+    async def scenario(broker: BrokerState, partition: Partition) -> None:
+        line, now, appended = Line(), [broker.now_ms()], []
+        monkeypatch.setattr(partition._surroundings, "now_ms", lambda: now[0])
+        session = opened(broker, line)
+        append = Log.append_as_leader
+
+        def slow(self: Log, *args: Any, **options: Any) -> object:
+            appended.append(now[0])
+            if len(appended) == 2:
+                now[0] += 10 * partition.replica.settings.lag_time_max_ms
+            return append(self, *args, **options)
+
+        monkeypatch.setattr(Log, "append_as_leader", slow)
+        batch = encode_batch(rows(1), schema_id=0, compression=None, event_time="timestamp")
+        batches = [(batch.header, memoryview(batch.body))]
+        second = PendingProduce(batches, lambda answer: None)
+        first = PendingProduce(batches, lambda answer: partition.produce(second, acks=1, deadline_ms=2**60))
+        partition.produce(first, acks=-1, deadline_ms=2**60)
+        ask(broker, line, 2, session=session, epoch=1, offset=1, wait_ms=500)
+        assert len(appended) == 2 and partition.log.log_end_offset == 2
+        partition.step(Ticked())
+        assert partition.replica.isr_state is not None and partition.replica.isr_state.maximal == (FOLLOWER, 1)
+        assert not partition.replica.in_flight
 
     led(tmp_path, scenario)
 

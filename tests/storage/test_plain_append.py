@@ -243,7 +243,7 @@ def _state(log: Log) -> list[object]:
         (state.clean, state.untouched, state.absence.last_progress_us, state.epochs.entries, state.services.moved),
         (log.durability._unflushed_records, log.durability._unflushed_since_us),
         (state.producers.state(), log.open_transactions(), state.services.hot.size_bytes),
-        {base: (bytes(hot.header), bytes(hot.body)) for base, hot in state.hot.items()},
+        {base: (bytes(hot.header), bytes(hot.body), hot.next_offset) for base, hot in state.hot.items()},
         [
             (
                 (one.base_offset, one.end_offset, one.count, one.data_size, one.running_max, one.schema_id),
