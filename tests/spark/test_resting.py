@@ -61,8 +61,7 @@ def test_nothing_rests_where_a_source_is_made_by_hand() -> None:
 @pytest.mark.integration
 def test_what_is_loaded_rests_where_spark_plans_and_where_it_commits(plain_spark: SparkSession, tmp_path: Path) -> None:
     def tell(step: str) -> None:
-        resting = gc.get_freeze_count()
-        (tmp_path / step).write_text(str(resting / (resting + len(gc.get_objects()))))
+        (tmp_path / step).write_text(str(gc.get_freeze_count()))
 
     class Writer(BatchWriter):
         def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
@@ -85,5 +84,5 @@ def test_what_is_loaded_rests_where_spark_plans_and_where_it_commits(plain_spark
     plain_spark.dataSource.register(Telling)
     plain_spark.range(3).write.format("telling").mode("append").save()
 
-    for step in ("plan", "commit"):
-        assert float((tmp_path / step).read_text()) > 0.9, step
+    for step in ("plan", "commit"):  # pyspark alone has several times as many; without it nothing rests at all
+        assert int((tmp_path / step).read_text()) > 10_000, step
