@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -118,11 +119,13 @@ class ServerConnection(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         tune(transport)
-        name = transport.get_extra_info("peername")
+        accepted = transport.get_extra_info("socket")
+        self.within_host = accepted.family == socket.AF_UNIX
+        # Of a connection that its client has reset meanwhile the system does not say who it was.
+        host, port = ip_address(transport.get_extra_info("peername"))
+        self.peer = peer_name(accepted) if self.within_host else f"{host}:{port}"
         reached_at = ip_address(transport.get_extra_info("sockname"))
-        self.within_host = not reached_at[0]
-        self.peer = peer_name(transport.get_extra_info("socket")) if self.within_host else f"{name[0]}:{name[1]}"
-        if self._limits.unix_socket and not self.within_host:
+        if self._limits.unix_socket and reached_at[0]:
             self._end.describe = partial(_described, self._end.describe, self._limits.unix_socket, reached_at)
         if self._limits.closing:
             self._transport.close()

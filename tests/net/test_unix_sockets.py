@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import socket
+import struct
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -363,6 +364,24 @@ def test_nothing_stays_open(kind: str, client: Client) -> None:
             client(server, "127.0.0.1", server.server.port).close()
         wait_until(lambda: server.open_connections() == 0)
         wait_until(lambda: _descriptors() <= before)
+
+
+def test_a_connection_that_is_reset_before_it_is_accepted_does_no_harm(kind: str) -> None:
+    """The system does not say whose it was any more."""
+    with served(kind) as server:
+        failed: list[object] = []
+        server.loop.call_soon_threadsafe(
+            server.loop.set_exception_handler, lambda loop, context: failed.append(context)
+        )
+
+        def reset() -> None:  # on the server's loop, which accepts it later
+            with socket.create_connection(("127.0.0.1", server.server.port), timeout=10) as client:
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+        server.loop.call_soon_threadsafe(reset)
+        wait_until(lambda: bool(server.peers or failed))
+        wait_until(lambda: server.open_connections() == 0)
+        assert not failed
 
 
 def test_a_server_that_has_closed_listens_nowhere(kind: str) -> None:
