@@ -59,6 +59,8 @@ class BlockingConnection:
                 by_unix.settimeout(unix_socket.greeting_s(connect_timeout_s))
                 self._change_to(by_unix, greeting, ClientEnd(max_frame_bytes))
             self._socket.settimeout(timeout_s)
+        except OSError as error:  # of a connection that has been reset meanwhile there is not even a peer's name
+            raise self._fail(error) from None
         except BaseException:
             self.close()
             raise

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from sparklog.errors import BrokerError
+from sparklog.errors import BrokerError, ErrorCode
 from sparklog.net import unix_socket
 from sparklog.net.async_client import AsyncConnection
 from sparklog.net.blocking import BlockingConnection
@@ -306,6 +306,33 @@ def test_a_broker_that_ends_between_the_greetings_is_not_reached(kind: str) -> N
                 await opened
 
         asyncio.run_coroutine_threadsafe(connect(), server.loop).result(10)
+
+
+def test_a_broker_that_ends_behind_its_greeting_is_not_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever connects is told so as of any other that is not there: he tries the next one."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def greet_and_reset() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(1000)
+                reply = HelloReply(1, 1, 7, 3, "cluster-a", MAX_FRAME, unix_socket="x", reached_at=("127.0.0.1", 1))
+                connection.sendall(b"".join(encode_frame(encode_message(reply))))
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+        thread = threading.Thread(target=greet_and_reset)
+        greet = BlockingConnection._greet
+
+        def greeted(self: BlockingConnection, *args: Any) -> HelloReply:
+            reply = greet(self, *args)
+            thread.join(10)
+            return reply
+
+        monkeypatch.setattr(BlockingConnection, "_greet", greeted)
+        thread.start()
+        with pytest.raises(BrokerError) as caught:
+            BlockingConnection("127.0.0.1", listener.getsockname()[1], client_id="test")
+        assert caught.value.code is ErrorCode.NETWORK_EXCEPTION
 
 
 @pytest.mark.parametrize("turns", range(12))
