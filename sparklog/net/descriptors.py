@@ -14,12 +14,12 @@ import functools
 import logging
 import os
 import socket
-import struct
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
 from sparklog.errors import BrokerError, ErrorCode
+from sparklog.net.unix_socket import peer_process
 
 _log = logging.getLogger(__name__)
 
@@ -29,7 +29,6 @@ _MAX_PATH_BYTES = 107
 MAX_PACKET_BYTES = 96 * 1024
 _MAX_DESCRIPTORS = 8
 _MAX_CONNECTIONS = 256
-_CREDENTIALS = struct.Struct("3i")
 
 #: From a request to the answer and the descriptors that go with it; these are closed once they are sent.
 Answer = Callable[[bytes], "tuple[bytes, list[int]]"]
@@ -79,7 +78,7 @@ class DescriptorServer:
             connection, _ = self._listener.accept()
         except OSError:
             return
-        if len(self._connections) >= _MAX_CONNECTIONS or _user_of(connection) != os.geteuid():
+        if len(self._connections) >= _MAX_CONNECTIONS or peer_process(connection)[1] != os.geteuid():
             connection.close()
             return
         connection.setblocking(False)
@@ -152,15 +151,6 @@ class DescriptorClient:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _user_of(connection: socket.socket) -> int:
-    """The effective user of the peer when it connected; -1 where the system does not say."""
-    option = getattr(socket, "SO_PEERCRED", None)
-    if option is None:
-        return -1
-    _, user, _ = _CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, option, _CREDENTIALS.size))
-    return int(user)
 
 
 @functools.cache

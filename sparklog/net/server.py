@@ -22,7 +22,7 @@ from msgspec.structs import replace
 from sparklog.errors import ErrorCode
 from sparklog.net import unix_socket
 from sparklog.net.loop import tune
-from sparklog.net.unix_socket import ip_address, peer_name
+from sparklog.net.unix_socket import ip_address, peer_process
 from sparklog.protocol.connection import ImmediateAnswer, ServerEnd, encode_reply
 from sparklog.protocol.frames import Buffer
 from sparklog.protocol.messages import ErrorReply, HelloReply, Reply, Request
@@ -123,7 +123,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         self.within_host = accepted.family == socket.AF_UNIX
         # Of a connection that its client has reset meanwhile the system does not say who it was.
         host, port = ip_address(transport.get_extra_info("peername"))
-        self.peer = peer_name(accepted) if self.within_host else f"{host}:{port}"
+        self.peer = f"local:{peer_process(accepted)[0]}" if self.within_host else f"{host}:{port}"
         reached_at = ip_address(transport.get_extra_info("sockname"))
         if self._limits.unix_socket and reached_at[0]:
             self._end.describe = partial(_described, self._end.describe, self._limits.unix_socket, reached_at)

@@ -41,13 +41,14 @@ def bind() -> tuple[str, socket.socket | None]:
     return name, listener
 
 
-def peer_name(connection: Any) -> str:
-    """Of the other end of a Unix socket, for people: its process, where the system says that."""
+def peer_process(connection: Any) -> tuple[int, int]:
+    """Process and effective user of the other end of a Unix socket when it connected; (-1, -1) where the system does
+    not say."""
     option = getattr(socket, "SO_PEERCRED", None)
     if option is None:
-        return "local"
-    pid, _, _ = _CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, option, _CREDENTIALS.size))
-    return f"local:{pid}"
+        return -1, -1
+    pid, user, _ = _CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, option, _CREDENTIALS.size))
+    return pid, user
 
 
 def greeting_s(connect_timeout_s: float) -> float:
