@@ -89,6 +89,7 @@ class Writes:
         """Ours, with Python workers that Spark has to start. The turns of Kafka's are most of the pause."""
         if not self._bench.quick:
             time.sleep(max(0.0, self._used_at + _WORKERS_END_AFTER_S - time.monotonic()))
+            self._bench.fill_memory()  # logs that were deleted since have freed some
         return self.one(self._bench.ours)
 
 
