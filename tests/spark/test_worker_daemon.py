@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import platform
+import resource
 import subprocess
 import sys
 import time
@@ -106,6 +108,49 @@ def test_nothing_is_loaded_where_a_workers_memory_is_bounded() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60, env=bounded)
 
 
+#: As batches come from the JVM: several at a time, freed together. How many pages the kernel hands out, in the end.
+_FAULTS = """
+import resource
+from sparklog.spark import worker_daemon
+
+worker_daemon.keep_memory()
+for turn in range(20):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    batches = [b"x" * (1 << 20) for _ in range(16)]
+    del batches
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+_of_glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="of glibc's malloc")
+
+
+@_of_glibc
+@pytest.mark.parametrize(
+    ("given", "keeps"),
+    [
+        ({}, True),
+        ({"MALLOC_TRIM_THRESHOLD_": "131072"}, False),
+        ({"GLIBC_TUNABLES": "glibc.malloc.trim_threshold=131072"}, False),
+        ({"PYSPARK_EXECUTOR_MEMORY_MB": "256"}, False),
+    ],
+    ids=["by default", "told", "told by tunables", "bounded"],
+)
+def test_memory_of_freed_batches_is_used_again(given: dict[str, str], keeps: bool) -> None:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_"))}
+    done = subprocess.run(
+        [sys.executable, "-c", _FAULTS],
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**environment, **given},
+    )
+    pages = (16 << 20) // resource.getpagesize()
+    faults = int(done.stdout)
+    assert faults < pages / 20 if keeps else faults > pages / 2, (faults, pages)
+
+
 @pytest.mark.integration
 def test_workers_draw_random_numbers_of_their_own(plain_spark: SparkSession) -> None:
     def drawn(_: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -133,3 +178,19 @@ def test_workers_have_what_they_need_and_threads_of_their_own(plain_spark: Spark
     rows = plain_spark.range(4, numPartitions=4).mapInArrow(seen, kinds).collect()
 
     assert [tuple(row) for row in rows] == [(True, 1, 7)] * 4
+
+
+@_of_glibc
+@pytest.mark.integration
+def test_workers_use_the_memory_of_freed_batches_again(plain_spark: SparkSession) -> None:
+    def faults(_: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for _turn in range(5):
+            before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+            batches = [b"x" * (1 << 20) for _ in range(16)]
+            del batches
+        yield pa.RecordBatch.from_pydict({"faults": [resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before]})
+
+    row = plain_spark.range(1, numPartitions=1).mapInArrow(faults, "faults long").head()
+
+    assert row is not None
+    assert row.faults < (16 << 20) // resource.getpagesize() / 20
