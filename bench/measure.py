@@ -37,6 +37,8 @@ class Contestant(NamedTuple):
     run: Callable[[], Figures]
     #: Whose work it is: the other one is paused meanwhile. None: nobody is.
     side: Side | None = None
+    #: What a run is to find done; not before the one that does not count.
+    before: Callable[[], None] | None = None
 
 
 class Ratio(NamedTuple):
@@ -135,7 +137,9 @@ def one_round(row: Row, bench: Bench, contestants: Sequence[Contestant]) -> Roun
     for contestant in contestants:
         os.sync()  # else the disk is still busy with what the one before wrote
         bench.give_machine_to(contestant.side)
-        bench.fill_memory()
+        if contestant.before is not None and not bench.quick:
+            contestant.before()
+        bench.fill_memory()  # behind it: logs that were deleted meanwhile have freed some
         with Others() as others:
             figures[contestant.name] = contestant.run()
         disturbed = max(disturbed, others.cores)

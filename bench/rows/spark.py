@@ -20,7 +20,7 @@ _RECORDS = {100: 5_000_000, 1000: 1_000_000}
 #: What Kafka's connector is given by those who know it.
 TUNED = {"kafka.linger.ms": "5", "kafka.batch.size": "262144"}
 _NOTHING: Mapping[str, str] = {}
-#: Spark ends Python workers that nobody has used for a minute, and looks for them every ten seconds. Source:
+#: Spark ends Python workers when none of them has been used for a minute, and looks for that every ten seconds. Source:
 #: org.apache.spark.api.python.PythonWorkerFactory.
 _WORKERS_END_AFTER_S = 75.0
 
@@ -85,20 +85,18 @@ class Writes:
             check_topic(side, topic, self._count, self._size)
         return {"rate": self._count / took}
 
-    def after_a_pause(self) -> Figures:
-        """Ours, with Python workers that Spark has to start. The turns of Kafka's are most of the pause."""
-        if not self._bench.quick:
-            time.sleep(max(0.0, self._used_at + _WORKERS_END_AFTER_S - time.monotonic()))
-            self._bench.fill_memory()  # logs that were deleted since have freed some
-        return self.one(self._bench.ours)
+    def pause(self) -> None:
+        """Until Spark has ended its Python workers. Kafka's turns are most of it."""
+        time.sleep(max(0.0, self._used_at + _WORKERS_END_AFTER_S - time.monotonic()))
 
 
 @contextmanager
 def open_write(bench: Bench, *, size: int) -> Iterator[list[Contestant]]:
     writes = Writes(bench, size=size)
+    ours = functools.partial(writes.one, bench.ours)
     found = [
-        Contestant("after a pause", writes.after_a_pause, bench.ours),
-        Contestant(bench.ours.name, functools.partial(writes.one, bench.ours), bench.ours),
+        Contestant("after a pause", ours, bench.ours, before=writes.pause),
+        Contestant(bench.ours.name, ours, bench.ours),
     ]
     for side in sides(bench):
         if side is not bench.ours:

@@ -9,9 +9,10 @@ its job's own files may be. Before 3.13 all that has found a module in an archiv
 for each package of pyspark's and once for ``spark-core``'s jar: 0.05 to 0.1 s. Here what has found them is forgotten
 before the fork; what is needed again is made from the directory as it was read.
 
-Workers keep memory that they have freed, up to a bound. Each batch of Arrow's comes into memory of its own, and glibc
-gives what is freed of it back to the kernel, to be handed cleared pages for the next batch, by a fault for each of
-them: half of the kernel's time in a task that writes rows of 100 B. Who has told glibc otherwise is left alone.
+Workers keep memory that they have freed (docs/adr/0014). pyspark reads each of Spark's batches into memory of its own,
+and glibc gives what is freed of it back to the kernel every few batches, to be handed cleared pages for the next ones,
+by a fault for each: half of the kernel's time in a task that writes rows of 100 B. Who has told glibc otherwise is left
+alone.
 
 And a worker that the JVM has done with ends without a traceback. Spark closes the socket of a worker that nobody has
 used for a minute, and of one whose rows nobody wants any more, as behind a LIMIT. The worker then ends as it should;
@@ -65,10 +66,13 @@ _ARROWS_JEMALLOC = "JE_ARROW_MALLOC_CONF"
 #: Where ``spark.executor.pyspark.memory`` bounds a worker's address space, of which what is loaded takes 250 MB.
 #: Source: pyspark/worker_util.py.
 _BOUNDED = "PYSPARK_EXECUTOR_MEMORY_MB"
-#: Parameters of glibc's mallopt(3), and what they are set to, in bytes: so much stays at the end of each of a process'
-#: heaps, and smaller blocks are cut from a heap, as glibc does it by itself from the first larger one that is freed on.
-_KEPT = ((-1, 64 << 20), (-3, 32 << 20))  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD
-_MALLOC_IS_TOLD = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
+#: Parameters of glibc's mallopt(3) and their values, in bytes. Smaller blocks than the first are cut from heaps, as
+#: glibc does it by itself from the first larger one that is freed on. So much may stay free at the end of each heap.
+_MMAP_THRESHOLD = (-3, 32 << 20)
+_TRIM_THRESHOLD = (-1, 64 << 20)
+#: What ends that glibc finds such values by itself: somebody has thought about them.
+_MALLOC_IS_TOLD = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_", "MALLOC_MMAP_MAX_")
+_GLIBC_IS_TOLD = "GLIBC_TUNABLES"
 
 _worker = daemon.worker
 #: Archives, as they were before anything was loaded.
@@ -96,12 +100,15 @@ def load() -> None:
 
 
 def keep_memory() -> None:
-    """Of this process and of those that it forks. Elsewhere than with glibc nothing happens."""
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is None or _BOUNDED in os.environ or any(name in os.environ for name in _MALLOC_IS_TOLD):
+    """Of this process and of those that it forks. Nothing happens with another C library than glibc."""
+    told = any(name in os.environ for name in _MALLOC_IS_TOLD) or "glibc.malloc." in os.environ.get(_GLIBC_IS_TOLD, "")
+    if told or _BOUNDED in os.environ:
         return
-    for parameter, size in _KEPT:
-        mallopt(parameter, size)
+    with contextlib.suppress(OSError, MemoryError):  # a Python that may not call C: tasks go on without
+        mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+        # Where the first is refused, as on 32 bits, the second alone would end what glibc does by itself.
+        if mallopt is not None and mallopt(*_MMAP_THRESHOLD) == 1:
+            mallopt(*_TRIM_THRESHOLD)
 
 
 def _forget_archives() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import platform
 import resource
@@ -15,6 +16,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
+
+from sparklog.spark.worker_daemon import keep_memory
 
 _LOADS = """
 import os, sys
@@ -108,47 +111,77 @@ def test_nothing_is_loaded_where_a_workers_memory_is_bounded() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60, env=bounded)
 
 
-#: As batches come from the JVM: several at a time, freed together. How many pages the kernel hands out, in the end.
-_FAULTS = """
-import resource
+#: As batches come from the JVM: several at a time, freed together. How many MiB are still there in the end.
+_FREED = """
+import sys
+from pathlib import Path
+from resource import getpagesize
 from sparklog.spark import worker_daemon
 
+def resident():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * getpagesize() >> 20
+
 worker_daemon.keep_memory()
-for turn in range(20):
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    batches = [b"x" * (1 << 20) for _ in range(16)]
+size, count = (int(given) for given in sys.argv[1:])
+before = resident()
+for turn in range(5):
+    batches = [b"x" * (size << 20) for _ in range(count)]
     del batches
-print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+print(resident() - before)
 """
-
-
 _of_glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="of glibc's malloc")
+_MALLOC = ("MALLOC_", "GLIBC_")
 
 
 @_of_glibc
 @pytest.mark.parametrize(
-    ("given", "keeps"),
+    ("given", "size", "count", "least", "most"),
     [
-        ({}, True),
-        ({"MALLOC_TRIM_THRESHOLD_": "131072"}, False),
-        ({"GLIBC_TUNABLES": "glibc.malloc.trim_threshold=131072"}, False),
-        ({"PYSPARK_EXECUTOR_MEMORY_MB": "256"}, False),
+        ({}, 8, 2, 12, 24),
+        ({}, 1, 16, 12, 24),
+        ({"GLIBC_TUNABLES": "glibc.pthread.rseq=0"}, 8, 2, 12, 24),
+        ({}, 16, 16, 0, 80),
+        ({"MALLOC_TRIM_THRESHOLD_": "131072"}, 8, 2, 0, 4),
+        ({"MALLOC_MMAP_THRESHOLD_": "131072"}, 8, 2, 0, 4),
+        ({"GLIBC_TUNABLES": "glibc.malloc.trim_threshold=131072"}, 8, 2, 0, 4),
+        ({"PYSPARK_EXECUTOR_MEMORY_MB": "256"}, 8, 4, 0, 4),
     ],
-    ids=["by default", "told", "told by tunables", "bounded"],
+    ids=[
+        "large",
+        "small",
+        "told something else",
+        "more than is kept",
+        "told",
+        "told another way",
+        "told by tunables",
+        "bounded",
+    ],
 )
-def test_memory_of_freed_batches_is_used_again(given: dict[str, str], keeps: bool) -> None:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_"))}
+def test_memory_of_freed_batches_is_kept_within_bounds(
+    given: dict[str, str], size: int, count: int, least: int, most: int
+) -> None:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(_MALLOC)}
     done = subprocess.run(
-        [sys.executable, "-c", _FAULTS],
+        [sys.executable, "-c", _FREED, str(size), str(count)],
         check=True,
         capture_output=True,
         text=True,
         timeout=60,
         env={**environment, **given},
     )
-    pages = (16 << 20) // resource.getpagesize()
-    faults = int(done.stdout)
-    assert faults < pages / 20 if keeps else faults > pages / 2, (faults, pages)
+    assert least <= int(done.stdout) <= most
+
+
+@pytest.mark.parametrize("refusal", [OSError("no dynamic loading"), MemoryError()], ids=["static", "hardened"])
+def test_workers_are_forked_where_c_cannot_be_called(refusal: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: object) -> None:
+        raise refusal
+
+    monkeypatch.setattr(ctypes, "CDLL", refuse)
+    for name in [name for name in os.environ if name.startswith(_MALLOC)]:
+        monkeypatch.delenv(name)
+
+    keep_memory()
 
 
 @pytest.mark.integration
@@ -181,16 +214,20 @@ def test_workers_have_what_they_need_and_threads_of_their_own(plain_spark: Spark
 
 
 @_of_glibc
+@pytest.mark.skipif(any(name.startswith(_MALLOC) for name in os.environ), reason="somebody has told glibc what to do")
 @pytest.mark.integration
-def test_workers_use_the_memory_of_freed_batches_again(plain_spark: SparkSession) -> None:
-    def faults(_: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for _turn in range(5):
-            before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-            batches = [b"x" * (1 << 20) for _ in range(16)]
-            del batches
-        yield pa.RecordBatch.from_pydict({"faults": [resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before]})
+def test_workers_keep_the_memory_of_freed_batches(plain_spark: SparkSession) -> None:
+    def kept(_: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        def resident() -> int:
+            return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() >> 20
 
-    row = plain_spark.range(1, numPartitions=1).mapInArrow(faults, "faults long").head()
+        before = resident()
+        for _turn in range(5):
+            batches = [b"x" * (8 << 20) for _ in range(4)]
+            del batches
+        yield pa.RecordBatch.from_pydict({"kept": [resident() - before]})
+
+    row = plain_spark.range(1, numPartitions=1).mapInArrow(kept, "kept long").head()
 
     assert row is not None
-    assert row.faults < (16 << 20) // resource.getpagesize() / 20
+    assert 24 <= row.kept <= 40
