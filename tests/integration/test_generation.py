@@ -57,13 +57,19 @@ class Host:
 
     async def begin(self, generation: int, **changes: object) -> tuple[asyncio.Task[str], GenerationReport]:
         await self.say(generation, Course.RUN)
-        task = asyncio.create_task(supervise(self.spec(generation, **changes), task=0, gather=alone))
+        task = self.submit(generation, **changes)
+        return task, await self.reported(generation, task)
+
+    def submit(self, generation: int, **changes: object) -> asyncio.Task[str]:
+        return asyncio.create_task(supervise(self.spec(generation, **changes), task=0, gather=alone))
+
+    async def reported(self, generation: int, task: asyncio.Task[str]) -> GenerationReport:
         await eventually(lambda: task.done() or self.seat.report(generation) is not None, timeout_s=PATIENCE_S)
         if task.done():
             task.result()
         report = self.seat.report(generation)
         assert report is not None
-        return task, report
+        return report
 
     def close(self) -> None:
         self.seat.close()
@@ -93,9 +99,16 @@ def test_brokers_live_through_generations_and_end_in_order(host: Host) -> None:
         assert [(broker.pid, broker.pid_namespace) for broker in live] == [(pid, own) for pid in pids]
 
         # The next generation may be there before the last has ended: it waits for the claims, and adopts.
+        second = host.submit(2)
         await host.say(1, Course.REGROUP)
-        second, report = await host.begin(2)
-        assert await first == "regroup"
+        assert await asyncio.wait_for(first, PATIENCE_S) == "regroup"  # before the node of directives says another
+        await host.say(2, Course.RUN)
+        report = await host.reported(2, second)
+        assert [(broker.pid, broker.adopted) for broker in report.brokers] == [(pid, True) for pid in pids]
+
+        # One that was told nothing, or did not see it in time, makes room when the next one is announced.
+        third, report = await host.begin(3)
+        assert await asyncio.wait_for(second, PATIENCE_S) == "superseded"
         assert [(broker.pid, broker.adopted) for broker in report.brokers] == [(pid, True) for pid in pids]
 
         # The death of a process is told to ZooKeeper, long before its session would end.
@@ -109,16 +122,16 @@ def test_brokers_live_through_generations_and_end_in_order(host: Host) -> None:
         await eventually(lambda: (1, 1) not in registrations(), timeout_s=PATIENCE_S)
         await eventually(lambda: (1, 2) in registrations())
 
-        await host.say(2, Course.STOP)
-        assert await asyncio.wait_for(second, PATIENCE_S) == "stop"
+        await host.say(3, Course.STOP)
+        assert await asyncio.wait_for(third, PATIENCE_S) == "stop"
         assert host.seat.live_brokers() == ()
         assert all(identify(pid) is None for pid in pids)
 
-        third, report = await host.begin(3)
+        fourth, report = await host.begin(4)
         assert [broker.adopted for broker in report.brokers] == [False, False, False]
         assert [broker.port for broker in report.brokers] == [FirstPort.GENERATIONS + k for k in range(3)]
-        await host.say(3, Course.STOP)
-        assert await asyncio.wait_for(third, PATIENCE_S) == "stop"
+        await host.say(4, Course.STOP)
+        assert await asyncio.wait_for(fourth, PATIENCE_S) == "stop"
 
     asyncio.run(story())
 
