@@ -411,6 +411,24 @@ def test_a_connection_that_is_reset_before_it_is_accepted_does_no_harm(kind: str
         assert not failed
 
 
+def test_hundreds_find_the_way_while_the_server_is_busy(kind: str) -> None:
+    """A connection by a Unix socket is made at once or not at all: whoever comes between two turns of the loop has a
+    place in the listener's queue."""
+    with served(kind) as server, socket.create_connection(("127.0.0.1", server.server.port), timeout=10) as tcp:
+        reached_at = tcp.getpeername()
+        greeted = HelloReply(0, 1, 7, 3, "", 0, unix_socket=server.server.unix_socket, reached_at=reached_at)
+        many = min(500, int(Path("/proc/sys/net/core/somaxconn").read_text()))
+        came: Future[list[socket.socket | None]] = Future()
+        server.loop.call_soon_threadsafe(  # which then accepts nobody
+            lambda: came.set_result([unix_socket.connect(greeted, reached_at) for _ in range(many)])
+        )
+        found = [connection for connection in came.result(10) if connection is not None]
+        for connection in found:
+            connection.close()
+        assert len(found) == many
+        wait_until(lambda: len(server.peers) == many + 1)
+
+
 def test_a_server_that_has_closed_listens_nowhere(kind: str) -> None:
     with served(kind) as server, BlockingConnection("127.0.0.1", server.server.port, client_id="test") as connection:
         assert connection.hello.unix_socket == ""  # whoever is there need not be told

@@ -1,0 +1,143 @@
+"""Final refusals of a transaction coordinator are told when a write of its epoch has been committed, and not before."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, cast
+
+import pytest
+
+from sparklog.broker.partition import Answer, PendingProduce
+from sparklog.broker.transaction_host import TransactionHost
+from sparklog.coordinator.effects import Outcome, Refused
+from sparklog.coordinator.events import TouchRequested
+from sparklog.errors import ErrorCode
+from tests.broker.staged import Hosted, Stage
+
+COMMITTED = Answer(ErrorCode.NONE, 0, 0, "")
+UNAVAILABLE = [ErrorCode.COORDINATOR_NOT_AVAILABLE]
+
+
+class Led(Hosted):
+    """What is written waits until the test says what has become of it."""
+
+    def produce(self, pending: PendingProduce, *, acks: int, deadline_ms: int) -> None:
+        self.appended.append(pending)
+
+    def answer(self, answer: Answer) -> None:
+        """Of the last write."""
+        self.appended[-1].answered(answer)
+
+
+class Coordinator:
+    """A coordinator that serves and knows no transaction: whoever asks about one is refused for good."""
+
+    def __init__(self) -> None:
+        self.led = Led()
+        self.broker = Stage().broker
+        self.host = TransactionHost(self.broker, cast(Any, self.led))
+        self.host.unready = ""
+        self.failed = 0
+        self.host.on_failed = self._on_failed
+
+    def _on_failed(self) -> None:
+        self.failed += 1
+
+    def ask(self) -> list[ErrorCode]:
+        """What is told later."""
+        told: list[ErrorCode] = []
+
+        def answered(outcome: Outcome) -> None:
+            assert isinstance(outcome, Refused)
+            told.append(outcome.code)
+
+        self.host.ask(lambda ticket: TouchRequested(ticket, "key", "run"), answered)
+        return told
+
+
+def play(story: Callable[[Coordinator], None]) -> None:
+    async def staged() -> None:
+        coordinator = Coordinator()
+        story(coordinator)
+        coordinator.host.end()
+
+    asyncio.run(staged())
+
+
+def test_who_comes_while_one_write_is_under_way_shares_the_next() -> None:
+    def story(it: Coordinator) -> None:
+        first, second, third = it.ask(), it.ask(), it.ask()
+        assert (first, len(it.led.appended)) == ([], 1)
+        it.led.answer(COMMITTED)
+        assert (first, second, third, len(it.led.appended)) == ([ErrorCode.INVALID_TXN_STATE], [], [], 2)
+        it.led.answer(COMMITTED)
+        assert (second, third) == (first, first)
+        assert (len(it.led.appended), it.host.unready, it.failed) == (2, "", 0), "nobody waits: nothing is written"
+
+    play(story)
+
+
+@pytest.mark.parametrize("code", [ErrorCode.NOT_ENOUGH_REPLICAS, ErrorCode.KAFKA_STORAGE_ERROR])
+def test_what_was_not_written_may_be_asked_again(code: ErrorCode) -> None:
+    def story(it: Coordinator) -> None:
+        first, second = it.ask(), it.ask()
+        it.led.answer(Answer(code, 0, 0, "why"))
+        assert (first, second, it.host.unready) == (UNAVAILABLE, [], "")
+        it.led.answer(COMMITTED)
+        assert (second, it.failed) == ([ErrorCode.INVALID_TXN_STATE], 0)
+
+    play(story)
+
+
+def test_a_write_of_which_nobody_knows_ends_the_coordinator() -> None:
+    def story(it: Coordinator) -> None:
+        first, second = it.ask(), it.ask()
+        it.led.answer(Answer(ErrorCode.REQUEST_TIMED_OUT, 0, 0, "why"))
+        assert (first, second, it.host.unready, it.failed) == (UNAVAILABLE, UNAVAILABLE, "failed", 1)
+
+    play(story)
+
+
+def test_a_deposed_coordinator_sends_to_the_next_one() -> None:
+    def story(it: Coordinator) -> None:
+        first, second = it.ask(), it.ask()
+        it.led.replica.is_leader = False
+        it.led.answer(Answer(ErrorCode.NOT_LEADER_OR_FOLLOWER, 0, 0, "why"))
+        assert first == second == [ErrorCode.NOT_COORDINATOR]
+        assert (it.host.unready, it.failed, len(it.led.appended)) == ("ended", 0, 1)
+
+    play(story)
+
+
+@pytest.mark.parametrize("how", ["end", "fail"])
+def test_who_waits_for_a_write_is_told_once(how: str) -> None:
+    def story(it: Coordinator) -> None:
+        first, second = it.ask(), it.ask()
+        if how == "end":
+            it.host.end()
+        else:
+            it.host._fail()
+        assert first == second and len(first) == 1 and first != [ErrorCode.INVALID_TXN_STATE]
+        it.led.answer(COMMITTED)
+        assert (len(first), len(second), len(it.led.appended)) == (1, 1, 1)
+
+    play(story)
+
+
+def test_an_answer_that_raises_leaves_nobody_waiting() -> None:
+    def story(it: Coordinator) -> None:
+        first = it.ask()
+
+        def raises(outcome: Outcome) -> None:
+            raise RuntimeError("no such connection")
+
+        it.host.ask(lambda ticket: TouchRequested(ticket, "key", "run"), raises)
+        third = it.ask()
+        it.led.answer(COMMITTED)
+        assert (first, third) == ([ErrorCode.INVALID_TXN_STATE], [])
+        it.led.answer(COMMITTED)
+        assert third == UNAVAILABLE, "by what is left of it"
+        assert (it.host.unready, it.failed) == ("failed", 1)
+
+    play(story)
