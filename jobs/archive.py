@@ -6,12 +6,12 @@ import argparse
 import os
 import signal
 import sys
-import threading
 
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
 from sparklog.cluster.start import end_spark
+from sparklog.cluster.stop_request import StopRequest
 from sparklog.delta.job import maintain, run_archives, told
 from sparklog.delta.options import (
     ArchiveOptions,
@@ -118,7 +118,7 @@ def tell(text: str) -> None:
 
 def main() -> int:
     given = arguments()
-    stopping = threading.Event()
+    stopping = StopRequest()
     spark = SparkSession.builder.appName("sparklog archive").getOrCreate()
     # Behind Spark's own handler, which would cancel the batch under way.
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import os
+import signal
 import sys
+import threading
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -32,6 +34,9 @@ else:
     # A shell that keeps no bytecode would have each of the hundreds of processes compile all that it imports.
     sys.dont_write_bytecode = False
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+# A shell that is no terminal's has what it starts in the background ignore Ctrl-C, and with it all that tests start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN and threading.current_thread() is threading.main_thread():
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 # A developer's own Spark, and defaults meant for one shell, must not decide what a test sees.
 for name in ("SPARK_HOME", "PYSPARK_SUBMIT_ARGS", "SPARKLOG_BOOTSTRAP", "SPARKLOG_BOOTSTRAP_SERVERS"):
     os.environ.pop(name, None)

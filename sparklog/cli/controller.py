@@ -6,7 +6,6 @@ import asyncio
 import logging
 import signal
 import sys
-import threading
 import time
 from pathlib import Path
 from typing import Annotated
@@ -15,6 +14,7 @@ import typer
 
 from sparklog.cluster.controller_loop import ControllerLoop, ControllerStatus
 from sparklog.cluster.options import add_setting, merged, read_settings
+from sparklog.cluster.stop_request import StopRequest
 from sparklog.config import broker_config
 from sparklog.errors import ClusterError, ConfigError
 from sparklog.zk.cluster_store import ClusterStore
@@ -76,7 +76,7 @@ async def _look(zookeeper: str, session_timeout_ms: int, connect_timeout_ms: int
 
 def _serve(loop: ControllerLoop) -> None:
     """Until a signal, or until it can do no more. Raises ClusterError with the reason then."""
-    asked = threading.Event()
+    asked = StopRequest()
     before = {number: signal.signal(number, lambda *_: asked.set()) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         loop.start()

@@ -268,14 +268,19 @@ class Admin:
             raise BrokerError(ErrorCode.BROKER_NOT_AVAILABLE, f"broker {broker_id} found; known are {sorted(known)}")
         return self._move(moves.draining(brokers, replicas, broker_id), throttle_bytes)
 
-    def cancel_reassignment(self, partitions: Iterable[TopicPartition]) -> None:
-        """Take moves back: the partitions go to the brokers they were on.
+    def cancel_reassignment(
+        self, partitions: Iterable[TopicPartition], *, also_ended: bool = False
+    ) -> list[TopicPartition]:
+        """Take moves back: the partitions go to the brokers they were on. Returns those that do.
+
+        ``also_ended``: a partition that is not moved (any more) is passed over.
 
         Raises:
             BrokerError: NO_REASSIGNMENT_IN_PROGRESS, UNKNOWN_TOPIC_OR_PARTITION; the others are taken back.
         """
-        targets = {TopicPartition(*tp): None for tp in partitions}
-        moves.alter(self._link, targets, throttle_bytes=0, timeout_ms=self._link.broker_timeout_ms())
+        named = dict.fromkeys(TopicPartition(*tp) for tp in partitions)
+        timeout_ms = self._link.broker_timeout_ms()
+        return moves.take_back(self._link, named, timeout_ms=timeout_ms, also_ended=also_ended)
 
     def reassignments(self) -> list[MoveDescription]:
         """Moves under way, and how far each has come."""

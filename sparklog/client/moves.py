@@ -26,26 +26,47 @@ Replicas = Mapping[TopicPartition, Sequence[int]]
 
 
 def alter(
-    link: ClusterLink,
-    targets: Mapping[TopicPartition, Sequence[int] | None],
-    *,
-    throttle_bytes: int,
-    timeout_ms: int,
+    link: ClusterLink, targets: Mapping[TopicPartition, Sequence[int]], *, throttle_bytes: int, timeout_ms: int
 ) -> str:
-    """Begin, change or (None) take back moves. Returns the warning about shared hosts, if there is one.
+    """Begin or change moves. Returns the warning about shared hosts, if there is one.
 
     Raises:
         BrokerError: of the first move refused; says how many were. The others are under way.
-
-    A move to be taken back that is not found when the request is repeated, because an answer was lost, counts as taken
-    back: by the first attempt, or it had ended just before.
     """
-    moves = tuple(
-        ReplicaMove(tp.topic, tp.partition, None if target is None else tuple(target)) for tp, target in targets.items()
-    )
+    moves = tuple(ReplicaMove(tp.topic, tp.partition, tuple(target)) for tp, target in targets.items())
+    warning, _ = _ask(link, moves, throttle_bytes=throttle_bytes, timeout_ms=timeout_ms, passed_over=set())
+    return warning
+
+
+def take_back(
+    link: ClusterLink, partitions: Iterable[TopicPartition], *, timeout_ms: int, also_ended: bool
+) -> list[TopicPartition]:
+    """Take moves back; returns those that were. ``also_ended``: one that is not under way is passed over, not refused.
+
+    A move that is not found when the request is repeated, because an answer was lost, counts as taken back: by the
+    first attempt, or it had ended just before.
+
+    Raises:
+        BrokerError: as ``alter``.
+    """
+    moves = tuple(ReplicaMove(tp.topic, tp.partition, None) for tp in partitions)
+    passed_over = {ErrorCode.NO_REASSIGNMENT_IN_PROGRESS} if also_ended else set()
+    _, done = _ask(link, moves, throttle_bytes=0, timeout_ms=timeout_ms, passed_over=passed_over)
+    return done
+
+
+def _ask(
+    link: ClusterLink,
+    moves: Sequence[ReplicaMove],
+    *,
+    throttle_bytes: int,
+    timeout_ms: int,
+    passed_over: set[ErrorCode],
+) -> tuple[str, list[TopicPartition]]:
+    """The warning, and what was done. Raises BrokerError for codes that are not to be ``passed_over``."""
     if not moves:
-        return ""
-    request = AlterReassignments(0, moves, timeout_ms, throttle_bytes)
+        return "", []
+    request = AlterReassignments(0, tuple(moves), timeout_ms, throttle_bytes)
     done = {ErrorCode.NONE}
 
     def attempt() -> AlterReassignmentsReply:
@@ -57,10 +78,10 @@ def alter(
             raise
 
     reply = link.retrying("moving replicas", attempt)
-    refused = [result for result in reply.results if result.code not in done]
+    refused = [result for result in reply.results if result.code not in done | passed_over]
     if refused:
         raise _refusal(refused, len(moves))
-    return reply.warning
+    return reply.warning, [TopicPartition(one.topic, one.partition) for one in reply.results if one.code in done]
 
 
 def _refusal(refused: Sequence[PartitionResult], asked: int) -> BrokerError:

@@ -29,6 +29,7 @@ from sparklog.cluster.driver_note import forget_driver, note_driver
 from sparklog.cluster.options import ClusterOptions, is_one_machine
 from sparklog.cluster.process import host_name, identify
 from sparklog.cluster.spark_environment import prepare, remove_spark_home
+from sparklog.cluster.stop_request import StopRequest
 from sparklog.cluster.task_slots import cause_of
 from sparklog.errors import ClusterError, SparklogError
 
@@ -154,7 +155,7 @@ class _StopSignals:
     """Ctrl-C and SIGTERM as an event. A second one gives up on an ordered stop: the brokers then run on."""
 
     def __init__(self, tell: Callable[[str], None]) -> None:
-        self.asked = threading.Event()
+        self.asked = StopRequest()
         self._tell = tell
         self.install()
 
@@ -167,7 +168,10 @@ class _StopSignals:
             os.write(2, b"\nleaving without stopping the brokers: start the cluster again to adopt or stop them\n")
             os._exit(128 + number)
         self.asked.set()
-        self._tell("\nstopping the cluster (once more: leave at once, brokers run on)")
+        with contextlib.suppress(
+            RuntimeError
+        ):  # a line of its own is just being printed, which is not to be entered anew
+            self._tell("\nstopping the cluster (once more: leave at once, brokers run on)")
 
 
 def _ready(cluster: ClusterDriver, options: ClusterOptions) -> str:

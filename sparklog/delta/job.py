@@ -10,6 +10,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from pyspark.sql import SparkSession
 
@@ -123,8 +124,14 @@ def maintain(
     return errors
 
 
+class Stopping(Protocol):
+    """A ``threading.Event``, or what a handler of signals may set (``cluster.stop_request``)."""
+
+    def is_set(self) -> bool: ...
+
+
 def run_archives(
-    spark: SparkSession, archives: Sequence[ArchiveOptions], *, stopping: threading.Event, tell: Callable[[str], None]
+    spark: SparkSession, archives: Sequence[ArchiveOptions], *, stopping: Stopping, tell: Callable[[str], None]
 ) -> dict[str, Exception]:
     """Archive until ``stopping`` is set, or all have come to their end; returns the topics that could not be archived
     any more, and why. Batches under way are committed before it returns."""

@@ -8,16 +8,16 @@ from __future__ import annotations
 import logging
 import signal
 import sys
-import threading
 
 import msgspec
 
 from sparklog.cluster.controller_loop import ControllerLoop
+from sparklog.cluster.stop_request import StopRequest
 
 
 def main(zookeeper: str, cluster_id: str, settings: str) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    stop = threading.Event()
+    stop = StopRequest()
     signal.signal(signal.SIGTERM, lambda number, frame: stop.set())
     controller = ControllerLoop(zookeeper, cluster_id, settings=msgspec.json.decode(settings, type=dict[str, str]))
     controller.start()

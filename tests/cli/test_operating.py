@@ -16,8 +16,10 @@ from sparklog.cli.topic_output import Health
 from sparklog.client.descriptions import PartitionDescription, TopicDescription
 from sparklog.client.producer import Producer
 from sparklog.errors import ConfigError
+from sparklog.net.server import ServerConnection
+from sparklog.protocol.messages import AlterReassignments, Request
 from tests.cli.in_process import Cli, Result
-from tests.client.fake_cluster import FakeCluster
+from tests.client.fake_cluster import FakeBroker, FakeCluster
 
 
 def test_a_name_that_is_nearly_right(cli: Cli, fake: FakeCluster) -> None:
@@ -105,6 +107,36 @@ def test_a_plan_is_made_read_and_applied(cli: Cli, fake: FakeCluster, tmp_path: 
     assert cli("partitions", "reassign", "plan", "t").code == 2
     unclean = cli("partitions", "elect", "t", "--unclean")
     assert (unclean.code, "give --yes" in unclean.err) == (2, True)
+
+
+def test_a_move_that_ends_before_its_topics_are_taken_back_is_no_error(cli: Cli, fake: FakeCluster) -> None:
+    """Its partition was not named: the command takes back what it finds."""
+    fake.create("t", partitions=2)
+    fake.create("u", partitions=2)
+
+    def first_ends(broker: FakeBroker, connection: ServerConnection, request: Request) -> bool:
+        if isinstance(request, AlterReassignments) and any(move.target is None for move in request.moves):
+            fake.moves.pop(("t", 0), None)
+        return False
+
+    for broker in fake.brokers:
+        fake.fault(broker.broker_id, first_ends)
+
+    def move(*which: str) -> None:
+        for one in which:
+            assert cli("topics", "reassign", one, "--to", "1", "--yes").code == 0
+
+    move("t:0", "t:1")
+    taken = cli("partitions", "reassign", "cancel", "t", "--yes", "--json")
+    assert (taken.code, json.loads(taken.out), fake.moves) == (0, {"cancelled": ["t-1"]}, {})
+    move("t:0")
+    assert cli("partitions", "reassign", "cancel", "t", "--yes").text == "0 moves taken back\n"
+    move("t:0", "u:0", "u:1")
+    taken = cli("partitions", "reassign", "cancel", "u:1", "u", "t", "--yes", "--json")
+    assert (taken.code, json.loads(taken.out)) == (0, {"cancelled": ["u-0", "u-1"]}), "each once"
+    move("u:1")
+    refused = cli("partitions", "reassign", "cancel", "t:0", "u", "--yes")
+    assert (refused.code, "NO_REASSIGNMENT_IN_PROGRESS" in refused.err, fake.moves) == (1, True, {})
 
 
 # --- settings ---

@@ -124,6 +124,13 @@ def test_a_move_whose_cancel_was_done_and_not_answered_is_taken_back(fake: FakeC
         with pytest.raises(BrokerError) as caught:
             admin.cancel_reassignment([first])
         assert caught.value.code == ErrorCode.NO_REASSIGNMENT_IN_PROGRESS
+        admin.reassign({first: (1,)})
+        assert admin.cancel_reassignment([second, first, second], also_ended=True) == [first]
+        assert admin.cancel_reassignment([second], also_ended=True) == admin.cancel_reassignment([]) == []
+        admin.reassign({first: (1,)})
+        fake.fault(0, lose_answer(AlterReassignments))
+        fake.fault(1, lose_answer(AlterReassignments))
+        assert admin.cancel_reassignment([first], also_ended=True) == [first], "by the first attempt, or none"
 
 
 def test_one_broker_is_enough(fake: FakeCluster) -> None:
