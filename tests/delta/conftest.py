@@ -17,6 +17,9 @@ from sparklog.testing.process_cluster import ProcessCluster
 
 # With one compiler Java keeps 48 MB for what it compiles, and compiles no more when Spark's plans have filled them.
 QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:ReservedCodeCacheSize=240m"
+#: Spark makes a Java class for each plan and compiles it: a fifth of the processor time of tests whose tables have a
+#: few rows. In tests/spark it does.
+INTERPRETED = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
 _numbers = itertools.count()
 
 
@@ -40,7 +43,7 @@ def plain_spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSessi
         .config("spark.sql.session.timeZone", "America/New_York")
         .config("spark.sql.warehouse.dir", str(tmp_path_factory.mktemp("warehouse")))
     )
-    for name, value in SETTINGS.items():
+    for name, value in {**SETTINGS, **INTERPRETED}.items():
         builder = builder.config(name, value)
     _end_java()
     spark = builder.getOrCreate()
