@@ -126,7 +126,7 @@ def main() -> int:
     try:
         wanted = options(given)
         if given.maintain_only:
-            failed = maintain(spark, wanted, tell=tell)
+            failed = maintain(spark, wanted, stopping=stopping, tell=tell)
         else:
             configure(spark, bootstrap=given.bootstrap)
             failed = run_archives(spark, wanted, stopping=stopping, tell=tell)

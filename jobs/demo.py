@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import logging
 import os
-import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -16,6 +15,7 @@ from rich.console import Console
 from sparklog.cluster.local import LocalCluster
 from sparklog.cluster.spark_environment import prepare, remove_spark_home
 from sparklog.cluster.start import end_spark
+from sparklog.cluster.stop_request import exit_on_sigterm
 from sparklog.demo.run import run
 from sparklog.demo.story import Story
 from sparklog.errors import SparklogError
@@ -48,7 +48,7 @@ def demonstrate(data_dir: Path, console: Console, *, keep: bool) -> bool:
 
 
 def main() -> int:
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the cluster is stopped on the way out
+    exit_on_sigterm()  # so that the cluster is stopped on the way out
     console = Console(width=None if sys.stdout.isatty() else 110)
     chosen = arguments().data_dir
     if chosen is not None and chosen.exists():

@@ -226,8 +226,7 @@ def cancel_moves(admin: Admin, which: Sequence[str], *, as_json: bool) -> None:
         else:
             admin.describe_topic(topic)  # raises for a topic that is not there
             found += [TopicPartition(topic, m.partition) for m in admin.reassignments() if m.topic == topic]
-    taken = admin.cancel_reassignment(found, also_ended=True)  # by now, which nobody asked about one by one
-    taken += admin.cancel_reassignment(tp for tp in named if tp not in taken)
+    taken = admin.cancel_reassignment(named, may_have_ended=found)
     done({"cancelled": [str(tp) for tp in taken]}, f"{len(taken)} moves taken back", as_json=as_json)
 
 

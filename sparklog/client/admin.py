@@ -269,18 +269,24 @@ class Admin:
         return self._move(moves.draining(brokers, replicas, broker_id), throttle_bytes)
 
     def cancel_reassignment(
-        self, partitions: Iterable[TopicPartition], *, also_ended: bool = False
+        self, partitions: Iterable[TopicPartition] = (), *, may_have_ended: Iterable[TopicPartition] = ()
     ) -> list[TopicPartition]:
-        """Take moves back: the partitions go to the brokers they were on. Returns those that do.
+        """Take moves back: the partitions go to the brokers they were on. Returns those that do; where an answer was
+        lost also those that had ended just before.
 
-        ``also_ended``: a partition that is not moved (any more) is passed over.
+        Of those that ``may_have_ended``, as they were only found under way, what is not any more is passed over.
 
         Raises:
             BrokerError: NO_REASSIGNMENT_IN_PROGRESS, UNKNOWN_TOPIC_OR_PARTITION; the others are taken back.
         """
         named = dict.fromkeys(TopicPartition(*tp) for tp in partitions)
-        timeout_ms = self._link.broker_timeout_ms()
-        return moves.take_back(self._link, named, timeout_ms=timeout_ms, also_ended=also_ended)
+        found = dict.fromkeys(TopicPartition(*tp) for tp in may_have_ended)
+        return moves.take_back(
+            self._link,
+            named,
+            may_have_ended=[tp for tp in found if tp not in named],
+            timeout_ms=self._link.broker_timeout_ms(),
+        )
 
     def reassignments(self) -> list[MoveDescription]:
         """Moves under way, and how far each has come."""

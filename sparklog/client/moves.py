@@ -23,6 +23,8 @@ from sparklog.protocol.messages import (
 )
 
 Replicas = Mapping[TopicPartition, Sequence[int]]
+#: Of a move that was there a moment ago: it has ended, or its topic has been deleted.
+_ENDED = {ErrorCode.NO_REASSIGNMENT_IN_PROGRESS, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
 
 
 def alter(
@@ -34,25 +36,29 @@ def alter(
         BrokerError: of the first move refused; says how many were. The others are under way.
     """
     moves = tuple(ReplicaMove(tp.topic, tp.partition, tuple(target)) for tp, target in targets.items())
-    warning, _ = _ask(link, moves, throttle_bytes=throttle_bytes, timeout_ms=timeout_ms, passed_over=set())
+    warning, _ = _ask(link, moves, throttle_bytes=throttle_bytes, timeout_ms=timeout_ms)
     return warning
 
 
 def take_back(
-    link: ClusterLink, partitions: Iterable[TopicPartition], *, timeout_ms: int, also_ended: bool
+    link: ClusterLink,
+    partitions: Iterable[TopicPartition],
+    *,
+    may_have_ended: Collection[TopicPartition],
+    timeout_ms: int,
 ) -> list[TopicPartition]:
-    """Take moves back; returns those that were. ``also_ended``: one that is not under way is passed over, not refused.
+    """Take moves back; returns those that were. One that ``may_have_ended`` is passed over where it, or its topic, is
+    not there any more.
 
     A move that is not found when the request is repeated, because an answer was lost, counts as taken back: by the
     first attempt, or it had ended just before.
 
     Raises:
-        BrokerError: as ``alter``.
+        BrokerError: of the first one refused; says how many were. The others are taken back.
     """
-    moves = tuple(ReplicaMove(tp.topic, tp.partition, None) for tp in partitions)
-    passed_over = {ErrorCode.NO_REASSIGNMENT_IN_PROGRESS} if also_ended else set()
-    _, done = _ask(link, moves, throttle_bytes=0, timeout_ms=timeout_ms, passed_over=passed_over)
-    return done
+    moves = tuple(ReplicaMove(tp.topic, tp.partition, None) for tp in (*partitions, *may_have_ended))
+    _, taken = _ask(link, moves, throttle_bytes=0, timeout_ms=timeout_ms, may_have_ended=frozenset(may_have_ended))
+    return taken
 
 
 def _ask(
@@ -61,9 +67,9 @@ def _ask(
     *,
     throttle_bytes: int,
     timeout_ms: int,
-    passed_over: set[ErrorCode],
+    may_have_ended: frozenset[TopicPartition] = frozenset(),
 ) -> tuple[str, list[TopicPartition]]:
-    """The warning, and what was done. Raises BrokerError for codes that are not to be ``passed_over``."""
+    """The warning, and what was done. Raises BrokerError for what was refused."""
     if not moves:
         return "", []
     request = AlterReassignments(0, tuple(moves), timeout_ms, throttle_bytes)
@@ -78,18 +84,24 @@ def _ask(
             raise
 
     reply = link.retrying("moving replicas", attempt)
-    refused = [result for result in reply.results if result.code not in done | passed_over]
+    left = [result for result in reply.results if result.code not in done]
+    refused = [one for one in left if one.code not in _ENDED or _partition(one) not in may_have_ended]
+    taken = [_partition(result) for result in reply.results if result.code in done]
     if refused:
-        raise _refusal(refused, len(moves))
-    return reply.warning, [TopicPartition(one.topic, one.partition) for one in reply.results if one.code in done]
+        raise _refusal(refused, len(moves), len(taken))
+    return reply.warning, taken
 
 
-def _refusal(refused: Sequence[PartitionResult], asked: int) -> BrokerError:
+def _partition(result: PartitionResult) -> TopicPartition:
+    return TopicPartition(result.topic, result.partition)
+
+
+def _refusal(refused: Sequence[PartitionResult], asked: int, taken: int) -> BrokerError:
     first = refused[0]
     if asked == 1:
         return BrokerError(first.code, first.detail)
-    begun = f"; {asked - len(refused)} others were taken" if asked > len(refused) else ""
-    return BrokerError(first.code, f"{len(refused)} of {asked} moves were refused{begun}; first: {first.detail}")
+    others = f"; {taken} others were taken" if taken else ""
+    return BrokerError(first.code, f"{len(refused)} of {asked} moves were refused{others}; first: {first.detail}")
 
 
 def under_way(link: ClusterLink, brokers: Iterable[BrokerDescription] = ()) -> list[MoveDescription]:

@@ -43,7 +43,7 @@ _LINES_KEPT = 1000
 
 def run_cluster(options: ClusterOptions, *, tell: Callable[[str], None]) -> int:
     """Run a cluster until Ctrl-C or SIGTERM; return the exit code. ``tell`` gets the lines for the user."""
-    stop = _StopSignals(tell)
+    stop = _StopSignals()
     try:
         options.checked()
         options.data_dir.mkdir(parents=True, exist_ok=True)
@@ -154,9 +154,8 @@ class _Seating(threading.Thread):
 class _StopSignals:
     """Ctrl-C and SIGTERM as an event. A second one gives up on an ordered stop: the brokers then run on."""
 
-    def __init__(self, tell: Callable[[str], None]) -> None:
+    def __init__(self) -> None:
         self.asked = StopRequest()
-        self._tell = tell
         self.install()
 
     def install(self) -> None:
@@ -165,13 +164,13 @@ class _StopSignals:
 
     def _caught(self, number: int, _frame: FrameType | None) -> None:
         if self.asked.is_set():
-            os.write(2, b"\nleaving without stopping the brokers: start the cluster again to adopt or stop them\n")
+            with contextlib.suppress(OSError):
+                os.write(2, b"\nleaving without stopping the brokers: start the cluster again to adopt or stop them\n")
             os._exit(128 + number)
         self.asked.set()
-        with contextlib.suppress(
-            RuntimeError
-        ):  # a line of its own is just being printed, which is not to be entered anew
-            self._tell("\nstopping the cluster (once more: leave at once, brokers run on)")
+        # Not by ``tell``: what is being printed just now is not to be entered anew, and who reads it may have gone.
+        with contextlib.suppress(OSError):
+            os.write(2, b"\nstopping the cluster (once more: leave at once, brokers run on)\n")
 
 
 def _ready(cluster: ClusterDriver, options: ClusterOptions) -> str:

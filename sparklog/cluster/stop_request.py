@@ -1,14 +1,18 @@
-"""That a signal has asked this process to end: an event that handlers of signals may set."""
+"""That a signal has asked this process to end: an event that handlers of signals may set, and an exception that the
+first of them raises."""
 
 from __future__ import annotations
 
+import signal
 from queue import Empty, SimpleQueue
+from types import FrameType
 
 
 class StopRequest:
-    """As ``threading.Event``, whose ``set`` a handler may not call: Python runs handlers in the main thread between any
-    two of its instructions, also while it holds the event's lock, as it does in ``wait``; ``set`` would then wait for
-    the thread that it runs in. ``SimpleQueue.put`` may be called anywhere. Source: Python's documentation of queue.
+    """Like a ``threading.Event``, of which a handler may not call ``set``: Python runs handlers in the main thread,
+    between any two of its instructions, also while it holds the event's lock, as it does in ``wait``; ``set`` would
+    then wait for the thread that it runs in. ``SimpleQueue.put`` may be called anywhere. Source: Python's documentation
+    of queue.
     """
 
     def __init__(self) -> None:
@@ -23,7 +27,7 @@ class StopRequest:
         return self._asked
 
     def wait(self, timeout_s: float) -> bool:
-        """Whether it is set, after ``timeout_s`` at the latest."""
+        """Whether it is set, after ``timeout_s`` (0 or more) at the latest."""
         if not self._asked:
             try:
                 self._told.get(timeout=timeout_s)
@@ -31,3 +35,18 @@ class StopRequest:
                 return self._asked
             self._told.put(None)  # others may wait as well
         return self._asked
+
+
+def exit_on_sigterm() -> None:
+    """From now on the first SIGTERM ends the main thread, and with it what it has begun: SystemExit(143). Later ones do
+    nothing, as they would cut that short: ``timeout`` sends two."""
+    signal.signal(signal.SIGTERM, _exit)
+
+
+def _exit(number: int, _frame: FrameType | None) -> None:
+    signal.signal(number, _go_on)
+    raise SystemExit(128 + number)
+
+
+def _go_on(_number: int, _frame: FrameType | None) -> None:
+    """A handler, and not SIG_IGN, which programs started later would have as well."""

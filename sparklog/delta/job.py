@@ -100,12 +100,22 @@ def told(error: Exception) -> str:
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]} ..."
 
 
+class Stopping(Protocol):
+    """A ``threading.Event``, or what a handler of signals may set (``cluster.stop_request``)."""
+
+    def is_set(self) -> bool: ...
+
+
 def maintain(
-    spark: SparkSession, archives: Sequence[ArchiveOptions], *, tell: Callable[[str], None]
+    spark: SparkSession, archives: Sequence[ArchiveOptions], *, stopping: Stopping, tell: Callable[[str], None]
 ) -> dict[str, Exception]:
-    """Look after the tables of these topics once; no broker is asked. Returns where something was in the way."""
+    """Look after the tables of these topics once; no broker is asked. Returns where something was in the way. When
+    ``stopping`` is set, no further table is begun."""
     errors: dict[str, Exception] = {}
     for options in archives:
+        if stopping.is_set():
+            tell(f"stopped before {options.topic}")
+            break
         path = table_path(options.to, options.topic)
         try:
             is_there = bool(open_log_with_spark(spark, path).versions())
@@ -122,12 +132,6 @@ def maintain(
         for text in said or [f"{path}: nothing was due"] * (error is None):
             tell(text)
     return errors
-
-
-class Stopping(Protocol):
-    """A ``threading.Event``, or what a handler of signals may set (``cluster.stop_request``)."""
-
-    def is_set(self) -> bool: ...
 
 
 def run_archives(

@@ -14,7 +14,6 @@ import argparse
 import logging
 import random
 import shutil
-import signal
 import sys
 import tempfile
 import time
@@ -22,6 +21,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from sparklog.client.admin import Admin
+from sparklog.cluster.stop_request import exit_on_sigterm
 from sparklog.errors import ClusterError, SparklogError
 from sparklog.model import TopicPartition
 from sparklog.testing.checker import Report, check
@@ -187,9 +187,8 @@ class Torture:
     def _take_moves_back(self) -> str:
         with self._admin() as admin:
             moving = [TopicPartition(move.topic, move.partition) for move in admin.reassignments()]
-            if moving:
-                admin.cancel_reassignment(moving)
-        return f"moves taken back: {len(moving)}"
+            taken = admin.cancel_reassignment(may_have_ended=moving)
+        return f"moves taken back: {len(taken)}"
 
     def _elect(self) -> str:
         with self._admin() as admin:
@@ -258,7 +257,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.check is not None:
             report = judge(options.check)
         else:
-            signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # nothing is left running
+            exit_on_sigterm()  # nothing is left running
             # Clients complain of what the run does to their brokers.
             logging.getLogger("sparklog").setLevel(logging.CRITICAL)
             seed = random.SystemRandom().randrange(2**32) if options.seed is None else options.seed

@@ -335,7 +335,9 @@ class _Handler:
         for move in request.moves:
             tp = (move.topic, move.partition)
             code = ErrorCode.NONE
-            if move.target is not None:
+            if move.topic not in self.cluster.topics:
+                code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            elif move.target is not None:
                 self.cluster.moves[tp] = move.target
             elif self.cluster.moves.pop(tp, None) is None:
                 code = ErrorCode.NO_REASSIGNMENT_IN_PROGRESS

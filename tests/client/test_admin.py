@@ -125,12 +125,21 @@ def test_a_move_whose_cancel_was_done_and_not_answered_is_taken_back(fake: FakeC
             admin.cancel_reassignment([first])
         assert caught.value.code == ErrorCode.NO_REASSIGNMENT_IN_PROGRESS
         admin.reassign({first: (1,)})
-        assert admin.cancel_reassignment([second, first, second], also_ended=True) == [first]
-        assert admin.cancel_reassignment([second], also_ended=True) == admin.cancel_reassignment([]) == []
+        assert admin.cancel_reassignment(may_have_ended=[second, first, second]) == [first]
+        assert admin.cancel_reassignment(may_have_ended=[second]) == admin.cancel_reassignment() == []
+        admin.reassign({first: (1,)})
+        deleted = TopicPartition("deleted", 0)
+        with pytest.raises(BrokerError, match="1 of 3 moves were refused; 1 others were taken") as caught:
+            admin.cancel_reassignment([deleted], may_have_ended=[first, second])
+        assert (caught.value.code, fake.moves) == (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, {})
+        with pytest.raises(BrokerError, match="NO_REASSIGNMENT_IN_PROGRESS"):
+            admin.cancel_reassignment([second], may_have_ended=[second])
+        admin.reassign({first: (1,)})
+        assert admin.cancel_reassignment([first], may_have_ended=[first, second, deleted]) == [first]
         admin.reassign({first: (1,)})
         fake.fault(0, lose_answer(AlterReassignments))
         fake.fault(1, lose_answer(AlterReassignments))
-        assert admin.cancel_reassignment([first], also_ended=True) == [first], "by the first attempt, or none"
+        assert admin.cancel_reassignment(may_have_ended=[first]) == [first], "by the first attempt, or none"
 
 
 def test_one_broker_is_enough(fake: FakeCluster) -> None:

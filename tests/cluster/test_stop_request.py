@@ -15,15 +15,38 @@ import pytest
 from sparklog.cluster.stop_request import StopRequest
 from tests.waiting import wait_until
 
-#: Waits again and again, for so short that most signals come where something of the wait is being done in Python.
+#: Looks again and again without waiting, so that most signals come in the middle of what a look does in Python.
 WAITING = """
 import signal
 from sparklog.cluster.stop_request import StopRequest
 stop = StopRequest()
 signal.signal(signal.SIGTERM, lambda *_: stop.set())
 print("waiting", flush=True)
-while not stop.wait({timeout_s}):
+while not stop.wait(0.0):
     pass
+"""
+#: Says what a second and a third signal do to what the first one has begun.
+ENDING = """
+import time
+from sparklog.cluster.stop_request import exit_on_sigterm
+exit_on_sigterm()
+try:
+    print("begun", flush=True)
+    time.sleep(60)
+finally:
+    print("ending", flush=True)
+    input()
+    print("ended", flush=True)
+"""
+STOPPING = """
+import time
+from sparklog.cluster.start import _StopSignals
+signals = _StopSignals()
+print("ready", flush=True)
+while not signals.asked.wait(60.0):
+    pass
+print("stopping", flush=True)
+time.sleep(60)
 """
 MANY = 20
 
@@ -68,13 +91,9 @@ def test_all_who_wait_are_woken() -> None:
     assert time.monotonic() - began < 30
 
 
-@pytest.mark.parametrize("timeout_s", [0.0, 1e-6])
-def test_a_signal_comes_at_any_moment(timeout_s: float) -> None:
-    """With an event of threading's half of them would not end."""
-    waiting = [
-        subprocess.Popen([sys.executable, "-c", WAITING.format(timeout_s=timeout_s)], stdout=subprocess.PIPE)
-        for _ in range(MANY)
-    ]
+def test_a_signal_comes_at_any_moment() -> None:
+    """With an event of threading's half of them do not end."""
+    waiting = [subprocess.Popen([sys.executable, "-c", WAITING], stdout=subprocess.PIPE) for _ in range(MANY)]
     try:
         for process in waiting:
             assert process.stdout is not None
@@ -88,3 +107,41 @@ def test_a_signal_comes_at_any_moment(timeout_s: float) -> None:
             process.wait()
             assert process.stdout is not None
             process.stdout.close()
+
+
+def test_the_first_sigterm_alone_ends_what_was_begun() -> None:
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", ENDING], stdin=pipe, stdout=pipe) as process:
+        try:
+            assert process.stdout is not None and process.stdin is not None
+            assert process.stdout.readline() == b"begun\n"
+            process.terminate()
+            assert process.stdout.readline() == b"ending\n"
+            for _ in range(2):
+                process.terminate()
+            process.stdin.write(b"\n")
+            process.stdin.flush()
+            assert process.stdout.read() == b"ended\n"
+            assert process.wait(60) == 128 + signal.SIGTERM
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize("is_read", [True, False])
+def test_a_cluster_is_asked_to_stop_though_nobody_reads_what_it_says(is_read: bool) -> None:
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", STOPPING], stdout=pipe, stderr=pipe) as process:
+        try:
+            assert process.stdout is not None and process.stderr is not None
+            assert process.stdout.readline() == b"ready\n"
+            if not is_read:
+                process.stderr.close()
+            process.send_signal(signal.SIGINT)
+            assert process.stdout.readline() == b"stopping\n"
+            process.terminate()
+            assert process.wait(60) == 128 + signal.SIGTERM
+            if is_read:
+                said = process.stderr.read()
+                assert said.index(b"stopping the cluster (once more: leave at once") < said.index(b"leaving without")
+        finally:
+            process.kill()

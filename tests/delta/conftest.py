@@ -18,7 +18,7 @@ from sparklog.testing.process_cluster import ProcessCluster
 # With one compiler Java keeps 48 MB for what it compiles, and compiles no more when Spark's plans have filled them.
 QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:ReservedCodeCacheSize=240m"
 #: Spark makes a Java class for each plan and compiles it: a fifth of the processor time of tests whose tables have a
-#: few rows. In tests/spark it does.
+#: few rows. Tests of killed archives and those of tests/spark have it compile them.
 INTERPRETED = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
 _numbers = itertools.count()
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import errno
 import json
+import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from pyspark.errors import ParseException, StreamingQueryException
@@ -16,8 +17,16 @@ from sparklog.delta.archive_table import ArchiveFenced, ArchiveRefused
 from sparklog.delta.batches import BatchArchiver
 from sparklog.delta.casting import Casting
 from sparklog.delta.file_sizes import FileSizes
-from sparklog.delta.job import is_lasting
-from sparklog.delta.options import interval_s, parse_every, parse_retention, parse_schemas, parse_size, parse_trigger
+from sparklog.delta.job import is_lasting, maintain
+from sparklog.delta.options import (
+    ArchiveOptions,
+    interval_s,
+    parse_every,
+    parse_retention,
+    parse_schemas,
+    parse_size,
+    parse_trigger,
+)
 from sparklog.delta.quarantine import QuarantineMoved
 from sparklog.delta.seam import Seam
 from sparklog.delta.session import PACKAGE, submit_arguments
@@ -186,3 +195,11 @@ def test_small_batches_are_written_by_one_task_and_large_ones_by_many() -> None:
     sizes.wrote(1_000_000, 10_000_000)
     sizes.wrote(0, 0)
     assert [sizes.tasks(offsets) for offsets in (2_500_000, 2_600_000, 10_000_000)] == [1, 2, 4]
+
+
+def test_a_stop_lets_maintenance_begin_no_table(tmp_path: Path) -> None:
+    archives = [ArchiveOptions(bootstrap="", topic=name, to=str(tmp_path), group="g") for name in ("first", "second")]
+    stopping, said = threading.Event(), list[str]()
+    stopping.set()
+    assert maintain(cast(Any, None), archives, stopping=stopping, tell=said.append) == {}
+    assert said == ["stopped before first"]

@@ -24,7 +24,7 @@ from sparklog.delta.table import table_path
 from sparklog.model import TopicPartition
 from sparklog.testing.process_cluster import ProcessCluster
 from tests.delta.archives import archived, bad_rows, places, rows, seams
-from tests.delta.conftest import INTERPRETED, QUICK_JVM
+from tests.delta.conftest import QUICK_JVM
 from tests.delta.killed_archive import JSON, MAX_OFFSETS, UPSERT_STEPS
 from tests.waiting import wait_until
 
@@ -32,7 +32,6 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
 #: Of processes that live for seconds.
 SPARK = {
-    **INTERPRETED,
     "spark.driver.extraJavaOptions": QUICK_JVM,
     "spark.ui.enabled": "false",
     "spark.sql.shuffle.partitions": "2",
