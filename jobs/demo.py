@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -15,7 +16,7 @@ from rich.console import Console
 from sparklog.cluster.local import LocalCluster
 from sparklog.cluster.spark_environment import prepare, remove_spark_home
 from sparklog.cluster.start import end_spark
-from sparklog.cluster.stop_request import exit_on_sigterm
+from sparklog.cluster.stop_request import exit_on_first
 from sparklog.demo.run import run
 from sparklog.demo.story import Story
 from sparklog.errors import SparklogError
@@ -48,7 +49,7 @@ def demonstrate(data_dir: Path, console: Console, *, keep: bool) -> bool:
 
 
 def main() -> int:
-    exit_on_sigterm()  # so that the cluster is stopped on the way out
+    exit_on_first(signal.SIGTERM)  # so that the cluster is stopped on the way out
     console = Console(width=None if sys.stdout.isatty() else 110)
     chosen = arguments().data_dir
     if chosen is not None and chosen.exists():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -14,7 +15,7 @@ from rich.console import Console
 from sparklog.cluster.local import LocalCluster
 from sparklog.cluster.spark_environment import prepare, remove_spark_home
 from sparklog.cluster.start import end_spark
-from sparklog.cluster.stop_request import exit_on_sigterm
+from sparklog.cluster.stop_request import exit_on_first
 from sparklog.demo.pipeline import run
 from sparklog.demo.story import Story
 from sparklog.errors import SparklogError
@@ -47,7 +48,7 @@ def submit(data_dir: Path, flights: int | None, console: Console) -> bool:
 
 
 def main() -> int:
-    exit_on_sigterm()  # so that the cluster is stopped on the way out
+    exit_on_first(signal.SIGTERM)  # so that the cluster is stopped on the way out
     console = Console(width=None if sys.stdout.isatty() else 110)
     chosen = arguments()
     with tempfile.TemporaryDirectory(prefix="sparklog-pipeline-", ignore_cleanup_errors=True) as temporary:

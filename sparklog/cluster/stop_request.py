@@ -1,5 +1,5 @@
 """That a signal has asked this process to end: an event that handlers of signals may set, and an exception that the
-first of them raises."""
+first one raises."""
 
 from __future__ import annotations
 
@@ -37,15 +37,19 @@ class StopRequest:
         return self._asked
 
 
-def exit_on_sigterm() -> None:
-    """From now on the first SIGTERM ends the main thread, and with it what it has begun: SystemExit(143). Later ones do
-    nothing, as they would cut that short: ``timeout`` sends two."""
-    signal.signal(signal.SIGTERM, _exit)
+def exit_on_first(*numbers: int) -> None:
+    """From now on the first of these signals ends the main thread, and with it all that it has begun: SystemExit(128 +
+    its number). Later ones do nothing, as they would cut that short: ``timeout`` sends two. What the caller of this
+    process ignores stays ignored."""
+    heeded = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
 
+    def end(number: int, _frame: FrameType | None) -> None:
+        for each in heeded:
+            signal.signal(each, _go_on)
+        raise SystemExit(128 + number)
 
-def _exit(number: int, _frame: FrameType | None) -> None:
-    signal.signal(number, _go_on)
-    raise SystemExit(128 + number)
+    for number in heeded:
+        signal.signal(number, end)
 
 
 def _go_on(_number: int, _frame: FrameType | None) -> None:

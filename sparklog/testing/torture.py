@@ -14,6 +14,7 @@ import argparse
 import logging
 import random
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -21,7 +22,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from sparklog.client.admin import Admin
-from sparklog.cluster.stop_request import exit_on_sigterm
+from sparklog.cluster.stop_request import exit_on_first
 from sparklog.errors import ClusterError, SparklogError
 from sparklog.model import TopicPartition
 from sparklog.testing.checker import Report, check
@@ -257,7 +258,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.check is not None:
             report = judge(options.check)
         else:
-            exit_on_sigterm()  # nothing is left running
+            exit_on_first(signal.SIGTERM)  # nothing is left running
             # Clients complain of what the run does to their brokers.
             logging.getLogger("sparklog").setLevel(logging.CRITICAL)
             seed = random.SystemRandom().randrange(2**32) if options.seed is None else options.seed

@@ -27,9 +27,9 @@ while not stop.wait(0.0):
 """
 #: Says what a second and a third signal do to what the first one has begun.
 ENDING = """
-import time
-from sparklog.cluster.stop_request import exit_on_sigterm
-exit_on_sigterm()
+import signal, time
+from sparklog.cluster.stop_request import exit_on_first
+exit_on_first(signal.SIGTERM)
 try:
     print("begun", flush=True)
     time.sleep(60)
