@@ -63,7 +63,7 @@ def take_back(
 
 def _ask(
     link: ClusterLink,
-    moves: Sequence[ReplicaMove],
+    moves: tuple[ReplicaMove, ...],
     *,
     throttle_bytes: int,
     timeout_ms: int,
@@ -72,7 +72,7 @@ def _ask(
     """The warning, and what was done. Raises BrokerError for what was refused."""
     if not moves:
         return "", []
-    request = AlterReassignments(0, tuple(moves), timeout_ms, throttle_bytes)
+    request = AlterReassignments(0, moves, timeout_ms, throttle_bytes)
     done = {ErrorCode.NONE}
 
     def attempt() -> AlterReassignmentsReply:
