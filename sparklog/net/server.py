@@ -125,7 +125,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         host, port = ip_address(transport.get_extra_info("peername"))
         self.peer = f"local:{peer_process(accepted)[0]}" if self.within_host else f"{host}:{port}"
         reached_at = ip_address(transport.get_extra_info("sockname"))
-        if self._limits.unix_socket and reached_at[0]:
+        if self._limits.unix_socket and (self.within_host or reached_at[0]):
             self._end.describe = partial(_described, self._end.describe, self._limits.unix_socket, reached_at)
         if self._limits.closing:
             self._transport.close()
@@ -304,7 +304,7 @@ class Limits:
         self.connections: set[ServerConnection] = set()
         #: The server closes: what it has accepted just before is closed as soon as it is a connection.
         self.closing = False
-        #: Told to whoever comes by TCP; empty: nothing is.
+        #: Told to whoever connects, also there, where it says that it is the same server; empty: nothing is.
         self.unix_socket = ""
 
 
@@ -373,7 +373,7 @@ async def serve(
     def make() -> ServerConnection:
         return ServerConnection(factory, describe, limits=limits, budget=budget)
 
-    server = await loop.create_server(make, host, port, backlog=_BACKLOG, reuse_address=True)
+    # First what whoever comes by TCP is told of: nobody asks a second time.
     by_unix = None
     if within_host:
         try:
@@ -383,4 +383,10 @@ async def serve(
                 limits.unix_socket = name
         except OSError as error:
             _log.warning("no connections by Unix sockets: %s", error)
+    try:
+        server = await loop.create_server(make, host, port, backlog=_BACKLOG, reuse_address=True)
+    except BaseException:
+        if by_unix is not None:
+            by_unix.close()
+        raise
     return Server(server, limits, budget, within_host=by_unix)

@@ -58,11 +58,12 @@ def greeting_s(connect_timeout_s: float) -> float:
 
 
 def is_same(first: HelloReply, second: HelloReply) -> bool:
-    """Whether one broker has given both greetings, in one life."""
-    return (first.cluster_id, first.broker_id, first.incarnation) == (
+    """Whether one broker has given both greetings, in one life, which the name of its Unix socket stands for. Its
+    incarnation does not: a broker may be registered, or registered again, between the two."""
+    return (first.cluster_id, first.broker_id, first.unix_socket) == (
         second.cluster_id,
         second.broker_id,
-        second.incarnation,
+        second.unix_socket,
     )
 
 

@@ -27,6 +27,7 @@ from sparklog.testing.proxies import ProxyNetwork
 from tests.waiting import wait_until
 
 MAX_FRAME = 4_000_000
+SOMEBODY_ELSE = f"sparklog-test-{os.getpid()}"
 
 
 def _descriptors() -> int:
@@ -64,6 +65,9 @@ class Served:
         self._thread = threading.Thread(target=self.loop.run_forever)
         self._thread.start()
         self._max_connections = int(said.pop("max_connections", 1000))
+        self.incarnation = 3
+        #: It is registered, once more, before each greeting.
+        self.registers = False
         self.said = said
         self.server = asyncio.run_coroutine_threadsafe(self._serve(host, port, within_host), self.loop).result(10)
 
@@ -76,13 +80,17 @@ class Served:
             make,
             host=host,
             port=port,
-            describe=lambda cid, version: HelloReply(cid, version, 7, 3, "cluster-a", MAX_FRAME, **self.said),
+            describe=self._describe,
             max_frame_bytes=MAX_FRAME,
             max_in_flight=10,
             queued_max_bytes=2 * MAX_FRAME,
             max_connections=self._max_connections,
             within_host=within_host,
         )
+
+    def _describe(self, cid: int, version: int) -> HelloReply:
+        self.incarnation += self.registers
+        return HelloReply(cid, version, 7, self.incarnation, "cluster-a", MAX_FRAME, **self.said)
 
     def open_connections(self) -> int:
         found: Future[int] = Future()
@@ -185,6 +193,27 @@ def test_who_connects_directly_goes_on_over_the_unix_socket(kind: str, client: C
         wait_until(lambda: server.open_connections() == 0)
 
 
+def test_a_broker_that_is_registered_between_its_greetings_is_the_same(kind: str, client: Client) -> None:
+    """A controller comes as soon as a broker's registration stands, of which the broker itself may not have heard."""
+    with served(kind) as server:
+        server.registers = True
+        connection = client(server, "127.0.0.1", server.server.port)
+        assert connection.family == socket.AF_UNIX
+        hello = connection._connection.hello
+        assert hello is not None and hello.incarnation == server.incarnation == 5
+        connection.close()
+
+
+def test_an_address_that_is_taken_leaves_nothing_open(kind: str) -> None:
+    with served(kind) as server:
+        before = _descriptors()
+        with pytest.raises(OSError, match="in use"):
+            asyncio.run_coroutine_threadsafe(server._serve("127.0.0.1", server.server.port, True), server.loop).result(
+                10
+            )
+        wait_until(lambda: _descriptors() <= before)
+
+
 def test_who_comes_through_a_proxy_stays_on_his_way(kind: str, client: Client) -> None:
     """It has the port of the broker, and another address; whoever goes round it would not be cut off by it."""
     network = ProxyNetwork()
@@ -234,9 +263,8 @@ def test_the_last_places_are_for_those_who_come_by_tcp(kind: str, client: Client
 @contextmanager
 def somebody_else(kind: str, does: Callable[[socket.socket], object]) -> Iterator[Served]:
     """A server that tells of a Unix socket which is not its own: whoever connects to that one meets ``does``."""
-    name = f"sparklog-test-{os.getpid()}"
     with socket.socket(socket.AF_UNIX) as listener, served(kind, within_host=False) as server:
-        listener.bind(f"\0{name}")
+        listener.bind(f"\0{SOMEBODY_ELSE}")
         listener.listen()
 
         def answer() -> None:
@@ -246,14 +274,14 @@ def somebody_else(kind: str, does: Callable[[socket.socket], object]) -> Iterato
 
         thread = threading.Thread(target=answer)
         thread.start()
-        server.said.update(unix_socket=name, reached_at=("127.0.0.1", server.server.port))
+        server.said.update(unix_socket=SOMEBODY_ELSE, reached_at=("127.0.0.1", server.server.port))
         yield server
         thread.join(10)
 
 
-def _greets(connection: socket.socket, incarnation: int) -> None:
+def _greets(connection: socket.socket, name: str, broker_id: int = 7, cluster_id: str = "cluster-a") -> None:
     connection.recv(1000)
-    reply = HelloReply(1, 1, 7, incarnation, "cluster-a", MAX_FRAME)
+    reply = HelloReply(1, 1, broker_id, 3, cluster_id, MAX_FRAME, unix_socket=name)
     connection.sendall(b"".join(encode_frame(encode_message(reply))))
     connection.recv(1000)  # until the client has left
 
@@ -264,7 +292,10 @@ def _greets(connection: socket.socket, incarnation: int) -> None:
         pytest.param(lambda connection: None, id="ends at once"),
         pytest.param(lambda connection: connection.recv(1000), id="ends after the hello"),
         pytest.param(lambda connection: (connection.recv(1000), connection.recv(1000)), id="is silent"),
-        pytest.param(lambda connection: _greets(connection, 4), id="is another incarnation"),
+        pytest.param(lambda connection: _greets(connection, "another"), id="is in another life"),
+        pytest.param(lambda connection: _greets(connection, ""), id="does not say which life it is in"),
+        pytest.param(lambda connection: _greets(connection, SOMEBODY_ELSE, broker_id=8), id="is another broker"),
+        pytest.param(lambda connection: _greets(connection, SOMEBODY_ELSE, cluster_id="b"), id="is of another cluster"),
     ],
 )
 def test_who_does_not_greet_as_the_broker_did_is_not_talked_to(
@@ -278,7 +309,7 @@ def test_who_does_not_greet_as_the_broker_did_is_not_talked_to(
 
 def test_who_greets_as_the_broker_did_is_talked_to(kind: str, client: Client) -> None:
     """As the test above has it with another one."""
-    with somebody_else(kind, lambda connection: _greets(connection, 3)) as server:
+    with somebody_else(kind, lambda connection: _greets(connection, SOMEBODY_ELSE)) as server:
         connection = client(server, "127.0.0.1", server.server.port)
         assert connection.family == socket.AF_UNIX
         connection.close()
@@ -431,7 +462,7 @@ def test_hundreds_find_the_way_while_the_server_is_busy(kind: str) -> None:
 
 def test_a_server_that_has_closed_listens_nowhere(kind: str) -> None:
     with served(kind) as server, BlockingConnection("127.0.0.1", server.server.port, client_id="test") as connection:
-        assert connection.hello.unix_socket == ""  # whoever is there need not be told
+        assert connection.hello.unix_socket == server.server.unix_socket  # there as well: it says who it is
         with socket.create_connection(("127.0.0.1", server.server.port), timeout=10) as tcp:
             greeted = HelloReply(0, 1, 7, 3, "", 0, unix_socket=server.server.unix_socket, reached_at=tcp.getpeername())
         found = unix_socket.connect(greeted, greeted.reached_at)
