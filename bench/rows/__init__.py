@@ -3,7 +3,33 @@
 from __future__ import annotations
 
 from bench.measure import Row
-from bench.rows import compaction, consume, delta, end_to_end, latency, limits, produce, recovery, spark, tailing, typed
+from bench.rows import (
+    compaction,
+    compression,
+    consume,
+    delta,
+    end_to_end,
+    latency,
+    limits,
+    produce,
+    recovery,
+    spark,
+    tailing,
+    typed,
+)
 
-_MODULES = (produce, latency, consume, end_to_end, spark, typed, delta, tailing, recovery, compaction, limits)
+_MODULES = (
+    produce,
+    latency,
+    consume,
+    end_to_end,
+    spark,
+    typed,
+    delta,
+    tailing,
+    recovery,
+    compaction,
+    compression,
+    limits,
+)
 ROWS: tuple[Row, ...] = tuple(row for module in _MODULES for row in module.ROWS)

@@ -1,10 +1,13 @@
-"""How far reading and writing are from what this machine can do at all: one core's loopback, copy and checksum."""
+"""How far reading and writing are, ours and Kafka's, from what this machine can do at all: one core's loopback, copies,
+to the page cache as well, and checksums."""
 
 from __future__ import annotations
 
 import functools
 import multiprocessing as mp
+import os
 import socket
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,10 +17,10 @@ import google_crc32c
 import numpy as np
 
 from bench.measure import Contestant, Figures, Ratio, Row
-from bench.rows.consume import by_files, by_socket
+from bench.rows.consume import by_files, by_librdkafka, by_socket
 from bench.rows.produce import PARTITIONS, write_tables
 from bench.sides import Bench
-from bench.values import tables
+from bench.values import objects, tables
 
 _SIZE = 1000
 _RECORDS = 1_000_000
@@ -61,6 +64,17 @@ def copy(pieces: int) -> Figures:
     return {"gb": rounds * source.nbytes / (time.perf_counter() - began) / 1e9}
 
 
+def page_cache(bench: Bench, pieces: int) -> Figures:
+    """GB/s out of memory that is in no cache into the page cache of a new file, on the brokers' disk."""
+    source = memoryview(b"\1" * (256 * _PIECE))
+    with tempfile.TemporaryFile(dir=bench.scratch()) as file:
+        began = time.perf_counter()
+        for number in range(pieces):
+            at = number % 256 * _PIECE
+            os.pwrite(file.fileno(), source[at : at + _PIECE], number * _PIECE)
+        return {"gb": pieces * _PIECE / (time.perf_counter() - began) / 1e9}
+
+
 def checksum(pieces: int) -> Figures:
     """GB/s of CRC-32C over what is in the cache."""
     piece = bytes(_PIECE)
@@ -77,11 +91,36 @@ def writing(bench: Bench, pieces: list[Any], volume: int) -> Figures:
 
 
 @contextmanager
+def open_kafka(bench: Bench, count: int) -> Iterator[list[Contestant]]:
+    """What its fastest client for Python reaches; nobody where there is no Kafka."""
+    if bench.kafka is None:
+        yield []
+        return
+    from bench.kafka_clients import produce_confluent
+
+    kafka, values, volume = bench.kafka, objects(count, _SIZE), count * _SIZE
+
+    def reading(topic: str) -> Figures:
+        return {"gb": by_librdkafka(kafka, topic, count, _SIZE)["rate"] * _SIZE / 1e9}
+
+    def writing() -> Figures:
+        with bench.topic(kafka, partitions=PARTITIONS) as topic:
+            return {"gb": 3 * volume / produce_confluent(kafka.bootstrap, topic, values) / 1e9}
+
+    with bench.topic(kafka, partitions=PARTITIONS) as topic:
+        produce_confluent(kafka.bootstrap, topic, values)
+        yield [
+            Contestant("Kafka's socket", functools.partial(reading, topic), kafka),
+            Contestant("Kafka's writing", writing, kafka),
+        ]
+
+
+@contextmanager
 def open_limits(bench: Bench) -> Iterator[list[Contestant]]:
     count = bench.count(_RECORDS, 20_000)
     pieces = 50 if bench.quick else _PIECES
     data = tables(count, _SIZE)
-    with bench.topic(bench.ours, partitions=PARTITIONS) as topic:
+    with bench.topic(bench.ours, partitions=PARTITIONS) as topic, open_kafka(bench, count) as kafkas:
         write_tables(bench.ours.bootstrap, topic, data)
 
         def gb(read: Any) -> Figures:
@@ -91,24 +130,30 @@ def open_limits(bench: Bench) -> Iterator[list[Contestant]]:
         yield [
             Contestant("loopback", functools.partial(loopback, pieces), bench.ours),
             Contestant("copy", functools.partial(copy, pieces), bench.ours),
+            Contestant("page cache", functools.partial(page_cache, bench, pieces), bench.ours),
             Contestant("CRC-32C", functools.partial(checksum, pieces), bench.ours),
             Contestant("socket", functools.partial(gb, by_socket), bench.ours),
             Contestant("files", functools.partial(gb, by_files), bench.ours),
             Contestant("writing", functools.partial(writing, bench, data, count * _SIZE), bench.ours),
+            *kafkas,
         ]
+
+
+def _of(words: str, whose: str, limit: str, limits: str) -> Ratio:
+    return Ratio(f"{words}, of a core's {limits}", "GB/s", (whose, "gb"), ((limit, "gb"),))
 
 
 ROWS = (
     Row(
         "limits",
         (
-            Ratio(
-                "reading 1 kB records by socket, of a core's loopback", "GB/s", ("socket", "gb"), (("loopback", "gb"),)
-            ),
-            Ratio("reading them from files, of a core's checksums", "GB/s", ("files", "gb"), (("CRC-32C", "gb"),)),
-            Ratio(
-                "writing them to three brokers, of a core's loopback", "GB/s", ("writing", "gb"), (("loopback", "gb"),)
-            ),
+            _of("reading 1 kB records by socket", "socket", "loopback", "loopback"),
+            _of("Kafka: reading 1 kB records", "Kafka's socket", "loopback", "loopback"),
+            _of("reading them from files", "files", "CRC-32C", "checksums"),
+            _of("writing them to three brokers", "writing", "loopback", "loopback"),
+            _of("Kafka: writing them to three brokers", "Kafka's writing", "loopback", "loopback"),
+            _of("writing them to three brokers", "writing", "page cache", "copies to the page cache"),
+            _of("Kafka: writing them to three brokers", "Kafka's writing", "page cache", "copies to the page cache"),
             Ratio("a core's copy", "GB/s", ("copy", "gb")),
         ),
         open_limits,
