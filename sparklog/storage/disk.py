@@ -21,7 +21,7 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 Buffer = bytes | bytearray | memoryview
 
@@ -31,6 +31,9 @@ _MAX_BUFFERS = 1024
 #: How much the kernel is asked to read ahead at a time: of more at a time it reads no more than the disk's own
 #: read-ahead, which is so much unless somebody has set it. Source: Linux force_page_cache_ra, VM_READAHEAD_PAGES.
 _READ_AHEAD_BYTES = 128 * 1024
+
+#: Source: fallocate(2), FALLOC_FL_KEEP_SIZE.
+_KEEP_SIZE = 1
 
 #: ext2 to ext4, XFS, btrfs, F2FS, tmpfs. Not overlayfs, for one: of a write that fails below it syncfs does not tell.
 #: Source: statfs(2), syncfs(2).
@@ -58,7 +61,13 @@ class Disk(Protocol):
 
     def size(self, handle: int) -> int: ...
 
-    def truncate(self, handle: int, length: int) -> None: ...
+    def truncate(self, handle: int, length: int) -> None:
+        """Also frees what is reserved behind that."""
+
+    def reserve(self, handle: int, length: int, at: int) -> None:
+        """Have room on the disk for ``length`` bytes from file position ``at`` on, where the file ends; its size stays
+        as it is. Raises OSError where the file system cannot do that, or has less room: of which it may have taken a
+        part."""
 
     def sync(self, handle: int) -> None: ...
 
@@ -141,6 +150,14 @@ class RealDisk:
     def truncate(self, handle: int, length: int) -> None:
         os.ftruncate(handle, length)
 
+    def reserve(self, handle: int, length: int, at: int) -> None:
+        call = _fallocate()
+        if call is None:
+            raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+        if call(handle, _KEEP_SIZE, at, length):
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number))
+
     def sync(self, handle: int) -> None:
         os.fsync(handle)
 
@@ -198,6 +215,19 @@ class RealDisk:
                 return None
             raise
         return handle
+
+
+@cache
+def _fallocate() -> Callable[[int, int, int, int], int] | None:
+    """The system call: unlike ``posix_fallocate`` it can leave a file's size alone, and writes nothing where the file
+    system cannot reserve. Linux' alone."""
+    if sys.platform != "linux":
+        return None
+    found: Any = getattr(ctypes.CDLL(None, use_errno=True), "fallocate64", None)
+    if found is not None:
+        found.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+    call: Callable[[int, int, int, int], int] | None = found
+    return call
 
 
 @cache

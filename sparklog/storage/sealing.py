@@ -24,7 +24,7 @@ from sparklog.storage.epochs import EPOCHS_FILE, EpochFile
 from sparklog.storage.formats import encode_state
 from sparklog.storage.partition_file import PARTITION_FILE
 from sparklog.storage.producers import SNAPSHOT_SUFFIX, ProducerState, to_snapshot
-from sparklog.storage.segment import Segment, file_stem
+from sparklog.storage.segment import RESERVE_FROM_BYTES, Segment, file_stem
 
 
 def footer_of(headers: npt.NDArray[np.void], data: memoryview, *, schema_message: bytes) -> bytes:
@@ -105,6 +105,8 @@ class SealJob:
         footer = footer_of(headers, self._disk.map(data, data_size), schema_message=self._schema_message)
         try:
             write_all(self._disk, data, [footer], data_size)
+            if data_size >= RESERVE_FROM_BYTES:
+                self._disk.truncate(data, data_size + len(footer))  # what was reserved behind it
         except OSError:
             self._disk.truncate(data, data_size)
             raise

@@ -12,6 +12,7 @@ closed. What is in the segment is decided elsewhere (``append_plan``, ``log``); 
 
 from __future__ import annotations
 
+import contextlib
 from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
@@ -32,6 +33,10 @@ DELETED_SUFFIX = ".deleted"
 COPY_SUFFIX = ".copy"
 #: Behind every segment: none was cut.
 NO_CUT = 2**63 - 1
+#: Data of fewer bytes have no room on the disk reserved behind them, larger ones a quarter of what they take, but at
+#: most so much.
+RESERVE_FROM_BYTES = 16 << 20
+_RESERVE_MOST_BYTES = 32 << 20
 _CLEANED, _CONTROL = int(Flag.CLEANED), int(Flag.CONTROL)
 
 
@@ -49,6 +54,7 @@ class Segment:
         "_index",
         "_mapped",
         "_positions",
+        "_reserved",
         "base_offset",
         "begins_with_marker",
         "cleaned",
@@ -91,6 +97,8 @@ class Segment:
         self._bases: array[int] = array("q")
         self._positions: array[int] = array("q")
         self._mapped: memoryview | None = None
+        #: appends up to this position reserve nothing, see ``_reserve``
+        self._reserved = RESERVE_FROM_BYTES
 
     def __repr__(self) -> str:
         return f"Segment([{self.base_offset}, {self.end_offset}), {self.count} batches, {self.data_size} bytes)"
@@ -124,17 +132,19 @@ class Segment:
         """
         new = self.count == 0
         data_size = self.data_size
+        first, last = headers[0], headers[-1]
         try:
             if self._data < 0:
                 self._open(create=new)
             else:
                 self.files.used(self)
+            if last.position + last.stored_bytes > self._reserved:
+                self._reserve(last.position + last.stored_bytes)
             written = write_all(self.disk, self._data, [prelude, *data] if prelude else data, data_size)
             write_all(self.disk, self._index, packed, self.count * HEADER_BYTES)
         except OSError as failure:
             self._cut_back(failure)
             raise
-        first, last = headers[0], headers[-1]
         data_size += written
         assert data_size == last.position + last.stored_bytes, (self, last)
         if new:
@@ -162,6 +172,8 @@ class Segment:
                 self._open()
             else:
                 self.files.used(self)
+            if position + len(body) > self._reserved:
+                self._reserve(position + len(body))
             write_one(self.disk, self._data, body, position)
             write_one(self.disk, self._index, packed, count * HEADER_BYTES)
         except OSError as failure:
@@ -175,6 +187,23 @@ class Segment:
         self._bases.append(base_offset)
         self._positions.append(position)
 
+    def _reserve(self, end: int) -> None:
+        """Room on the disk for data up to position ``end``, which is what is about to be appended, and some more.
+
+        An append that has to find its room waits, on ext4, for the lock under which what was written before is being
+        given its own, while the kernel writes pages back: up to hundreds of milliseconds, in which the broker's loop
+        stands still. What is reserved is found with less. It is no part of the file's size, and what is never needed is
+        given back when the segment is sealed or cut. Small segments go without: there may be ten thousand.
+        """
+        start, end = self.data_size, end + min(end // 4, _RESERVE_MOST_BYTES)
+        try:
+            self.disk.reserve(self._data, end - start, start)
+            self._reserved = end
+        except OSError:  # no room, or a file system that cannot: the append finds out what that means for it
+            self._reserved = NO_CUT
+            with contextlib.suppress(OSError):  # a part of it may have been
+                self.disk.truncate(self._data, start)
+
     def _cut_back(self, failure: OSError) -> None:
         try:
             if self.count == 0:
@@ -185,6 +214,7 @@ class Segment:
             elif self._data >= 0:
                 self.disk.truncate(self._index, self.count * HEADER_BYTES)
                 self.disk.truncate(self._data, self.data_size)
+                self._reserved = RESERVE_FROM_BYTES
         except OSError as second:
             raise StorageError(
                 f"{self.data_path}: an append failed ({failure}) and could not be cut back ({second})"
@@ -305,6 +335,7 @@ class Segment:
                     self._replace_by_copy(path, length)
         self.sealed = False
         self._mapped = None
+        self._reserved = RESERVE_FROM_BYTES
         del self._bases[count:], self._positions[count:]
         self.count = count
         self.end_offset = last.next_offset

@@ -225,6 +225,13 @@ class SimDisk:
         self._before_or_die("truncate")
         self._handles[handle].truncate(length)
 
+    def reserve(self, handle: int, length: int, at: int) -> None:
+        """Looks for the room, and keeps none of it from others."""
+        self._before_or_die("reserve")
+        assert at == len(self._handles[handle].content), at
+        if self.capacity_bytes is not None and self.used_bytes + length > self.capacity_bytes:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
     def sync(self, handle: int) -> None:
         self._before_or_die("sync")
         self._handles[handle].sync()

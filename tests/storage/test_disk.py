@@ -44,6 +44,35 @@ def test_write_and_read(disk: Disk, root: Path) -> None:
     assert read_file(disk, root / "f") == b"abX"
 
 
+def test_what_is_reserved_is_no_part_of_the_file_and_goes_with_a_cut(disk: Disk, root: Path) -> None:
+    handle = disk.open(root / "f", create=True)
+    disk.write(handle, [b"abc"], 0)
+    try:
+        disk.reserve(handle, 1 << 20, 3)
+    except OSError as failure:
+        assert failure.errno == errno.EOPNOTSUPP
+        pytest.skip("the file system cannot reserve")
+    assert disk.size(handle) == 3
+    assert disk.read(handle, 100, 0) == b"abc"
+    if isinstance(disk, RealDisk):
+        assert os.fstat(handle).st_blocks * 512 >= 1 << 20
+        disk.truncate(handle, 3)
+        assert os.fstat(handle).st_blocks * 512 <= 1 << 16
+    disk.write(handle, [b"def"], 3)
+    assert disk.read(handle, 100, 0) == b"abcdef"
+    disk.close(handle)
+
+
+def test_sim_disk_reserves_no_more_than_there_is() -> None:
+    disk = SimDisk(capacity_bytes=10)
+    handle = disk.open(Path("f"), create=True)
+    disk.write(handle, [b"abc"], 0)
+    disk.reserve(handle, 7, 3)
+    with pytest.raises(OSError) as caught:
+        disk.reserve(handle, 8, 3)
+    assert is_full(caught.value)
+
+
 def test_a_whole_file_system_is_made_durable(disk: Disk, root: Path) -> None:
     disk.make_directory(root / "below")
     handle = disk.open(root / "below" / "f", create=True)
