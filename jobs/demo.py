@@ -15,8 +15,8 @@ from rich.console import Console
 
 from sparklog.cluster.local import LocalCluster
 from sparklog.cluster.spark_environment import prepare, remove_spark_home
-from sparklog.cluster.start import end_spark
-from sparklog.cluster.stop_request import exit_on_first
+from sparklog.cluster.start import active_here, end_spark
+from sparklog.cluster.stop_request import StopRequest, exit_on_first, unless_asked
 from sparklog.demo.run import run
 from sparklog.demo.story import Story
 from sparklog.errors import SparklogError
@@ -32,7 +32,7 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def demonstrate(data_dir: Path, console: Console, *, keep: bool) -> bool:
+def demonstrate(data_dir: Path, console: Console, stop: StopRequest, *, keep: bool) -> bool:
     prepare(os.environ, brokers=BROKERS, data_dir=data_dir)
     log = logging.FileHandler(data_dir / "demo.log") if keep else logging.NullHandler()
     logging.basicConfig(handlers=[log], level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
@@ -41,7 +41,9 @@ def demonstrate(data_dir: Path, console: Console, *, keep: bool) -> bool:
     try:
         with LocalCluster(spark, brokers=BROKERS, data_dir=data_dir / "cluster") as cluster:
             story.tell("cluster ready", f"{BROKERS} brokers at {cluster.bootstrap}")
-            return run(spark, cluster.bootstrap, scratch=data_dir / "scratch", story=story)
+            return unless_asked(
+                stop, lambda: run(active_here(spark), cluster.bootstrap, scratch=data_dir / "scratch", story=story)
+            )
     finally:
         spark.stop()
         end_spark(spark.sparkContext)
@@ -49,7 +51,8 @@ def demonstrate(data_dir: Path, console: Console, *, keep: bool) -> bool:
 
 
 def main() -> int:
-    exit_on_first(signal.SIGTERM)  # so that the cluster is stopped on the way out
+    stop = StopRequest()
+    exit_on_first(signal.SIGTERM, stop=stop)  # so that the cluster is stopped on the way out
     console = Console(width=None if sys.stdout.isatty() else 110)
     chosen = arguments().data_dir
     if chosen is not None and chosen.exists():
@@ -59,7 +62,7 @@ def main() -> int:
         data_dir = chosen or Path(temporary)
         data_dir.mkdir(parents=True, exist_ok=True)
         try:
-            is_equal = demonstrate(data_dir.resolve(), console, keep=chosen is not None)
+            is_equal = demonstrate(data_dir.resolve(), console, stop, keep=chosen is not None)
         except SparklogError as error:
             console.print(f"error: {error}", markup=False)
             return 1

@@ -14,8 +14,8 @@ from rich.console import Console
 
 from sparklog.cluster.local import LocalCluster
 from sparklog.cluster.spark_environment import prepare, remove_spark_home
-from sparklog.cluster.start import end_spark
-from sparklog.cluster.stop_request import exit_on_first
+from sparklog.cluster.start import active_here, end_spark
+from sparklog.cluster.stop_request import StopRequest, exit_on_first, unless_asked
 from sparklog.demo.pipeline import run
 from sparklog.demo.story import Story
 from sparklog.errors import SparklogError
@@ -32,7 +32,7 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def submit(data_dir: Path, flights: int | None, console: Console) -> bool:
+def submit(data_dir: Path, flights: int | None, console: Console, stop: StopRequest) -> bool:
     prepare(os.environ, brokers=BROKERS, data_dir=data_dir)
     story = Story(console)
     story.tell("starting", "Spark, ZooKeeper, brokers")
@@ -40,7 +40,9 @@ def submit(data_dir: Path, flights: int | None, console: Console) -> bool:
     try:
         with LocalCluster(spark, brokers=BROKERS, data_dir=data_dir / "cluster") as cluster:
             story.tell("cluster ready", f"{BROKERS} brokers at {cluster.bootstrap}")
-            return run(spark, scratch=data_dir / "scratch", flights=flights, tell=story.tell)
+            return unless_asked(
+                stop, lambda: run(active_here(spark), scratch=data_dir / "scratch", flights=flights, tell=story.tell)
+            )
     finally:
         spark.stop()
         end_spark(spark.sparkContext)
@@ -48,14 +50,15 @@ def submit(data_dir: Path, flights: int | None, console: Console) -> bool:
 
 
 def main() -> int:
-    exit_on_first(signal.SIGTERM)  # so that the cluster is stopped on the way out
+    stop = StopRequest()
+    exit_on_first(signal.SIGTERM, stop=stop)  # so that the cluster is stopped on the way out
     console = Console(width=None if sys.stdout.isatty() else 110)
     chosen = arguments()
     with tempfile.TemporaryDirectory(prefix="sparklog-pipeline-", ignore_cleanup_errors=True) as temporary:
         data_dir = chosen.data_dir or Path(temporary)
         data_dir.mkdir(parents=True, exist_ok=True)
         try:
-            is_complete = submit(data_dir.resolve(), chosen.flights, console)
+            is_complete = submit(data_dir.resolve(), chosen.flights, console, stop)
         except SparklogError as error:
             print(f"error: {error}", file=sys.stderr)
             return 1

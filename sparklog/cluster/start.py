@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from types import FrameType
 from py4j.protocol import Py4JError
 from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
 
 from sparklog.broker.logs import bounded_file
 from sparklog.cluster.cluster_driver import LOOPBACK, ClusterDriver
@@ -117,6 +119,13 @@ def _start_spark() -> SparkContext:
         raise ClusterError(f"Spark did not start: {cause_of(error)}") from error
 
 
+def active_here(spark: SparkSession) -> SparkSession:
+    """The same session, for calls of this thread as well: the JVM looks for data sources in the one that is active in
+    the thread that asks, which is the one that made it."""
+    SparkSession._get_j_spark_session_class(spark._jvm).setActiveSession(spark._jsparkSession)
+    return spark
+
+
 def end_spark(context: SparkContext) -> None:
     """Stop Spark and see its JVM end, which would else happen a moment after this process is gone."""
     with contextlib.suppress(OSError):  # its JVM is gone already
@@ -164,13 +173,18 @@ class _StopSignals:
 
     def _caught(self, number: int, _frame: FrameType | None) -> None:
         if self.asked.is_set():
-            with contextlib.suppress(OSError):
-                os.write(2, b"\nleaving without stopping the brokers: start the cluster again to adopt or stop them\n")
+            _say(b"\nleaving without stopping the brokers: start the cluster again to adopt or stop them\n")
             os._exit(128 + number)
         self.asked.set()
-        # Not by ``tell``: what is being printed just now is not to be entered anew, and who reads it may have gone.
-        with contextlib.suppress(OSError):
-            os.write(2, b"\nstopping the cluster (once more: leave at once, brokers run on)\n")
+        _say(b"\nstopping the cluster (once more: leave at once, brokers run on)\n")
+
+
+def _say(words: bytes) -> None:
+    """Not by ``tell``: what is being printed just now is not to be entered anew. Who reads it may have gone, or stopped
+    reading."""
+    with contextlib.suppress(OSError, ValueError):
+        if select.select([], [2], [], 0)[1]:
+            os.write(2, words)
 
 
 def _ready(cluster: ClusterDriver, options: ClusterOptions) -> str:

@@ -126,7 +126,7 @@ def maintain(
             errors[options.topic] = ConfigError(f"there is no Delta table at {path}")
             continue
         said: list[str] = []
-        error = maintenance_of(spark, options, tell=said.append).run()
+        error = maintenance_of(spark, options, tell=said.append).run(until=stopping.is_set)
         if error is not None:
             errors[options.topic] = error
         for text in said or [f"{path}: nothing was due"] * (error is None):

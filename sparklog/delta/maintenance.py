@@ -8,6 +8,7 @@ as the retention says, and appends go on meanwhile. What fails is tried again wh
 from __future__ import annotations
 
 import datetime as dt
+import itertools
 import logging
 import math
 import re
@@ -92,9 +93,10 @@ class Maintenance:
             if time.monotonic() >= self._next:
                 self.run()
 
-    def run(self) -> Exception | None:
-        """Compact what is in many files, and vacuum if that is due. Returns what was in the way, if so."""
-        errors = [self._look_after(path) for path in self._tables]
+    def run(self, *, until: Callable[[], bool] = lambda: False) -> Exception | None:
+        """Compact what is in many files, and vacuum if that is due. Returns what was in the way, if so. Once ``until``
+        says so no further table is begun."""
+        errors = [self._look_after(path) for path in itertools.takewhile(lambda _: not until(), self._tables)]
         self._next = time.monotonic() + (self._every_s or 0.0)
         return next((error for error in errors if error is not None), None)
 

@@ -10,6 +10,7 @@ closed: each takes a file descriptor, and a broker that has none left for its lo
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import socket
 from collections import deque
@@ -379,7 +380,10 @@ async def serve(
         try:
             name, listener = unix_socket.bind()
             if listener is not None:
-                by_unix = await loop.create_unix_server(make, sock=listener, backlog=_BACKLOG)
+                with contextlib.ExitStack() as undo:
+                    undo.callback(listener.close)
+                    by_unix = await loop.create_unix_server(make, sock=listener, backlog=_BACKLOG)
+                    undo.pop_all()
                 limits.unix_socket = name
         except OSError as error:
             _log.warning("no connections by Unix sockets: %s", error)

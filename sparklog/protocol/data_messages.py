@@ -33,8 +33,8 @@ class Hello(Message, frozen=True, tag="hello"):
 class HelloReply(Message, frozen=True, tag="hello_reply"):
     """``local_socket``: where processes of the host with this ``boot_id`` may ask for open files, see ``local_reads``;
     empty: nowhere. ``unix_socket``: abstract name, without its leading zero, of the Unix socket over which the
-    connection may go on, of whoever has asked for ``reached_at``, which is the broker's own end of it; see
-    ``net/unix_socket``. Empty: there is none."""
+    connection may go on, of whoever has asked for ``reached_at``, which is the broker's own end of it; told there as
+    well, as proof that it is the same broker in the same life. See ``net/unix_socket``. Empty: there is none."""
 
     version: int
     broker_id: int

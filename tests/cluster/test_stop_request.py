@@ -12,13 +12,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from sparklog.cluster.stop_request import StopRequest
+from sparklog.cluster.stop_request import StopRequest, exit_on_first, unless_asked
 from tests.waiting import wait_until
 
 #: Looks again and again without waiting, so that most signals come in the middle of what a look does in Python.
 WAITING = """
 import signal
-from sparklog.cluster.stop_request import StopRequest
+from sparklog.cluster.stop_request import StopRequest, exit_on_first, unless_asked
 stop = StopRequest()
 signal.signal(signal.SIGTERM, lambda *_: stop.set())
 print("waiting", flush=True)
@@ -38,6 +38,20 @@ finally:
     input()
     print("ended", flush=True)
 """
+#: Loses the first exception, as finalizers do.
+LOSING = """
+import signal, sys, time
+from sparklog.cluster import stop_request
+stop_request._PATIENCE_S = 0.5
+stop_request.exit_on_first(signal.SIGTERM)
+try:
+    print("begun", flush=True)
+    time.sleep(60)
+except SystemExit:
+    print("lost", flush=True)
+while True:
+    time.sleep(0.01)
+"""
 STOPPING = """
 import time
 from sparklog.cluster.start import _StopSignals
@@ -47,6 +61,15 @@ while not signals.asked.wait(60.0):
     pass
 print("stopping", flush=True)
 time.sleep(60)
+"""
+#: Until nothing more goes into what nobody reads.
+FILLING = """import os
+os.set_blocking(2, False)
+try:
+    while os.write(2, b"x" * 65536):
+        pass
+except BlockingIOError:
+    os.set_blocking(2, True)
 """
 MANY = 20
 
@@ -122,6 +145,79 @@ def test_the_first_sigterm_alone_ends_what_was_begun() -> None:
             process.stdin.write(b"\n")
             process.stdin.flush()
             assert process.stdout.read() == b"ended\n"
+            assert process.wait(60) == 128 + signal.SIGTERM
+        finally:
+            process.kill()
+
+
+def test_a_lost_exception_is_raised_again_by_a_later_signal() -> None:
+    with subprocess.Popen([sys.executable, "-c", LOSING], stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"begun\n"
+            process.terminate()
+            assert process.stdout.readline() == b"lost\n"
+
+            def ended() -> bool:
+                process.terminate()
+                return process.poll() is not None
+
+            wait_until(ended, timeout_s=60)
+            assert process.returncode == 128 + signal.SIGTERM
+        finally:
+            process.kill()
+
+
+def test_a_handler_asks_where_there_is_something_to_ask(stop: StopRequest) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        exit_on_first(signal.SIGTERM, stop=stop)
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stop.is_set()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_work_is_done_where_no_signal_comes(stop: StopRequest) -> None:
+    assert unless_asked(stop, threading.current_thread) is not threading.main_thread()
+    with pytest.raises(ZeroDivisionError):
+        unless_asked(stop, lambda: 1 // 0)
+
+
+def test_work_that_goes_on_is_left(stop: StopRequest) -> None:
+    begun, over, called = threading.Event(), threading.Event(), list[int]()
+
+    def work() -> None:
+        begun.set()
+        over.wait(60)
+
+    def ask() -> None:
+        begun.wait(60)
+        stop.set()
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    with pytest.raises(SystemExit) as caught:
+        unless_asked(stop, work)
+    assert caught.value.code == 128 + signal.SIGTERM and not over.is_set()
+    over.set()
+    asking.join()
+    with pytest.raises(SystemExit):  # and what was not begun is not
+        unless_asked(stop, lambda: called.append(1))
+    assert not called
+
+
+def test_a_reader_that_has_stopped_reading_keeps_nobody_from_leaving() -> None:
+    full = STOPPING.replace("signals = ", FILLING + "signals = ")
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", full], stdout=pipe, stderr=pipe) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"ready\n"
+            process.terminate()
+            assert process.stdout.readline() == b"stopping\n"
+            process.terminate()
             assert process.wait(60) == 128 + signal.SIGTERM
         finally:
             process.kill()

@@ -12,12 +12,14 @@ import pytest
 from pyspark.errors import ParseException, StreamingQueryException
 from pyspark.sql.types import DataType, IntegerType, LongType, StructField, StructType
 
+from sparklog.delta import job
 from sparklog.delta.archive import explained
 from sparklog.delta.archive_table import ArchiveFenced, ArchiveRefused
 from sparklog.delta.batches import BatchArchiver
 from sparklog.delta.casting import Casting
 from sparklog.delta.file_sizes import FileSizes
 from sparklog.delta.job import is_lasting, maintain
+from sparklog.delta.maintenance import Maintenance
 from sparklog.delta.options import (
     ArchiveOptions,
     interval_s,
@@ -203,3 +205,38 @@ def test_a_stop_lets_maintenance_begin_no_table(tmp_path: Path) -> None:
     stopping.set()
     assert maintain(cast(Any, None), archives, stopping=stopping, tell=said.append) == {}
     assert said == ["stopped before first"]
+
+
+def test_a_stop_while_one_table_is_looked_after_lets_no_other_begin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither another topic's, nor the same one's quarantine."""
+    archives = [ArchiveOptions(bootstrap="", topic=name, to=str(tmp_path), group="g") for name in ("first", "second")]
+    stopping, begun, said = threading.Event(), list[str](), list[str]()
+
+    class Looking(Maintenance):
+        def __init__(self, tables: list[str]) -> None:
+            self._tables, self._every_s = tables, None
+
+        def _look_after(self, path: str) -> Exception | None:
+            begun.append(path)
+            if len(begun) == 3:
+                stopping.set()
+            return None
+
+    class There:
+        def versions(self) -> list[int]:
+            return [0]
+
+    monkeypatch.setattr(job, "open_log_with_spark", lambda *_: There())
+    monkeypatch.setattr(
+        job, "maintenance_of", lambda _spark, options, tell: Looking([f"{options.topic}/{n}" for n in range(2)])
+    )
+    assert maintain(cast(Any, None), archives, stopping=stopping, tell=said.append) == {}
+    assert begun == ["first/0", "first/1", "second/0"]
+    begun.clear()
+    stopping.clear()
+    begun.extend(["", ""])
+    assert maintain(cast(Any, None), archives, stopping=stopping, tell=said.append) == {}
+    assert begun == ["", "", "first/0"]
+    assert said[-1] == "stopped before second"

@@ -2,15 +2,39 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
+from typing import IO
 
 import pytest
 
+from tests.waiting import wait_until
+
 ROOT = Path(__file__).resolve().parent.parent.parent
+
+
+def start(tmp_path: Path, sink: IO[bytes], *, flights: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [
+            sys.executable,
+            str(ROOT / "jobs" / "pipeline.py"),
+            "--flights",
+            flights,
+            "--data-dir",
+            str(tmp_path / "data"),
+        ],
+        stdout=sink,
+        stderr=subprocess.STDOUT,
+        cwd=tmp_path,
+        # What is shown does not hang on executors of their own, which take the most of its time to start.
+        env={**os.environ, "PYSPARK_SUBMIT_ARGS": "--master local[4] pyspark-shell"},
+        start_new_session=True,
+    )
 
 
 @pytest.mark.integration
@@ -18,22 +42,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 def test_every_step_holds_what_a_batch_job_computes(tmp_path: Path) -> None:
     output = tmp_path / "output"
     with output.open("wb") as sink:
-        job = subprocess.Popen(
-            [
-                sys.executable,
-                str(ROOT / "jobs" / "pipeline.py"),
-                "--flights",
-                "25000",
-                "--data-dir",
-                str(tmp_path / "data"),
-            ],
-            stdout=sink,
-            stderr=subprocess.STDOUT,
-            cwd=tmp_path,
-            # What is shown does not hang on executors of their own, which take the most of its time to start.
-            env={**os.environ, "PYSPARK_SUBMIT_ARGS": "--master local[4] pyspark-shell"},
-            start_new_session=True,
-        )
+        job = start(tmp_path, sink, flights="25000")
         try:
             code = job.wait(280)
         finally:
@@ -45,3 +54,36 @@ def test_every_step_holds_what_a_batch_job_computes(tmp_path: Path) -> None:
     assert "flights-clean: 24," in text
     assert ": 0 rows missing, 0 too many" in text
     assert "Every day that has ended is there once." in text
+
+
+@pytest.mark.integration
+@pytest.mark.timeout(300)
+def test_sigterm_stops_the_cluster_while_a_query_runs(tmp_path: Path) -> None:
+    """It comes while the JVM is asked for something: nothing may wait for that, and nothing may stay."""
+    output = tmp_path / "output"
+    with output.open("wb") as sink:
+        job = start(tmp_path, sink, flights="336776")
+        try:
+            wait_until(lambda: "cluster ready" in output.read_text() or job.poll() is not None, timeout_s=120)
+            time.sleep(4)  # into the first of its queries; any moment has to do
+            assert job.poll() is None, output.read_text()
+            for _ in range(2):  # as `timeout` does
+                job.terminate()
+            code = job.wait(60)
+        finally:
+            if job.poll() is None:
+                os.killpg(job.pid, signal.SIGKILL)
+                job.wait(60)
+    text = output.read_text()
+    assert code == 128 + signal.SIGTERM, text
+    assert not list((tmp_path / "data" / "spark").glob("*")), "Spark's files are left"
+    wait_until(lambda: not processes_of(str(tmp_path)), timeout_s=30)
+
+
+def processes_of(name: str) -> list[str]:
+    """Command lines of processes that name it."""
+    found = []
+    for line in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            found.append(line.read_bytes().replace(b"\0", b" ").decode(errors="replace"))
+    return [line for line in found if name in line]

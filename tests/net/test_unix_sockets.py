@@ -204,6 +204,40 @@ def test_a_broker_that_is_registered_between_its_greetings_is_the_same(kind: str
         connection.close()
 
 
+def test_the_unix_socket_is_there_before_the_port() -> None:
+    """Else whoever comes in between stays with TCP for good."""
+    order: list[str] = []
+
+    class Loop(asyncio.SelectorEventLoop):
+        async def create_server(self, *args: Any, **options: Any) -> Any:
+            order.append("TCP")
+            return await super().create_server(*args, **options)
+
+        async def create_unix_server(self, *args: Any, **options: Any) -> Any:
+            order.append("Unix")
+            return await super().create_unix_server(*args, **options)
+
+    async def listen() -> None:
+        server = await serve(
+            lambda connection: Handler(connection, []),
+            host="127.0.0.1",
+            port=0,
+            describe=lambda cid, version: HelloReply(cid, version, 7, 3, "cluster-a", MAX_FRAME),
+            max_frame_bytes=MAX_FRAME,
+            max_in_flight=10,
+            queued_max_bytes=MAX_FRAME,
+            within_host=True,
+        )
+        await server.close()
+
+    loop = Loop()
+    try:
+        loop.run_until_complete(listen())
+    finally:
+        loop.close()
+    assert order == ["Unix", "TCP"]
+
+
 def test_an_address_that_is_taken_leaves_nothing_open(kind: str) -> None:
     with served(kind) as server:
         before = _descriptors()
