@@ -24,6 +24,8 @@ from sparklog.protocol.messages import (
     ElectLeadersReply,
     EndTransaction,
     EndTransactionReply,
+    FindCoordinator,
+    FindCoordinatorReply,
     GroupOffset,
     ListTransactions,
     ListTransactionsReply,
@@ -41,6 +43,7 @@ from tests.broker.topics import (
     create_topic,
     leader,
     new_producer_id,
+    partition,
     replica,
     running,
     wait_equal,
@@ -60,12 +63,19 @@ def running_cluster() -> Iterator[ProcessCluster]:
 
 
 def key_at(cluster: ProcessCluster, broker_id: int, name: str) -> str:
-    """A key that this broker coordinates; leaders that went elsewhere when brokers died come back for it."""
+    """A key that this broker coordinates, and goes on to, as the first replica, to which leaderships come back.
+    Leaders that went elsewhere when brokers died come back for it."""
     found: list[str] = []
+
+    def is_there(key: str) -> bool:
+        if find_coordinator(cluster, "transaction", key) != broker_id:
+            return False
+        found = ask(cluster, broker_id, FindCoordinator(0, "transaction", key), FindCoordinatorReply)
+        return partition(cluster, "__transaction_state", found.partition).replicas[0] == broker_id
 
     def look() -> bool:
         keys = (f"{name}-{number}" for number in range(50))
-        found.extend(itertools.islice((k for k in keys if find_coordinator(cluster, "transaction", k) == broker_id), 1))
+        found.extend(itertools.islice((key for key in keys if is_there(key)), 1))
         if not found:
             ask(cluster, running(cluster)[0], ElectLeaders(0, "preferred", 10_000), ElectLeadersReply)
         return bool(found)
