@@ -128,6 +128,20 @@ def test_a_log_that_was_cut_reserves_anew() -> None:
     assert read_numbers(log) == list(range(log.log_end_offset))
 
 
+def test_an_append_that_was_cut_back_took_what_was_reserved_with_it() -> None:
+    disk = Noting()
+    log = _log(disk)
+    while not disk.reserved or disk.reserved[-1][1] < _size(log) + 2000:  # the next one finds room
+        _append(log)
+    reserved = len(disk.reserved)
+    disk.fail_next("write", errno.ENOSPC)
+    with pytest.raises(BrokerError, match="no room left"):
+        _append(log)
+    assert len(disk.reserved) == reserved
+    _append(log)
+    assert len(disk.reserved) == reserved + 1
+
+
 def test_sealed_files_have_nothing_behind_their_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(segment, "_RESERVE_MOST_BYTES", _LARGE)
     log = create_log(open_directory(tmp_path), segment_bytes=_LARGE)
