@@ -8,8 +8,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
 
 import pytest
 
@@ -18,37 +19,44 @@ from tests.waiting import wait_until
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 
-def start(tmp_path: Path, sink: IO[bytes], *, flights: str) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        [
-            sys.executable,
-            str(ROOT / "jobs" / "pipeline.py"),
-            "--flights",
-            flights,
-            "--data-dir",
-            str(tmp_path / "data"),
-        ],
-        stdout=sink,
-        stderr=subprocess.STDOUT,
-        cwd=tmp_path,
-        # What is shown does not hang on executors of their own, which take the most of its time to start.
-        env={**os.environ, "PYSPARK_SUBMIT_ARGS": "--master local[4] pyspark-shell"},
-        start_new_session=True,
-    )
+@contextmanager
+def running(tmp_path: Path, *, flights: str) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
+    """The job, and the file that it prints to; ended at the end."""
+    output = tmp_path / "output"
+    with output.open("wb") as sink:
+        job = subprocess.Popen(
+            [
+                sys.executable,
+                str(ROOT / "jobs" / "pipeline.py"),
+                "--flights",
+                flights,
+                "--data-dir",
+                str(tmp_path / "data"),
+            ],
+            stdout=sink,
+            stderr=subprocess.STDOUT,
+            cwd=tmp_path,
+            # What is shown does not hang on executors of their own, which take the most of its time to start.
+            env={**os.environ, "PYSPARK_SUBMIT_ARGS": "--master local[4] pyspark-shell"},
+            start_new_session=True,
+        )
+        try:
+            yield job, output
+        finally:
+            if job.poll() is None:
+                os.killpg(job.pid, signal.SIGTERM)  # the job stops its cluster, then itself
+                try:
+                    job.wait(60)
+                except subprocess.TimeoutExpired:
+                    os.killpg(job.pid, signal.SIGKILL)
+                    raise
 
 
 @pytest.mark.integration
 @pytest.mark.timeout(300)
 def test_every_step_holds_what_a_batch_job_computes(tmp_path: Path) -> None:
-    output = tmp_path / "output"
-    with output.open("wb") as sink:
-        job = start(tmp_path, sink, flights="25000")
-        try:
-            code = job.wait(280)
-        finally:
-            if job.poll() is None:
-                os.killpg(job.pid, signal.SIGTERM)  # the job stops its cluster, then itself
-                job.wait(60)
+    with running(tmp_path, flights="25000") as (job, output):
+        code = job.wait(280)
     text = output.read_text()
     assert code == 0, text
     assert "flights-clean: 24," in text
@@ -60,20 +68,13 @@ def test_every_step_holds_what_a_batch_job_computes(tmp_path: Path) -> None:
 @pytest.mark.timeout(300)
 def test_sigterm_stops_the_cluster_while_a_query_runs(tmp_path: Path) -> None:
     """It comes while the JVM is asked for something: nothing may wait for that, and nothing may stay."""
-    output = tmp_path / "output"
-    with output.open("wb") as sink:
-        job = start(tmp_path, sink, flights="336776")
-        try:
-            wait_until(lambda: "cluster ready" in output.read_text() or job.poll() is not None, timeout_s=120)
-            time.sleep(4)  # into the first of its queries; any moment has to do
-            assert job.poll() is None, output.read_text()
-            for _ in range(2):  # as `timeout` does
-                job.terminate()
-            code = job.wait(60)
-        finally:
-            if job.poll() is None:
-                os.killpg(job.pid, signal.SIGKILL)
-                job.wait(60)
+    with running(tmp_path, flights="336776") as (job, output):
+        wait_until(lambda: "cluster ready" in output.read_text() or job.poll() is not None, timeout_s=120)
+        time.sleep(4)  # into the first of its queries; any moment has to do
+        assert job.poll() is None, output.read_text()
+        for _ in range(2):  # as `timeout` does
+            job.terminate()
+        code = job.wait(60)
     text = output.read_text()
     assert code == 128 + signal.SIGTERM, text
     assert not list((tmp_path / "data" / "spark").glob("*")), "Spark's files are left"
