@@ -121,6 +121,39 @@ install_compiled() {
     touch "$venv/.sparklog-compiled"
 }
 
+# What .venv's package needs for the extras named, one a line, as setup.cfg has it.
+requirements_of() {
+    "$python" -c 'import configparser, sys
+setup = configparser.ConfigParser()
+setup.read(sys.argv[1])
+for extra in filter(None, sys.argv[2].split(",")):
+    print(setup["options.extras_require"][extra].strip())' "$root/setup.cfg" "$1"
+}
+
+# Only adds: what is installed keeps its version, as a cluster that runs from here may import it at any time.
+install_extras() {
+    local requirement constraints=$venv/.sparklog-constraints requirements=()
+    while IFS= read -r requirement; do requirements+=("$requirement"); done < <(requirements_of "$1")
+    "$python" -m pip list --disable-pip-version-check --format=freeze --exclude sparklog >"$constraints" 2>/dev/null ||
+        fail "pip could not list what is installed in $venv"
+    PIP_DISABLE_PIP_VERSION_CHECK=1 quietly "$python" -m pip install --constraint "$constraints" "${requirements[@]}" ||
+        fail "pip could not install $1: its last words stand above, all of them in $venv/install.log"
+}
+
+# Process ids of what runs from .venv, a cluster above all; not those that wait for the lock of set_up.
+users_of_venv() {
+    "$1" -c 'import os, pathlib, sys
+found, venv, own = [], os.fsencode(sys.argv[1]), {os.getpid(), os.getppid(), int(sys.argv[2])}
+for entry in pathlib.Path("/proc").glob("[0-9]*"):
+    try:
+        words = (entry / "cmdline").read_bytes()
+    except OSError:
+        continue
+    if venv in words and b"fcntl.flock(9" not in words and int(entry.name) not in own:
+        found.append(int(entry.name))
+print(*sorted(found))' "$venv/" $$
+}
+
 quietly() { "$@" >"$venv/install.log" 2>&1 || { tail -n 20 "$venv/install.log" >&2; return 1; }; }
 
 # $1: comma-separated extras. Nothing is started and nothing printed when all of it is there.
@@ -138,7 +171,16 @@ set_up() {
     {
         "$found" -c 'import fcntl; fcntl.flock(9, fcntl.LOCK_EX)'
         [ -x "$python" ] && python_fits "$python" || make_venv "$found"
+        local users
+        users=$(users_of_venv "$found")
+        if [[ ,$extras, != *,compiled,* ]] && [ "$extras" != "$base_extras" ] && ! stamped "extras-$extras" "$requirements" &&
+            stamped "extras-$base_extras" "$requirements" && [ -f "$venv/.sparklog-sources" ]; then
+            say "installing what sparklog[${extras#"$base_extras",}] needs"
+            install_extras "${extras#"$base_extras",}"
+            printf %s "$requirements" >"$venv/.sparklog-extras-$extras"
+        fi
         if ! stamped "extras-$extras" "$requirements" || { [[ ,$extras, = *,compiled,* ]] && ! compiled; }; then
+            [ -z "$users" ] || fail "$venv has to be installed again and is in use, by process $users: end that first"
             say "installing sparklog[$extras] and what it needs (pyspark is 400 MB: this takes a minute or two)"
             quietly "$python" -m pip install --upgrade 'pip>=24' 'setuptools>=77' || fail "pip could not install setuptools"
             rm -f "$venv/.sparklog-sources" # nothing that is cut short passes for whole
@@ -147,6 +189,8 @@ set_up() {
             if [[ ,$extras, = *,compiled,* ]] || compiled; then install_compiled; fi
             printf %s "$requirements" | tee "$venv/.sparklog-extras-$base_extras" >"$venv/.sparklog-extras-$extras"
             printf %s "$sources" >"$venv/.sparklog-sources"
+        elif ! stamped sources "$sources" && [ -n "$users" ] && [ -f "$venv/.sparklog-sources" ]; then
+            say "going on with the sources installed before: $venv is in use, by process $users"
         elif ! stamped sources "$sources"; then
             say "installing the changed sources"
             rm -f "$venv/.sparklog-sources"
@@ -200,7 +244,7 @@ find_java() {
 
 # --- the job ---------------------------------------------------------------------------------------------------------
 
-spark_args=() job_args=() job='' job_known=false deploy_mode=client pack=false delta=false packages=''
+spark_args=() job_args=() job='' job_known=false master='' deploy_mode=client pack=false delta=false packages=''
 
 while [ $# -gt 0 ]; do
     case $1 in
@@ -219,11 +263,13 @@ while [ $# -gt 0 ]; do
             --driver-class-path | --executor-memory | --proxy-user | --driver-cores | --total-executor-cores | \
             --executor-cores | --queue | --num-executors | --principal | --keytab)
             [ $# -ge 2 ] || fail "$1 needs a value"
+            [ "$1" != --master ] || master=$2
             spark_args+=("$1" "$2"); shift ;;
         --master=* | --conf=* | --name=* | --jars=* | --exclude-packages=* | --repositories=* | --py-files=* | \
             --files=* | --archives=* | --properties-file=* | --driver-memory=* | --driver-java-options=* | \
             --driver-library-path=* | --driver-class-path=* | --executor-memory=* | --proxy-user=* | --driver-cores=* | \
             --total-executor-cores=* | --executor-cores=* | --queue=* | --num-executors=* | --principal=* | --keytab=*)
+            [[ $1 != --master=* ]] || master=${1#*=}
             spark_args+=("$1") ;;
         --supervise | --verbose) spark_args+=("$1") ;;
         -*) job_known=true; job_args+=("$1") ;;
@@ -255,6 +301,15 @@ if $delta; then
     spark_args=("${delta_args[@]}" ${spark_args[@]+"${spark_args[@]}"})
 elif [ -n "$packages" ]; then
     spark_args+=(--packages "$packages")
+fi
+# A Spark on this machine alone serves no other host and no other user (docs/adr/0024). The jobs here see to it
+# themselves, as they know which master they use.
+if [ "$script" != "$root/jobs/$job.py" ] && [[ $master = local || $master = local\[* ]]; then
+    export SPARK_LOCAL_IP=${SPARK_LOCAL_IP:-127.0.0.1}
+    spark_args=(
+        --conf "spark.driver.host=$SPARK_LOCAL_IP" --conf "spark.driver.bindAddress=$SPARK_LOCAL_IP"
+        --conf spark.authenticate=true --conf spark.ui.killEnabled=false "${spark_args[@]}"
+    )
 fi
 export SPARK_CONF_DIR=${SPARK_CONF_DIR:-$root/conf}
 export SPARKLOG_CONF_DIR=$root/conf

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import sparklog.cli.starting  # noqa: F401  before the imports that take long
+
+# isort: split
+
 import argparse
 import os
 import signal
@@ -10,6 +14,8 @@ import sys
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
+from sparklog.cluster.spark_access import share_secret
+from sparklog.cluster.spark_environment import close_to_others
 from sparklog.cluster.start import end_spark
 from sparklog.cluster.stop_request import StopRequest
 from sparklog.delta.job import maintain, run_archives, told
@@ -119,8 +125,10 @@ def tell(text: str) -> None:
 def main() -> int:
     given = arguments()
     stopping = StopRequest()
+    close_to_others(os.environ)
+    share_secret()
     spark = SparkSession.builder.appName("sparklog archive").getOrCreate()
-    # Behind Spark's own handler, which would cancel the batch under way.
+    # Ctrl-C has ended the job at once until now. Behind Spark's own handler, which would cancel the batch under way.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopping.set())
     try:

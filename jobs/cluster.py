@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sparklog.cli.starting  # isort: split
+
 import argparse
 import os
 import sys
@@ -65,6 +67,7 @@ def shipped(name: str) -> dict[str, str]:
 
 
 def main() -> int:
+    sparklog.cli.starting.started()
     try:
         chosen = options(arguments())
     except ConfigError as error:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sparklog.cli.starting  # isort: split
+
 import argparse
 import logging
 import os
@@ -13,13 +15,16 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 from rich.console import Console
 
+from sparklog.broker.logs import LineFormatter
 from sparklog.cluster.local import LocalCluster
+from sparklog.cluster.spark_access import share_secret
 from sparklog.cluster.spark_environment import prepare, remove_spark_home
 from sparklog.cluster.start import active_here, end_spark
 from sparklog.cluster.stop_request import StopRequest, exit_on_first, unless_asked
 from sparklog.demo.run import run
 from sparklog.demo.story import Story
 from sparklog.errors import SparklogError
+from sparklog.escaping import escaped
 
 BROKERS = 3
 
@@ -35,8 +40,10 @@ def arguments() -> argparse.Namespace:
 def demonstrate(data_dir: Path, console: Console, stop: StopRequest, *, keep: bool) -> bool:
     prepare(os.environ, brokers=BROKERS, data_dir=data_dir)
     log = logging.FileHandler(data_dir / "demo.log") if keep else logging.NullHandler()
-    logging.basicConfig(handlers=[log], level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
+    log.setFormatter(LineFormatter("%(asctime)s %(name)s: %(message)s"))
+    logging.basicConfig(handlers=[log], level=logging.INFO)
     story = Story(console)
+    share_secret()
     spark = SparkSession.builder.appName("sparklog demo").getOrCreate()
     try:
         with LocalCluster(spark, brokers=BROKERS, data_dir=data_dir / "cluster") as cluster:
@@ -51,6 +58,7 @@ def demonstrate(data_dir: Path, console: Console, stop: StopRequest, *, keep: bo
 
 
 def main() -> int:
+    sparklog.cli.starting.started()
     stop = StopRequest()
     exit_on_first(signal.SIGTERM, stop=stop)  # so that the cluster is stopped on the way out
     console = Console(width=None if sys.stdout.isatty() else 110)
@@ -64,7 +72,7 @@ def main() -> int:
         try:
             is_equal = demonstrate(data_dir.resolve(), console, stop, keep=chosen is not None)
         except SparklogError as error:
-            console.print(f"error: {error}", markup=False)
+            console.print(f"error: {escaped(str(error))}", markup=False)
             return 1
         except KeyboardInterrupt:
             return 130

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sparklog.cli.starting  # isort: split
+
 import argparse
 import os
 import signal
@@ -13,12 +15,14 @@ from pyspark.sql import SparkSession
 from rich.console import Console
 
 from sparklog.cluster.local import LocalCluster
+from sparklog.cluster.spark_access import share_secret
 from sparklog.cluster.spark_environment import prepare, remove_spark_home
 from sparklog.cluster.start import active_here, end_spark
 from sparklog.cluster.stop_request import StopRequest, exit_on_first, unless_asked
 from sparklog.demo.pipeline import run
 from sparklog.demo.story import Story
 from sparklog.errors import SparklogError
+from sparklog.escaping import escaped
 
 BROKERS = 3
 
@@ -36,6 +40,7 @@ def submit(data_dir: Path, flights: int | None, console: Console, stop: StopRequ
     prepare(os.environ, brokers=BROKERS, data_dir=data_dir)
     story = Story(console)
     story.tell("starting", "Spark, ZooKeeper, brokers")
+    share_secret()
     spark = SparkSession.builder.appName("sparklog pipeline").getOrCreate()
     try:
         with LocalCluster(spark, brokers=BROKERS, data_dir=data_dir / "cluster") as cluster:
@@ -50,6 +55,7 @@ def submit(data_dir: Path, flights: int | None, console: Console, stop: StopRequ
 
 
 def main() -> int:
+    sparklog.cli.starting.started()
     stop = StopRequest()
     exit_on_first(signal.SIGTERM, stop=stop)  # so that the cluster is stopped on the way out
     console = Console(width=None if sys.stdout.isatty() else 110)
@@ -60,7 +66,7 @@ def main() -> int:
         try:
             is_complete = submit(data_dir.resolve(), chosen.flights, console, stop)
         except SparklogError as error:
-            print(f"error: {error}", file=sys.stderr)
+            print(f"error: {escaped(str(error))}", file=sys.stderr)
             return 1
         except KeyboardInterrupt:
             return 130

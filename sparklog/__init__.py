@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from sparklog.client.admin import Admin as Admin
     from sparklog.client.consumer import Consumer as Consumer
     from sparklog.client.errors import BufferFull as BufferFull
+    from sparklog.client.errors import ClientForked as ClientForked
     from sparklog.client.errors import ClientTimeout as ClientTimeout
     from sparklog.client.errors import CommitOutcomeUnknown as CommitOutcomeUnknown
     from sparklog.client.errors import CommitRefused as CommitRefused
@@ -45,6 +46,7 @@ _HOME = {
     "Admin": "sparklog.client.admin",
     "BrokerError": "sparklog.errors",
     "BufferFull": "sparklog.client.errors",
+    "ClientForked": "sparklog.client.errors",
     "ClientTimeout": "sparklog.client.errors",
     "ClusterError": "sparklog.errors",
     "CommitOutcomeUnknown": "sparklog.client.errors",

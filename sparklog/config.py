@@ -115,10 +115,19 @@ BROKER_SETTINGS: dict[str, Setting] = {
     "max.connections": Setting(
         "max_connections", 10_000, "open at the same time; fewer where descriptors are short", 8, 1_000_000
     ),
+    "connections.max.idle.ms": Setting(
+        "connections_max_idle_ms", 600_000, "a client's connection without requests is closed after", 1000, 2**40
+    ),
     "queued.max.bytes": Setting("queued_max_bytes", 256 * MIB, "request bytes in flight per broker", MIB, 2**40),
     "controlled.stop.timeout.ms": Setting("controlled_stop_timeout_ms", 8000, "wait for a successor", 0, 600_000),
     "log.checkpoint.interval.ms": Setting("checkpoint_interval_ms", 5000, "high watermark checkpoints", 100, 600_000),
     "log.retention.check.interval.ms": Setting("retention_check_interval_ms", 30_000, "", 100, 86_400_000),
+    "log.set.aside.retention.ms": Setting(
+        "set_aside_retention_ms",
+        7 * 86_400_000,
+        "a log that no topic claims is kept at least for so long, and until its leader has all of it; -1: for ever",
+        -1,
+    ),
     "log.cleaner.enable": Setting("cleaner_enable", True, "compact the topics whose cleanup.policy says so"),
     "log.cleaner.backoff.ms": Setting(
         "cleaner_backoff_ms", 15_000, "between two looks for a log to clean", 10, 86_400_000
@@ -130,6 +139,10 @@ BROKER_SETTINGS: dict[str, Setting] = {
         "cleaner_buffer_bytes", 128 * MIB, "for keys in memory, 96 bytes each; more go to disk", 96 * 1024, 2**40
     ),
     "producer.id.expiration.ms": Setting("producer_id_expiration_ms", 86_400_000, "idle producer ids expire", 1000),
+    "producer.ids.max": Setting(
+        "producer_ids_max", 1_000_000, "remembered by all logs of a broker, 650 bytes each; then new ones wait", 100
+    ),
+    "groups.max": Setting("groups_max", 500_000, "consumer groups of the cluster; then new ones are refused", 100),
     "internal.topic.replication.factor": Setting(
         "internal_replication_factor", 3, "of internal topics, which are made when so many brokers are alive", 1, 32
     ),
@@ -233,15 +246,19 @@ class BrokerConfig(msgspec.Struct, frozen=True):
     max_frame_bytes: int
     max_in_flight: int
     max_connections: int
+    connections_max_idle_ms: int
     queued_max_bytes: int
     controlled_stop_timeout_ms: int
     checkpoint_interval_ms: int
     retention_check_interval_ms: int
+    set_aside_retention_ms: int
     cleaner_enable: bool
     cleaner_backoff_ms: int
     cleaner_io_bytes: int
     cleaner_buffer_bytes: int
     producer_id_expiration_ms: int
+    producer_ids_max: int
+    groups_max: int
     internal_replication_factor: int
     transaction_partitions: int
     offsets_partitions: int

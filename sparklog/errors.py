@@ -36,6 +36,7 @@ class ErrorCode(IntEnum):
     INVALID_REQUIRED_ACKS = 21
     UNKNOWN_MEMBER_ID = 25
     INVALID_SESSION_TIMEOUT = 26
+    CLUSTER_AUTHORIZATION_FAILED = 31
     UNSUPPORTED_VERSION = 35
     TOPIC_ALREADY_EXISTS = 36
     INVALID_PARTITIONS = 37
@@ -121,6 +122,9 @@ TRAITS: dict[ErrorCode, ErrorTrait] = {
     ErrorCode.INVALID_REQUIRED_ACKS: _T(False, False, "acks must be 0, 1 or all"),
     ErrorCode.UNKNOWN_MEMBER_ID: _T(False, False, "the group has no such member, or not any more"),
     ErrorCode.INVALID_SESSION_TIMEOUT: _T(False, False, "the session time-out is not one that the broker allows"),
+    ErrorCode.CLUSTER_AUTHORIZATION_FAILED: _T(
+        False, False, "the sender has not proved that it is a broker or the controller of this cluster"
+    ),
     ErrorCode.UNSUPPORTED_VERSION: _T(False, False, "the two sides share no protocol version"),
     ErrorCode.TOPIC_ALREADY_EXISTS: _T(False, False, "a topic of this name exists"),
     ErrorCode.INVALID_PARTITIONS: _T(False, False, "the number of partitions is not allowed"),

@@ -7,7 +7,7 @@ Values only: frozen, comparable, picklable, without I/O and without clocks. Time
 from __future__ import annotations
 
 import re
-from typing import Annotated, NamedTuple, NoReturn
+from typing import Annotated, NamedTuple, NoReturn, TypeVar
 
 import msgspec
 
@@ -18,9 +18,41 @@ TOPIC_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}\Z")
 #: decoded, so that no number gets in that could not be written down.
 Int31 = Annotated[int, msgspec.Meta(ge=-1, le=2**31 - 1)]
 
+#: Values of ``LeaderAndIsr.lossy_epoch`` that are no leader epochs.
+NO_LOSS = -1
+UNKNOWN_LOSS = -2
+
+#: Brokers that one list of replicas may name. Checked where messages are decoded.
+MAX_REPLICAS = 1000
+_T = TypeVar("_T")
+Replicas = Annotated[tuple[_T, ...], msgspec.Meta(max_length=MAX_REPLICAS)]
+
 NO_LEADER = -1
 NO_EPOCH = -1
 NO_PRODUCER = -1
+
+#: Producer ids between the floors of two seconds: more than the cluster gives out in one.
+PRODUCER_IDS_PER_SECOND = 2**20
+#: The latest second that counts: its floor leaves half of 64 signed bits to count on.
+_LAST_SECOND = 2**62 // PRODUCER_IDS_PER_SECOND
+#: Producer ids above the floor of the present second that are believed: those of 34 years.
+_BELIEVED_LEAD = 2**50
+
+
+def producer_id_floor(now_s: float) -> int:
+    """Return the lowest producer id that a block taken at ``now_s``, in seconds since 1970, may begin with.
+
+    Blocks of a later second are higher, whatever the counter in ZooKeeper says.
+    """
+    return min(max(int(now_s), 0), _LAST_SECOND) * PRODUCER_IDS_PER_SECOND
+
+
+def believed_producer_ids(end: int, now_s: float) -> int:
+    """Return ``end``, the end of a block that a broker says it has seen, or 0 where no clock was ever so far ahead.
+
+    A damaged number must not push all later ids out of the range of a batch header.
+    """
+    return end if end - producer_id_floor(now_s) <= _BELIEVED_LEAD else 0
 
 
 class TopicPartition(NamedTuple):
@@ -57,6 +89,11 @@ class EpochEnd(NamedTuple):
     end_offset: int
 
 
+def host_and_port(host: str, port: int) -> str:
+    """Return an address as clients take it: ``host:port``, an IPv6 host in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 class BrokerEndpoint(msgspec.Struct, frozen=True, array_like=True):
     """Where a live broker listens. ``incarnation`` is the version of its persistent incarnation node in ZooKeeper."""
 
@@ -65,15 +102,36 @@ class BrokerEndpoint(msgspec.Struct, frozen=True, array_like=True):
     port: Annotated[int, msgspec.Meta(ge=0, le=65535)]
     incarnation: int
     rack: str | None = None
+    #: It proves in hello that it knows the cluster's secret; false: it is of release 0.1.0, or has been given none.
+    proves: bool = False
+
+
+class SeenNumbers(msgspec.Struct, frozen=True):
+    """What a broker's log directory has seen its cluster count to, as its registration says it.
+
+    ZooKeeper counts no lower, unless it was put back from an older copy. ``controller_id`` is the controller of
+    ``controller_epoch``, ``producer_ids`` the end of the highest block of producer ids, ``leader_epoch`` the highest
+    leader epoch in any of the broker's logs. An earlier release says nothing.
+    """
+
+    controller_epoch: int = NO_EPOCH
+    controller_id: str = ""
+    producer_ids: int = 0
+    leader_epoch: int = NO_EPOCH
+
+
+NOTHING_SEEN = SeenNumbers()
 
 
 class BrokerRegistration(msgspec.Struct, frozen=True):
     """What a live broker says of itself under ``/brokers/ids/<id>``.
 
     ``trusted`` false: the process cannot vouch that its logs end where the last process left them (the page cache
-    was lost), so its claims to in-sync membership are void. ``incarnation`` and ``pid``, the process on the boot of
-    ``boot_id`` by the numbers of ``pid_namespace``, are filled in by the registration. An earlier release leaves the
-    namespace 0: unknown.
+    was lost), so its claims to in-sync membership are void. Where ``doubted`` names partitions, only the claims to
+    these are void: an earlier release does not read the names and takes all claims for void. ``incarnation`` and
+    ``pid``, the process on the boot of ``boot_id`` by the numbers of ``pid_namespace``, are filled in by the
+    registration, as is ``start_time``, clock ticks after boot, which tells it from a later process with its pid.
+    Earlier releases leave namespace or start time 0: unknown. ``proves``: as in ``BrokerEndpoint``.
     """
 
     broker_id: int
@@ -86,10 +144,18 @@ class BrokerRegistration(msgspec.Struct, frozen=True):
     incarnation: int = NO_EPOCH
     pid: int = 0
     pid_namespace: int = 0
+    proves: bool = False
+    seen: SeenNumbers = NOTHING_SEEN
+    doubted: tuple[TopicPartition, ...] = ()
+    start_time: int = 0
+
+    def doubts(self, tp: TopicPartition) -> bool:
+        """Return whether this broker's claim to be in sync on ``tp`` is void."""
+        return not self.trusted and (not self.doubted or tp in self.doubted)
 
     @property
     def endpoint(self) -> BrokerEndpoint:
-        return BrokerEndpoint(self.broker_id, self.host, self.port, self.incarnation, self.rack)
+        return BrokerEndpoint(self.broker_id, self.host, self.port, self.incarnation, self.rack, self.proves)
 
 
 class LeaderAndIsr(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -97,12 +163,19 @@ class LeaderAndIsr(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     ``isr`` is the committed in-sync set in assignment order of insertion; the leader is in it unless ``leader`` is
     ``NO_LEADER``: then it is the set of the last leader, which keeps its claim.
+
+    ``lossy_epoch`` is the leader epoch of the last election that may have lost committed records: an unclean one, or
+    one among members that all lost their tails. ``NO_LOSS``: there was none since the topic was created;
+    ``UNKNOWN_LOSS``: written by an earlier release. ``disputed``: replicas hold committed records that contradict each
+    other, and nobody leads before an operator asks for an unclean election.
     """
 
     leader: Int31
     leader_epoch: Int31
-    isr: tuple[Int31, ...]
+    isr: Replicas[Int31]
     controller_epoch: Int31
+    lossy_epoch: Annotated[int, msgspec.Meta(ge=-2, le=2**31 - 1)] = UNKNOWN_LOSS
+    disputed: bool = False
 
 
 class VersionedState(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -173,6 +246,53 @@ class TopicRecord(msgspec.Struct, frozen=True):
             return 0
         move = self.reassigning.get(0)
         return len(move.target if move else self.assignment[0])
+
+
+class TopicNote(msgspec.Struct, frozen=True):
+    """What a broker was told of a topic that it hosts, as its log directory keeps it for a loss of ZooKeeper.
+
+    ``replicas[p]`` are those of partition p, preferred leader first. ``order`` grows with each topic of one name,
+    ``noted_ms`` with each change of one topic.
+    """
+
+    name: str
+    topic_id: str
+    schemas: tuple[TopicSchema, ...]
+    key_columns: tuple[str, ...]
+    event_time: str | None
+    config: dict[str, str]
+    replicas: tuple[tuple[int, ...], ...]
+    order: int = 0
+    noted_ms: int = 0
+
+
+class LogCopy(msgspec.Struct, frozen=True):
+    """One replica's log as it lies on a broker's disk: whose it is, and where it ends. ``set_aside`` names its
+    directory in ``set-aside/``, where it is not served."""
+
+    broker_id: int
+    topic: str
+    partition: int
+    topic_id: str
+    schemas: tuple[TopicSchema, ...]
+    last_epoch: int
+    log_end_offset: int
+    set_aside: str = ""
+
+
+class DirectoryInventory(msgspec.Struct, frozen=True):
+    """What one log directory says of its cluster. ``incarnation`` is the broker's highest, counted or about to be.
+    ``problems`` are logs that could not be read."""
+
+    path: str
+    cluster_id: str
+    broker_id: int
+    seen: SeenNumbers
+    incarnation: int
+    logs: tuple[LogCopy, ...]
+    topics: tuple[TopicNote, ...] = ()
+    problems: tuple[str, ...] = ()
+    version: int = 1
 
 
 #: Names of topics that the log keeps for itself begin so.

@@ -21,6 +21,7 @@ from sparklog.model import (
     TopicSchema,
     VersionedState,
     check_topic_name,
+    producer_id_floor,
 )
 
 STATE = LeaderAndIsr(leader=2, leader_epoch=5, isr=(2, 3), controller_epoch=1)
@@ -95,3 +96,10 @@ def test_a_topic_record() -> None:
 
 def test_no_leader_is_no_broker_id() -> None:
     assert NO_LEADER < 0
+
+
+@given(st.floats(allow_nan=False, allow_infinity=False), st.floats(min_value=0, max_value=1e10))
+@settings(max_examples=200)
+def test_producer_ids_of_a_later_second_are_higher_and_stay_in_64_bits(any_s: float, now_s: float) -> None:
+    assert 0 <= producer_id_floor(any_s) <= 2**62
+    assert producer_id_floor(now_s + 1) - producer_id_floor(now_s) >= 2**20

@@ -19,6 +19,7 @@ from sparklog.broker.process import BrokerProcess
 from sparklog.broker.process_config import ProcessConfig, load_process_config
 from sparklog.errors import ConfigError
 from sparklog.net.loop import new_event_loop
+from sparklog.protocol.proof import KeyRing
 from sparklog.storage.open_files import raise_descriptor_limit
 
 EXIT_CONFIG = 64
@@ -37,6 +38,7 @@ def main() -> int:
     try:
         config = load_process_config(path)
         config.broker_settings()
+        keys = config.keys()
         configure_logging(config.log_file)
     except (ConfigError, OSError) as error:
         sys.stderr.write(f"{error}\n")
@@ -46,14 +48,14 @@ def main() -> int:
     loop = new_event_loop()
     asyncio.set_event_loop(loop)
     try:
-        return loop.run_until_complete(_run(config))
+        return loop.run_until_complete(_run(config, keys))
     finally:
         loop.close()
         logging.shutdown()
 
 
-async def _run(config: ProcessConfig) -> int:
-    return await BrokerProcess(config).run()
+async def _run(config: ProcessConfig, keys: KeyRing) -> int:
+    return await BrokerProcess(config, keys).run()
 
 
 if __name__ == "__main__":

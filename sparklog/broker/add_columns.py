@@ -18,7 +18,7 @@ from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import TopicRecord, TopicSchema
 from sparklog.net.server import ServerConnection
 from sparklog.protocol.messages import Ack, AddColumns, Reply
-from sparklog.record.schema import DEFAULT_SCHEMA, check_extension, parse_schema, schema_message
+from sparklog.record.schema import DEFAULT_SCHEMA, check_case, check_extension, parse_schema, schema_message
 
 _log = logging.getLogger(__name__)
 
@@ -72,6 +72,7 @@ def with_columns(record: TopicRecord, columns: pa.Schema) -> TopicRecord:
     added = [field for field in columns if field.name not in old.names]
     if not added:
         return record
+    check_case(old.names, [field.name for field in added])
     new = pa.schema([*old, *added])
     check_extension(old, new)
     schema = TopicSchema(record.latest_schema.schema_id + 1, schema_message(new))

@@ -29,7 +29,7 @@ from sparklog.protocol.messages import (
     InitProducerIdReply,
     Reply,
 )
-from sparklog.record.schema import DEFAULT_SCHEMA, parse_schema, schema_message
+from sparklog.record.schema import DEFAULT_SCHEMA, check_case, parse_schema, schema_message
 
 _log = logging.getLogger(__name__)
 
@@ -61,6 +61,12 @@ def handle_init_producer_id(
 
 
 async def _create_topic(broker: BrokerState, request: CreateTopic) -> Reply:
+    # A broker that has just started knows of no live broker, itself included, until the controller tells it.
+    if not await until_told(broker, lambda: bool(broker.cache.brokers), request.timeout_ms):
+        raise BrokerError(
+            ErrorCode.BROKER_NOT_AVAILABLE,
+            f"broker {broker.broker_id} cannot place topic {request.name!r}: it has not heard from a controller yet",
+        )
     record, warning = _checked_topic(broker, request)
     await broker.registry.create_topic(record)
     _log.info("topic %s (%s) created with %d partitions", record.name, record.topic_id, len(record.assignment))
@@ -103,9 +109,12 @@ def _checked_schema(request: CreateTopic) -> tuple[bytes, tuple[str, ...], str |
     schema = parse_schema(request.schema)
     schema_message(schema)  # refuses the types that no topic may have
     names = schema.names
-    missing = [name for name in request.key_columns if name not in names]
+    check_case((), names)
+    known = frozenset(names)
+    missing = [name for name in request.key_columns if name not in known]
     if missing:
-        raise BrokerError(ErrorCode.SCHEMA_MISMATCH, f"key columns {missing} not found among the columns {names}")
+        detail = f"key columns {missing[:20]} not found among the columns {names[:100]}"
+        raise BrokerError(ErrorCode.SCHEMA_MISMATCH, detail)
     if request.event_time is not None:
         if request.event_time not in names:
             raise BrokerError(

@@ -15,9 +15,10 @@ import logging
 from collections.abc import Iterator, Sequence
 
 from sparklog.broker.metadata_cache import CachedTopic
+from sparklog.broker.partition import Partition
 from sparklog.broker.state import BrokerState
 from sparklog.errors import BrokerError, ConfigError, ErrorCode, StorageError
-from sparklog.model import TopicPartition, check_topic_name
+from sparklog.model import NO_EPOCH, TopicPartition, check_topic_name
 from sparklog.net.server import ServerConnection
 from sparklog.protocol.messages import ControlUpdate, ControlUpdateReply, ErrorReply, PartitionDecision
 from sparklog.replica.events import BrokersChanged, Decided
@@ -38,9 +39,12 @@ _SLICE = 100
 def handle_control_update(
     broker: BrokerState, connection: ServerConnection, request: ControlUpdate, body: memoryview
 ) -> None:
+    broker.access.require_controller(connection, request.controller_epoch)
     early = request.incarnation > broker.incarnation
     # A changed list of brokers is every replica's concern.
     concerned = max(len(request.partitions), len(broker.partitions) if request.brokers is not None else 0)
+    if request.full:
+        concerned = max(concerned, len(broker.partitions.unclaimed_logs()))
     if early or broker.control_turn.locked() or concerned > _SLICE:
         broker.spawn(_in_turn(broker, connection, request), "control update")
     else:
@@ -86,6 +90,7 @@ def _carry_out(broker: BrokerState, connection: ServerConnection, request: Contr
     except ConfigError as error:
         connection.reply(ControlUpdateReply(request.cid, ErrorCode.INVALID_CONFIG, (), str(error)))
         return
+    broker.update_taken(request)
     if broker.cache.incarnations != before:
         yield from _tell_brokers(broker)
     failed: list[Failure] = []
@@ -96,7 +101,7 @@ def _carry_out(broker: BrokerState, connection: ServerConnection, request: Contr
     _retune(broker, request)
     _delete(broker, request)
     if request.full:
-        _drop_stale(broker, request)
+        yield from _drop_stale(broker, request)
     broker.metadata_changed()
     connection.reply(ControlUpdateReply(request.cid, ErrorCode.NONE, tuple(failed)))
 
@@ -163,7 +168,27 @@ def _decide_one(broker: BrokerState, decision: PartitionDecision) -> None:
         )
     partition = broker.partitions.host(TopicPartition(decision.topic, decision.partition), topic)
     partition.check_usable()
+    _check_epoch(broker, partition, decision)
     partition.step(_decided(broker, decision, topic))
+
+
+def _check_epoch(broker: BrokerState, partition: Partition, decision: PartitionDecision) -> None:
+    """Refuse a leader epoch that this replica's log proves to have been given before, to another leader. Its records
+    would mix with those of that leader, and nobody could tell them apart. Such an epoch comes from a ZooKeeper that was
+    put back from an older copy; the controller answers with a higher one.
+
+    Only a replica that was told nothing yet can judge by its log alone.
+
+    Raises:
+        BrokerError: FENCED_LEADER_EPOCH.
+    """
+    epoch, last_epoch = decision.state.leader_epoch, partition.log.last_epoch
+    given_before = last_epoch > epoch or (last_epoch == epoch and decision.state.leader == broker.broker_id)
+    if partition.replica.version == NO_EPOCH and given_before:
+        raise BrokerError(
+            ErrorCode.FENCED_LEADER_EPOCH,
+            f"leader epoch {epoch} found, the log has records of leader epoch {last_epoch}: ZooKeeper is older",
+        )
 
 
 def _decided(broker: BrokerState, decision: PartitionDecision, topic: CachedTopic) -> Decided:
@@ -197,13 +222,14 @@ def _dismiss(broker: BrokerState, decision: PartitionDecision) -> None:
 
 
 def _let_go(broker: BrokerState, tp: TopicPartition) -> None:
-    """Delete data that a full update left alone because this broker, no replica any more, was still in the ISR: once it
-    is in neither, by the newest state there is, nobody counts on it."""
+    """Set data aside that was found at start, once this broker is neither a replica nor in the ISR by the newest state.
+    It is not deleted: where ZooKeeper was put back from an older copy, the brokers that it names may have no copy."""
     known = broker.cache.partition(tp)
     if known is None or broker.broker_id in (*known.replicas, *known.state.isr):
         return
     if broker.partitions.unclaimed_log(tp) is not None:
-        broker.partitions.drop_log(tp)
+        detail = f"its replicas are on brokers {list(known.replicas)}"
+        broker.partitions.drop_log(tp, keep=detail)
 
 
 def _retune(broker: BrokerState, update: ControlUpdate) -> None:
@@ -240,16 +266,20 @@ def _delete(broker: BrokerState, update: ControlUpdate) -> None:
             broker.partitions.drop_log(log.tp)
 
 
-def _drop_stale(broker: BrokerState, update: ControlUpdate) -> None:
-    """A full update names every replica of this broker: what it does not name is not its own any more."""
+def _drop_stale(broker: BrokerState, update: ControlUpdate) -> Iterator[None]:
+    """A full update names every replica of this broker. What it does not name is set aside, not deleted: the controller
+    may have been told by a ZooKeeper that lacks a topic."""
     own = {
         (TopicPartition(decision.topic, decision.partition), decision.topic_id)
         for decision in update.partitions
         if broker.broker_id in decision.replicas or broker.broker_id in decision.state.isr
     }
+    why = f"the controller, in epoch {update.controller_epoch}, names no such replica of this broker"
     for partition in broker.partitions:
         if (partition.tp, partition.topic_id) not in own:
-            broker.partitions.drop(partition)
+            broker.partitions.drop(partition, keep=why)
+            yield
     for log in broker.partitions.unclaimed_logs():
         if (log.tp, log.topic_id) not in own:
-            broker.partitions.drop_log(log.tp)
+            broker.partitions.drop_log(log.tp, keep=why)
+            yield

@@ -20,6 +20,7 @@ import msgspec
 from sparklog.broker.lease import Lease, LeaseName
 from sparklog.broker.tasks import end_tasks
 from sparklog.errors import ConfigError
+from sparklog.protocol.proof import Secret
 
 _log = logging.getLogger(__name__)
 
@@ -35,6 +36,8 @@ class Command(msgspec.Struct, frozen=True):
     driver_epoch: int = 0
     generation: int = 0
     controlled: bool = True
+    #: Of a hello: the cluster's secrets in hexadecimal, the newest first.
+    secrets: tuple[str, ...] = ()
 
 
 class Steering(Protocol):
@@ -43,6 +46,9 @@ class Steering(Protocol):
     def status(self) -> dict[str, Any]: ...
 
     def stop(self, *, controlled: bool) -> None: ...
+
+    def learn(self, secrets: tuple[Secret, ...]) -> None:
+        """These are the cluster's secrets now, the newest first."""
 
     def adopted(self) -> None:
         """A newer supervisor than any before holds the lease: it wants this broker to serve."""
@@ -114,7 +120,7 @@ class ControlSocket:
         except msgspec.MsgspecError as error:
             return {"ok": False, "error": f"not a command: {error}"}, held
         if command.op == "hello":
-            return self._hello(LeaseName(command.driver_epoch, command.generation), held)
+            return self._hello(command, held)
         if held is not None and held != self._lease.highest:
             return self._superseded(), held
         actions: dict[str, Callable[[], None]] = {
@@ -129,12 +135,17 @@ class ControlSocket:
         action()
         return {"ok": True, **self._steering.status()}, held
 
-    def _hello(self, name: LeaseName, held: LeaseName | None) -> tuple[dict[str, Any], LeaseName | None]:
+    def _hello(self, command: Command, held: LeaseName | None) -> tuple[dict[str, Any], LeaseName | None]:
+        name = LeaseName(command.driver_epoch, command.generation)
         if held is not None:
             self._lease.released(held)
         before = self._lease.highest
         if not self._lease.admit(name):
             return self._superseded(), None
+        try:
+            self._steering.learn(tuple(map(Secret.from_hex, command.secrets)))
+        except ConfigError as error:
+            return {"ok": False, "error": str(error)}, None
         if name > before:
             self._steering.adopted()
         return {"ok": True, **self._steering.status()}, name

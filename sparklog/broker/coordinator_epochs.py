@@ -30,18 +30,38 @@ class CoordinatorEpochs:
         if epoch > self._heard.get(partition, NO_EPOCH):
             self._heard[partition] = epoch
 
+    def told(self, partition: int) -> int:
+        """Return the epoch that the controller has told of, NO_EPOCH for none."""
+        known = self._cache.partition(TopicPartition(TRANSACTIONS, partition))
+        return known.state.leader_epoch if known is not None else NO_EPOCH
+
     def newest(self, partition: int) -> int:
         """NO_EPOCH: nothing is known of it."""
-        known = self._cache.partition(TopicPartition(TRANSACTIONS, partition))
-        return max(known.state.leader_epoch if known is not None else NO_EPOCH, self._heard.get(partition, NO_EPOCH))
+        return max(self.told(partition), self._heard.get(partition, NO_EPOCH))
+
+    def check_told(self, partition: int, epoch: int) -> None:
+        """Check what a connection without a proof says: it cannot bring an epoch that the controller has not told of.
+        Its sender tries again, and by then the controller has.
+
+        Raises:
+            BrokerError: NOT_COORDINATOR.
+        """
+        told = self.told(partition)
+        if epoch > told:
+            raise BrokerError(
+                ErrorCode.NOT_COORDINATOR,
+                f"leader epoch {epoch} of {TRANSACTIONS}-{partition}: the controller has told of {told} so far",
+            )
 
 
-def believe(broker: BrokerState, key: str, epoch: int) -> None:
+def believe(broker: BrokerState, key: str, epoch: int, *, proved: bool = True) -> None:
     """The coordinator of ``key`` has said something in ``epoch``. Raises BrokerError NOT_COORDINATOR when that is over;
-    whoever is the coordinator now is to be asked."""
+    whoever is the coordinator now is to be asked. ``proved`` false: its connection has no proof."""
     tp = partition_of(broker, TRANSACTIONS, key)
     if tp is None:
         raise BrokerError(ErrorCode.NOT_COORDINATOR, f"{key}: {TRANSACTIONS} is not known here")
+    if not proved:
+        broker.coordinator_epochs.check_told(tp.partition, epoch)
     newest = broker.coordinator_epochs.newest(tp.partition)
     if epoch < newest:
         detail = f"{key}: {tp} has spoken in leader epoch {epoch}, {newest} is known"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Generator
 
 from sparklog.broker.internal_topics import refuse_internal
 from sparklog.broker.state import BrokerState
@@ -29,7 +30,7 @@ def handle_delete_records(
 
 
 async def _delete_records(broker: BrokerState, request: DeleteRecords) -> Reply:
-    results = tuple(_delete_one(broker, wanted) for wanted in request.partitions)
+    results = tuple(await broker.slices.result(_delete(broker, request)))
     if any(result.code == ErrorCode.NONE for result in results):
         write = broker.partitions.directory.checkpoint_job()
         try:
@@ -40,6 +41,15 @@ async def _delete_records(broker: BrokerState, request: DeleteRecords) -> Reply:
         except OSError as error:
             raise BrokerError(ErrorCode.KAFKA_STORAGE_ERROR, f"noting the new log starts: {error}") from error
     return DeleteRecordsReply(request.cid, results)
+
+
+def _delete(broker: BrokerState, request: DeleteRecords) -> Generator[None, None, list[DeletedRecords]]:
+    results: list[DeletedRecords] = []
+    for wanted in request.partitions:
+        if broker.slices.over():
+            yield
+        results.append(_delete_one(broker, wanted))
+    return results
 
 
 def _delete_one(broker: BrokerState, wanted: DeleteRecordsPartition) -> DeletedRecords:

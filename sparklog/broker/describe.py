@@ -30,7 +30,12 @@ def handle_describe_broker(
             broker.log_dir,
             broker.state,
             tuple(replicas),
-            {**broker.counters, "requests.queued.bytes": queued, "requests.queued.bytes.max": most_queued},
+            {
+                **broker.counters,
+                "requests.queued.bytes": queued,
+                "requests.queued.bytes.max": most_queued,
+                "producer.ids": broker.partitions.directory.producer_ids,
+            },
             in_force(broker.config),
         )
     )

@@ -29,6 +29,7 @@ from sparklog.broker import (
     reassignments,
     restart,
     restore_records,
+    set_aside_requests,
     transaction_requests,
 )
 from sparklog.broker.state import BrokerState
@@ -65,17 +66,21 @@ from sparklog.protocol.messages import (
     ListOffsets,
     ListParticipants,
     ListReassignments,
+    ListSetAside,
     ListTransactions,
     Metadata,
     Produce,
+    RemoveSetAside,
     Request,
     RestartBroker,
     RestoreRecords,
+    RestoreSetAside,
     SettleVersion,
     TouchTransaction,
     VerifyTransaction,
     WriteMarkers,
 )
+from sparklog.protocol.senders import SENDERS, Sender
 
 _log = logging.getLogger(__name__)
 
@@ -94,7 +99,18 @@ def _handle_metadata(broker: BrokerState, connection: ServerConnection, request:
     )
 
 
-HANDLERS: dict[type, HandleRequest] = {
+def _of_brokers(handle: HandleRequest) -> HandleRequest:
+    """Return ``handle`` for requests that only brokers send."""
+
+    def checked(broker: BrokerState, connection: ServerConnection, request: Any, body: memoryview) -> None:
+        broker.access.require(connection, Sender.BROKER, type(request).__name__)
+        handle(broker, connection, request, body)
+
+    return checked
+
+
+#: ``Fetch``, ``CommitOffsets`` and ``ControlUpdate`` check their senders themselves: it depends on what they say.
+_HANDLERS: dict[type, HandleRequest] = {
     Produce: produce.handle_produce,
     Fetch: fetch.handle_fetch,
     Metadata: _handle_metadata,
@@ -131,8 +147,14 @@ HANDLERS: dict[type, HandleRequest] = {
     ListReassignments: reassignments.handle_list_reassignments,
     ElectLeaders: elections.handle_elect_leaders,
     RestartBroker: restart.handle_restart_broker,
+    ListSetAside: set_aside_requests.handle_list_set_aside,
+    RestoreSetAside: set_aside_requests.handle_restore_set_aside,
+    RemoveSetAside: set_aside_requests.handle_remove_set_aside,
     DescribeBroker: describe.handle_describe_broker,
     ControlUpdate: control.handle_control_update,
+}
+HANDLERS = {
+    kind: _of_brokers(handle) if SENDERS[kind] is Sender.BROKER else handle for kind, handle in _HANDLERS.items()
 }
 
 

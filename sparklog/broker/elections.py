@@ -6,7 +6,7 @@ What came of it is then read from ZooKeeper and not from this broker's picture, 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 
 from sparklog.broker.state import BrokerState
 from sparklog.broker.waiting import answer_later, limit_s, until_told
@@ -39,9 +39,27 @@ def handle_elect_leaders(
 
 async def _elect_leaders(broker: BrokerState, request: ElectLeaders) -> Reply:
     asked = _partitions(broker, request)
+    await asyncio.sleep(0)
+    results, wanting = await broker.slices.result(_sorted_out(broker, request, asked))
+    if wanting:
+        results |= await _hold_elections(broker, request, wanting)
+    await asyncio.sleep(0)
+    answered = [results[tp] for tp in asked]
+    if request.partitions is None:
+        satisfied = {ErrorCode.NONE, ErrorCode.ELECTION_NOT_NEEDED}
+        answered = [result for result in answered if result.code not in satisfied]
+    return ElectLeadersReply(request.cid, tuple(answered))
+
+
+def _sorted_out(
+    broker: BrokerState, request: ElectLeaders, asked: Sequence[TopicPartition]
+) -> Generator[None, None, tuple[dict[TopicPartition, PartitionResult], list[PartitionDecision]]]:
+    """The results of those that need no election, and the others."""
     results: dict[TopicPartition, PartitionResult] = {}
     wanting: list[PartitionDecision] = []
     for tp in asked:
+        if broker.slices.over():
+            yield
         known = broker.cache.partition(tp)
         if known is None:
             results[tp] = _result(tp, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"no partition {tp} is known here")
@@ -49,13 +67,7 @@ async def _elect_leaders(broker: BrokerState, request: ElectLeaders) -> Reply:
             results[tp] = _result(tp, ErrorCode.ELECTION_NOT_NEEDED, f"{tp} is led by broker {known.state.leader}")
         else:
             wanting.append(known)
-    if wanting:
-        results |= await _hold_elections(broker, request, wanting)
-    answered = [results[tp] for tp in asked]
-    if request.partitions is None:
-        satisfied = {ErrorCode.NONE, ErrorCode.ELECTION_NOT_NEEDED}
-        answered = [result for result in answered if result.code not in satisfied]
-    return ElectLeadersReply(request.cid, tuple(answered))
+    return results, wanting
 
 
 def _partitions(broker: BrokerState, request: ElectLeaders) -> list[TopicPartition]:

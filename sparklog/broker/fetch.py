@@ -13,6 +13,7 @@ import itertools
 import logging
 import math
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -22,8 +23,9 @@ from sparklog.broker.partition import FetchVerdict, Partition
 from sparklog.broker.partitions import Partitions
 from sparklog.broker.state import BrokerState
 from sparklog.errors import BrokerError, ErrorCode
+from sparklog.model import NO_EPOCH
 from sparklog.net.server import ServerConnection
-from sparklog.protocol.messages import Fetch, FetchPartition, FetchReply
+from sparklog.protocol.messages import CONSUMER, Fetch, FetchPartition, FetchReply
 from sparklog.replica.effects import ServeFetch
 from sparklog.replica.events import FollowerFetched
 from sparklog.replica.fetch_session import Key, SessionCache
@@ -33,6 +35,13 @@ _log = logging.getLogger(__name__)
 #: Timers of the loop are of whole milliseconds, and come this much early at most. Who is due within it is answered: a
 #: timer set anew for what is left would come at once, again and again until then.
 _TIMER_EARLY_S = 0.002
+#: Waiting fetches look again for so long in one turn of the loop, to within one of them.
+_LOOKS_S = 0.03
+#: Fetches without a session that wait on one connection: clients have one or two.
+_MOST_OF_CONNECTION = 16
+#: Fetches without a session that wait in the whole broker, and how long those beyond it wait, for nothing but time.
+_MOST_WAITING = 20_000
+_CROWDED_S = 0.1
 _M = TypeVar("_M")
 
 
@@ -48,8 +57,13 @@ class Fetches:
         self._waiting: dict[int, OpenFetch] = {}
         #: Fetches without a session, by partition, and by the connection they came by.
         self._sessionless: dict[Key, dict[OpenFetch, FetchPartition]] = {}
-        self._sessionless_of: dict[ServerConnection, set[OpenFetch]] = {}
+        self._sessionless_of: dict[ServerConnection, dict[OpenFetch, None]] = {}
+        self._sessionless_count = 0
         self._followers: dict[int, ServerConnection] = {}
+        #: The connection and incarnation that each follower was last found to be authorized with.
+        self._admitted: dict[int, tuple[ServerConnection, int]] = {}
+        self._unproven = broker.cache.unproven
+        broker.metadata_listeners.append(self._metadata_changed)
         #: When waiting fetches are to be looked after, and their numbers. One timer for all.
         self._due: list[tuple[float, int]] = []
         #: The earliest of these times by number. Most fetches have been answered by then: whoever waits under their
@@ -61,7 +75,8 @@ class Fetches:
         #: What was last seen for a follower, as long as nothing has moved: others wait at the same place.
         self._seen: tuple[FetchPartition, int, Look] | None = None
         #: Those that look again on the next turn of the loop, and how many of them are consumers'.
-        self._to_look: list[OpenFetch] = []
+        self._to_look: deque[OpenFetch] = deque()
+        self._looks_scheduled = False
         self._consumers_due = 0
 
     # --- time ---
@@ -122,23 +137,39 @@ class Fetches:
         if fetch.is_to_look or fetch.done:
             return
         fetch.is_to_look = True
-        if not self._to_look:
+        if not self._looks_scheduled:
+            self._looks_scheduled = True
             asyncio.get_running_loop().call_soon(self._look_again)
-        self._to_look.append(fetch)
-        if not fetch.of_follower:
+        if fetch.of_follower:
+            self._to_look.appendleft(fetch)  # what is written waits for followers, not for thousands of consumers
+        else:
+            self._to_look.append(fetch)
             self._consumers_due += 1
 
     def _look_again(self) -> None:
-        to_look, self._to_look = self._to_look, []
-        for fetch in to_look:
+        """Thousands may wait for one partition: those that do not fit into this turn of the loop look in the next."""
+        self._looks_scheduled = False
+        to_look, ends_s = self._to_look, time.monotonic() + _LOOKS_S
+        for _ in range(len(to_look)):
+            fetch = to_look.popleft()
             if not fetch.of_follower:
                 self._consumers_due -= 1
             fetch.look_again()
+            if to_look and time.monotonic() >= ends_s:
+                break
+        if to_look and not self._looks_scheduled:
+            self._looks_scheduled = True
+            asyncio.get_running_loop().call_soon(self._look_again)
 
     # --- requests ---
 
     def handle(self, connection: ServerConnection, request: Fetch) -> None:
         broker = self._broker
+        replica_id = request.replica_id
+        if replica_id != CONSUMER:
+            admitted = self._admitted.get(replica_id)
+            if admitted is None or admitted[0] is not connection or admitted[1] != request.incarnation:
+                self._admit(connection, replica_id, request.incarnation)
         earlier = self._waiting.get(request.session_id) if request.session_id > 0 else None
         if earlier is not None:
             # The fetcher has changed its mind about what it wants; the older request must not hold up the newer.
@@ -155,8 +186,6 @@ class Fetches:
         fetch = OpenFetch(broker, connection, number, request=request, context=context)
         if fetch.of_follower:
             broker.counters["fetch.follower.requests"] += 1
-            if self._followers.get(request.replica_id) is not connection:
-                self._note_line(request.replica_id, connection)
             served = self._note_positions(fetch)
         else:
             broker.counters["fetch.consumer.requests"] += 1
@@ -168,9 +197,28 @@ class Fetches:
         if not fetch.done:
             self._hold(fetch)
 
-    def _note_line(self, replica_id: int, connection: ServerConnection) -> None:
-        if self._broker.cache.endpoint(replica_id) is not None:
+    def _admit(self, connection: ServerConnection, replica_id: int, incarnation: int) -> None:
+        """Check that ``connection`` may fetch as this follower, and note that it does.
+
+        Raises:
+            BrokerError: CLUSTER_AUTHORIZATION_FAILED; STALE_BROKER_EPOCH, the connection has proved nothing and names
+                an incarnation that the controller has not told of.
+        """
+        broker = self._broker
+        broker.access.require_follower(connection, replica_id)
+        told = broker.cache.incarnations.get(replica_id, NO_EPOCH)
+        if incarnation > told and not broker.access.proves_broker(connection, replica_id):
+            detail = f"incarnation {incarnation} of broker {replica_id}: the controller has told of {told} so far"
+            raise BrokerError(ErrorCode.STALE_BROKER_EPOCH, detail)
+        if broker.cache.endpoint(replica_id) is not None:
             self._followers[replica_id] = connection
+            self._admitted[replica_id] = (connection, incarnation)
+
+    def _metadata_changed(self) -> None:
+        """Check every follower again once other brokers than before may come without a proof."""
+        if self._broker.cache.unproven != self._unproven:
+            self._unproven = self._broker.cache.unproven
+            self._admitted.clear()
 
     def _note_positions(self, fetch: OpenFetch) -> Partition | None:
         """Tell each named partition how far the follower is. Returns the only one that is named, if it takes that for
@@ -185,7 +233,14 @@ class Fetches:
             if wanted.topic_id and wanted.topic_id != partition.topic_id:
                 continue
             verdict = partition.follower_fetched(
-                FollowerFetched(replica_id, incarnation, wanted.leader_epoch, wanted.fetch_offset, wanted.last_epoch)
+                FollowerFetched(
+                    replica_id,
+                    incarnation,
+                    wanted.leader_epoch,
+                    wanted.fetch_offset,
+                    wanted.last_epoch,
+                    wanted.refuses,
+                )
             )
             if type(verdict) is ServeFetch:
                 served = partition
@@ -195,10 +250,21 @@ class Fetches:
 
     def _hold(self, fetch: OpenFetch) -> None:
         self._waiting[fetch.number] = fetch
-        if fetch.context.session is None:
-            for wanted in fetch.context.named:
-                self._sessionless.setdefault((wanted.topic, wanted.partition), {})[fetch] = wanted
-            self._sessionless_of.setdefault(fetch.connection, set()).add(fetch)
+        if fetch.context.session is not None:
+            return
+        of_connection = self._sessionless_of.setdefault(fetch.connection, {})
+        of_connection[fetch] = None
+        self._sessionless_count += 1
+        if self._sessionless_count > _MOST_WAITING:
+            # Nothing wakes it: each append would have to look at all that wait.
+            self._broker.counters["fetch.crowded"] += 1
+            self.answer_within(fetch, _CROWDED_S)
+            return
+        for wanted in fetch.context.named:
+            self._sessionless.setdefault((wanted.topic, wanted.partition), {})[fetch] = wanted
+        if len(of_connection) > _MOST_OF_CONNECTION:
+            self._broker.counters["fetch.crowded"] += 1
+            next(iter(of_connection)).complete()
 
     def forget(self, fetch: OpenFetch) -> None:
         if self._waiting.get(fetch.number) is fetch:
@@ -213,7 +279,8 @@ class Fetches:
             if waiting is not None and waiting.pop(fetch, None) is not None and not waiting:
                 del self._sessionless[key]
         of_connection = self._sessionless_of[fetch.connection]
-        of_connection.discard(fetch)
+        del of_connection[fetch]
+        self._sessionless_count -= 1
         if not of_connection:
             del self._sessionless_of[fetch.connection]
 
@@ -235,6 +302,7 @@ class Fetches:
         for replica_id, of in list(self._followers.items()):
             if of is connection:
                 del self._followers[replica_id]
+                self._admitted.pop(replica_id, None)
                 if not self._broker.quiesced:
                     self._broker.partitions.follower_lost(replica_id)
 

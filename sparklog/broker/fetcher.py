@@ -38,6 +38,8 @@ _error_lines = Lines(_log)
 _PARTITION_PAUSE_S = 0.1
 #: A leader that has not heard of its election yet will within moments, and its writes wait for its followers.
 _EPOCH_PAUSE_S = 0.02
+#: A leader that lacks what is committed here is told so again.
+_REFUSED_PAUSE_S = 0.5
 #: Answers are applied for so long in one turn of the loop.
 _TURN_S = 0.05
 _FIRST_PAUSE_S = 0.05
@@ -164,6 +166,9 @@ class LeaderFetcher:
             cluster_id=broker.cluster_id,
             connect_timeout_s=_CONNECT_TIMEOUT_S,
             max_frame_bytes=broker.config.max_frame_bytes + broker.config.replica_fetch_response_max_bytes,
+            credentials=broker.credentials,
+            broker_id=self.leader_id,
+            proof_required=endpoint.proves,
         )
         hello = self._connection.hello
         if hello is not None and hello.broker_id != self.leader_id:
@@ -229,6 +234,9 @@ class LeaderFetcher:
 
     def _want(self, key: Key) -> None:
         followed = self._followed[key]
+        if followed.partition.awaits_name:  # it is followed again once it is named
+            self._session.forget(*key)
+            return
         self._want_at_end(key, followed, self._throttle.limit(followed.partition.tp))
 
     def _want_at_end(self, key: Key, followed: Followed, limit: int, *, again: bool = False) -> None:
@@ -245,6 +253,7 @@ class LeaderFetcher:
                 self._throttle.max_bytes(limit, otherwise) if limit else otherwise,
                 log.last_epoch,
                 log.log_start_offset,
+                refuses=partition.replica.refuses_cut,
             ),
             again=again,
         )
@@ -356,11 +365,13 @@ class LeaderFetcher:
             partition.advance_log_start(log_start_offset)
         if self._followed.get(key) is not followed:
             return
-        if partition.is_cutting:  # then it is followed anew
+        if partition.is_cutting or partition.awaits_name:  # then it is followed anew
             self._session.forget(*key)
             return
         moved = log.log_end_offset != before
-        if refused is not None:
+        if answer.diverging is not None and partition.replica.refuses_cut:
+            self._rest(key, followed, _REFUSED_PAUSE_S)
+        elif refused is not None:
             self._broker.counters["fetcher.batches.refused"] += 1
             self._rest(key, followed)
         elif code != ErrorCode.NONE and not moved:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Set
 
 import msgspec
 
+from sparklog.broker.slices import Steps, answer_failure
 from sparklog.broker.state import BrokerState
 from sparklog.broker.waiting import answer_later
 from sparklog.config import BrokerConfig
@@ -36,6 +37,7 @@ from sparklog.protocol.messages import (
     PartitionResult,
     Reply,
 )
+from sparklog.protocol.senders import Sender
 
 #: Topics that a member may name.
 MAX_TOPICS = 10_000
@@ -45,9 +47,18 @@ def handle_commit_offsets(
     broker: BrokerState, connection: ServerConnection, request: CommitOffsets, body: memoryview
 ) -> None:
     """What a transaction hands over is taken as it is: its topics may be gone, but its decision stands."""
+    if request.transaction is not None:
+        broker.access.require(connection, Sender.BROKER, "CommitOffsets of a transaction")
+    work = _commit(broker, connection, request)
+    broker.slices.run(connection, work, lambda error: answer_failure(connection, request, error))
+
+
+def _commit(broker: BrokerState, connection: ServerConnection, request: CommitOffsets) -> Steps:
     refused: dict[int, PartitionResult] = {}
     taken: list[GroupOffset] = []
     for number, offset in enumerate(request.offsets):
+        if broker.slices.over():
+            yield None
         refusal = _refusal(broker, offset, member=bool(request.member_id)) if request.transaction is None else None
         if refusal is not None:
             refused[number] = refusal
@@ -179,7 +190,7 @@ async def _hold(broker: BrokerState, request: HoldOffsets) -> Reply:
 def _host_of(broker: BrokerState, connection: ServerConnection) -> str:
     """Of a member, as others know it: whoever is on this broker's host has come without an address."""
     if not connection.within_host:
-        return connection.peer.rpartition(":")[0]
+        return connection.peer.rpartition(":")[0].strip("[]")
     own = broker.cache.endpoint(broker.broker_id)
     return "localhost" if own is None else own.host
 

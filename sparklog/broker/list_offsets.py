@@ -7,7 +7,10 @@ log's end go backwards.
 
 from __future__ import annotations
 
+from collections.abc import Generator
+
 from sparklog.broker.partition import Partition
+from sparklog.broker.slices import answer_in_slices
 from sparklog.broker.state import BrokerState
 from sparklog.errors import BrokerError, ErrorCode, StorageError
 from sparklog.net.server import ServerConnection
@@ -18,14 +21,23 @@ from sparklog.protocol.messages import (
     ListOffsets,
     ListOffsetsPartition,
     ListOffsetsReply,
+    Reply,
 )
 
 
 def handle_list_offsets(
     broker: BrokerState, connection: ServerConnection, request: ListOffsets, body: memoryview
 ) -> None:
-    results = tuple(_list_one(broker, wanted, request.isolation) for wanted in request.partitions)
-    connection.reply(ListOffsetsReply(request.cid, results))
+    answer_in_slices(broker.slices, connection, request, _list(broker, request))
+
+
+def _list(broker: BrokerState, request: ListOffsets) -> Generator[None, None, Reply]:
+    results: list[ListedOffset] = []
+    for wanted in request.partitions:
+        if broker.slices.over():
+            yield
+        results.append(_list_one(broker, wanted, request.isolation))
+    return ListOffsetsReply(request.cid, tuple(results))
 
 
 def _list_one(broker: BrokerState, wanted: ListOffsetsPartition, isolation: int) -> ListedOffset:

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from sparklog.broker.partition import Answer, Partition, PendingProduce
+from sparklog.broker.slices import Steps, answer_failure
 from sparklog.broker.state import BrokerState
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import TopicPartition
@@ -76,10 +77,13 @@ class MarkerWrites:
         #: Oldest first.
         self._fenced: dict[tuple[TopicPartition, int], None] = {}
 
-    def write(self, marker: TransactionMarker, answered: Answered) -> None:
-        """``answered`` is called once, now or later; NONE: the decision stands in the partition, committed."""
+    def write(self, marker: TransactionMarker, answered: Answered, *, proved: bool = True) -> None:
+        """``answered`` is called once, now or later; NONE: the decision stands in the partition, committed.
+        ``proved`` false: the marker came by a connection without a proof."""
         once = _Once(marker, answered)
         try:
+            if marker.coordinator >= 0 and not proved:
+                self._broker.coordinator_epochs.check_told(marker.coordinator, marker.coordinator_epoch)
             self._write(marker, once)
         except BrokerError as error:
             once(PartitionResult(marker.topic, marker.partition, error.code, error.detail))
@@ -192,5 +196,16 @@ def handle_write_markers(
 
     if not request.markers:
         connection.reply(WriteMarkersReply(request.cid, ()))
-    for number, marker in enumerate(request.markers):
-        broker.markers.write(marker, lambda result, number=number: answer(number, result))  # type: ignore[misc]
+    proved = broker.access.proves_broker(connection)
+
+    def steps() -> Steps:
+        for number, marker in enumerate(request.markers):
+            if broker.slices.over():
+                yield None
+            broker.markers.write(
+                marker,
+                lambda result, number=number: answer(number, result),  # type: ignore[misc]
+                proved=proved,
+            )
+
+    broker.slices.run(connection, steps(), lambda error: answer_failure(connection, request, error))

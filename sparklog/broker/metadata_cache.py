@@ -52,6 +52,8 @@ class MetadataCache:
         self.controller_epoch = -1
         self.brokers: tuple[BrokerEndpoint, ...] = ()
         self.incarnations: Mapping[int, int] = {}
+        #: Ids of brokers in the table that cannot prove themselves: they are of release 0.1.0.
+        self.unproven: frozenset[int] = frozenset()
         self._endpoints: dict[int, BrokerEndpoint] = {}
         self._topic_defaults = topic_defaults
         self._topics: dict[str, CachedTopic] = {}
@@ -187,6 +189,7 @@ class MetadataCache:
         self.brokers = brokers
         self._endpoints = {broker.broker_id: broker for broker in brokers}
         self.incarnations = {broker.broker_id: broker.incarnation for broker in brokers}
+        self.unproven = frozenset(broker.broker_id for broker in brokers if not broker.proves)
 
     def _keep_only(self, update: ControlUpdate) -> None:
         """Forget topics and partitions that a full update does not name."""

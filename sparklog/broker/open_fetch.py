@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
+import time
 
 from sparklog.broker.fetch_look import Look, follower_has_all, look_for_consumer
 from sparklog.broker.partition import FetchVerdict, Partition
@@ -23,6 +24,9 @@ _log = logging.getLogger(__name__)
 #: A follower learns of a moved high watermark this late at most, unless records take the news along earlier.
 _MARK_LINGER_S = 0.01
 _MAX_WAIT_MS = 60_000
+#: One fetch looks at partitions for so long in one turn of the loop, to within so many partitions.
+_LOOKS_S = 0.02
+_LOOKS_AT_CLOCK = 64
 
 
 class OpenFetch:
@@ -30,8 +34,12 @@ class OpenFetch:
 
     __slots__ = (
         "_broker",
+        "_completes",
+        "_cost",
         "_looks",
         "_max_bytes",
+        "_rest",
+        "_unfinished",
         "connection",
         "context",
         "done",
@@ -63,10 +71,18 @@ class OpenFetch:
         limit = broker.config.replica_fetch_response_max_bytes if self.of_follower else broker.config.fetch_max_bytes
         self._max_bytes = min(request.max_bytes, limit)
         self._looks: dict[Key, Look] = {}
+        #: Of all looks together.
+        self._cost = 0
+        #: Partitions that did not fit into the turn of the loop, the next one last.
+        self._rest: list[tuple[Key, FetchPartition]] = []
         #: Partitions that are worth a look, or another one.
         self.stale: dict[Key, FetchPartition] = {}
         #: It looks again on the next turn of the loop.
         self.is_to_look = False
+        #: There were more partitions to look at than fit into one turn: the rest is in ``_rest``.
+        self._unfinished = False
+        #: It is answered with what there is once it has looked at all of them.
+        self._completes = False
 
     def begin(self) -> None:
         """Answer now if there is a reason to, else wait."""
@@ -82,6 +98,8 @@ class OpenFetch:
         if self.of_follower and (self._has_news() if has_news is None else has_news):
             wait_s = min(wait_s, _MARK_LINGER_S)
         self._broker.fetches.answer_within(self, wait_s)
+        if self._unfinished:
+            self._broker.fetches.look_soon(self)
 
     def waits_at_end(self, partition: Partition) -> bool:
         """As ``begin`` does it for a follower that has all there is in the only partition that is due, as it is after
@@ -154,8 +172,13 @@ class OpenFetch:
         self.connection.reply(ErrorReply(self.request.cid, ErrorCode.UNKNOWN_SERVER_ERROR, detail))
 
     def _complete(self) -> None:
+        """Without a session nobody would look at the rest: it is looked at in turns to come, before the answer."""
         self._look()
-        self._answer()
+        if self._unfinished and self.context.session is None:
+            self._completes = True
+            self._broker.fetches.look_soon(self)
+        else:
+            self._answer()
 
     def _answer(self) -> None:
         """With what was found."""
@@ -185,8 +208,12 @@ class OpenFetch:
         self._broker.fetches.forget(self)
 
     def _reconsider(self) -> None:
-        if self._enough():
+        if self._completes:
+            self._complete()
+        elif self._enough():
             self._answer()
+        elif self._unfinished:
+            self._broker.fetches.look_soon(self)
         elif self.of_follower and self._has_news():
             self.answer_shortly()
 
@@ -209,6 +236,7 @@ class OpenFetch:
         result, size = look.result, look.size
         if not look.body or size < request.min_bytes or key not in session.wanted:
             self._looks[key] = look
+            self._cost += look.cost
             stale.clear()
             return False
         self.done = True
@@ -222,37 +250,62 @@ class OpenFetch:
 
     def _look(self) -> bool:
         """Look at all partitions that are new or moved. What the size limit leaves no room for is not looked at, and
-        stays due in its session.
+        stays due in its session; so does what takes more than a part of one turn of the loop.
 
         Nothing is looked at, and False is returned, while a consumer does not read what it has been answered: each of
         the fetches that wait on its connection would put an answer into memory. It asks again when it has read.
         """
         looks = self._looks
+        self._unfinished = False
         if not (self.of_follower or self.connection.writable):
             looks.clear()
+            self._cost = 0
             return False
-        if not self.stale:
+        if not (self.stale or self._rest):
             return True
         stale, self.stale = self.stale, {}
         left = self._max_bytes
         if looks:
             for key in stale:
-                looks.pop(key, None)
-            left -= sum(look.cost for look in looks.values())
-        look_at = self._broker.fetches.look_for_follower if self.of_follower else look_for_consumer
+                if (gone := looks.pop(key, None)) is not None:
+                    self._cost -= gone.cost
+            left -= self._cost
+        if len(stale) > _LOOKS_AT_CLOCK or self._rest:
+            self._rest.extend(reversed(stale.items()))
+            self._look_at_rest(left)
+            return True
         for key, wanted in stale.items():
             if left <= 0:
                 self.stale[key] = wanted
-                continue
-            look = looks[key] = look_at(
-                self._broker.partitions,
-                wanted,
-                verdict=self.verdicts.get(key),
-                max_bytes=left,
-                isolation=self.request.isolation,
-            )
-            left -= look.cost
+            else:
+                left -= self._look_at(key, wanted, left)
         return True
+
+    def _look_at(self, key: Key, wanted: FetchPartition, max_bytes: int) -> int:
+        """Returns what the look costs."""
+        look_at = self._broker.fetches.look_for_follower if self.of_follower else look_for_consumer
+        look = self._looks[key] = look_at(
+            self._broker.partitions,
+            wanted,
+            verdict=self.verdicts.get(key),
+            max_bytes=max_bytes,
+            isolation=self.request.isolation,
+        )
+        self._cost += look.cost
+        return look.cost
+
+    def _look_at_rest(self, left: int) -> None:
+        """Look at as many of ``_rest`` as fit into a part of this turn of the loop."""
+        rest, ends_s = self._rest, time.monotonic() + _LOOKS_S
+        while rest and left > 0:
+            key, wanted = rest.pop()
+            left -= self._look_at(key, wanted, left)
+            if not len(rest) % _LOOKS_AT_CLOCK and time.monotonic() >= ends_s:
+                break
+        if left <= 0:
+            self.stale.update(reversed(rest))
+            rest.clear()
+        self._unfinished = bool(rest)
 
     def _enough(self) -> bool:
         """Look; whether there is a reason to answer."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
@@ -19,7 +19,8 @@ import pyarrow as pa
 
 from sparklog.broker.logs import Lines
 from sparklog.errors import BrokerError, ErrorCode, StorageError
-from sparklog.model import NO_EPOCH, OffsetRange, TopicPartition
+from sparklog.model import NO_EPOCH, NO_LEADER, OffsetRange, TopicPartition
+from sparklog.record.codec import out_of_memory
 from sparklog.record.header import BatchHeader
 from sparklog.record.validate import validate_batch, validate_placed_batch
 from sparklog.replica.effects import (
@@ -27,9 +28,11 @@ from sparklog.replica.effects import (
     AnswerProduce,
     AppendAsFollower,
     AppendAsLeader,
+    CutAccepted,
     HighWatermarkMoved,
     IsrChanged,
     LogEndMoved,
+    RefuseCut,
     RefuseFetch,
     ReportBadDecision,
     RestartLog,
@@ -49,6 +52,7 @@ from sparklog.replica.events import (
     LeaderAppended,
     LeaderAppendFailed,
     LogFailed,
+    LogNamed,
     ProduceArrived,
     Stopped,
     Truncated,
@@ -82,6 +86,14 @@ class AppendRules(NamedTuple):
     stamped_by_log: bool = False
 
 
+class CheckedBatches(NamedTuple):
+    """The verdict on batches that were checked before their append: valid as long as the partition's rules are
+    ``rules``. ``refusals``: by number, why a batch cannot be appended."""
+
+    rules: AppendRules
+    refusals: Mapping[int, BrokerError]
+
+
 class Answer(msgspec.Struct, frozen=True, gc=False):
     """How a produce to one partition ended."""
 
@@ -104,6 +116,7 @@ class PendingProduce(msgspec.Struct):
     placed: bool = False
     roll: bool = False
     append_time_us: int = -1  #: when they were appended
+    checked: CheckedBatches | None = None  #: None: they are checked when they are appended
 
 
 class Surroundings(Protocol):
@@ -118,6 +131,10 @@ class Surroundings(Protocol):
     def start_fetching(self, partition: Partition, leader: int, leader_epoch: int) -> None: ...
 
     def stop_fetching(self, partition: Partition) -> None: ...
+
+    def cut_refused(self, partition: Partition, effect: RefuseCut) -> None: ...
+
+    def cut_accepted(self, partition: Partition) -> None: ...
 
     def prepare_cut(self, partition: Partition, job: CutJob) -> None:
         """Run it in a thread, then ``cut_prepared``; later ``cut_failed`` where it has no room or failed unforeseen."""
@@ -170,6 +187,7 @@ class Partition:
         self._next_ticket = 0
         #: what a cut that was ordered waits for, and where it cuts
         self._cut: tuple[CutJob, int] | None = None
+        self._refused = False  #: the controller has been told, or is about to be, that a cut is refused
         self.failed_cuts = 0  #: one after the other, in this role: the pause after the next one grows with them
 
     # --- what the broker tells it ---
@@ -230,7 +248,7 @@ class Partition:
         if event.batch_count and log.is_outdated_for(headers, time.time_ns() // 1000):
             _log.warning("%s: away for longer than tombstones are kept: the log is copied anew", self.tp)
             event = msgspec.structs.replace(
-                event, code=ErrorCode.OFFSET_OUT_OF_RANGE, batch_count=0, log_start_offset=0
+                event, code=ErrorCode.OFFSET_OUT_OF_RANGE, batch_count=0, log_start_offset=0, outdated=True
             )
         self._incoming = (headers, bodies)
         self._append_refused = None
@@ -264,6 +282,20 @@ class Partition:
             self._forget_cut()
             self.failed_cuts += 1
             self.step(TruncationFailed())
+
+    def log_named(self) -> None:
+        """A checkpoint names this log by now: it counts, and a follower fetches on."""
+        if self.stopped or self.offline is not None:
+            return
+        self.step(LogNamed())
+        replica = self.replica
+        if replica.role == "follower" and replica.leader != NO_LEADER and not self.is_cutting:
+            self._surroundings.start_fetching(self, replica.leader, replica.leader_epoch)
+
+    @property
+    def awaits_name(self) -> bool:
+        """The log holds records, and no checkpoint names it yet: a fetch would confirm them."""
+        return not self.log.named and self.log.on_disk
 
     def advance_log_start(self, offset: int) -> None:
         """The leader has deleted what is below ``offset``; what is committed here goes as well."""
@@ -343,8 +375,11 @@ class Partition:
                 if placed or log.config.restoring:
                     self._check_restoring(placed=placed)
                 known = log.known(batches)
-                for header, body in batches[len(known) :] if known else batches:
-                    self._validate(header, body, placed=placed)
+                if pending.checked is not None and pending.checked.rules is self.rules:
+                    _take_verdict(pending.checked, len(known), len(batches))
+                else:
+                    for header, body in batches[len(known) :] if known else batches:
+                        check_batch(self.tp, self.rules, header, body, placed=placed)
             written = log.append_as_leader(
                 batches, leader_epoch=leader_epoch, now_us=now_us, known=known, placed=placed, roll=pending.roll
             )
@@ -366,27 +401,6 @@ class Partition:
             raise BrokerError(ErrorCode.TOPIC_RESTORING, "it takes no writes until its restore has ended")
         if placed and not self.log.config.restoring:
             raise BrokerError(ErrorCode.INVALID_REQUEST, "it is not being restored: only its leader gives offsets")
-
-    def _validate(self, header: BatchHeader, body: memoryview, *, placed: bool) -> None:
-        """Raises BrokerError for whatever is wrong with a batch, foreseen or not: hostile bytes must not fail more
-        than their own request."""
-        try:
-            rules = self.rules
-            check = validate_placed_batch if placed else validate_batch
-            check(
-                header,
-                body,
-                schema=rules.schema,
-                schema_id=rules.schema_id,
-                max_message_bytes=rules.max_message_bytes,
-                event_time=None if placed and rules.stamped_by_log else rules.event_time,
-                required_key=rules.key_columns if rules.compacted else (),
-            )
-        except BrokerError:
-            raise
-        except Exception as error:
-            _log.exception("%s: a batch could not be checked", self.tp)
-            raise BrokerError(ErrorCode.CORRUPT_MESSAGE, f"not checkable: {type(error).__name__}: {error}") from None
 
     def _answer_produce(self, effect: AnswerProduce) -> None:
         pending = self._pending.pop(effect.ticket, None)
@@ -427,6 +441,26 @@ class Partition:
         _log.warning("%s: log ending at %d thrown away, restarted at %d", self.tp, before, effect.offset)
         self._events.append(Truncated(effect.offset))
 
+    def _refuse_cut(self, effect: RefuseCut) -> None:
+        _log.error(
+            "%s: broker %d, leader in epoch %d, lacks committed records from offset %d up to %d: they are not cut here",
+            self.tp,
+            effect.leader,
+            effect.leader_epoch,
+            effect.offset,
+            effect.high_watermark,
+        )
+        self._refused = True
+        self._surroundings.cut_refused(self, effect)
+
+    def _cut_accepted(self, effect: CutAccepted) -> None:
+        self._withdraw_refusal()
+
+    def _withdraw_refusal(self) -> None:
+        if self._refused:
+            self._refused = False
+            self._surroundings.cut_accepted(self)
+
     def _write_isr(self, effect: WriteIsr) -> None:
         self._surroundings.write_isr(self, effect)
 
@@ -455,6 +489,7 @@ class Partition:
     def _role_changed(self, effect: RoleChanged) -> None:
         _role_lines.info("%s: %s in leader epoch %d", self.tp, effect.role, effect.leader_epoch)
         self._forget_cut()
+        self._withdraw_refusal()
         self.failed_cuts = 0
         self._surroundings.role_changed(self)
 
@@ -480,12 +515,48 @@ class Partition:
         self._surroundings.log_failed(self, error)
 
 
+def check_batch(tp: TopicPartition, rules: AppendRules, header: BatchHeader, body: memoryview, *, placed: bool) -> None:
+    """Check one batch of a producer, or of a restore. Reads no state: any thread may call it.
+
+    Raises:
+        BrokerError: whatever is wrong with the batch, foreseen or not: hostile bytes must not fail more than their own
+            request.
+    """
+    try:
+        check = validate_placed_batch if placed else validate_batch
+        check(
+            header,
+            body,
+            schema=rules.schema,
+            schema_id=rules.schema_id,
+            max_message_bytes=rules.max_message_bytes,
+            event_time=None if placed and rules.stamped_by_log else rules.event_time,
+            required_key=rules.key_columns if rules.compacted else (),
+        )
+    except BrokerError:
+        raise
+    except MemoryError:
+        raise out_of_memory("a batch cannot be checked") from None
+    except Exception as error:
+        _log.exception("%s: a batch could not be checked", tp)
+        raise BrokerError(ErrorCode.CORRUPT_MESSAGE, f"not checkable: {type(error).__name__}: {error}") from None
+
+
+def _take_verdict(checked: CheckedBatches, first: int, end: int) -> None:
+    """Raises BrokerError: the first refusal of the batches ``[first, end)``."""
+    for number in range(first, end):
+        if number in checked.refusals:
+            raise checked.refusals[number]
+
+
 _PERFORM: dict[type, Callable[[Partition, Any], None]] = {
     AppendAsLeader: Partition._append_as_leader,
     AnswerProduce: Partition._answer_produce,
     AppendAsFollower: Partition._append_as_follower,
     TruncateLog: Partition._truncate_log,
     RestartLog: Partition._restart_log,
+    RefuseCut: Partition._refuse_cut,
+    CutAccepted: Partition._cut_accepted,
     WriteIsr: Partition._write_isr,
     IsrChanged: Partition._isr_changed,
     HighWatermarkMoved: Partition._high_watermark_moved,

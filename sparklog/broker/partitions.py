@@ -97,7 +97,8 @@ class Partitions:
     # --- hosting ---
 
     def host(self, tp: TopicPartition, topic: CachedTopic) -> Partition:
-        """The replica of ``tp``, created with an empty log if need be. Data of another topic id is deleted.
+        """The replica of ``tp``, created if need be: with the log of this topic id that was set aside, or an empty one.
+        The log of another topic id is set aside: nothing has named it as deleted.
 
         Raises:
             StorageError: the log cannot be made.
@@ -105,7 +106,7 @@ class Partitions:
         topic_id = topic.change.topic_id
         partition = self._hosted.get(tp)
         if partition is not None and partition.topic_id != topic_id:
-            self.drop(partition)
+            self.drop(partition, keep=f"the topic has id {topic_id} now")
             partition = None
         if partition is None:
             partition = self._create(tp, topic)
@@ -118,9 +119,10 @@ class Partitions:
         rules = _append_rules(topic)  # before anything is made: what cannot be appended to needs no directory
         log = self.directory.get(tp)
         if log is not None and log.topic_id != topic.change.topic_id:
-            _log.warning("%s: data of topic id %s deleted, it is now %s", tp, log.topic_id, topic.change.topic_id)
-            self._delete(tp)
+            self._let_go(tp, keep=f"the topic has id {topic.change.topic_id} now")
             log = None
+        if log is None:
+            log = self.directory.put_back(tp, topic.change.topic_id)
         if log is None:
             log = self.directory.create(tp, topic.change.topic_id, schemas=topic.change.schemas, config=topic.config)
         replica = Replica(
@@ -153,23 +155,30 @@ class Partitions:
         partition.tuned_for = topic
         return changed
 
-    def drop(self, partition: Partition) -> None:
-        """Forget the replica and delete its data."""
+    def drop(self, partition: Partition, *, keep: str = "") -> None:
+        """Forget the replica. Its data is set aside where ``keep`` gives a reason, and deleted otherwise."""
         _log.info("%s: replica of topic id %s dropped", partition.tp, partition.topic_id)
         partition.stop()
         del self._hosted[partition.tp]
         self._led.discard(partition)
         self.due_work.forget(partition)
-        self._delete(partition.tp)
+        self._let_go(partition.tp, keep=keep)
 
-    def drop_log(self, tp: TopicPartition) -> None:
-        """Delete data that was found at start and belongs to no replica of this broker any more."""
-        _log.warning("%s: data that is not this broker's any more deleted", tp)
-        self._delete(tp)
+    def drop_log(self, tp: TopicPartition, *, keep: str = "") -> None:
+        """Let go of data that was found at start and belongs to no replica of this broker any more; ``keep`` as in
+        ``drop``."""
+        if not keep:
+            _log.warning("%s: data of a deleted topic deleted", tp)
+        self._let_go(tp, keep=keep)
 
-    def _delete(self, tp: TopicPartition) -> None:
+    def _let_go(self, tp: TopicPartition, *, keep: str) -> None:
         try:
-            self.directory.delete(tp)
+            if keep:
+                self._broker.counters["logs.set.aside"] += 1
+                self.directory.set_aside(tp, reason=keep)
+                self._broker.log_set_aside()
+            else:
+                self.directory.delete(tp)
         except StorageError as error:
             self._broker.log_failed(None, error)
 

@@ -67,8 +67,16 @@ class Peers:
                 work.cancel()
 
     async def _ask(self, endpoint: BrokerEndpoint, message: Request) -> Reply:
-        connection = await self._connection(endpoint)
-        reply, _ = await connection.request(message)
+        try:
+            connection = await self._connection(endpoint)
+            reply, _ = await connection.request(message)
+        except BrokerError as error:
+            if error.code is not ErrorCode.CLUSTER_AUTHORIZATION_FAILED:
+                raise
+            # No fault of the request: the two brokers know of the secret at different times. A new connection proves
+            # itself again.
+            self._drop(endpoint.broker_id)
+            raise BrokerError(ErrorCode.NETWORK_EXCEPTION, f"broker {endpoint.broker_id}: {error.detail}") from None
         return reply
 
     async def _connection(self, endpoint: BrokerEndpoint) -> AsyncConnection:
@@ -85,6 +93,9 @@ class Peers:
                 client_id=self._client_id,
                 cluster_id=self._broker.cluster_id,
                 connect_timeout_s=_CONNECT_TIMEOUT_S,
+                credentials=self._broker.credentials,
+                broker_id=broker_id,
+                proof_required=endpoint.proves,
             )
             self._open[broker_id] = (endpoint, connection)
             return connection

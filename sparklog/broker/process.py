@@ -38,7 +38,9 @@ from sparklog.broker.partition import Partition
 from sparklog.broker.partitions import Partitions
 from sparklog.broker.process_config import EXIT_RESTART, ProcessConfig
 from sparklog.broker.registry import Registry
+from sparklog.broker.set_aside import SetAsideLogs
 from sparklog.broker.state import BrokerState
+from sparklog.broker.topic_notes import TopicNotes
 from sparklog.broker.upkeep import Upkeep
 from sparklog.broker.verifications import Verifications
 from sparklog.broker.watchdog import Watchdog
@@ -47,7 +49,8 @@ from sparklog.errors import BrokerError, ErrorCode, SparklogError
 from sparklog.model import BrokerRegistration
 from sparklog.net.descriptors import boot_id
 from sparklog.net.server import Server, serve
-from sparklog.protocol.messages import HelloReply
+from sparklog.protocol.messages import ControlUpdate, HelloReply
+from sparklog.protocol.proof import KeyRing, Secret
 from sparklog.replica.fetch_session import SessionCache
 from sparklog.storage.checkpoints import read_boot_id
 from sparklog.storage.log import Log
@@ -62,9 +65,14 @@ EXIT_CANNOT_START = 69
 EXIT_STOP_TIMED_OUT = 71
 EXIT_LOG_FAILED = 74
 
+#: One in so many connections is kept for brokers and the controller, and so many at most: a broker of a hundred opens
+#: some four to each other.
+_KEPT_PART, _MOST_KEPT = 10, 1000
 #: Beyond the wait for successors: closing connections, fsync, ZooKeeper.
 _STOP_LIMIT_S = 20.0
 _ORPHAN_CHECK_S = 1.0
+#: A disk that has failed is told to ZooKeeper within this, or not at all.
+_DOUBT_LIMIT_S = 15.0
 #: A loop that stands still for less is not ended, however short sessions are: on a busy machine a death costs more.
 _STALL_MS = 6000
 
@@ -82,7 +90,7 @@ class Ending(Enum):
 class BrokerProcess:
     """Owner: ``__main__``; everything runs on one event loop. Implements ``control_socket.Steering``."""
 
-    def __init__(self, config: ProcessConfig) -> None:
+    def __init__(self, config: ProcessConfig, keys: KeyRing | None = None) -> None:
         self._config = config
         settings = config.broker_settings()
         self._broker = BrokerState(
@@ -93,6 +101,7 @@ class BrokerProcess:
             on_log_failed=self._log_failed,
             on_id_taken=self._id_taken,
             restart=self._restart,
+            keys=keys,
         )
         self._lease = Lease(
             LeaseName(config.driver_epoch, config.generation),
@@ -109,6 +118,8 @@ class BrokerProcess:
         self._fetchers: Fetchers | None = None
         self._upkeep: Upkeep | None = None
         self._cleaner: Cleaner | None = None
+        self._set_aside: SetAsideLogs | None = None
+        self._topic_notes: TopicNotes | None = None
         self._ending: Ending | None = None
         self._ending_asked = asyncio.Event()
         self._log_error: Exception | None = None
@@ -165,7 +176,10 @@ class BrokerProcess:
         self._fetchers = Fetchers(broker)
         self._upkeep = Upkeep(broker, self._directory)
         self._cleaner = Cleaner(broker)
+        self._set_aside = broker.set_aside = SetAsideLogs(broker, self._directory)
         broker.partitions = Partitions(broker, self._directory)
+        self._topic_notes = TopicNotes(broker, self._directory)
+        broker.update_taken = self._update_taken
         broker.partitions.wiring = Wiring(broker, fetchers=self._fetchers, upkeep=self._upkeep)
         # Session ids of an earlier process must not be taken for this one's.
         first_id = int.from_bytes(os.urandom(4), "big")
@@ -178,6 +192,8 @@ class BrokerProcess:
         self._watchdog.start()
         self._upkeep.start()
         self._cleaner.start()
+        self._set_aside.start()
+        self._topic_notes.start()
         broker.hanging.start()
         gc.freeze()  # as the logs were: what was made until now lives as long as the process
         _log.info(
@@ -189,7 +205,27 @@ class BrokerProcess:
             len(self._directory.logs()),
             config.log_dir,
         )
+        if not broker.keys:
+            _log.warning(
+                "broker %d has no cluster secret: it takes any connection for a broker or the controller",
+                broker.broker_id,
+            )
         self._report_ready()
+
+    def _update_taken(self, update: ControlUpdate) -> None:
+        """Note, beside the loop, a controller epoch that is higher than all before."""
+        assert self._directory is not None and self._topic_notes is not None
+        self._topic_notes.told(update)
+        file, epoch, controller_id = self._directory.seen_file, update.controller_epoch, update.controller_id
+
+        async def note() -> None:
+            try:
+                await asyncio.to_thread(file.note_controller, epoch, controller_id)
+            except OSError as error:  # a full disk: the next controller's epoch is noted
+                _log.warning("controller epoch %d is not noted in the log directory: %s", epoch, error)
+
+        if epoch > file.seen.controller_epoch:
+            self._broker.spawn(note(), "note the controller epoch")
 
     async def _load(self, directory: LogDirectory) -> list[Log]:
         """Open all logs. What they are made of stays: the collector would look at all of it again and again while it
@@ -214,6 +250,7 @@ class BrokerProcess:
 
     async def _listen(self) -> Server:
         config, settings = self._config, self._broker.config
+        max_connections = min(settings.max_connections, descriptors_for_clients())
         return await serve(
             lambda connection: ConnectionHandler(self._broker, connection),
             host=config.bind_host or config.host,
@@ -222,8 +259,11 @@ class BrokerProcess:
             max_frame_bytes=settings.max_frame_bytes,
             max_in_flight=settings.max_in_flight,
             queued_max_bytes=settings.queued_max_bytes,
-            max_connections=min(settings.max_connections, descriptors_for_clients()),
+            max_connections=max_connections,
+            kept_connections=min(_MOST_KEPT, max(1, max_connections // _KEPT_PART)),
+            idle_s=settings.connections_max_idle_ms / 1000,
             within_host=settings.unix_sockets,
+            credentials=self._broker.credentials,
         )
 
     def _describe(self, cid: int, version: int) -> HelloReply:
@@ -250,6 +290,7 @@ class BrokerProcess:
             cluster_id=config.cluster_id,
             trusted=self._directory.trusted,
             rack=config.rack,
+            proves=bool(self._broker.keys),
         )
 
     def _report_ready(self) -> None:
@@ -304,6 +345,8 @@ class BrokerProcess:
             self._log_error = error
             self._broker.counters["log.failures"] += 1
             _log.critical("log directory %s is offline: %s", self._config.log_dir, error)
+            if self._directory is not None:
+                self._directory.fail(str(error))
             self._broker.state = "failed"
             asyncio.get_running_loop().call_soon(self._fail_all, error)
 
@@ -378,6 +421,10 @@ class BrokerProcess:
     def stop(self, *, controlled: bool) -> None:
         self._end(Ending.CONTROLLED if controlled else Ending.AT_ONCE)
 
+    def learn(self, secrets: tuple[Secret, ...]) -> None:
+        for secret in reversed(secrets):
+            self._broker.keys.add(secret)
+
     def adopted(self) -> None:
         if self._broker.quiesced and self._ending is None:
             _log.warning("adopted by a newer supervisor before the cluster had stopped: serving on")
@@ -405,11 +452,16 @@ class BrokerProcess:
         began_ms = broker.now_ms()
         self._watchdog.stop()
         ahead: DurableAhead | None = None
+        doubting: asyncio.Task[None] | None = None
+        if self._registry is not None and self._log_error is not None:
+            doubting = asyncio.get_running_loop().create_task(self._doubt_directory(self._registry), name="doubt")
         if self._registry is not None and self._ending is Ending.CONTROLLED:
             if self._directory is not None and self._log_error is None:
                 ahead = DurableAhead(broker, self._directory)
             await hand_over(broker, goes_on=lambda: self._ending is Ending.CONTROLLED)
         relieved_ms = broker.now_ms()
+        if doubting is not None:
+            await doubting
         await self._leave()
         left_ms = broker.now_ms()
         if ahead is not None:
@@ -427,6 +479,14 @@ class BrokerProcess:
             broker.now_ms() - left_ms,
         )
 
+    async def _doubt_directory(self, registry: Registry) -> None:
+        """A disk that fails may not take a note of that: a file system that has gone read-only does not, and is what it
+        was after it has been mounted again."""
+        try:
+            await asyncio.wait_for(registry.doubt_directory(), _DOUBT_LIMIT_S)
+        except (SparklogError, asyncio.TimeoutError) as error:
+            _log.error("ZooKeeper was not told to doubt %s: %s", self._config.log_dir, error or "no answer in time")
+
     async def _leave(self) -> None:
         """Answer what waits, close connections, end the ZooKeeper session."""
         broker = self._broker
@@ -435,6 +495,8 @@ class BrokerProcess:
             self._upkeep.close()
         if self._cleaner is not None:
             self._cleaner.close()
+        if self._set_aside is not None:
+            self._set_aside.close()
         if self._local_reads is not None:
             self._local_reads.close()
         if self._fetchers is not None:
@@ -459,6 +521,8 @@ class BrokerProcess:
             if self._log_error is None and self._registry is not None:
                 if self._upkeep is not None:
                     self._upkeep.ended()
+                if self._topic_notes is not None and self._topic_notes.look():
+                    self._topic_notes.write()
                 self._directory.write_clean_marker()
         except SparklogError as error:
             _log.error("no clean stop: %s", error)

@@ -10,8 +10,10 @@ from pathlib import Path
 
 import msgspec
 
+from sparklog.broker.secret_file import read_secret_file
 from sparklog.config import BrokerConfig, broker_config
 from sparklog.errors import ConfigError
+from sparklog.protocol.proof import KeyRing
 
 #: Exit code of a broker that was asked to restart: its supervisor starts it again at once, for this was no crash.
 EXIT_RESTART = 75
@@ -41,10 +43,16 @@ class ProcessConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     ready_fd: int = -1
     #: Log file; empty: standard error.
     log_file: str = ""
+    #: File with the cluster's secret, see ``secret_file``; empty: none, and every connection is believed.
+    secret_file: str = ""
 
     def broker_settings(self) -> BrokerConfig:
         """Raises ConfigError as ``config.broker_config``."""
         return broker_config(self.settings)
+
+    def keys(self) -> KeyRing:
+        """Raises ConfigError as ``secret_file.read_secret_file``."""
+        return read_secret_file(Path(self.secret_file)) if self.secret_file else KeyRing()
 
 
 def load_process_config(path: Path) -> ProcessConfig:

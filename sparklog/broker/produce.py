@@ -6,14 +6,15 @@ right before it appends them. A request with acks=all stays open here until ever
 
 from __future__ import annotations
 
-import asyncio
-import time
-from collections.abc import Callable, Iterator
+import logging
+from collections.abc import Callable
 from functools import partial
 from typing import cast
 
+from sparklog.broker.batch_checks import check_batches, check_count, is_short
 from sparklog.broker.internal_topics import refuse_internal
-from sparklog.broker.partition import Answer, Batches, Partition, PendingProduce
+from sparklog.broker.partition import Answer, Batches, CheckedBatches, Partition, PendingProduce
+from sparklog.broker.slices import Steps
 from sparklog.broker.state import BrokerState
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import INTERNAL_PREFIX, NO_EPOCH, NO_LEADER
@@ -21,11 +22,10 @@ from sparklog.net.server import ServerConnection
 from sparklog.protocol.messages import ACKS_ALL, ErrorReply, Produce, ProducePartition, ProduceReply, ProduceResult
 from sparklog.record.header import HEADER_BYTES, Flag, unpack_header
 
+_log = logging.getLogger(__name__)
+
 _ACKS = frozenset({0, 1, ACKS_ALL})
 _MAX_TIMEOUT_MS = 3_600_000
-#: A request is dealt with for so long in one turn of the loop, to within so many partitions.
-_TURN_S = 0.05
-_LOOK_AT_CLOCK = 8
 #: Flags that say what may become of a batch: those that only the log sets, and whether it is in a transaction.
 _TELLING = int(Flag.CONTROL | Flag.OFFSET_ARRAY | Flag.FIRST_OF_SEGMENT | Flag.TRANSACTIONAL | Flag.PROJECTED)
 _TRANSACTIONAL = int(Flag.TRANSACTIONAL)
@@ -74,6 +74,8 @@ class _OpenProduce:
 
     def fail(self, error: Exception) -> None:
         """A bug of ours: the request as a whole is answered, and what its partitions still say is not."""
+        self._broker.counters["requests.failed"] += 1
+        _log.error("produce from %s failed", self._connection.peer, exc_info=error)
         self._missing = 0
         if self._acks == 0:
             self._connection.done(self._cid)
@@ -124,7 +126,7 @@ def handle_produce(broker: BrokerState, connection: ServerConnection, request: P
     if not 0 <= timeout_ms <= _MAX_TIMEOUT_MS:
         timeout_ms = min(max(timeout_ms, 0), _MAX_TIMEOUT_MS)
     deadline_ms = broker.now_ms() + timeout_ms
-    if len(partitions) == 1:  # as it is where latency counts: nobody else can have a turn in between
+    if len(partitions) == 1 and _is_short(broker, partitions[0]):  # as it is where latency counts
         answered = _LoneProduce(broker, connection, request).answered
         _produce(broker, request, partitions[0], body, deadline_ms=deadline_ms, answered=answered)
         return
@@ -132,40 +134,31 @@ def handle_produce(broker: BrokerState, connection: ServerConnection, request: P
         _finish(broker, connection, request.cid, acks=request.acks, results=())
         return
     open_produce = _OpenProduce(broker, connection, request)
-    slices = _slices(broker, request, body, deadline_ms=deadline_ms, open_produce=open_produce)
-    for _ in slices:
-        connection.hold()
-        broker.spawn(_go_on(connection, slices, open_produce), f"produce of {connection.peer}")
-        return
+    steps = _steps(broker, request, body, deadline_ms=deadline_ms, open_produce=open_produce)
+    broker.slices.run(connection, steps, open_produce.fail)
 
 
-async def _go_on(connection: ServerConnection, slices: Iterator[None], open_produce: _OpenProduce) -> None:
-    """The rest of a request that takes more than one turn of the loop."""
-    try:
-        await asyncio.sleep(0)
-        for _ in slices:
-            await asyncio.sleep(0)
-    except Exception as error:
-        open_produce.fail(error)
-        raise
-    finally:
-        connection.release()
+def _is_short(broker: BrokerState, wanted: ProducePartition) -> bool:
+    hosted = broker.partitions.get((wanted.topic, wanted.partition))
+    return hosted is None or is_short(wanted.batch_count, hosted.rules)
 
 
-def _slices(
+def _steps(
     broker: BrokerState, request: Produce, body: memoryview, *, deadline_ms: int, open_produce: _OpenProduce
-) -> Iterator[None]:
-    """Yields where others may have a turn: a thousand new logs take longer than a broker may be silent."""
+) -> Steps:
+    """Yields where others may have a turn: a thousand new logs, and a thousand batches that each decompress to
+    megabytes, take longer than a broker may be silent."""
     at = 0
-    turn_ends = time.monotonic() + _TURN_S
     for index, wanted in enumerate(request.partitions):
-        if index % _LOOK_AT_CLOCK == _LOOK_AT_CLOCK - 1 and time.monotonic() >= turn_ends:
-            yield
-            turn_ends = time.monotonic() + _TURN_S
+        if broker.slices.over():
+            yield None
         size = wanted.batch_count * HEADER_BYTES + wanted.body_bytes
-        answered = partial(open_produce.answered, index)
-        _produce(broker, request, wanted, body[at : at + size], deadline_ms=deadline_ms, answered=answered)
+        part, answered = body[at : at + size], partial(open_produce.answered, index)
         at += size
+        if _is_short(broker, wanted):
+            _produce(broker, request, wanted, part, deadline_ms=deadline_ms, answered=answered)
+        else:
+            yield from _produce_checked(broker, request, wanted, part, deadline_ms=deadline_ms, answered=answered)
 
 
 def _owed(broker: BrokerState, acks: int) -> int:
@@ -205,17 +198,79 @@ def _produce(
     answered: Callable[[Answer], None],
 ) -> None:
     """One of the request's partitions, whose headers and batches are ``body``."""
-    transaction, acks = request.transaction, _owed(broker, request.acks)
-    topic = wanted.topic
+    transaction = request.transaction
     try:
-        if broker.quiesced:  # since the request came
-            raise BrokerError(ErrorCode.BROKER_STOPPING, f"broker {broker.broker_id} takes no new writes")
-        partition = broker.partitions.require((topic, wanted.partition), wanted.topic_id)
-        if topic.startswith(INTERNAL_PREFIX):
-            refuse_internal(topic, "not written to")
+        partition = _writable(broker, wanted)
         batches = cut_batches(body, wanted.batch_count, transactional=bool(transaction))
         broker.counters["produce.batches"] += len(batches)
-        if transaction:
+        if not transaction:
+            _check_outside_transaction(partition, batches)
+    except BrokerError as error:
+        answered(Answer(error.code, -1, -1, error.detail))
+        return
+    _append(broker, request, wanted, batches, partition=partition, deadline_ms=deadline_ms, answered=answered)
+
+
+def _produce_checked(
+    broker: BrokerState,
+    request: Produce,
+    wanted: ProducePartition,
+    body: memoryview,
+    *,
+    deadline_ms: int,
+    answered: Callable[[Answer], None],
+) -> Steps:
+    """As ``_produce``, for batches whose check takes more than a turn of the loop: they are checked first."""
+    try:
+        check_count(wanted.batch_count)
+        partition = _writable(broker, wanted)
+        batches = cut_batches(body, wanted.batch_count, transactional=bool(request.transaction))
+        broker.counters["produce.batches"] += len(batches)
+        partition.require_leader(NO_EPOCH)
+        checked = yield from check_batches(partition, batches, broker.slices)
+        partition = _writable(broker, wanted)  # another one, perhaps, than before the check
+        if not request.transaction:
+            _check_outside_transaction(partition, batches)
+    except BrokerError as error:
+        answered(Answer(error.code, -1, -1, error.detail))
+        return
+    _append(
+        broker,
+        request,
+        wanted,
+        batches,
+        partition=partition,
+        deadline_ms=deadline_ms,
+        answered=answered,
+        checked=checked,
+    )
+
+
+def _writable(broker: BrokerState, wanted: ProducePartition) -> Partition:
+    """Raises BrokerError: this broker takes no writes, or not to this partition."""
+    if broker.quiesced:  # since the request came
+        raise BrokerError(ErrorCode.BROKER_STOPPING, f"broker {broker.broker_id} takes no new writes")
+    topic = wanted.topic
+    partition = broker.partitions.require((topic, wanted.partition), wanted.topic_id)
+    if topic.startswith(INTERNAL_PREFIX):
+        refuse_internal(topic, "not written to")
+    return partition
+
+
+def _append(
+    broker: BrokerState,
+    request: Produce,
+    wanted: ProducePartition,
+    batches: Batches,
+    *,
+    partition: Partition,
+    deadline_ms: int,
+    answered: Callable[[Answer], None],
+    checked: CheckedBatches | None = None,
+) -> None:
+    transaction, acks = request.transaction, _owed(broker, request.acks)
+    if transaction:
+        try:
             _produce_in_transaction(
                 broker,
                 wanted,
@@ -225,13 +280,13 @@ def _produce(
                 acks=acks,
                 deadline_ms=deadline_ms,
                 answered=answered,
+                checked=checked,
             )
-            return
-        _check_outside_transaction(partition, batches)
-    except BrokerError as error:
-        answered(Answer(error.code, -1, -1, error.detail))
+        except BrokerError as error:
+            answered(Answer(error.code, -1, -1, error.detail))
         return
-    partition.produce(PendingProduce(batches, answered), acks=acks, deadline_ms=deadline_ms)
+    pending = PendingProduce(batches, answered, checked=checked)
+    partition.produce(pending, acks=acks, deadline_ms=deadline_ms)
 
 
 def _produce_in_transaction(
@@ -244,6 +299,7 @@ def _produce_in_transaction(
     acks: int,
     deadline_ms: int,
     answered: Callable[[Answer], None],
+    checked: CheckedBatches | None,
 ) -> None:
     """Append once the transaction's coordinator has vouched for the producer. Raises BrokerError when it is refused at
     once."""
@@ -255,7 +311,8 @@ def _produce_in_transaction(
         except BrokerError as error:  # it was dropped, or made anew, while the coordinator was asked
             answered(Answer(error.code, -1, -1, error.detail))
         else:
-            hosted.produce(PendingProduce(batches, answered), acks=acks, deadline_ms=deadline_ms)
+            pending = PendingProduce(batches, answered, checked=checked)
+            hosted.produce(pending, acks=acks, deadline_ms=deadline_ms)
 
     broker.verifications.produce(
         partition, batches, key=key, acks=acks, deadline_ms=deadline_ms, append=append, answered=answered

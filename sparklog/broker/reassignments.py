@@ -7,6 +7,7 @@ write.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import Counter
 from collections.abc import Iterable
@@ -35,6 +36,8 @@ _log = logging.getLogger(__name__)
 #: For the controller to tell this broker of the moves, so that whoever asks next, as for an election by the new order,
 #: is not answered by the old one. The moves are taken whether it does or not.
 _ECHO_TIMEOUT_MS = 1000
+#: Moves of one topic that are entered into its record in a thread.
+_MANY = 1000
 
 
 def handle_alter_reassignments(
@@ -79,8 +82,10 @@ async def _alter(broker: BrokerState, request: AlterReassignments) -> Reply:
                 wanted.append(move)
         if wanted:
             refused.update(await _alter_topic(broker, topic, wanted, throttle_bytes=request.throttle_bytes))
+    await asyncio.sleep(0)
     begun = [move for move in request.moves if (move.topic, move.partition) not in refused]
     await until_told(broker, lambda: all(_arrived(broker, move) for move in begun), _ECHO_TIMEOUT_MS)
+    await asyncio.sleep(0)
     results = [_result(move, refused.get((move.topic, move.partition))) for move in request.moves]
     return AlterReassignmentsReply(request.cid, tuple(results), _warning(broker, request.moves))
 
@@ -102,7 +107,7 @@ async def _alter_topic(
         return draft.record
 
     try:
-        found = await broker.registry.change_topic(name, altered)
+        found = await broker.registry.change_topic(name, altered, in_thread=len(moves) > _MANY)
     except BrokerError as error:  # too large a record: nothing was written
         return {(name, move.partition): error for move in moves}
     if found is None:

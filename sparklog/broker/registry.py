@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
@@ -26,13 +27,13 @@ from sparklog.model import (
     VersionedState,
     check_topic_name,
 )
-from sparklog.replica.effects import WriteIsr
+from sparklog.replica.effects import RefuseCut, WriteIsr
 from sparklog.replica.events import IsrRefused, IsrWriteFailed, IsrWritten
 from sparklog.zk import paths
 from sparklog.zk.broker_registry import BrokerRegistry
 from sparklog.zk.cluster_store import BarrierJob, ClusterStore, FateUnknown, NodeGone, Refused
-from sparklog.zk.codecs import ElectionRequest
-from sparklog.zk.errors import BrokerIdTaken, ZkError, ZkNoNode, ZkUnreachable
+from sparklog.zk.codecs import CutRefusal, ElectionRequest, ZkFormatError, encode
+from sparklog.zk.errors import BrokerIdTaken, ZkError, ZkNodeExists, ZkNoNode, ZkUnreachable
 from sparklog.zk.session import PAUSE_S, ZkSession
 
 _log = logging.getLogger(__name__)
@@ -67,6 +68,8 @@ class Registry:
         #: What a partition is being told that its node holds.
         self._known: VersionedState | None = None
         self._isr_lines = Lines(_log)
+        #: Nodes by which the controller hears of cuts that partitions refuse, and what they say.
+        self._refusals: dict[Partition, tuple[str, RefuseCut]] = {}
         self._producer_ids = iter(range(0))
         self._producer_ids_lock = asyncio.Lock()
         self.announced = False
@@ -83,45 +86,67 @@ class Registry:
             zookeeper,
             session_timeout_ms=config.session_timeout_ms,
             connect_timeout_ms=config.zk_connection_timeout_ms,
+            keys=broker.keys,
         )
         registry = cls(broker, session, registration)
         try:
             found = await registry._store.cluster_id(create=False)
             if found != broker.cluster_id:
                 raise ClusterError(f"ZooKeeper at {zookeeper} is of cluster {found!r}, expected {broker.cluster_id!r}")
-            await registry._look_for_missing(broker.partitions.directory.missing)
+            await registry._name_doubts(broker.partitions.directory.doubted)
             broker.incarnation = await registry._registration.start(timeout_ms=config.zk_connection_timeout_ms)
         except BaseException:
             await registry.close()
             raise
         return registry
 
-    async def _look_for_missing(self, missing: Mapping[TopicPartition, str]) -> None:
-        """Logs that were here and are not, of topics that still have them here, are lost, and with them what this
-        broker acknowledged: its registration is untrusted."""
-        for tp, topic_id in missing.items():
-            found = await self._read_topic(tp.topic)
-            if found is None or found.topic_id != topic_id:
+    async def _name_doubts(self, doubted: Mapping[TopicPartition, str]) -> None:
+        """Name in the registration the logs that were here and are not, or that could not be read, of topics that still
+        have a replica here: what this broker acknowledged is lost with them."""
+        topics = {name: await self._read_topic(name) for name in {tp.topic for tp in doubted}}
+        lost = []
+        for tp, topic_id in doubted.items():
+            topic = topics[tp.topic]
+            if isinstance(topic, ZkFormatError):
+                _log.error("%s: the log is lost or damaged, and its topic cannot be read: %s", tp, topic)
+                lost.append(tp)
                 continue
-            if self._broker.broker_id in found.assignment[tp.partition]:
-                _log.error("%s: the log is gone, and this broker still hosts it", tp)
-                self._registration.distrust()
+            if topic is None or topic_id not in {"", topic.topic_id} or tp.partition >= len(topic.assignment):
+                continue
+            if self._broker.broker_id in topic.assignment[tp.partition]:
+                _log.error("%s: the log is lost or damaged, and this broker hosts it: it is copied from others", tp)
+                lost.append(tp)
+        self._registration.doubt(lost)
 
-    async def _read_topic(self, name: str) -> TopicRecord | None:
+    async def _read_topic(self, name: str) -> TopicRecord | ZkFormatError | None:
         while True:
             await self._session.connected()
             with suppress(ZkUnreachable):
-                found = await self._store.read_topic(name)
+                await self._session.sync(paths.topic(name))
+                try:
+                    found = await self._store.read_topic(name)
+                except ZkFormatError as error:
+                    return error
                 return found[0] if found is not None else None
 
     async def close(self) -> None:
         await self._registration.close()
         await self._session.close()
 
+    async def doubt_directory(self) -> None:
+        """Have the next process on this log directory register as untrusted, whatever its disk says by then.
+
+        Raises:
+            ZkUnreachable: the session was closed.
+        """
+        await self._registration.doubt_directory()
+
     def _registered_again(self, incarnation: int) -> None:
         """A session expired; this is the same process with its log intact, under a new incarnation."""
         self._broker.incarnation = incarnation
         self._broker.counters["zookeeper.registrations"] += 1
+        for partition, (_, effect) in list(self._refusals.items()):  # their nodes went with the session
+            self.refuse_cut(partition, effect)
 
     def _registration_failed(self, error: Exception) -> None:
         self._broker.counters["zookeeper.registrations.failed"] += 1
@@ -132,7 +157,9 @@ class Registry:
 
     def write_isr(self, partition: Partition, effect: WriteIsr) -> None:
         self._broker.counters["isr.writes"] += 1
-        state = LeaderAndIsr(effect.leader, effect.leader_epoch, effect.isr, effect.controller_epoch)
+        state = LeaderAndIsr(
+            effect.leader, effect.leader_epoch, effect.isr, effect.controller_epoch, lossy_epoch=effect.lossy_epoch
+        )
         wanted = VersionedState(state, effect.expected_version + 1, self._broker.incarnation)
         sent = self._store.send_isr(
             partition.tp,
@@ -219,6 +246,37 @@ class Registry:
         self._changed, self._changes = {}, 0
         await self._session.patiently(lambda: self._store.notify_isr_change(self._broker.broker_id, told))
 
+    # --- refused cuts -----------------------------------------------------------------------------------------------
+
+    def refuse_cut(self, partition: Partition, effect: RefuseCut) -> None:
+        """Tell the controller, until ``accept_cut``, that this replica holds committed records its leader lacks."""
+        path = paths.cut_refusal(f"{self._broker.broker_id}-{uuid.uuid4().hex}")
+        self._refusals[partition] = path, effect
+        self._broker.spawn(self._refuse_cut(partition, path, effect), f"refused cut of {partition.tp}")
+
+    async def _refuse_cut(self, partition: Partition, path: str, effect: RefuseCut) -> None:
+        await self._session.patiently(lambda: self._session.ensure(paths.CUT_REFUSALS))
+        refusal = CutRefusal(
+            partition.tp.topic,
+            partition.tp.partition,
+            partition.topic_id,
+            self._broker.broker_id,
+            self._broker.incarnation,
+            effect.leader_epoch,
+            effect.offset,
+            effect.high_watermark,
+        )
+        with suppress(ZkNodeExists):  # the answer to an earlier attempt was lost
+            await self._session.patiently(lambda: self._session.create(path, encode(refusal), ephemeral=True))
+        if self._refusals.get(partition, ("",))[0] != path:
+            self.withdraw_request(path)
+
+    def accept_cut(self, partition: Partition) -> None:
+        """The refusal does not stand any more."""
+        path, _ = self._refusals.pop(partition, ("", None))
+        if path:
+            self.withdraw_request(path)
+
     # --- topics and producers ---------------------------------------------------------------------------------------
 
     async def create_topic(self, record: TopicRecord) -> None:
@@ -243,12 +301,31 @@ class Registry:
         await self._session.sync(path)
         return await self._session.exists(path)
 
+    async def restore_topic(self, record: TopicRecord, states: Mapping[int, LeaderAndIsr]) -> None:
+        """Make a topic of this id again. Raises as ``create_topic``."""
+        try:
+            await self._store.restore_topic(record, states)
+        except ZkUnreachable as error:
+            if not error.sent:
+                raise
+            await self._session.connected(timeout_ms=self._broker.config.session_timeout_ms)
+            found = await self._store.read_topic(record.name)
+            if found is None or found[0].topic_id != record.topic_id:
+                raise
+
+    async def deleted_topics(self, topic_ids: Iterable[str]) -> set[str]:
+        """Return which of these ids belong to topics that ZooKeeper names as deleted. Raises ZkUnreachable."""
+        return await self._store.deleted_topics(topic_ids)
+
     async def request_delete(self, name: str, topic_id: str) -> None:
         await self._store.request_delete_topic(name, topic_id)
 
-    async def change_topic(self, name: str, change: Callable[[TopicRecord], TopicRecord]) -> TopicRecord | None:
+    async def change_topic(
+        self, name: str, change: Callable[[TopicRecord], TopicRecord], *, in_thread: bool = False
+    ) -> TopicRecord | None:
         """Write what ``change`` makes of the topic's record, as often as another writer was faster; what it makes is
-        looked at again after a lost answer, too, so it must leave alone what it has changed before.
+        looked at again after a lost answer, too, so it must leave alone what it has changed before. ``in_thread``:
+        ``change`` takes long, and may run in a thread.
 
         Returns the record as it is then; None: there is no such topic.
 
@@ -261,7 +338,10 @@ class Registry:
                 found = await self._store.read_topic(name)
                 if found is None:
                     return None
-                wanted = change(found[0])
+                if in_thread:
+                    wanted = await asyncio.get_running_loop().run_in_executor(None, change, found[0])
+                else:
+                    wanted = change(found[0])
                 if wanted == found[0] or await self._store.update_topic(wanted, found[1]) is not None:
                     return wanted
                 continue
@@ -313,8 +393,19 @@ class Registry:
             try:
                 return next(self._producer_ids)
             except StopIteration:
-                self._producer_ids = iter(await self._store.next_producer_ids())
+                block = await self._next_block()
+                self._producer_ids = iter(block)
                 return next(self._producer_ids)
+
+    async def _next_block(self) -> range:
+        """Return a block of producer ids above each that this broker was given before, and note that it is given."""
+        seen = self._broker.partitions.directory.seen_file
+        block = await self._store.next_producer_ids(now_s=time.time(), above=seen.seen.producer_ids)
+        try:
+            await asyncio.to_thread(seen.note_producer_ids, block.stop)
+        except OSError as error:  # a full disk: the wall clock's seconds keep blocks apart
+            _log.warning("a block of producer ids up to %d is not noted: %s", block.stop, error)
+        return block
 
     # --- stopping ---------------------------------------------------------------------------------------------------
 

@@ -7,8 +7,10 @@ append on they are batches like others: followers copy the bytes, and the answer
 
 from __future__ import annotations
 
+from sparklog.broker.batch_checks import check_batches
 from sparklog.broker.internal_topics import refuse_internal
 from sparklog.broker.partition import Answer, Batches, PendingProduce
+from sparklog.broker.slices import Steps, answer_failure
 from sparklog.broker.state import BrokerState
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import TopicPartition
@@ -36,7 +38,14 @@ def handle_restore_records(
         connection.reply(RestoreRecordsReply(request.cid, answer.code, end, answer.detail))
 
     deadline_ms = broker.now_ms() + min(max(request.timeout_ms, 0), _MAX_TIMEOUT_MS)
-    partition.produce(PendingProduce(batches, answered, placed=True), acks=ACKS_ALL, deadline_ms=deadline_ms)
+
+    def steps() -> Steps:
+        checked = yield from check_batches(partition, batches, broker.slices, placed=True)
+        hosted = broker.partitions.require(tp, request.topic_id)
+        pending = PendingProduce(batches, answered, placed=True, checked=checked)
+        hosted.produce(pending, acks=ACKS_ALL, deadline_ms=deadline_ms)
+
+    broker.slices.run(connection, steps(), lambda error: answer_failure(connection, request, error))
 
 
 def cut_placed_batches(request: RestoreRecords, body: memoryview) -> Batches:

@@ -9,11 +9,17 @@ from collections import Counter
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
+from sparklog.broker.access import Access
 from sparklog.broker.metadata_cache import MetadataCache
+from sparklog.broker.slices import Slices
 from sparklog.broker.tasks import end_tasks
 from sparklog.config import BrokerConfig
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import NO_EPOCH
+from sparklog.net.greeting import Credentials
+from sparklog.protocol.messages import ControlUpdate
+from sparklog.protocol.proof import Identity, KeyRing
+from sparklog.protocol.senders import Sender
 
 if TYPE_CHECKING:
     from sparklog.broker.coordinator_epochs import CoordinatorEpochs
@@ -25,6 +31,7 @@ if TYPE_CHECKING:
     from sparklog.broker.partition import Partition
     from sparklog.broker.partitions import Partitions
     from sparklog.broker.registry import Registry
+    from sparklog.broker.set_aside import SetAsideLogs
     from sparklog.broker.verifications import Verifications
 
 _log = logging.getLogger(__name__)
@@ -41,6 +48,7 @@ class BrokerState:
     markers: MarkerWrites
     verifications: Verifications
     hanging: Hanging
+    set_aside: SetAsideLogs
 
     def __init__(
         self,
@@ -52,6 +60,7 @@ class BrokerState:
         on_log_failed: Callable[[Partition | None, Exception], None],
         on_id_taken: Callable[[Exception], None],
         restart: Callable[[], None],
+        keys: KeyRing | None = None,
     ) -> None:
         self.broker_id = broker_id
         self.cluster_id = cluster_id
@@ -59,6 +68,10 @@ class BrokerState:
         self.cache = MetadataCache(cluster_id, config.topic_defaults)
         self.counters: Counter[str] = Counter()
         self._incarnation = NO_EPOCH
+        #: The cluster's secrets; none: this broker was started without.
+        self.keys = KeyRing() if keys is None else keys
+        self.credentials = Credentials(self.keys, lambda: Identity(Sender.BROKER, self.broker_id, self._incarnation))
+        self.access = Access(self.keys, self.cache, self.counters)
         #: running, stopping
         self.state = "running"
         #: Others are to lead what is led here: from now on acks=1 is answered when all in-sync replicas have a record.
@@ -70,6 +83,10 @@ class BrokerState:
         self.log_dir = log_dir
         #: Told when the log directory is found broken, by whichever partition found it.
         self.log_failed = on_log_failed
+        #: Called with each update of a controller that is taken.
+        self.update_taken: Callable[[ControlUpdate], None] = lambda update: None
+        #: Called when a log was set aside.
+        self.log_set_aside: Callable[[], None] = lambda: None
         #: Told when a broker elsewhere is registered under this one's id, and stays.
         self.id_taken = on_id_taken
         #: Begin a controlled stop that the supervisor takes as a wish to be started again. Raises BrokerError.
@@ -78,6 +95,8 @@ class BrokerState:
         self.control_turn = asyncio.Lock()
         #: Held while an internal topic is made.
         self.internal_topics_turn = asyncio.Lock()
+        #: Work on requests that takes more than a turn of the loop.
+        self.slices = Slices()
         self._wall_ahead_ms = time.time_ns() // 1_000_000 - self.now_ms()
         self._registry: Registry | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -157,6 +176,7 @@ class BrokerState:
         task.add_done_callback(self._ended)
 
     async def end_tasks(self) -> None:
+        self.slices.close()
         await end_tasks(self._tasks)
 
     def _ended(self, task: asyncio.Task[None]) -> None:

@@ -34,6 +34,8 @@ _FLUSH_CHECK_MS = 100
 #: Before a leader is asked again after a cut whose copy could not be made, the last one after each further cut: what a
 #: copy takes of a disk, others lack meanwhile.
 _CUT_PAUSES_S = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
+#: Before a checkpoint that names new logs is tried again on a full disk.
+_NAMES_PAUSE_S = 1.0
 #: Partitions, and logs with files, that the garbage collector is not to look at any more.
 _SPARED_AT_ONCE = 1000
 
@@ -53,6 +55,9 @@ class Upkeep:
         #: Segments to seal of the logs at which a thread is at work.
         self._seals: dict[Partition, deque[SealJob]] = {}
         self._holds = GroupHolds(broker)
+        #: Of its own: records of new logs wait for it.
+        self._name_pool = ThreadPoolExecutor(1, thread_name_prefix="name")
+        self._naming = False
         #: There are logs to be fsynced by time: looked at every moment, and only then.
         self._unflushed = asyncio.Event()
         self._closed = False
@@ -65,6 +70,7 @@ class Upkeep:
         config = self._broker.config
         self._every(config.checkpoint_interval_ms, self._checkpoint, "checkpoint")
         self._every(config.retention_check_interval_ms, self._retain, "retention")
+        self._directory.name_logs(self._name_soon)
         self._directory.on_unflushed = self._unflushed.set
         if self._directory.unflushed:
             self._unflushed.set()
@@ -77,6 +83,7 @@ class Upkeep:
         self._pool.shutdown(wait=False, cancel_futures=True)
         self._flush_pool.shutdown(wait=False, cancel_futures=True)
         self._cut_pool.shutdown(wait=False, cancel_futures=True)
+        self._name_pool.shutdown(wait=False, cancel_futures=True)
 
     def ended(self) -> None:
         """After ``close``: wait for what still runs in threads. Blocks. A disk tells once that it has lost something:
@@ -88,6 +95,7 @@ class Upkeep:
         self._pool.shutdown(wait=True)
         self._flush_pool.shutdown(wait=True)
         self._cut_pool.shutdown(wait=True)
+        self._name_pool.shutdown(wait=True)
         if self._failure is not None:
             raise self._failure
 
@@ -193,10 +201,42 @@ class Upkeep:
         self._broker.spawn(repeat(), name)
 
     async def _checkpoint(self) -> None:
-        write = self._directory.checkpoint_job()
         self._spare_collector()
-        await asyncio.get_running_loop().run_in_executor(self._pool, write)
+        await self._write_checkpoint(self._pool)
+
+    async def _write_checkpoint(self, pool: ThreadPoolExecutor) -> None:
+        write = self._directory.checkpoint_job()
+        await asyncio.get_running_loop().run_in_executor(pool, write)
         self._broker.counters["checkpoints"] += 1
+        for log in self._directory.take_named():
+            partition = self._broker.partitions.get(log.tp)
+            if partition is not None and partition.log is log:
+                partition.log_named()
+
+    def _name_soon(self) -> None:
+        """There is a new log. All logs that this turn of the loop makes are named by one checkpoint."""
+        if not self._naming and not self._closed:
+            self._naming = True
+            self._broker.spawn(self._name_logs(), "name logs")
+
+    async def _name_logs(self) -> None:
+        """Write checkpoints until they name all logs. Where thousands of logs are new, each checkpoint names those that
+        came while the one before was written; a pause as long as the last write leaves time for other work."""
+        try:
+            while self._directory.unnamed and not self._closed:
+                began_s = time.monotonic()
+                try:
+                    await self._write_checkpoint(self._name_pool)
+                except StorageError as error:
+                    self._broker.log_failed(None, error)
+                    return
+                except OSError as error:  # a full disk: retention may free it
+                    self._broker.counters["names.failed"] += 1
+                    _log.error("new logs are not named, their records are not committed: %s", error)
+                    await asyncio.sleep(_NAMES_PAUSE_S)
+                await asyncio.sleep(time.monotonic() - began_s if self._directory.unnamed else 0)
+        finally:
+            self._naming = False
 
     def _spare_collector(self) -> None:
         """What partitions are made of stays as long as they do, and there are a hundred objects to each: looked at with

@@ -157,7 +157,8 @@ class Verifications:
             )
             assert isinstance(reply, VerifyTransactionReply)
             # A deposed coordinator that does not know it yet vouches for what its successor may have ended.
-            believe(broker, request.key, reply.coordinator_epoch)
+            proved = not broker.keys or wanted not in broker.cache.unproven
+            believe(broker, request.key, reply.coordinator_epoch, proved=proved)
         except BrokerError as error:
             return error
         except Exception as error:

@@ -8,7 +8,7 @@ from sparklog.broker.fetcher import Fetchers
 from sparklog.broker.partition import Partition
 from sparklog.broker.state import BrokerState
 from sparklog.broker.upkeep import Upkeep
-from sparklog.replica.effects import WriteIsr
+from sparklog.replica.effects import RefuseCut, WriteIsr
 from sparklog.storage.cutting import CutJob
 
 _log = logging.getLogger(__name__)
@@ -44,6 +44,13 @@ class Wiring:
 
     def stop_fetching(self, partition: Partition) -> None:
         self._fetchers.unfollow(partition)
+
+    def cut_refused(self, partition: Partition, effect: RefuseCut) -> None:
+        self._broker.counters["cuts.refused"] += 1
+        self._broker.registry.refuse_cut(partition, effect)
+
+    def cut_accepted(self, partition: Partition) -> None:
+        self._broker.registry.accept_cut(partition)
 
     def prepare_cut(self, partition: Partition, job: CutJob) -> None:
         self._upkeep.prepare_cut(partition, job)

@@ -10,11 +10,11 @@ import typer
 
 from sparklog.cli.moves import await_moves, print_moves
 from sparklog.cli.options import AsJson, Bootstrap, Throttle, Timeout, Yes, byte_count, confirm, open_admin
-from sparklog.cli.output import done, human_bytes, note, print_json, print_table
+from sparklog.cli.output import done, human_bytes, note, print_json, print_line, print_table
 from sparklog.client.admin import Admin
 from sparklog.client.descriptions import BrokerDescription, ClusterDescription, Reassigned
 from sparklog.errors import BrokerError, ErrorCode
-from sparklog.model import TopicPartition
+from sparklog.model import TopicPartition, host_and_port
 
 brokers = typer.Typer(invoke_without_command=True)
 
@@ -42,7 +42,7 @@ def print_brokers(cluster: ClusterDescription, found: list[BrokerDescription], *
     rows = [
         (
             broker.address.broker_id,
-            f"{broker.address.host}:{broker.address.port}",
+            host_and_port(broker.address.host, broker.address.port),
             broker.address.rack,
             broker.state,
             broker.pid or None,
@@ -83,7 +83,7 @@ def describe(
         return
     for index, broker in enumerate(found):
         if index:
-            print()
+            print_line()
         _print_broker(broker)
 
 
@@ -91,7 +91,7 @@ def _print_broker(broker: BrokerDescription) -> None:
     address = broker.address
     for title, value in {
         "broker": f"{address.broker_id} ({broker.state})",
-        "address": f"{address.host}:{address.port}",
+        "address": host_and_port(address.host, address.port),
         "rack": address.rack,
         "process": f"{broker.pid}, version {broker.version}, incarnation {address.incarnation}" if broker.pid else "",
         "directory": broker.log_dir,
@@ -99,7 +99,7 @@ def _print_broker(broker: BrokerDescription) -> None:
         "counters": ", ".join(f"{name}={count}" for name, count in sorted(broker.counters.items()) if count),
     }.items():
         if value:
-            print(f"{title:<10} {value}")
+            print_line(f"{title:<10} {value}")
     rows = [
         (f"{one.topic}:{one.partition}", one.role, one.leader_epoch, one.log_start_offset, one.high_watermark,
          one.log_end_offset, human_bytes(one.size_bytes))
@@ -217,7 +217,7 @@ def rolling_restart(
 
 
 def _tell(line: str) -> None:
-    print(line, flush=True)
+    print_line(line, flush=True)
 
 
 def _plain(cluster: ClusterDescription, found: list[BrokerDescription]) -> dict[str, Any]:

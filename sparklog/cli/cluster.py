@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from sparklog.cli.options import AsJson, Bootstrap, Timeout, Yes, confirm, open_admin
-from sparklog.cli.output import done, human_bytes, print_json
+from sparklog.cli.output import done, human_bytes, print_json, print_line, print_lines
 from sparklog.client.admin import Admin
 from sparklog.client.errors import ClientTimeout
 from sparklog.cluster.driver_note import DriverNote, noted_driver
@@ -82,7 +82,7 @@ def start(
         os.environ.setdefault("SPARK_CONF_DIR", str(_conf_dir()))
     from sparklog.cluster.start import run_cluster  # Spark's imports take a second, and nobody else wants them
 
-    raise typer.Exit(run_cluster(chosen, tell=lambda text: print(text, flush=True)))
+    raise typer.Exit(run_cluster(chosen, tell=print_lines))
 
 
 def _detach(data_dir: Path, timeout_s: float) -> None:
@@ -109,7 +109,7 @@ def _detach(data_dir: Path, timeout_s: float) -> None:
         if time.monotonic() > deadline:
             raise ClusterError(f"the cluster is not ready after {timeout_s:g} s; it goes on, see {log}")
         time.sleep(0.1)
-    print(f"running as process {found.process.pid}; brokers at {found.bootstrap}")
+    print_line(f"running as process {found.process.pid}; brokers at {found.bootstrap}")
 
 
 def _last_words(log: Path) -> str:
@@ -163,11 +163,17 @@ def status(
         print_json(found)
     else:
         for name, value in found.items():
-            shown = ", ".join(map(str, value)) if isinstance(value, list) else value
-            shown = human_bytes(value) if name == "size_bytes" else shown
-            print(f"{name.removesuffix('_bytes').replace('_', ' '):<18} {'-' if shown in {'', None} else shown}")
+            shown = (
+                human_bytes(value) if name == "size_bytes" else _counted(value) if isinstance(value, list) else value
+            )
+            print_line(f"{name.removesuffix('_bytes').replace('_', ' '):<18} {'-' if shown in {'', None} else shown}")
     if found["without_leader"] or found["under_replicated"] or found["not_answering"]:
         raise typer.Exit(1)
+
+
+def _counted(broker_ids: list[int]) -> str:
+    """``3 (0, 1, 2)``: an id alone would pass for a number of brokers."""
+    return f"{len(broker_ids)} ({', '.join(map(str, broker_ids))})" if broker_ids else "0"
 
 
 def _status(admin: Admin, driver: DriverNote | None) -> dict[str, Any]:

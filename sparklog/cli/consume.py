@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,9 +14,10 @@ import pyarrow as pa
 import typer
 
 from sparklog.cli import options
+from sparklog.cli.newest_columns import NewestColumns
 from sparklog.cli.options import TIMES, Bootstrap, Timeout, Topics, open_admin, point_in_time, servers
 from sparklog.cli.progress import bar
-from sparklog.cli.sinks import Format, open_sink
+from sparklog.cli.sinks import Format, format_of, open_sink
 from sparklog.cli.template import Template
 from sparklog.client.consumer import Consumer
 from sparklog.client.errors import ClientTimeout
@@ -52,7 +53,7 @@ def consume(
         bool, typer.Option("--follow/--exit", " /-e", help="Wait for records to come, or end where the topics end now.")
     ] = False,
     kind: Annotated[
-        Format | None, typer.Option("--format", "-f", help="Default: text; arrow where --output says so.")
+        Format | None, typer.Option("--format", "-f", help="Default: by the name of --output, else text.")
     ] = None,
     template: Annotated[
         str | None,
@@ -63,7 +64,7 @@ def consume(
     as_json: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
     output: Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="Not to stdout.")] = None,
     keys: Annotated[bool, typer.Option("--keys", help="Text: the key and a tab before each value.")] = False,
-    places: Annotated[bool, typer.Option("--places", help="JSON and Arrow: topic, partition and offset too.")] = False,
+    places: Annotated[bool, typer.Option("--places", help="Also topic, partition and offset of each record.")] = False,
     isolation: Annotated[
         Level,
         typer.Option("--isolation", help="Only committed records, or also those of open and aborted transactions."),
@@ -75,8 +76,9 @@ def consume(
 
     --from and --until go by the records' times, or by how long ago: -90s, -15m, -1h, -7d; --from -100 is a hundred
     records before the end of each partition. Text prints values, of typed topics the columns with tabs between. JSON
-    prints one object a line; bytes that are no UTF-8 are base64. Arrow writes a file, or a stream to standard output.
-    --timeout is for the next record to come.
+    prints one object a line. Arrow writes a file, or a stream to standard output. JSON, CSV, Arrow and Parquet can be
+    written to an equal topic by produce. Records older than a column have nulls there. Names that end with .gz or .zst
+    compress text, JSON and CSV. --timeout is for the next record to come.
 
     Example: sparklog consume flights --from earliest --count 10 --format json
     """
@@ -87,28 +89,36 @@ def consume(
     if partition:
         wanted = [TopicPartition(topic, number) for topic in topics for number in partition]
     watched = follow or (output is None and sys.stdout.isatty())
-    with (
-        _consumer(
-            servers(bootstrap),
-            wanted,
-            start=start,
-            places=places or template is not None,
-            isolation=isolation,
-            timeout_s=timeout,
-        ) as consumer,
-        open_sink(kind, output, keys=keys, template=Template(template) if template else None) as sink,
-    ):
+    places = places or template is not None
+    with _consumer(
+        servers(bootstrap), wanted, start=start, places=places, isolation=isolation, timeout_s=timeout
+    ) as consumer:
         starts = {tp: consumer.position(tp) for tp in consumer.assignment}  # before the ends, which may move on
         ends = None if follow else consumer.end_offsets()
         if ends is not None and until is not None:
             ends = _first_of(servers(bootstrap), ends, until, isolation=isolation, timeout_s=timeout)
         total = None if ends is None else sum(max(0, end - starts[tp]) for tp, end in ends.items())
-        with bar("reading", total if count is None else min(total or count, count), hidden=watched) as progress:
+        # The schemas after the ends: no record before the ends has a column that they have not.
+        newest = NewestColumns(topics, _schema_of(bootstrap, timeout), places=places)
+        with (
+            open_sink(
+                kind, output, schema=newest.common, keys=keys, template=Template(template) if template else None
+            ) as sink,
+            bar("reading", total if count is None else min(total or count, count), hidden=watched) as progress,
+        ):
             read = 0
             for batch in _batches(consumer, starts, ends, count, timeout_s=timeout):
-                sink.write(batch)
+                sink.write(newest.fit(batch))
                 read += batch.num_rows
                 progress.show(read)
+
+
+def _schema_of(bootstrap: str | None, timeout_s: float) -> Callable[[str], pa.Schema]:
+    def ask(topic: str) -> pa.Schema:
+        with open_admin(bootstrap, timeout_s) as admin:
+            return admin.describe_topic(topic).schema
+
+    return ask
 
 
 def _format(kind: Format | None, output: Path | None, *, as_json: bool, template: str | None) -> Format:
@@ -119,9 +129,9 @@ def _format(kind: Format | None, output: Path | None, *, as_json: bool, template
             raise ConfigError(f"--json and --format {kind.value if kind else ''}: give one of them")
         return Format.JSON
     if kind is None:
-        return Format.ARROW if output is not None and output.suffix == ".arrow" and template is None else Format.TEXT
-    if kind is Format.ARROW and output is None and sys.stdout.isatty():
-        raise ConfigError("Arrow to a terminal: give --output, or pipe it somewhere")
+        return Format.TEXT if template is not None else format_of(output)
+    if kind in {Format.ARROW, Format.PARQUET} and output is None and sys.stdout.isatty():
+        raise ConfigError(f"{kind.value} to a terminal: give --output, or pipe it somewhere")
     return kind
 
 

@@ -12,6 +12,10 @@ from typing import Annotated
 
 import typer
 
+from sparklog.broker.logs import LineFormatter
+from sparklog.broker.secret_file import read_secret_file
+from sparklog.cli.output import print_line
+from sparklog.cluster.cluster_secret import found_on_host
 from sparklog.cluster.controller_loop import ControllerLoop, ControllerStatus
 from sparklog.cluster.options import add_setting, merged, read_settings
 from sparklog.cluster.stop_request import StopRequest
@@ -36,6 +40,14 @@ def controller(
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="One setting over that file's; repeatable.")
     ] = None,
+    secret_file: Annotated[
+        Path | None,
+        typer.Option(
+            envvar="SPARKLOG_SECRET_FILE",
+            metavar="FILE",
+            help="A copy of cluster.secret in the driver's data directory, mode 600. Not needed on the brokers' hosts.",
+        ),
+    ] = None,
     verbose: Annotated[bool, typer.Option("--verbose", help="Log what it does.")] = False,
 ) -> None:
     """Run a controller until Ctrl-C or SIGTERM. Give it the settings that the cluster's driver has.
@@ -50,15 +62,24 @@ def controller(
     chosen = merged(read_settings(broker_conf) if broker_conf else {}, over)
     config = broker_config(chosen)
     if verbose:
-        logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s", stream=sys.stderr)
-    cluster_id, holder = asyncio.run(_look(zookeeper, config.session_timeout_ms, config.zk_connection_timeout_ms))
+        output = logging.StreamHandler(sys.stderr)
+        output.setFormatter(LineFormatter("%(asctime)s %(name)s: %(message)s"))
+        logging.basicConfig(handlers=[output], level=logging.INFO)
+    found = asyncio.run(_look(zookeeper, config.session_timeout_ms, config.zk_connection_timeout_ms))
+    cluster_id, holder, proves = found
+    keys = read_secret_file(secret_file) if secret_file else found_on_host(cluster_id)
+    if proves and not keys:
+        raise ConfigError(
+            f"the brokers of cluster {cluster_id} take orders only from a controller that knows the cluster's secret:"
+            " copy cluster.secret from the driver's data directory, mode 600, and name the copy by --secret-file"
+        )
     if holder and not standby:
         raise ClusterError("another controller is at work: give --standby to wait for its end")
-    _serve(ControllerLoop(zookeeper, cluster_id, settings=chosen, on_change=_Voice(zookeeper, cluster_id)))
+    _serve(ControllerLoop(zookeeper, cluster_id, settings=chosen, on_change=_Voice(zookeeper, cluster_id), keys=keys))
 
 
-async def _look(zookeeper: str, session_timeout_ms: int, connect_timeout_ms: int) -> tuple[str, bool]:
-    """The id of the cluster that is there, and whether a controller is at work.
+async def _look(zookeeper: str, session_timeout_ms: int, connect_timeout_ms: int) -> tuple[str, bool, bool]:
+    """Return the id of the cluster that is there, whether a controller is at work, and whether a broker proves itself.
 
     Raises:
         ClusterError: nobody answers; there is no cluster: one is not made here, where a mistyped chroot would do it.
@@ -69,7 +90,9 @@ async def _look(zookeeper: str, session_timeout_ms: int, connect_timeout_ms: int
         zookeeper, session_timeout_ms=session_timeout_ms, connect_timeout_ms=connect_timeout_ms
     )
     try:
-        return await ClusterStore(session).cluster_id(create=False), await session.exists(paths.CONTROLLER)
+        store = ClusterStore(session)
+        cluster_id, holder = await store.cluster_id(create=False), await session.exists(paths.CONTROLLER)
+        return cluster_id, holder, any(broker.proves for broker in await store.live_brokers())
     finally:
         await session.close()
 
@@ -112,10 +135,10 @@ class _Voice:
             case "connecting" if status.controller_epoch >= 0:
                 return f"epoch {status.controller_epoch} is over: {status.detail}"
             case "connecting" if status.detail:
-                return f"no ZooKeeper: {status.detail}"
+                return f"not at work: {status.detail}"
             case _:
                 return ""
 
 
 def _say(line: str) -> None:
-    print(f"{time.strftime('%H:%M:%S')} {line}", flush=True)
+    print_line(f"{time.strftime('%H:%M:%S')} {line}", flush=True)

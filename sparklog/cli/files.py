@@ -1,30 +1,48 @@
-"""Files and pipes as Arrow tables, piece by piece: lines, JSON lines, CSV, Parquet, Arrow.
+"""Files and pipes as Arrow tables, piece by piece: lines, JSON lines, CSV, Parquet, Arrow; gzip and zstd by name.
 
 Input that may never end (lines, JSON lines) is handed on as it arrives, in blocks of whole lines; nothing waits for a
-block to fill. Broken input is a ConfigError that names file and reason.
+block to fill. Broken input is a ConfigError that names file and reason; a value that its column cannot hold is a
+BrokerError that names column, row and value.
 """
 
 from __future__ import annotations
 
 import contextlib
+import gzip
 import io
+import json
+import re
 import sys
-from collections.abc import Iterator
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from decimal import Decimal
 from enum import Enum
+from functools import partial
+from itertools import chain
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple, cast
 
+import msgspec
 import pyarrow as pa
 import pyarrow.csv
-import pyarrow.json
 import pyarrow.parquet
-from pyarrow import types
 
-from sparklog.errors import ConfigError
+from sparklog.cli.text_values import DECODER, from_csv, from_json
+from sparklog.client.partitioning import PARTITION_COLUMN
+from sparklog.errors import BrokerError, ConfigError, ErrorCode
+from sparklog.record.nulls import misplaced_null
+from sparklog.record.rows import ValueRefusedError
 from sparklog.record.schema import plain_schema
 
 _READ_BYTES = 1 << 20
 _BATCH_ROWS = 65_536
+#: The highest value of a topic's ``max.message.bytes``.
+_MOST_BYTES = 1 << 30
+#: A record of a CSV file is no larger: twice the largest record that a topic takes by default.
+_CSV_BLOCK_BYTES = 32 << 20
+#: An object of JSON that is spread over several lines is no larger.
+_MAX_JSON_BYTES = 64 << 20
+_BOM = b"\xef\xbb\xbf"
 #: Continuation mark of an encapsulated message.
 _STREAM_START = b"\xff\xff\xff\xff"
 
@@ -33,6 +51,8 @@ class Format(str, Enum):
     """Formats of input."""
 
     LINES = "lines"
+    #: All of the input is one record, as kcat sends a file.
+    WHOLE = "whole"
     JSON = "json"
     CSV = "csv"
     PARQUET = "parquet"
@@ -51,6 +71,9 @@ _BY_SUFFIX = {
     ".feather": Format.ARROW,
     ".ipc": Format.ARROW,
 }
+_COMPRESSED = {".gz": "gzip", ".gzip": "gzip", ".zst": "zstd", ".zstd": "zstd"}
+#: What broken files raise; JSON that is nested too deeply a RecursionError.
+_BROKEN = (pa.ArrowException, ValueError, EOFError, zlib.error, gzip.BadGzipFile, RecursionError)
 
 
 class Input(NamedTuple):
@@ -62,7 +85,17 @@ class Input(NamedTuple):
 
 def format_of(path: Path | None) -> Format:
     """The format a file's name stands for; lines for standard input and unknown names."""
-    return _BY_SUFFIX.get(path.suffix.lower(), Format.LINES) if path is not None else Format.LINES
+    return _BY_SUFFIX.get(plain_path(path).suffix.lower(), Format.LINES) if path is not None else Format.LINES
+
+
+def compression_of(path: Path | None) -> str | None:
+    """Return ``"gzip"`` or ``"zstd"``, whichever a file's name stands for."""
+    return _COMPRESSED.get(path.suffix.lower()) if path is not None else None
+
+
+def plain_path(path: Path) -> Path:
+    """Return ``path`` without the ending of a compression."""
+    return path.with_suffix("") if compression_of(path) else path
 
 
 @contextlib.contextmanager
@@ -74,8 +107,11 @@ def open_input(path: Path | None, kind: Format, *, schema: pa.Schema, separator:
         OSError: the file cannot be opened.
     """
     name = "standard input" if path is None else str(path)
-    with contextlib.nullcontext(sys.stdin.buffer) if path is None else path.open("rb") as source:
+    with contextlib.ExitStack() as stack:
         try:
+            source = sys.stdin.buffer if path is None else stack.enter_context(_opened(path))
+            if compression_of(path) and kind in {Format.PARQUET, Format.ARROW}:
+                source = io.BytesIO(source.read())  # which are read from their ends
             if kind is Format.PARQUET:
                 found = _parquet(source)
             elif kind is Format.ARROW:
@@ -84,9 +120,11 @@ def open_input(path: Path | None, kind: Format, *, schema: pa.Schema, separator:
                 found = Input(_csv(source, schema), None)
             elif kind is Format.JSON:
                 found = Input(_json_lines(source, schema), None)
+            elif kind is Format.WHOLE:
+                found = Input(_whole(source, separator), None)
             else:
                 found = Input(_lines(source, separator), None)
-        except (pa.ArrowException, ValueError) as error:
+        except _BROKEN as error:
             raise _broken(name, error) from None
         yield Input(_telling(name, found.tables), found.total_rows)
 
@@ -101,16 +139,14 @@ def schema_of_file(path: Path) -> pa.Schema:
     if kind not in {Format.PARQUET, Format.ARROW, Format.CSV}:
         raise ConfigError(f"{path}: a Parquet, Arrow or CSV file is expected (by its name)")
     try:
-        with path.open("rb") as source:
-            if kind is Format.PARQUET:
-                schema = pa.parquet.read_schema(source)
-            elif kind is Format.CSV:
-                with pa.csv.open_csv(source) as reader:
+        with _opened(path) as opened:
+            if kind is Format.CSV:
+                with pa.csv.open_csv(opened, convert_options=_csv_options([]), parse_options=_CSV_PARSING) as reader:
                     schema = reader.schema
             else:
-                with _arrow_reader(source) as arrow:
-                    schema = arrow.schema
-    except (pa.ArrowException, ValueError) as error:
+                source = io.BytesIO(opened.read()) if compression_of(path) else opened
+                schema = pa.parquet.read_schema(source) if kind is Format.PARQUET else _arrow_reader(source).schema
+    except _BROKEN as error:
         raise _broken(str(path), error) from None
     return plain_schema(schema)
 
@@ -118,12 +154,30 @@ def schema_of_file(path: Path) -> pa.Schema:
 def _telling(name: str, tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
     try:
         yield from tables
-    except (pa.ArrowException, ValueError) as error:
+    except BrokerError as error:
+        raise BrokerError(error.code, f"{name}: {error.detail}") from None
+    except _BROKEN as error:
+        raise _broken(name, error) from None
+    except OSError as error:  # also what zstd raises
         raise _broken(name, error) from None
 
 
 def _broken(name: str, error: Exception) -> ConfigError:
     return ConfigError(f"{name}: {str(error).partition(chr(10))[0][:300]}")
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[BinaryIO]:
+    kind = compression_of(path)
+    with path.open("rb") as file:
+        if kind == "gzip":
+            with gzip.open(file) as unpacked:
+                yield cast("BinaryIO", unpacked)
+        elif kind == "zstd":
+            with pa.CompressedInputStream(file, "zstd") as stream:
+                yield stream
+        else:
+            yield file
 
 
 # --- formats ---
@@ -156,23 +210,276 @@ def _arrow_reader(source: BinaryIO) -> pa.RecordBatchFileReader | pa.RecordBatch
     return pa.ipc.open_stream(source)
 
 
-def _csv(source: BinaryIO, schema: pa.Schema) -> Iterator[pa.Table]:
-    options = pa.csv.ConvertOptions(
-        column_types=_as_text(schema), strings_can_be_null=True, quoted_strings_can_be_null=False
+_CSV_PARSING = pa.csv.ParseOptions(newlines_in_values=True)
+
+
+def _csv_options(binary: Sequence[str]) -> pa.csv.ConvertOptions:
+    """Only an empty field is null; one in quotes is empty text."""
+    return pa.csv.ConvertOptions(
+        column_types=dict.fromkeys(binary, pa.binary()),
+        null_values=[""],
+        strings_can_be_null=True,
+        quoted_strings_can_be_null=False,
     )
-    with pa.csv.open_csv(source, convert_options=options) as reader:
-        for batch in reader:
-            yield pa.Table.from_batches([batch])
+
+
+def _csv(source: BinaryIO, schema: pa.Schema) -> Iterator[pa.Table]:
+    """Rows are counted with the header as row 1, as Arrow's reader counts them."""
+    # With one column an empty line is a null, else it is nothing.
+    parsing = _CSV_PARSING
+    if len(schema) == 1:
+        parsing = pa.csv.ParseOptions(newlines_in_values=True, ignore_empty_lines=False)
+    names = [*schema.names, PARTITION_COLUMN]
+    reading = pa.csv.ReadOptions(block_size=_CSV_BLOCK_BYTES, use_threads=False)
+    row = 2
+    with pa.csv.open_csv(
+        _WholeLineEnds(source), convert_options=_csv_options(names), parse_options=parsing, read_options=reading
+    ) as reader:
+        for block in reader:
+            for at in range(0, block.num_rows, _BATCH_ROWS):
+                batch = block.slice(at, _BATCH_ROWS)
+                _check_names(batch.schema.names, schema)
+                values = dict(zip(batch.schema.names, batch.columns, strict=True))
+                yield _table(schema, values, from_csv, partial(_row_after, row))
+                row += batch.num_rows
+
+
+class _WholeLineEnds(io.RawIOBase):
+    """A source whose blocks do not end with a carriage return.
+
+    Arrow's reader drops a line feed at the beginning of a block that follows one, also inside quotes.
+    """
+
+    def __init__(self, source: BinaryIO) -> None:
+        self._source = source
+        self._held = b""
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        held, self._held = self._held, b""
+        block = held + self._source.read(size - len(held) if size >= 0 else -1)
+        kept = block.rstrip(b"\r")
+        if kept and len(block) > len(held):
+            self._held = block[len(kept) :]
+            return kept
+        return block
+
+
+def _row_after(first: int, row: int) -> str:
+    return f"row {first + row}"
 
 
 def _json_lines(source: BinaryIO, schema: pa.Schema) -> Iterator[pa.Table]:
-    # Nested: the reader takes no binary and no decimals, so those are read as text and converted with the rest.
-    options = pa.json.ParseOptions(explicit_schema=_as_text(schema), unexpected_field_behavior="infer")
+    documents = JsonDocuments()
     for block in _blocks_of_lines(source):
-        if block.isspace():
-            continue  # Arrow's reader skips empty lines, but wants one that is not
-        read = pa.json.ReadOptions(block_size=len(block) + 1, use_threads=False)
-        yield pa.json.read_json(io.BytesIO(block), parse_options=options, read_options=read)
+        documents.feed(block)
+        yield from _json_tables(documents, schema)
+    documents.close()
+    yield from _json_tables(documents, schema)
+
+
+def _json_tables(documents: JsonDocuments, schema: pa.Schema) -> Iterator[pa.Table]:
+    found, lines = documents.take()
+    for at in range(0, len(found), _BATCH_ROWS):
+        rows, numbers = found[at : at + _BATCH_ROWS], lines[at : at + _BATCH_ROWS]
+        given = {name for row in rows for name in row}
+        try:
+            _check_names(given, schema)
+        except BrokerError as error:
+            unknown = given - {*schema.names, PARTITION_COLUMN}
+            row = next(row for row, value in enumerate(rows) if unknown & value.keys())
+            raise BrokerError(error.code, f"line {numbers[row]}: {error.detail}") from None
+        values = {name: [row.get(name) for row in rows] for name in given}
+        yield _table(schema, values, from_json, partial(_line_of, numbers), rows=len(rows))
+
+
+def _line_of(lines: Sequence[int], row: int) -> str:
+    return f"line {lines[row]}"
+
+
+class JsonDocuments:
+    """JSON objects out of lines: one a line, several a line, or one over several lines. Owner: one input."""
+
+    def __init__(self) -> None:
+        #: Lines of the objects that are complete.
+        self._line = 0
+        #: The lines of an object whose end has not come yet, their bytes, and its open brackets.
+        self._begun: list[bytes] = []
+        self._begun_bytes = 0
+        self._depth = 0
+        self._found: list[dict[str, Any]] = []
+        self._lines: list[int] = []
+
+    def feed(self, block: bytes) -> None:
+        """Take whole lines. Raises ValueError for what is no JSON object, with its line."""
+        if not self._line and not self._begun:
+            block = block.removeprefix(_BOM)
+        if not self._begun and (rows := _flat_objects(block)) is not None:
+            self._found += rows
+            self._lines += range(self._line + 1, self._line + 1 + len(rows))
+            self._line += len(rows)
+            return
+        for line in block.removesuffix(b"\n").split(b"\n"):
+            if self._begun:
+                self._go_on(line)
+            else:
+                self._take_line(line)
+
+    def close(self) -> None:
+        """There is no more. Raises ValueError when an object has no end."""
+        if self._begun:
+            self._parse_begun()
+
+    def take(self) -> tuple[list[dict[str, Any]], list[int]]:
+        """Return the objects that are complete, and the line that each begins on."""
+        found, lines = self._found, self._lines
+        self._found, self._lines = [], []
+        return found, lines
+
+    def _take_line(self, line: bytes) -> None:
+        if line and not line.isspace():
+            try:
+                value = DECODER.decode(line.decode())
+            except ValueError:
+                depth = _depth(line)
+                if depth is None or depth <= 0:
+                    self._parse(line)
+                else:
+                    self._begun, self._begun_bytes, self._depth = [line], len(line), depth
+                    return
+            else:
+                self._append(value)
+        self._line += 1
+
+    def _go_on(self, line: bytes) -> None:
+        self._begun.append(line)
+        self._begun_bytes += len(line) + 1
+        depth = _depth(line)
+        self._depth = 0 if depth is None else self._depth + depth
+        if self._depth <= 0 or self._begun_bytes > _MAX_JSON_BYTES:
+            self._parse_begun()
+
+    def _parse_begun(self) -> None:
+        lines, self._begun = self._begun, []
+        self._parse(b"\n".join(lines))
+        self._line += len(lines)
+
+    def _parse(self, text: bytes) -> None:
+        """One object after the other, where a line is not one object."""
+        try:
+            document = text.decode()
+            at = _spaces_end(document, 0)
+            while at < len(document):
+                value, at = DECODER.raw_decode(document, at)
+                self._append(value)
+                at = _spaces_end(document, at)
+        except _NoObjectError:
+            raise
+        except ValueError as error:
+            raise ValueError(f"line {self._line + 1}: {error}") from None
+
+    def _append(self, value: Any) -> None:
+        if not isinstance(value, dict):
+            found = json.dumps(value, default=str)[:40]
+            raise _NoObjectError(f"line {self._line + 1}: {found} found, expected a JSON object")
+        self._found.append(value)
+        self._lines.append(self._line + 1)
+
+
+#: Several times as fast as Python's decoder, but it takes the last of two values for one name in silence.
+_FAST_DECODER = msgspec.json.Decoder(float_hook=Decimal)
+
+
+def _flat_objects(block: bytes) -> list[dict[str, Any]] | None:
+    """Return the objects of ``block`` where each line is one without nested values; None for any other block.
+
+    Every name and every text has two quotes. If the block has no more than those of the values that were found, no
+    name stands twice in an object.
+    """
+    try:
+        rows = _FAST_DECODER.decode_lines(block)
+    except (msgspec.MsgspecError, ValueError, ArithmeticError, RecursionError):
+        return None
+    # As many lines as objects, and each line begins one.
+    if not len(rows) == block.count(b"\n") + (block[-1:] != b"\n") == block.count(b"\n{") + (block[:1] == b"{"):
+        return None
+    if set(map(type, rows)) != {dict}:
+        return None
+    kinds = list(map(type, chain.from_iterable(map(dict.values, rows))))
+    if dict in kinds or list in kinds or block.count(b'"') != 2 * (len(kinds) + kinds.count(str)):
+        return None
+    return rows
+
+
+class _NoObjectError(ValueError):
+    """A JSON value that is no object; the text names its line."""
+
+
+_JSON_PARTS = re.compile(rb'"(?:[^"\\]|\\.)*"?|[{}\[\]]')
+_SPACES = re.compile(r"[ \t\r\n]*")
+
+
+def _spaces_end(document: str, at: int) -> int:
+    match = _SPACES.match(document, at)
+    assert match is not None
+    return match.end()
+
+
+def _depth(line: bytes) -> int | None:
+    """Return how many more brackets ``line`` opens than it closes; None when text in quotes does not end on it."""
+    depth = 0
+    for part in _JSON_PARTS.findall(line):
+        if part[:1] == b'"':
+            if len(part) == 1 or part[-1:] != b'"':
+                return None
+        else:
+            depth += 1 if part in b"{[" else -1
+    return depth
+
+
+def _check_names(names: Iterable[str], schema: pa.Schema) -> None:
+    """Raises BrokerError SCHEMA_MISMATCH for a name that is no column, or stands there twice."""
+    found = list(names)
+    unknown = sorted(set(found) - {*schema.names, PARTITION_COLUMN})
+    problems = [f"column {name!r} is not among the topic's columns {schema.names}" for name in unknown]
+    problems += [f"column {name!r} occurs {found.count(name)} times" for name in set(found) if found.count(name) > 1]
+    if problems:
+        raise BrokerError(ErrorCode.SCHEMA_MISMATCH, "; ".join(problems[:20]))
+
+
+def _table(
+    schema: pa.Schema,
+    values: dict[str, Any],
+    convert: Callable[[Any, pa.DataType], pa.Array],
+    place: Callable[[int], str],
+    *,
+    rows: int | None = None,
+) -> pa.Table:
+    """The values of each column as a table of the topic's types; ``place`` says where a row stands in the input.
+
+    Raises:
+        BrokerError: SCHEMA_MISMATCH names the column, the row and the value.
+    """
+    fields = [field for field in schema if field.name in values]
+    if PARTITION_COLUMN in values and PARTITION_COLUMN not in schema.names:
+        fields.append(pa.field(PARTITION_COLUMN, pa.int64()))
+    if not fields:
+        fields = [schema.field(0)]  # objects without any value are records of nulls
+        values = {fields[0].name: [None] * (rows or 0)}
+    columns = []
+    for field in fields:
+        try:
+            column = convert(values[field.name], field.type)
+        except ValueRefusedError as error:
+            detail = f"column {field.name + error.path!r}, {place(error.row)}: {error}"
+            raise BrokerError(ErrorCode.SCHEMA_MISMATCH, detail) from None
+        if path := misplaced_null(column, field):
+            row = next(row for row in range(len(column)) if misplaced_null(column.slice(row, 1), field))
+            raise BrokerError(ErrorCode.SCHEMA_MISMATCH, f"column {path!r}, {place(row)}: it may not be null")
+        columns.append(column)
+    return pa.Table.from_arrays(columns, schema=pa.schema(fields))
 
 
 def _lines(source: BinaryIO, separator: str | None) -> Iterator[pa.Table]:
@@ -188,6 +495,18 @@ def _lines(source: BinaryIO, separator: str | None) -> Iterator[pa.Table]:
         yield pa.table({"key": pa.array(keys, pa.binary()), "value": pa.array(values, pa.binary())})
 
 
+def _whole(source: BinaryIO, separator: str | None) -> Iterator[pa.Table]:
+    """Yield one record with all its line ends, and none of an input without a byte, as a failed command leaves it."""
+    content = source.read(_MOST_BYTES + 1)
+    if len(content) > _MOST_BYTES:
+        raise ValueError(f"over {_MOST_BYTES} bytes found: no record may be so large")
+    if not content:
+        return
+    before, found, after = content.partition(separator.encode()) if separator else (b"", b"", b"")
+    key, value = [before if found else None], [after if found else content]
+    yield pa.table({"key": pa.array(key, pa.binary()), "value": pa.array(value, pa.binary())})
+
+
 def _blocks_of_lines(source: BinaryIO) -> Iterator[bytes]:
     """Whole lines, as many as there are; the last one need not end with a line feed."""
     rest = b""
@@ -200,18 +519,3 @@ def _blocks_of_lines(source: BinaryIO) -> Iterator[bytes]:
             yield block[:end]
     if rest:
         yield rest
-
-
-def _as_text(schema: pa.Schema) -> pa.Schema:
-    return pa.schema([pa.field(field.name, _text_type(field.type)) for field in schema])
-
-
-def _text_type(kind: pa.DataType) -> pa.DataType:
-    if types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind):
-        return pa.string()
-    if types.is_struct(kind):
-        fields = [kind.field(index) for index in range(kind.num_fields)]
-        return pa.struct([pa.field(field.name, _text_type(field.type)) for field in fields])
-    if types.is_list(kind) or types.is_large_list(kind):
-        return pa.list_(_text_type(kind.value_type))
-    return kind

@@ -6,6 +6,8 @@ time or nobody reached; 130 Ctrl-C; 141 whoever read the output has gone. docs/c
 
 from __future__ import annotations
 
+import sparklog.cli.starting  # isort: split
+
 import os
 import sys
 from collections.abc import Sequence
@@ -18,20 +20,23 @@ from sparklog.cli.config import config
 from sparklog.cli.consume import consume
 from sparklog.cli.controller import controller
 from sparklog.cli.groups import groups
+from sparklog.cli.output import note, print_line
 from sparklog.cli.partitions import partitions
 from sparklog.cli.perf import perf
 from sparklog.cli.produce import produce
+from sparklog.cli.salvage import salvage
 from sparklog.cli.segments import segments
 from sparklog.cli.top import top
 from sparklog.cli.topics import topics
 from sparklog.cli.transactions import transactions
+from sparklog.cli.zookeeper import zookeeper
 from sparklog.client.errors import ClientTimeout
 from sparklog.errors import BrokerError, ConfigError, ErrorCode, SparklogError
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_TIMEOUT = 3
-EXIT_INTERRUPTED = 130
+EXIT_INTERRUPTED = sparklog.cli.starting.EXIT_INTERRUPTED
 EXIT_PIPE = 141
 
 #: Wrong use of the command line. Typer carries its own click since 0.20 and gives this class no public name.
@@ -58,15 +63,15 @@ app.add_typer(partitions, name="partitions")
 app.add_typer(config, name="config")
 app.add_typer(perf, name="perf")
 app.command("top")(top)
+segments.command("salvage")(salvage)
 app.add_typer(segments, name="segments")
+app.add_typer(zookeeper, name="zookeeper")
 app.command("controller")(controller)
 
 
 def _version(wanted: bool) -> None:
     if wanted:
-        import sparklog
-
-        print(f"sparklog {sparklog.__version__}")
+        print_line(f"sparklog {sparklog.__version__}")
         raise typer.Exit
 
 
@@ -142,8 +147,10 @@ def _failed(error: SparklogError) -> int:
 
 
 def _say(message: str) -> None:
-    print(f"sparklog: {' '.join(message.split())}", file=sys.stderr)
+    note(f"sparklog: {' '.join(message.split())}")
 
+
+sparklog.cli.starting.started()
 
 if __name__ == "__main__":
     main()

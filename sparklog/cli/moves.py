@@ -21,7 +21,7 @@ from sparklog.cli.options import (
     open_admin,
     topic_names,
 )
-from sparklog.cli.output import done, human_bytes, ids, note, print_json, print_table
+from sparklog.cli.output import done, human_bytes, ids, note, print_json, print_line, print_table
 from sparklog.cli.progress import bar
 from sparklog.client.admin import Admin
 from sparklog.client.descriptions import MoveDescription, TopicDescription
@@ -126,7 +126,7 @@ def elect_leaders(
     if failed:
         raise typer.Exit(1)
     if not as_json:
-        print("every partition has the leader it should have")
+        print_line("every partition has the leader it should have")
 
 
 def print_moves(moves: Sequence[MoveDescription]) -> None:
@@ -172,11 +172,11 @@ def begin_moves(
     if begun.warning:
         note(f"sparklog: {begun.warning}")
     if not as_json:
-        print(f"{len(begun.targets)} partitions move", flush=True)
+        print_line(f"{len(begun.targets)} partitions move", flush=True)
     if wait_s is not None:
         await_moves(admin, begun.targets, timeout_s=wait_s)
         if not as_json:
-            print(f"{len(begun.targets)} partitions are there, and in sync")
+            print_line(f"{len(begun.targets)} partitions are there, and in sync")
     if as_json:
         print_json({"partitions": plain_targets(begun.targets), "warning": begun.warning, "done": wait_s is not None})
 
@@ -212,7 +212,7 @@ def show_moves(admin: Admin, which: Sequence[str], *, as_json: bool) -> None:
     elif found:
         print_moves(found)
     else:
-        print("no partition is being moved")
+        print_line("no partition is being moved")
 
 
 def cancel_moves(admin: Admin, which: Sequence[str], *, as_json: bool) -> None:

@@ -15,6 +15,7 @@ import typer
 from sparklog.client.admin import Admin
 from sparklog.client.errors import ClientTimeout
 from sparklog.errors import BrokerError, ConfigError, ErrorCode, SparklogError
+from sparklog.escaping import escaped
 
 _BOOTSTRAP_VARIABLES = ["SPARKLOG_BOOTSTRAP", "SPARKLOG_BOOTSTRAP_SERVERS"]
 
@@ -27,7 +28,8 @@ def topic_names(context: typer.Context, incomplete: str) -> list[str]:
     topic, colon, _ = incomplete.partition(":")
     try:
         with Admin(found, timeout_s=1.0, first_contact_s=0.5) as admin:
-            return [] if colon else [name for name in admin.list_topics() if name.startswith(topic)]
+            names = [] if colon else admin.list_topics()
+            return [name for name in names if name.startswith(topic) and name.isprintable()]
     except SparklogError:
         return []
 
@@ -39,7 +41,8 @@ def group_names(context: typer.Context, incomplete: str) -> list[str]:
         return []
     try:
         with Admin(found, timeout_s=1.0, first_contact_s=0.5) as admin:
-            return [name for name in admin.list_groups() if name.startswith(incomplete)]
+            # A name that does not print cannot be typed, and the shell would show it as it is.
+            return [name for name in admin.list_groups() if name.startswith(incomplete) and name.isprintable()]
     except SparklogError:
         return []
 
@@ -80,7 +83,7 @@ _UNITS = {"": 1, "b": 1} | {
 }
 _SPAN_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 #: What ``point_in_time`` takes, for error messages.
-TIMES = "a time as 2026-01-31T12:00, or a span as -90s, -15m, -1h, -7d"
+TIMES = "a time as 2026-01-31T12:00 (UTC unless it names a zone), or a span as -90s, -15m, -1h, -7d"
 
 
 def byte_count(text: str | None, *, what: str) -> int:
@@ -136,7 +139,7 @@ def confirm(question: str, what: str, *, yes: bool) -> None:
         return
     if not sys.stdin.isatty():
         raise ConfigError(f"{what}: nobody is there to be asked: give --yes")
-    typer.confirm(question, abort=True, err=True)
+    typer.confirm(escaped(question), abort=True, err=True)
 
 
 def pairs(items: list[str], *, what: str) -> dict[str, str]:
@@ -151,10 +154,12 @@ def pairs(items: list[str], *, what: str) -> dict[str, str]:
 
 
 def point_in_time(text: str) -> dt.datetime | None:
-    """A time in ISO 8601, in local time unless it names a zone, or as long ago as ``-1h``; None for what is neither."""
+    """Return a time in ISO 8601, which is UTC unless it names a zone, or the time as long ago as ``-1h`` says; None for
+    what is neither."""
     if span := re.fullmatch(r"-([0-9]+)([smhd])", text):
         return dt.datetime.now(dt.timezone.utc) - dt.timedelta(seconds=int(span[1]) * _SPAN_S[span[2]])
     try:
-        return dt.datetime.fromisoformat(text.removesuffix("Z") + ("+00:00" if text.endswith("Z") else ""))
+        found = dt.datetime.fromisoformat(text.removesuffix("Z") + ("+00:00" if text.endswith("Z") else ""))
+        return found if found.tzinfo is not None else found.replace(tzinfo=dt.timezone.utc)
     except ValueError:
         return None

@@ -1,4 +1,7 @@
-"""How results look: rich tables on a terminal, aligned text in a pipe, JSON when asked for."""
+"""How results look: rich tables on a terminal, aligned text in a pipe, JSON when asked for.
+
+All that a command prints goes through here, so that names and error texts that others chose reach a terminal escaped.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,9 @@ import msgspec
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
+
+from sparklog.escaping import escaped, escaped_json, escaped_lines
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
@@ -21,22 +27,39 @@ def on_terminal() -> bool:
 def print_json(value: Any) -> None:
     """One JSON document, indented for people where they look."""
     text = msgspec.json.encode(value)
-    print((msgspec.json.format(text, indent=2) if on_terminal() else text).decode())
+    print(escaped_json((msgspec.json.format(text, indent=2) if on_terminal() else text).decode()))
+
+
+def print_line(text: str = "", *, flush: bool = False) -> None:
+    """Print one line; ``flush`` where the command goes on for long."""
+    print(escaped(text), flush=flush)
+
+
+def print_lines(text: str) -> None:
+    """Print a text of sparklog's own that may have several lines."""
+    print(escaped_lines(text), flush=True)
+
+
+def print_json_line(text: str) -> None:
+    """Print a JSON document that is encoded already."""
+    print(escaped_json(text))
 
 
 def print_table(
     columns: Sequence[str], rows: Sequence[Sequence[Any]], *, title: str = "", numeric: Sequence[str] = ()
 ) -> None:
     """A table; ``numeric`` columns stand to the right."""
-    cells = [["-" if cell is None else str(cell) for cell in row] for row in rows]
+    cells = [["-" if cell is None else escaped(str(cell)) for cell in row] for row in rows]
+    title = escaped(title)
     if on_terminal():
         # Without rules between columns, so that eight of them fit into 80 characters.
         table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-        table.title, table.title_justify, table.title_style, table.header_style = title or None, "left", "", "bold"
+        table.title, table.title_justify, table.title_style = Text(title) if title else None, "left", ""
+        table.header_style = "bold"
         for column in columns:
             table.add_column(column, justify="right" if column in numeric else "left", overflow="fold")
         for row in cells:
-            table.add_row(*row)
+            table.add_row(*map(Text, row))  # a name is no markup
         Console().print(table)
         return
     if title:
@@ -52,12 +75,12 @@ def print_table(
 
 def done(value: Any, text: str, *, as_json: bool) -> None:
     """What a command has done, one document or one line."""
-    print_json(value) if as_json else print(text, flush=True)
+    print_json(value) if as_json else print_line(text, flush=True)
 
 
 def note(message: str) -> None:
     """For people, not for the pipe: on stderr."""
-    print(message, file=sys.stderr)
+    print(escaped(message), file=sys.stderr)
 
 
 def ids(brokers: Sequence[int]) -> str:

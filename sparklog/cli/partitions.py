@@ -21,12 +21,14 @@ from sparklog.cli.moves import (
 )
 from sparklog.cli.options import AsJson, Bootstrap, Throttle, Timeout, Yes, byte_count, open_admin, topic_names
 from sparklog.cli.output import ids, note, print_json, print_table
+from sparklog.cli.set_aside import set_aside
 from sparklog.errors import ConfigError
 from sparklog.model import TopicPartition
 
 partitions = typer.Typer(help="Where replicas stand and who leads: reassign and elect.", no_args_is_help=True)
 reassign = typer.Typer(help="Move replicas: plan, apply, progress, cancel.", no_args_is_help=True)
 partitions.add_typer(reassign, name="reassign")
+partitions.add_typer(set_aside, name="set-aside")
 
 Which = Annotated[
     list[str], typer.Argument(metavar="TOPIC[:PARTITION]...", show_default=False, autocompletion=topic_names)

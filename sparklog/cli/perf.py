@@ -14,7 +14,7 @@ import typer
 
 from sparklog.cli import options
 from sparklog.cli.options import AsJson, Bootstrap, Timeout, Topic, byte_count, open_admin, servers
-from sparklog.cli.output import human_bytes, print_json
+from sparklog.cli.output import human_bytes, print_json, print_line
 from sparklog.cli.progress import bar
 from sparklog.client.consumer import Consumer
 from sparklog.client.errors import ClientTimeout
@@ -219,8 +219,8 @@ def _tell(found: dict[str, Any], *, as_json: bool) -> None:
         return
     for name, value in found.items():
         if isinstance(value, dict):
-            print(f"{name:<16} {'  '.join(f'{cut} {amount:g}' for cut, amount in value.items()) or '-'}")
+            print_line(f"{name:<16} {'  '.join(f'{cut} {amount:g}' for cut, amount in value.items()) or '-'}")
         elif name.startswith("bytes"):
-            print(f"{name:<16} {human_bytes(value)}")
+            print_line(f"{name:<16} {human_bytes(value)}")
         else:
-            print(f"{name:<16} {'-' if value is None else f'{value:,}'}")
+            print_line(f"{name:<16} {'-' if value is None else f'{value:,}'}")

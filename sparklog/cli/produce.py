@@ -47,7 +47,8 @@ def produce(
     timeout: Timeout = 120.0,
     as_json: AsJson = False,
 ) -> None:
-    """Write records: lines, JSON lines, CSV, a Parquet or an Arrow file. Columns are found by name.
+    """Write records: lines, JSON lines, CSV, a Parquet or an Arrow file, or with --format whole all of the input as one
+    record. Columns are found by name.
 
     --timeout is for each record's acknowledgement. --json prints what was written when it is done.
 
@@ -58,10 +59,10 @@ def produce(
     started = time.monotonic()
     with open_admin(bootstrap, timeout) as admin:
         schema = admin.describe_topic(topic).schema
-    if kind is Format.LINES and not schema.equals(DEFAULT_SCHEMA):
+    if kind in {Format.LINES, Format.WHOLE} and not schema.equals(DEFAULT_SCHEMA):
         raise ConfigError(f"topic {topic!r} has columns {schema.names}: lines do not fit, give --format json or csv")
-    if key_separator is not None and kind is not Format.LINES:
-        raise ConfigError("--key-separator is for lines")
+    if key_separator is not None and kind not in {Format.LINES, Format.WHOLE}:
+        raise ConfigError("--key-separator is for --format lines or whole")
     separator = key_separator.replace("\\t", "\t") if key_separator else None
     with (
         open_input(path, kind, schema=schema, separator=separator) as source,

@@ -20,6 +20,8 @@ from rich.progress import (
 )
 from rich.text import Text
 
+from sparklog.escaping import escaped
+
 
 class Bar:
     """Progress on a terminal, or nothing."""
@@ -44,11 +46,11 @@ def bar(title: str, total: int | None, *, unit: str = "records", hidden: bool = 
     if hidden or not sys.stderr.isatty():
         yield Bar(None, total, title)
         return
-    columns = [SpinnerColumn(), TextColumn("{task.description}"), BarColumn()]
+    columns = [SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn()]
     columns += [MofNCompleteColumn(), _Rate(unit)] if unit else [TaskProgressColumn()]
     columns += [TimeRemainingColumn()] if total is not None else [TimeElapsedColumn()]
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        yield Bar(progress, total, title)
+        yield Bar(progress, total, escaped(title))
 
 
 class _Rate(TextColumn):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sparklog.cli.options import AsJson, Bootstrap, Timeout, Yes, confirm, open_admin, pairs, servers
-from sparklog.cli.output import note, print_json
+from sparklog.cli.output import note, print_json, print_line
 from sparklog.cli.topic_output import cluster_default
 from sparklog.errors import ConfigError
 
@@ -77,10 +77,10 @@ def restore(
         print_json(_plain(done))
         return
     if done.was_there:
-        print(f"{name}: was restored from this table already, nothing changed")
+        print_line(f"{name}: was restored from this table already, nothing changed")
     else:
         compared = "" if done.compared is None else f", {done.compared} compared with the table"
-        print(f"{name}: {len(done.partitions)} partitions restored, {done.records} records sent{compared}")
+        print_line(f"{name}: {len(done.partitions)} partitions restored, {done.records} records sent{compared}")
         _warn_of_retention(done, bootstrap, timeout)
 
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import datetime as dt
-import json
 from collections import defaultdict
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
+import pyarrow as pa
 import typer
 
-from sparklog.cli.output import human_bytes, print_json, print_table
+from sparklog.cli.output import human_bytes, print_json, print_json_line, print_line, print_table
+from sparklog.cli.text_values import as_json, json_values, text_values
 from sparklog.errors import ConfigError, StorageError
 from sparklog.model import TopicPartition
 from sparklog.record.header import Flag
@@ -104,8 +104,8 @@ def compare(paths: Paths, as_json: AsJson = False) -> None:
         print_json({"partitions": compared, "differences": found})
     else:
         for one in found:
-            print(f"{one['partition']}: {one['replicas'][0]} and {one['replicas'][1]}: {one['difference']}")
-        print(f"{compared} partitions compared, {len(found)} differences")
+            print_line(f"{one['partition']}: {one['replicas'][0]} and {one['replicas'][1]}: {one['difference']}")
+        print_line(f"{compared} partitions compared, {len(found)} differences")
     if found:
         raise StorageError(f"{len(found)} differences found")
 
@@ -178,21 +178,19 @@ def _said(batch: dict[str, Any]) -> str:
 def _print_records(batch: StoredBatch, start: int, end: int | None) -> None:
     if batch.records is None:
         return
-    for offset, row in zip(batch.offsets.tolist(), batch.records.to_pylist(), strict=True):
+    names = batch.records.schema.names
+    columns = [json_values(column) for column in batch.records.columns]
+    for offset, row in zip(batch.offsets.tolist(), zip(*columns, strict=True), strict=True):
         if offset >= start and (end is None or offset < end):
-            _print_line({"offset": offset, **{name: _readable(value) for name, value in row.items()}})
-
-
-def _print_line(value: dict[str, Any]) -> None:
-    print(json.dumps(value, default=str, ensure_ascii=False))
-
-
-def _readable(value: Any) -> Any:
-    return value.decode(errors="backslashreplace") if isinstance(value, bytes) else value
+            print_json_line(as_json({"offset": offset, **dict(zip(names, row, strict=True))}).decode())
 
 
 def _time(us: int) -> str | None:
-    return dt.datetime.fromtimestamp(us / 1e6, dt.timezone.utc).isoformat(timespec="seconds") if us >= 0 else None
+    """The time in seconds, or its number and unit where a date cannot say it."""
+    if us < 0:
+        return None
+    (text,) = text_values(pa.array([us // 1_000_000], pa.timestamp("s", "UTC")))
+    return None if text is None else text.decode()
 
 
 def _high_watermark(partition: StoredPartition) -> int:

@@ -1,22 +1,33 @@
-"""What records look like on their way out: text, lines by a template, JSON, Arrow."""
+"""How records leave the cluster: text, lines by a template, JSON, CSV, Arrow, Parquet; gzip and zstd by name.
+
+Tables (CSV, Arrow, Parquet) have the columns that their topic has when the reading begins, also when no record comes.
+"""
 
 from __future__ import annotations
 
-import base64
 import contextlib
-import datetime as dt
+import gzip
+import re
 import sys
 from collections.abc import Iterator
 from enum import Enum
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO, Protocol, cast
 
 import msgspec
 import pyarrow as pa
-from pyarrow import types
+import pyarrow.parquet
 
-from sparklog.cli.template import Template
+from sparklog.cli import files
+from sparklog.cli.output import on_terminal
+from sparklog.cli.template import Show, Template
+from sparklog.cli.text_values import csv_values, json_values, text_values
 from sparklog.errors import ConfigError
+from sparklog.escaping import escaped_json, shown_bytes
+
+#: Rows of one row group of a Parquet file, and about the bytes.
+_GROUP_ROWS, _GROUP_BYTES = 1 << 20, 64 << 20
+_SPECIAL = re.compile(rb'[",\r\n]')
 
 
 class Format(str, Enum):
@@ -24,7 +35,18 @@ class Format(str, Enum):
 
     TEXT = "text"
     JSON = "json"
+    CSV = "csv"
     ARROW = "arrow"
+    PARQUET = "parquet"
+
+
+TABLES = frozenset({Format.CSV, Format.ARROW, Format.PARQUET})
+
+
+def format_of(path: Path | None) -> Format:
+    """Return the format that a file's name stands for; text for standard output and unknown names."""
+    found = files.format_of(path).value
+    return Format(found) if found in {kind.value for kind in Format} else Format.TEXT
 
 
 class Sink(Protocol):
@@ -32,27 +54,63 @@ class Sink(Protocol):
 
 
 @contextlib.contextmanager
-def open_sink(kind: Format, output: Path | None, *, keys: bool, template: Template | None) -> Iterator[Sink]:
-    stream: BinaryIO
+def open_sink(
+    kind: Format, output: Path | None, *, schema: pa.Schema | None, keys: bool, template: Template | None
+) -> Iterator[Sink]:
+    """Open a file, or standard output. ``schema``: the columns of a table; None: the topics have different ones.
+
+    On a terminal, values show what does not print as escapes.
+
+    Raises:
+        ConfigError: topics with different columns do not make one table, or a table of this kind is not compressed.
+    """
+    if kind in TABLES and schema is None:
+        raise ConfigError(f"the topics have different columns: {kind.value} takes one topic, or topics with the same")
+    compression = files.compression_of(output)
+    if compression and kind in {Format.ARROW, Format.PARQUET}:
+        raise ConfigError(f"{output}: {kind.value} files are not compressed as a whole; leave the ending out")
+    is_shown = output is None and on_terminal()
+    show: Show = shown_bytes if is_shown else bytes
     with contextlib.ExitStack() as stack:
-        stream = sys.stdout.buffer if output is None else stack.enter_context(output.open("wb"))
+        stream = sys.stdout.buffer if output is None else stack.enter_context(_opened(output, compression))
         if kind is Format.ARROW:
-            arrow = _ArrowSink(stream, as_file=output is not None)
-            stack.callback(arrow.close)
-            yield arrow
+            as_file = output is not None and output.suffix != ".arrows"
+            yield stack.enter_context(contextlib.closing(_ArrowSink(stream, schema, as_file=as_file)))
+        elif kind is Format.PARQUET:
+            yield stack.enter_context(contextlib.closing(_ParquetSink(stream, schema)))
+        elif kind is Format.CSV:
+            yield _CsvSink(stream, schema, show, flushed=not compression)
         elif template is not None:
-            yield _TemplateSink(stream, template)
+            yield _TemplateSink(stream, template, show, flushed=not compression)
+        elif kind is Format.JSON:
+            yield _JsonSink(stream, is_shown=is_shown, flushed=not compression)
         else:
-            yield _JsonSink(stream) if kind is Format.JSON else _TextSink(stream, keys=keys)
-        stream.flush()
+            yield _TextSink(stream, show, keys=keys, flushed=not compression)
+        if not compression:
+            stream.flush()
+
+
+@contextlib.contextmanager
+def _opened(output: Path, compression: str | None) -> Iterator[BinaryIO]:
+    with output.open("wb") as file:
+        if compression == "gzip":
+            with gzip.open(file, "wb") as packed:
+                yield cast("BinaryIO", packed)
+        elif compression == "zstd":
+            with pa.CompressedOutputStream(file, "zstd") as stream:
+                yield stream
+        else:
+            yield file
 
 
 class _TextSink:
     """Values line by line."""
 
-    def __init__(self, stream: BinaryIO, *, keys: bool) -> None:
+    def __init__(self, stream: BinaryIO, show: Show, *, keys: bool, flushed: bool) -> None:
         self._stream = stream
+        self._show = show
         self._keys = keys
+        self._flushed = flushed
 
     def write(self, batch: pa.RecordBatch) -> None:
         names = batch.schema.names
@@ -60,88 +118,118 @@ class _TextSink:
             chosen = ["key", "value"] if self._keys else ["value"]
         else:
             chosen = names
-        columns = [[_text(value) for value in batch.column(names.index(name)).to_pylist()] for name in chosen]
-        for row in zip(*columns, strict=True):
-            self._stream.write(b"\t".join(row) + b"\n")
-        self._stream.flush()
+        columns = [
+            [self._show(value or b"") for value in text_values(batch.column(names.index(name)))] for name in chosen
+        ]
+        self._stream.write(b"".join(b"\t".join(row) + b"\n" for row in zip(*columns, strict=True)))
+        if self._flushed:
+            self._stream.flush()
 
 
 class _TemplateSink:
     """A template's text for each record."""
 
-    def __init__(self, stream: BinaryIO, template: Template) -> None:
+    def __init__(self, stream: BinaryIO, template: Template, show: Show, *, flushed: bool) -> None:
         self._stream = stream
+        self._show = show
         self._template = template
+        self._flushed = flushed
 
     def write(self, batch: pa.RecordBatch) -> None:
-        self._stream.writelines(self._template.render(batch))
-        self._stream.flush()
+        self._stream.write(b"".join(self._template.render(batch, show=self._show)))
+        if self._flushed:
+            self._stream.flush()
 
 
 class _JsonSink:
     """One object a line."""
 
-    def __init__(self, stream: BinaryIO) -> None:
+    def __init__(self, stream: BinaryIO, *, is_shown: bool = False, flushed: bool = True) -> None:
         self._stream = stream
-        self._encoder = msgspec.json.Encoder(enc_hook=str)
+        self._is_shown = is_shown
+        self._encoder = msgspec.json.Encoder()
+        self._flushed = flushed
 
     def write(self, batch: pa.RecordBatch) -> None:
-        rows = batch.to_pylist()
-        for name in (field.name for field in batch.schema if _has_bytes(field.type)):
-            for row in rows:
-                row[name] = _readable(row[name])
-        self._stream.write(self._encoder.encode_lines(rows))
-        self._stream.flush()
+        names = batch.schema.names
+        columns = [json_values(column) for column in batch.columns]
+        rows = [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+        lines = self._encoder.encode_lines(rows)
+        self._stream.write(escaped_json(lines.decode()).encode() if self._is_shown else lines)
+        if self._flushed:
+            self._stream.flush()
+
+
+class _CsvSink:
+    """A line with the names of the columns, and one row a record. A null is an empty field, empty text is ``""``."""
+
+    def __init__(self, stream: BinaryIO, schema: pa.Schema, show: Show, *, flushed: bool) -> None:
+        self._stream = stream
+        self._schema = schema
+        self._show = show
+        self._flushed = flushed
+        self._stream.write(b",".join(show(_cell(name.encode())) for name in schema.names) + b"\n")
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        _check(batch, self._schema)
+        columns = [[self._show(_cell(value)) for value in csv_values(column)] for column in batch.columns]
+        self._stream.write(b"".join(b",".join(row) + b"\n" for row in zip(*columns, strict=True)))
+        if self._flushed:
+            self._stream.flush()
+
+
+def _cell(value: bytes | None) -> bytes:
+    if value is None:
+        return b""
+    return value if value and not _SPECIAL.search(value) else b'"' + value.replace(b'"', b'""') + b'"'
 
 
 class _ArrowSink:
     """An Arrow file, or a stream where there is no going back."""
 
-    def __init__(self, stream: BinaryIO, *, as_file: bool) -> None:
-        self._stream = stream
-        self._as_file = as_file
-        self._writer: pa.RecordBatchFileWriter | pa.RecordBatchStreamWriter | None = None
-        self._schema: pa.Schema | None = None
+    def __init__(self, stream: BinaryIO, schema: pa.Schema, *, as_file: bool) -> None:
+        self._schema = schema
+        self._writer = (pa.ipc.new_file if as_file else pa.ipc.new_stream)(stream, schema)
 
     def write(self, batch: pa.RecordBatch) -> None:
-        batch = batch.replace_schema_metadata(None)
-        if self._writer is None:
-            make = pa.ipc.new_file if self._as_file else pa.ipc.new_stream
-            self._schema = batch.schema
-            self._writer = make(self._stream, batch.schema)
-        if not batch.schema.equals(self._schema):
-            raise ConfigError("the records have different columns: an Arrow file takes one topic and schema")
-        self._writer.write_batch(batch)
+        _check(batch, self._schema)
+        self._writer.write_batch(batch.replace_schema_metadata(None))
 
     def close(self) -> None:
-        if self._writer is not None:
-            self._writer.close()
+        self._writer.close()
 
 
-def _has_bytes(kind: pa.DataType) -> bool:
-    if types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind):
-        return True
-    return any(_has_bytes(kind.field(index).type) for index in range(kind.num_fields)) if kind.num_fields else False
+class _ParquetSink:
+    """A Parquet file; its row groups are larger than the batches that come."""
 
+    def __init__(self, stream: BinaryIO, schema: pa.Schema) -> None:
+        self._schema = schema
+        self._writer = pa.parquet.ParquetWriter(stream, schema)
+        self._waiting: list[pa.RecordBatch] = []
+        self._waiting_bytes = 0
 
-def _readable(value: Any) -> Any:
-    if isinstance(value, bytes):
+    def write(self, batch: pa.RecordBatch) -> None:
+        _check(batch, self._schema)
+        self._waiting.append(batch.replace_schema_metadata(None))
+        self._waiting_bytes += batch.nbytes
+        if self._waiting_bytes >= _GROUP_BYTES or sum(found.num_rows for found in self._waiting) >= _GROUP_ROWS:
+            self._write_group()
+
+    def close(self) -> None:
+        if self._waiting:
+            self._write_group()
+        self._writer.close()
+
+    def _write_group(self) -> None:
+        table = pa.Table.from_batches(self._waiting, self._schema)
+        self._waiting, self._waiting_bytes = [], 0
         try:
-            return value.decode()
-        except UnicodeDecodeError:
-            return base64.b64encode(value).decode()
-    if isinstance(value, list):
-        return [_readable(item) for item in value]
-    if isinstance(value, dict):
-        return {name: _readable(item) for name, item in value.items()}
-    return value
+            self._writer.write_table(table, row_group_size=_GROUP_ROWS)
+        except pa.ArrowException as error:  # seconds beyond what its milliseconds can count
+            raise ConfigError(f"Parquet: {str(error).partition(chr(10))[0]}; take another format") from None
 
 
-def _text(value: Any) -> bytes:
-    if isinstance(value, bytes):
-        return value
-    if value is None:
-        return b""
-    if isinstance(value, dt.datetime):
-        return value.isoformat().encode()
-    return str(value).encode()
+def _check(batch: pa.RecordBatch, schema: Any) -> None:
+    if not batch.schema.equals(schema):
+        new = [name for name in batch.schema.names if name not in schema.names]
+        raise ConfigError(f"the topic has new columns {new}, added after this output began: consume it again")

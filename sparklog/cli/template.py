@@ -10,20 +10,23 @@ A null has the length -1 and no text. Of a typed topic, which has columns of its
 
 from __future__ import annotations
 
-import datetime as dt
 import re
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
 
-import msgspec
 import pyarrow as pa
+from pyarrow import types
 
+from sparklog.cli.text_values import as_json, json_values, text_values
 from sparklog.client.feed_cuts import LOG_COLUMNS
 from sparklog.errors import ConfigError
+from sparklog.record.rows import UNIT_NS
+from sparklog.record.schema import DEFAULT_SCHEMA
 
 _PARTS = re.compile(rb"%\{([^}]*)\}|%(.)|\\x([0-9a-fA-F]{2})|\\(.)|([^%\\]+)|(.)", re.DOTALL)
 _ESCAPES = {b"n": b"\n", b"r": b"\r", b"t": b"\t", b"\\": b"\\", b"0": b"\0"}
 _WORDS = frozenset(b"tpokKsSTh")
+#: Makes a value of a record fit to be shown.
+Show = Callable[[bytes], bytes]
 _PLACES = {field.name for field in LOG_COLUMNS}
 
 
@@ -49,62 +52,85 @@ class Template:
                 plain = word or literal or stray
                 self._parts.append(("text", bytes([int(code, 16)]) if code else _ESCAPES.get(escape, plain)))
 
-    def render(self, batch: pa.RecordBatch) -> Iterator[bytes]:
-        """One text a record of a batch with log columns. Raises ConfigError for a column that is not there."""
+    def render(self, batch: pa.RecordBatch, *, show: Show = bytes) -> Iterator[bytes]:
+        """One text a record of a batch with log columns; ``show`` makes what a record holds fit to be shown. Raises
+        ConfigError for a column that is not there."""
         for kind, name in self._parts:
             if kind == "column" and name.decode() not in batch.schema.names:
                 raise ConfigError(f"--template: no column {name.decode()!r}, there are {', '.join(batch.schema.names)}")
-        for row in batch.to_pylist():
-            yield b"".join(_part(kind, part, row) for kind, part in self._parts)
+        parts = [
+            [part] * batch.num_rows if kind == "text" else [*map(show, _part(kind, part, batch))]
+            for kind, part in self._parts
+        ]
+        for row in range(batch.num_rows):
+            yield b"".join(part[row] for part in parts)
 
 
-def _part(kind: str, part: bytes, row: dict[str, Any]) -> bytes:
-    if kind == "text":
-        return part
-    return _text(row[part.decode()]) if kind == "column" else _word(part, row)
+def _part(kind: str, part: bytes, batch: pa.RecordBatch) -> Sequence[bytes]:
+    """The text of a column or a word for each record."""
+    return _shown(text_values(batch.column(part.decode()))) if kind == "column" else _word(part, batch)
 
 
-def _word(word: bytes, row: dict[str, Any]) -> bytes:
+def _word(word: bytes, batch: pa.RecordBatch) -> Sequence[bytes]:
     match word:
         case b"t":
-            return _text(row["_topic"])
+            return _shown(_texts(batch, "_topic"))
         case b"p":
-            return b"%d" % row["_partition"]
+            return _shown(_texts(batch, "_partition"))
         case b"o":
-            return b"%d" % row["_offset"]
+            return _shown(_texts(batch, "_offset"))
         case b"k":
-            return _text(row.get("key"))
+            return _shown(_texts(batch, "key"))
         case b"K":
-            return _length(row.get("key"))
+            return _lengths(_texts(batch, "key"))
         case b"s":
-            return _text(_value(row))
+            return _shown(_values(batch))
         case b"S":
-            return _length(_value(row))
+            return _lengths(_values(batch))
         case b"T":
-            at = row.get("timestamp")
-            return b"%d" % (at.timestamp() * 1000) if isinstance(at, dt.datetime) else b"-1"
+            return _milliseconds(batch)
         case _:
-            return b",".join(
-                _text(header["key"]) + b"=" + _text(header["value"]) for header in row.get("headers") or ()
-            )
+            return _headers(batch)
 
 
-def _value(row: dict[str, Any]) -> Any:
-    if "value" in row and "headers" in row:
-        return row["value"]
-    columns = {name: value for name, value in row.items() if name not in _PLACES}
-    return msgspec.json.encode(columns, enc_hook=str)
+def _texts(batch: pa.RecordBatch, name: str) -> Sequence[bytes | None]:
+    """The text of a column; nulls where there is no such column."""
+    return text_values(batch.column(name)) if name in batch.schema.names else [None] * batch.num_rows
 
 
-def _length(value: Any) -> bytes:
-    return b"-1" if value is None else b"%d" % len(_text(value))
+def _values(batch: pa.RecordBatch) -> Sequence[bytes | None]:
+    if {"value", "headers"}.issubset(batch.schema.names):
+        return text_values(batch.column("value"))
+    names = [name for name in batch.schema.names if name not in _PLACES]
+    columns = [json_values(batch.column(name)) for name in names]
+    return [as_json(dict(zip(names, row, strict=True))) for row in zip(*columns, strict=True)]
 
 
-def _text(value: Any) -> bytes:
-    if value is None:
-        return b""
-    if isinstance(value, bytes):
-        return value
-    if isinstance(value, dt.datetime):
-        return value.isoformat().encode()
-    return str(value).encode()
+def _milliseconds(batch: pa.RecordBatch) -> Sequence[bytes]:
+    index = batch.schema.get_field_index("timestamp")
+    if index < 0 or not types.is_timestamp(batch.schema.field(index).type):
+        return [b"-1"] * batch.num_rows
+    column = batch.column(index)
+    ticks = column.cast(pa.int64()).to_pylist()
+    unit_ns = UNIT_NS[column.type.unit]
+    return [b"-1" if at is None else b"%d" % (at * unit_ns // 1_000_000) for at in ticks]
+
+
+def _headers(batch: pa.RecordBatch) -> Sequence[bytes]:
+    index = batch.schema.get_field_index("headers")
+    if index < 0:
+        return [b""] * batch.num_rows
+    if not batch.schema.field(index).type.equals(DEFAULT_SCHEMA.field("headers").type):
+        return _shown(text_values(batch.column(index)))
+    return [
+        b",".join((header["key"] or "").encode() + b"=" + (header["value"] or b"") for header in found or ())
+        for found in batch.column(index).to_pylist()
+    ]
+
+
+def _shown(texts: Sequence[bytes | None]) -> Sequence[bytes]:
+    return [text or b"" for text in texts]
+
+
+def _lengths(texts: Sequence[bytes | None]) -> Sequence[bytes]:
+    return [b"-1" if text is None else b"%d" % len(text) for text in texts]

@@ -17,11 +17,12 @@ from rich.table import Table
 from rich.text import Text
 
 from sparklog.cli.options import AsJson, Bootstrap, Timeout, open_admin
-from sparklog.cli.output import human_bytes, on_terminal, print_json, print_table
+from sparklog.cli.output import human_bytes, on_terminal, print_json, print_line, print_table
 from sparklog.cli.top_view import Snapshot, View, compare
 from sparklog.client.admin import Admin
 from sparklog.client.errors import ClientTimeout
 from sparklog.errors import BrokerError
+from sparklog.escaping import escaped
 
 _BROKERS = ("broker", "address", "state", "leads", "replicas", "size", "records/s", "ISR changes")
 _BUSIEST = ("partition", "leader", "in sync", "records/s", "bytes/s", "end")
@@ -72,7 +73,7 @@ def _print(admin: Admin, looks: Iterable[int], interval_s: float, rows: int, *, 
     if view is not None and not as_json:
         for title, columns, cells in _tables(view, rows):
             print_table(columns, cells, title=title, numeric=tuple(_NUMERIC))
-            print()
+            print_line()
 
 
 def _live(admin: Admin, looks: Iterable[int], interval_s: float, rows: int) -> None:
@@ -91,7 +92,7 @@ def _live(admin: Admin, looks: Iterable[int], interval_s: float, rows: int) -> N
                 live.update(shown, refresh=True)
             except (BrokerError, ClientTimeout) as error:
                 # What was seen last stays: whoever watches wants to see it when the cluster is in trouble.
-                live.update(Group(Text(str(error), style="bold red"), shown), refresh=True)
+                live.update(Group(Text(escaped(str(error)), style="bold red"), shown), refresh=True)
             time.sleep(interval_s)
 
 
@@ -114,9 +115,14 @@ def _render(view: View, changes: Iterable[str], rows: int) -> RenderableType:
         for column in columns:
             table.add_column(column, justify="right" if column in _NUMERIC else "left")
         for row in cells:
-            table.add_row(*("-" if cell is None else str(cell) for cell in row))
+            table.add_row(*(Text("-" if cell is None else escaped(str(cell))) for cell in row))
         parts += [Text(), table]
-    return Group(*parts, Text(), Text("changes of leaders and in-sync sets", style="italic"), Text("\n".join(changes)))
+    return Group(
+        *parts,
+        Text(),
+        Text("changes of leaders and in-sync sets", style="italic"),
+        Text("\n".join(map(escaped, changes))),
+    )
 
 
 def _tables(view: View, rows: int) -> list[tuple[str, Sequence[str], list[tuple[Any, ...]]]]:

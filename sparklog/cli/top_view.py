@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from sparklog.client.descriptions import BrokerDescription, PartitionDescription, TopicDescription
-from sparklog.model import TopicPartition
+from sparklog.model import TopicPartition, host_and_port
 
 _KEPT_CHANGES = 200
 
@@ -116,7 +116,7 @@ def _broker_row(
     led = [TopicPartition(one.topic, one.partition) for one in broker.replicas if one.role == "leader"]
     return BrokerRow(
         broker.address.broker_id,
-        f"{broker.address.host}:{broker.address.port}",
+        host_and_port(broker.address.host, broker.address.port),
         broker.state,
         broker.leaders,
         len(broker.replicas),

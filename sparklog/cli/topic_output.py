@@ -8,7 +8,7 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from sparklog.cli.output import ids, print_table
+from sparklog.cli.output import ids, print_line, print_table
 from sparklog.client.admin import Admin
 from sparklog.client.descriptions import PartitionDescription, TopicDescription
 from sparklog.config import TOPIC_SETTINGS
@@ -85,15 +85,15 @@ def state(topic: TopicDescription) -> str:
 
 
 def print_topic(topic: TopicDescription) -> None:
-    print(f"topic      {topic.name} ({topic.topic_id})")
-    print(f"columns    {', '.join(f'{field.name} {field.type}' for field in topic.schema)}")
+    print_line(f"topic      {topic.name} ({topic.topic_id})")
+    print_line(f"columns    {', '.join(f'{field.name} {field.type}' for field in topic.schema)}")
     for title, values in {
         "key": ", ".join(topic.key),
         "event time": topic.event_time or "",
         "settings": ", ".join(f"{name}={value}" for name, value in sorted(topic.config.items())),
     }.items():
         if values:
-            print(f"{title:<10} {values}")
+            print_line(f"{title:<10} {values}")
     rows = [
         (part.partition, part.leader, part.leader_epoch, ids(part.replicas), ids(part.isr)) for part in topic.partitions
     ]

@@ -25,7 +25,7 @@ from sparklog.cli.options import (
     pairs,
     topic_names,
 )
-from sparklog.cli.output import done, note, on_terminal, print_json, print_table
+from sparklog.cli.output import done, note, on_terminal, print_json, print_line, print_table
 from sparklog.cli.restore import restore
 from sparklog.cli.topic_output import (
     AtMinIsr,
@@ -99,7 +99,7 @@ def create(
     if as_json:
         print_json(plain_topic(topic))
     else:
-        print(f"{topic.name}: {len(topic.partitions)} partitions, replication factor {topic.replication_factor}")
+        print_line(f"{topic.name}: {len(topic.partitions)} partitions, replication factor {topic.replication_factor}")
 
 
 @topics.command("list")
@@ -132,7 +132,7 @@ def list_topics(
         print_table(("topic", "partitions", "replicas", "state"), rows, numeric=("partitions", "replicas"))
     else:
         for name in names:
-            print(name)
+            print_line(name)
 
 
 @topics.command("describe")
@@ -163,7 +163,7 @@ def describe(
         return
     for index, topic in enumerate(found):
         if index:
-            print()
+            print_line()
         print_topic(topic)
 
 

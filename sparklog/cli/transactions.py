@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from sparklog.cli.options import AsJson, Bootstrap, Timeout, Yes, confirm, open_admin
-from sparklog.cli.output import done, print_json, print_table
+from sparklog.cli.output import done, print_json, print_line, print_table
 from sparklog.client.admin import Admin
 from sparklog.client.descriptions import HangingTransaction, TransactionDescription
 from sparklog.errors import ConfigError
@@ -52,7 +52,7 @@ def list_transactions(
         columns = ("key", "state", "version", "committed", "open for", "aborted in", "partitions")
         print_table(columns, rows, numeric=("version", "committed", "open for", "aborted in"))
     else:
-        print("no transaction is open")
+        print_line("no transaction is open")
 
 
 @transactions.command("find-hanging")
@@ -77,7 +77,7 @@ def find_hanging(
         columns = ("partition", "producer id", "first offset", "open for")
         print_table(columns, rows, numeric=("producer id", "first offset", "open for"))
     else:
-        print("no transaction hangs")
+        print_line("no transaction hangs")
 
 
 @transactions.command("abort")

@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from sparklog.client import groups, moves, rolling_restart, topics, transaction_admin
+from sparklog.client import forks, groups, moves, rolling_restart, set_aside, topics, transaction_admin
 from sparklog.client.delete_records import delete_records
 from sparklog.client.descriptions import (
     BrokerDescription,
@@ -27,7 +27,8 @@ from sparklog.client.descriptions import (
 )
 from sparklog.client.isolation import Isolation, wire_isolation
 from sparklog.client.link import ClusterLink
-from sparklog.client.offsets import OffsetQuery, list_offsets
+from sparklog.client.offsets import OffsetQuery, checked_offset, list_offsets
+from sparklog.client.set_aside import RestoredTopic, SetAsideDescription
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import BrokerEndpoint, TopicPartition
 from sparklog.protocol.messages import (
@@ -61,8 +62,10 @@ class Admin:
         """
         self._link = ClusterLink(bootstrap, client_id=client_id, timeout_s=timeout_s, first_contact_s=first_contact_s)
         self._timeout_s = timeout_s
+        forks.watch(self)
 
     def close(self) -> None:
+        """End the connections. Does nothing in a forked child."""
         self._link.close()
 
     def __enter__(self) -> Admin:
@@ -325,6 +328,35 @@ class Admin:
         wanted = None if topics is None else set(topics)
         self._wait("replicas in sync", lambda reply: moves.not_in_sync(reply, wanted), timeout_s)
 
+    # --- logs that no topic claims ---
+
+    def set_aside_logs(self) -> list[SetAsideDescription]:
+        """Return the logs that live brokers keep without serving them. Brokers of 0.1.0 are not asked.
+
+        Raises:
+            BrokerError: a broker did not answer.
+        """
+        return set_aside.set_aside_logs(self._link)
+
+    def restore_set_aside(self, topic_id: str, *, timeout_s: float | None = None) -> RestoredTopic:
+        """Make the topic of this id again out of set-aside logs, and wait until its partitions have leaders.
+
+        Raises:
+            BrokerError: UNKNOWN_TOPIC_ID when no broker has such a log; TOPIC_ALREADY_EXISTS when a topic has the
+                name; REQUEST_TIMED_OUT when the topic is there and partitions have no leader yet.
+        """
+        return set_aside.restore_set_aside(
+            self._link, topic_id, timeout_s=self._timeout_s if timeout_s is None else timeout_s
+        )
+
+    def remove_set_aside(self, broker_id: int, names: Iterable[str]) -> None:
+        """Delete set-aside logs of one broker for good. Names that are not there are fine.
+
+        Raises:
+            BrokerError: BROKER_NOT_AVAILABLE, UNSUPPORTED_VERSION.
+        """
+        set_aside.remove_set_aside(self._link, broker_id, names)
+
     # --- the cluster ---
 
     def restart_broker(self, broker_id: int) -> None:
@@ -368,8 +400,8 @@ class Admin:
         known: Mapping[TopicPartition, int] | None = None,
     ) -> dict[TopicPartition, int]:
         """Offsets of partitions: ``"earliest"``, ``"latest"`` (the next offset a consumer will see), or a time
-        (datetime, or microseconds since the epoch): the first record at or after it lies at or after the offset;
-        where there is none, the latest.
+        (a datetime, which is UTC without a time zone, or microseconds since the epoch): the first record at or after
+        it lies at or after the offset; where there is none, the latest.
 
         ``queries`` names a question for each partition, or only partitions, which are then all asked ``at``. Under
         ``isolation="read_committed"`` a partition ends where its first open transaction begins. ``known``: ends that
@@ -392,9 +424,11 @@ class Admin:
         Raises:
             BrokerError: NON_EMPTY_GROUP while the group has members, who commit themselves; of the first partition
                 refused, UNKNOWN_TOPIC_OR_PARTITION: the others are set.
+            TypeError, ValueError: an offset that is none, as for ``Consumer.seek``; nothing is set.
         """
         known = topic_ids or {}
-        entries = [GroupOffset(topic, part, offset, known.get(topic, "")) for (topic, part), offset in offsets.items()]
+        checked = {TopicPartition(*tp): checked_offset(TopicPartition(*tp), at) for tp, at in offsets.items()}
+        entries = [GroupOffset(topic, part, offset, known.get(topic, "")) for (topic, part), offset in checked.items()]
         groups.commit_offsets(self._link, group, entries, timeout_s=self._timeout_s)
 
     def group_offsets(self, group: str) -> dict[TopicPartition, int]:

@@ -10,12 +10,13 @@ from typing import Literal
 from sparklog.client.chosen_columns import ChosenColumns
 from sparklog.client.fetching import Feed
 from sparklog.client.link import ClusterLink, no_leader
-from sparklog.client.offsets import OffsetQuery, list_offsets, wire_time
+from sparklog.client.offsets import OffsetQuery, checked_offset, list_offsets, wire_time
 from sparklog.client.start_times import StartTimes
 from sparklog.errors import ConfigError
 from sparklog.model import TopicPartition
 
-_METADATA_MAX_AGE_S = 60.0
+#: The part of the metadata's greatest age after which they are read again: the answer takes time as well.
+_REFRESH_AFTER = 0.75
 
 #: Where to begin: an end of the log, a time, or an offset for each partition (others begin at the earliest).
 Start = Literal["earliest", "latest"] | dt.datetime | Mapping[TopicPartition, int]
@@ -32,8 +33,10 @@ class Assignment:
         columns: ChosenColumns,
         start_times: StartTimes,
         isolation: int,
+        metadata_max_age_s: float,
     ) -> None:
         self._link = link
+        self._refresh_after_s = metadata_max_age_s * _REFRESH_AFTER
         self._feeds = feeds
         self._columns = columns
         self._start_times = start_times
@@ -41,6 +44,7 @@ class Assignment:
         #: All partitions of these are read.
         self._topics: list[str] = []
         self._refreshed_at = time.monotonic()
+        self._seen_version = 0
 
     def begin(self, topics: list[str], assigned: Sequence[TopicPartition], start: Start) -> None:
         """Look up the partitions, and the positions to start from. Raises as ``Consumer``."""
@@ -62,7 +66,7 @@ class Assignment:
         given: dict[TopicPartition, int] = {}
         default: OffsetQuery = "earliest"
         if isinstance(start, Mapping):
-            given = {TopicPartition(*tp): offset for tp, offset in start.items()}
+            given = {(tp := TopicPartition(*found)): checked_offset(tp, offset) for found, offset in start.items()}
             unknown = given.keys() - set(partitions)
             if unknown:
                 raise ConfigError(f"start names partitions that are not read: {sorted(map(str, unknown))}")
@@ -73,16 +77,25 @@ class Assignment:
         return {tp: found[tp] for tp in partitions}
 
     def look_for_more(self) -> None:
-        """Partitions added to the topics are read from their first record on."""
-        now = time.monotonic()
-        if not self._topics or now < self._refreshed_at + _METADATA_MAX_AGE_S:
+        """Read partitions added to the topics, from their first record on: those of metadata that came for any other
+        reason at once, others when the metadata reach their greatest age."""
+        if not self._topics:
             return
-        self._refreshed_at = now
+        if not self.next_look_s():
+            self._refreshed_at = time.monotonic()
+            for topic in self._topics:
+                self._link.topic(topic, refresh=True)
+        if self._seen_version == self._link.metadata.version:
+            return
+        self._seen_version = self._link.metadata.version
         for topic in self._topics:
-            self._link.topic(topic, refresh=True)
             for tp in self._link.metadata.partitions(topic):
                 if tp not in self._feeds:
                     self._add(tp, 0)
+
+    def next_look_s(self) -> float:
+        """Return the seconds until ``look_for_more`` asks a broker; 0: it does so now."""
+        return max(0.0, self._refreshed_at + self._refresh_after_s - time.monotonic())
 
     def _add(self, tp: TopicPartition, position: int) -> None:
         topic = self._link.metadata.topic(tp.topic)

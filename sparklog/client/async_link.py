@@ -296,6 +296,10 @@ class AsyncLink:
             self._refreshing = True
             self.start(self._refresh())
 
+    async def refresh_once(self, topic: str) -> None:
+        """Ask some broker for one topic now, and merge its reply in. Raises BrokerError."""
+        self._take(await self.ask_metadata(Metadata(0, (topic,))))
+
     def progress(self) -> None:
         """A request was served as the metadata said: wishes are granted without a growing delay again."""
         self._refreshes = 0

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from sparklog.errors import ConfigError
+from sparklog.model import host_and_port
 
 DEFAULT_PORT = 9092
 
@@ -15,7 +16,7 @@ class Address(NamedTuple):
     port: int
 
     def __str__(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        return host_and_port(self.host, self.port)
 
 
 def parse_bootstrap(bootstrap: str | Iterable[str]) -> tuple[Address, ...]:
@@ -41,5 +42,6 @@ def _parse(text: str) -> Address:
         valid = ":" not in port
     port = port or str(DEFAULT_PORT)
     if not valid or not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
-        raise ConfigError(f"bootstrap servers: {text!r} is no host:port")
+        hint = ": an IPv6 address stands in brackets, as [::1]:9092" if text.count(":") > 1 else ""
+        raise ConfigError(f"bootstrap servers: {text!r} is no host:port{hint}")
     return Address(host, int(port))

@@ -21,12 +21,15 @@ import pyarrow as pa
 
 from sparklog.client.errors import BufferFull, ProducerClosed, closed_for
 from sparklog.client.partitioning import ProducerTopic, Rows
-from sparklog.client.results import BatchOutcome, Ending, RecordFuture, RecordMetadata, tell
+from sparklog.client.results import BatchOutcome, Ending, RecordFuture, RecordMetadata, abandon_listener, tell
 from sparklog.errors import BrokerError, ErrorCode
-from sparklog.record.schema import DEFAULT_SCHEMA, fit_table
+from sparklog.record.rows import ValueRefusedError
+from sparklog.record.schema import DEFAULT_SCHEMA
 
 #: What a record takes in the buffer besides its bytes: list slots, the future, Arrow's offsets.
 RECORD_OVERHEAD_BYTES = 64
+#: Characters of a record in the error that refuses it.
+_RECORD_SHOWN = 200
 
 _DEFAULT_TYPES = [DEFAULT_SCHEMA.field(name).type for name in ("key", "value", "headers", "timestamp")]
 
@@ -131,6 +134,13 @@ class RecordChunk:
         self._all_failed = self._all_failed or error
         self._tell(ended=True)
 
+    def abandon(self, error: BaseException) -> None:
+        """As ``Completion.abandon``."""
+        self.lock = threading.Lock()
+        self._all_failed = error
+        for _, resolve in self._listeners:
+            abandon_listener(resolve, error)
+
     @property
     def failed(self) -> bool:
         return self._failure is not None
@@ -216,9 +226,14 @@ def _default_batch(records: Sequence[Record]) -> pa.RecordBatch:
 
 def _typed_batch(topic: ProducerTopic, rows: list[Any]) -> pa.RecordBatch:
     try:
-        return fit_table(pa.RecordBatch.from_pylist(rows, schema=topic.schema), topic.schema)
-    except Exception as error:  # Arrow's, or of a value whose own methods fail
-        raise BrokerError(ErrorCode.SCHEMA_MISMATCH, f"a record of {topic.name!r}: {error}") from error
+        return topic.rows.batch(rows)
+    except ValueRefusedError as error:
+        detail = f"column {error.path!r}: {error}"
+    except Exception as error:  # of a value whose own methods fail
+        detail = repr(error)
+    # A chunk of several records is cut until the one that does not fit is alone.
+    record = f"; the record is {repr(rows[0])[:_RECORD_SHOWN]}" if len(rows) == 1 else ""
+    raise BrokerError(ErrorCode.SCHEMA_MISMATCH, f"a record of {topic.name!r}: {detail}{record}")
 
 
 class Collector:

@@ -18,6 +18,7 @@ from typing import Literal
 
 import pyarrow as pa
 
+from sparklog.client import forks
 from sparklog.client.assignment import Assignment, Start, topics_and_partitions
 from sparklog.client.chosen_columns import ChosenColumns
 from sparklog.client.errors import ClientTimeout, LogTruncated
@@ -29,7 +30,7 @@ from sparklog.client.groups import group_offsets
 from sparklog.client.isolation import Isolation, wire_isolation
 from sparklog.client.link import ClusterLink
 from sparklog.client.log_ends import LogEnds, OnOutOfRange
-from sparklog.client.offsets import OffsetQuery, list_offsets, wire_time
+from sparklog.client.offsets import OffsetQuery, checked_offset, list_offsets, wire_time
 from sparklog.client.read_ahead import ReadAhead
 from sparklog.client.read_counters import ReadCounters
 from sparklog.client.start_times import StartTimes
@@ -75,6 +76,7 @@ class Consumer:
         max_poll_interval_ms: int = 300_000,
         instance_id: str = "",
         rack: str = "",
+        metadata_max_age_ms: int = 60_000,
     ) -> None:
         """Connects and looks up the positions to start from; with a group, begins to join it.
 
@@ -83,8 +85,8 @@ class Consumer:
                 and those added later from their beginning. In a group: topics, also such as do not exist yet.
             group: share the topics' partitions with all consumers of this group.
             pattern: (group) topics whose whole names match this regular expression (RE2), now or later.
-            start: ``"earliest"``, ``"latest"``, a datetime, or offsets by partition. In a group: of partitions
-                without a committed offset, and not by partition.
+            start: ``"earliest"``, ``"latest"``, a datetime (without a time zone: UTC), or offsets by partition. In a
+                group: of partitions without a committed offset, and not by partition.
             columns: only these are sent, in this order; nulls for records older than a column.
             log_columns: add ``_topic``, ``_partition`` and ``_offset`` behind the topic's columns.
             on_out_of_range: what to do when retention has passed the position, or an unclean election has cut the log
@@ -108,6 +110,8 @@ class Consumer:
             instance_id: (group) of a static member: who comes back under it within the session time-out gets the same
                 partitions, and nothing moves meanwhile; who has it already is fenced.
             rack: (group) prefer partitions with a replica there.
+            metadata_max_age_ms: (without a group) the consumer begins to read new partitions within this time. In a
+                group the coordinator assigns them.
 
         Raises:
             BrokerError: UNKNOWN_TOPIC_OR_PARTITION, INVALID_TOPIC_EXCEPTION.
@@ -129,6 +133,8 @@ class Consumer:
             self._link, self._fetcher.feeds, self._ahead, isolation=self._isolation, on_out_of_range=on_out_of_range
         )
         self._start_times = StartTimes(self._link)
+        if metadata_max_age_ms < 1:
+            raise ConfigError(f"metadata_max_age_ms={metadata_max_age_ms}: expected 1 or more")
         if max_records is not None and max_records < 1:
             raise ConfigError(f"max_records={max_records}: expected 1 or more")
         self._max_records = max_records
@@ -142,8 +148,10 @@ class Consumer:
             columns=self._columns,
             start_times=self._start_times,
             isolation=self._isolation,
+            metadata_max_age_s=metadata_max_age_ms / 1000,
         )
         names, assigned = topics_and_partitions(topics, optional=bool(pattern))
+        forks.watch(self)
         try:
             if group is None:
                 if pattern or auto_commit_interval_ms is not None or instance_id:
@@ -174,7 +182,7 @@ class Consumer:
 
     def close(self) -> None:
         """End the connections. Positions are forgotten. A group's consumer leaves it at once, and commits where it
-        does so by itself; otherwise nothing is committed. Idempotent."""
+        does so by itself; otherwise nothing is committed. Idempotent. Does nothing in a forked child."""
         self._close(processed=True)
 
     def _close(self, *, processed: bool) -> None:
@@ -305,13 +313,14 @@ class Consumer:
         Raises:
             KeyError: the partition is not assigned.
             ClientTimeout: the leader did not tell where the end is.
-            ValueError: an offset below 0.
+            ValueError: an offset below 0 or of over 63 bits, or another word.
+            TypeError: ``to`` is neither an integer nor a word.
         """
         feed = self._feed(TopicPartition(*partition))
-        if isinstance(to, str):
+        if isinstance(to, str) and to in {"earliest", "latest"}:
             to = list_offsets(self._link, {feed.tp: to}, isolation=self._isolation, known=self.positions())[feed.tp]
-        if to < 0:
-            raise ValueError(f"offset {to}: expected 0 or more")
+        else:
+            to = checked_offset(feed.tp, to)
         self._ahead.drop({feed.tp})
         self._start_times.forget(feed.tp)
         feed.move(to)
@@ -340,7 +349,7 @@ class Consumer:
 
         Raises:
             CommitRefused: these partitions are not this consumer's any more; others read on from what was committed.
-            ValueError: an offset below 0; nothing is committed.
+            TypeError, ValueError: an offset that is none, as for ``seek``; nothing is committed.
             ClientTimeout: the coordinator did not answer; it may have been committed.
             BrokerError: anything else that it says.
         """
@@ -443,8 +452,19 @@ class Consumer:
         elif self._group is not None:
             raise ConfigError("this consumer is closed")
         elif not self._ahead.ready:
+            self._wait_for_assigned(timeout_s, or_moved=or_moved)
+
+    def _wait_for_assigned(self, timeout_s: float, *, or_moved: bool) -> None:
+        """Wait in slices, so that partitions added meanwhile are read in time."""
+        deadline = time.monotonic() + timeout_s
+        while True:
             self._assignment.look_for_more()
-            self._advance(timeout_s, or_moved=or_moved)
+            left_s = max(0.0, deadline - time.monotonic())
+            slice_s = min(left_s, self._assignment.next_look_s())
+            slice_ends = time.monotonic() + slice_s
+            self._advance(slice_s, or_moved=or_moved)
+            if self._ahead.ready or slice_s == left_s or time.monotonic() < slice_ends:
+                return
 
     def _wait_in_group(self, reading: GroupReading, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s

@@ -168,7 +168,8 @@ class BrokerDescription:
 
     @property
     def size_bytes(self) -> int:
-        return sum(replica.size_bytes for replica in self.replicas)
+        """What the logs of this broker take on its disk, those that are set aside as well."""
+        return sum(replica.size_bytes for replica in self.replicas) + self.counters.get("set.aside.bytes", 0)
 
 
 def describe_topic(topic: TopicMetadata, *, warning: str = "") -> TopicDescription:

@@ -14,6 +14,20 @@ class ClientTimeout(SparklogError, TimeoutError):
     """
 
 
+class ClientForked(SparklogError):
+    """A forked child process uses a client of its parent. Each process makes its own clients."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        super().__init__(
+            f"this {kind} belongs to the parent process: a forked process cannot use its connections; "
+            f"make a new {kind} after the fork"
+        )
+
+    def __reduce__(self) -> tuple[type[ClientForked], tuple[str]]:
+        return ClientForked, (self.kind,)
+
+
 class BufferFull(ClientTimeout):
     """The producer's buffer had no room in the time allowed: brokers take less than is being written."""
 

@@ -16,6 +16,7 @@ from typing import Protocol
 from sparklog.client.errors import CommitRefused
 from sparklog.client.group_commits import Place
 from sparklog.client.group_session import GroupMetadata, GroupSession, Word
+from sparklog.client.offsets import checked_offset
 from sparklog.errors import BrokerError, ErrorCode, SparklogError
 from sparklog.model import TopicPartition
 
@@ -109,14 +110,17 @@ class GroupReading:
     # --- commits ---
 
     def commit(self, offsets: Mapping[TopicPartition, int] | None = None) -> Future[None]:
-        """Commit positions, or these. Raises CommitRefused: a partition that is not assigned (any more); ValueError:
-        an offset below 0, which the coordinator would refuse together with commits that go in the same request."""
+        """Commit positions, or these.
+
+        Raises:
+            CommitRefused: a partition is not assigned (any more).
+            TypeError, ValueError: an offset that is none. The coordinator would refuse it together with commits that go
+                in the same request.
+        """
         positions = self._moved() if offsets is None else offsets
         if not positions:
             return _done()
-        for tp, offset in positions.items():
-            if offset < 0:
-                raise ValueError(f"{tp}: offset {offset}: expected 0 or more")
+        positions = {tp: checked_offset(tp, offset) for tp, offset in positions.items()}
         missing = sorted(positions.keys() - self._places.keys())
         if missing:
             raise CommitRefused(ErrorCode.STALE_MEMBER_EPOCH, f"{missing[0]} is not assigned to this consumer")

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import TypeVar
 
+from sparklog.client import forks
 from sparklog.client.backoff import Backoff
 from sparklog.client.bootstrap import Address, parse_bootstrap
 from sparklog.client.errors import ClientTimeout
@@ -82,6 +83,7 @@ class ClusterLink:
         self._random = random.Random()
         #: Which of several brokers is asked first differs from client to client, and moves on after each failure.
         self._turn = self._random.randrange(1 << 16)
+        forks.watch(self)
 
     def close(self) -> None:
         """For good: what is asked after it, perhaps by a thread that came late, raises ConfigError."""

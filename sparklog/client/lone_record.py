@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from sparklog.client.results import BatchOutcome, Ending, RecordMetadata, tell
+from sparklog.client.results import BatchOutcome, Ending, RecordMetadata, abandon_listener, tell
 
 if TYPE_CHECKING:
     from sparklog.client.alone import SendAlone
@@ -89,6 +89,14 @@ class LoneRecord:
         if self._outcome is None:
             self._outcome = error
         self.tell()
+
+    def abandon(self, error: BaseException) -> None:
+        """As ``Completion.abandon``."""
+        self.lock = threading.Lock()
+        if self._outcome is None:
+            self._outcome = error
+            for resolve in self._listeners:
+                abandon_listener(resolve, error)
 
     def tell(self) -> None:
         """Tell whoever waits, and then who would see to it that they are told. More than once is the same: an interrupt

@@ -34,6 +34,8 @@ class MetadataCache:
     def __init__(self) -> None:
         self.cluster_id = ""
         self.controller_epoch = -1
+        #: Rises with every reply.
+        self.version = 0
         #: Those that are registered, by id.
         self.brokers: dict[int, BrokerEndpoint] = {}
         #: Those that are not, but lead: they may serve though ZooKeeper, and the controller, miss them.
@@ -54,6 +56,7 @@ class MetadataCache:
 
     def update(self, reply: MetadataReply) -> None:
         """Merge a reply in. A topic it calls unknown is forgotten, unless it is stale."""
+        self.version += 1
         if not self.cluster_id:
             self.cluster_id = reply.cluster_id
         stale = self.is_stale(reply)

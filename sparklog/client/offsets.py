@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import datetime as dt
+import operator
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Literal, SupportsIndex, cast
 
 from sparklog.client.link import ClusterLink, no_leader
 from sparklog.errors import BrokerError, ErrorCode
@@ -17,9 +18,31 @@ from sparklog.protocol.messages import (
     ListOffsetsPartition,
     ListOffsetsReply,
 )
+from sparklog.record.rows import datetime_us
 
 #: A place in a log: an end of it, or a time (datetime, or microseconds since the epoch).
 OffsetQuery = Literal["earliest", "latest"] | dt.datetime | int
+
+_HIGHEST_OFFSET = (1 << 63) - 1
+
+
+def checked_offset(tp: TopicPartition, offset: object) -> int:
+    """Return ``offset``, of any integer type, as a position in ``tp``.
+
+    Raises:
+        TypeError: ``offset`` is neither an integer nor text.
+        ValueError: ``offset`` is text, below 0, or has over 63 bits.
+    """
+    if isinstance(offset, str):
+        raise ValueError(f"{tp}: {offset!r} found, expected an offset, 'earliest' or 'latest'")
+    if isinstance(offset, bool) or not hasattr(offset, "__index__"):
+        raise TypeError(f"{tp}: {offset!r} ({type(offset).__name__}) found, expected an offset")
+    found = operator.index(cast(SupportsIndex, offset))
+    if found < 0:
+        raise ValueError(f"{tp}: offset {found}: expected 0 or more")
+    if found > _HIGHEST_OFFSET:
+        raise ValueError(f"{tp}: offset {found}: expected at most {_HIGHEST_OFFSET}")
+    return found
 
 
 def list_offsets(
@@ -64,13 +87,13 @@ def listed_offsets(
 
 
 def wire_time(query: OffsetQuery) -> int:
-    """What ``ListOffsetsPartition.timestamp_us`` holds for a place. A datetime without a zone is local time."""
+    """What ``ListOffsetsPartition.timestamp_us`` holds for a place. A datetime without a zone is UTC."""
     if query == "earliest":
         return EARLIEST
     if query == "latest":
         return LATEST
     if isinstance(query, dt.datetime):
-        query = round(query.timestamp() * 1_000_000)
+        query = datetime_us(query)
     if isinstance(query, bool) or not isinstance(query, int) or query < 0:
         raise ValueError(f"offset query {query!r}: expected 'earliest', 'latest', a datetime or microseconds >= 0")
     return query

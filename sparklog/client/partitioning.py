@@ -11,7 +11,7 @@ import itertools
 import random
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +28,7 @@ from sparklog.record.header import Flag
 from sparklog.record.keys import partitions_of
 from sparklog.record.message import counted_bytes, read_batch_message
 from sparklog.record.partitioner import NO_PARTITION, partition_for_key
+from sparklog.record.rows import RowColumns
 from sparklog.record.schema import DEFAULT_EVENT_TIME, DEFAULT_KEY_COLUMNS, DEFAULT_SCHEMA, fit_table, parse_schema
 
 #: Column of a table that says where its rows go; it is not stored.
@@ -74,6 +75,10 @@ class ProducerTopic:
         #: Whether few records of it may be encoded without Arrow, of at most how many bytes.
         self.hand_written = self.is_default and self.event_time in {None, DEFAULT_EVENT_TIME}
         self.hand_written_bytes = self.max_message_bytes * 3 // 4
+        #: Asked for every dict row; pyarrow makes the names of a schema each time.
+        self.column_names = frozenset(self.schema.names)
+        #: The way from dict rows to columns.
+        self.rows = RowColumns(self.schema)
         self._turns = itertools.count(random.randrange(1 << 16))
 
     def next_partition(self) -> int:
@@ -94,28 +99,6 @@ class ProducerTopic:
 
 
 # --- tables ---
-
-
-def to_table(data: Any) -> pa.Table:
-    """A pyarrow table out of a pyarrow table or batch, a pandas or polars frame, or anything that exports Arrow.
-
-    A pandas index is left out.
-
-    Raises:
-        TypeError: names the type found.
-    """
-    if isinstance(data, pa.Table):
-        return data
-    if isinstance(data, pa.RecordBatch):
-        return pa.Table.from_batches([data])
-    if isinstance(data, pa.RecordBatchReader):
-        return data.read_all()
-    module = type(data).__module__.partition(".")[0]
-    if module == "pandas" and hasattr(data, "columns"):
-        return pa.Table.from_pandas(data, preserve_index=False)
-    if hasattr(data, "__arrow_c_stream__"):
-        return pa.table(data)
-    raise TypeError(f"{type(data).__name__} found; expected a pyarrow, pandas or polars table")
 
 
 def fit_to_topic(topic: ProducerTopic, table: pa.Table, now_us: int) -> pa.Table:

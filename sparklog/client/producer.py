@@ -7,24 +7,26 @@ topic seen the first time and when the buffer is full.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import datetime as dt
 import functools
 import operator
-import threading
 import time
+import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from types import TracebackType
 from typing import Any
 
+from sparklog.client import forks
 from sparklog.client.accumulator import ProducerIdentity
 from sparklog.client.batch_outcomes import Ticket
 from sparklog.client.bootstrap import parse_bootstrap
-from sparklog.client.collector import Collector, RecordChunk, header_list
-from sparklog.client.errors import ClientTimeout, CommitOutcomeUnknown, ProducerClosed
+from sparklog.client.collector import Collector, header_list
+from sparklog.client.errors import CommitOutcomeUnknown, ProducerClosed
+from sparklog.client.frames import readable_twice, to_table
 from sparklog.client.group_session import GroupMetadata
+from sparklog.client.open_writes import OpenWrites
 from sparklog.client.partitioning import (
     ProducerTopic,
     check_partition,
@@ -32,10 +34,10 @@ from sparklog.client.partitioning import (
     fit_to_topic,
     pieces,
     take_destinations,
-    to_table,
 )
+from sparklog.client.producer_lifetime import ProducerLifetime
 from sparklog.client.record_arguments import as_bytes, microseconds, typed_row
-from sparklog.client.results import Completion, RecordMetadata, TableWrite, WriteResult
+from sparklog.client.results import RecordMetadata, TableWrite, WriteResult
 from sparklog.client.sender import Sender
 from sparklog.client.sender_settings import SenderSettings
 from sparklog.client.transaction_run import Joined
@@ -51,9 +53,6 @@ MIB = 1024 * 1024
 _BATCH_BYTES, _TABLE_BATCH_BYTES = MIB, 4 * MIB
 #: Of the buffer, a default batch of a table takes no more than that: several are to be on their way.
 _BATCHES_IN_BUFFER = 16
-#: Of a producer that nobody flushes; ``flush`` raises the first.
-_MAX_FAILURES_KEPT = 100
-_EXIT_FLUSH_S = 5.0
 
 
 class Producer:
@@ -81,6 +80,7 @@ class Producer:
         transaction_timeout_s: float = 60.0,
         in_transaction: Joined | None = None,
         client_id: str = "sparklog-producer",
+        metadata_max_age_ms: int = 60_000,
     ) -> None:
         """Starts the I/O thread; connects when there is something to ask.
 
@@ -101,6 +101,8 @@ class Producer:
                 producer that begins under an id fences the one before it, and aborts what that left open.
             transaction_timeout_s: an open transaction is aborted when its producer gave no sign of life for so long.
             in_transaction: write in a transaction that others began and will end (``sink_transaction.join``).
+            metadata_max_age_ms: the producer learns of new partitions and columns within this time, or at once when it
+                writes to them.
 
         Raises:
             ConfigError: names the argument, the value and what is expected.
@@ -119,6 +121,7 @@ class Producer:
             "max_block_s": max_block_s,
             "request_timeout_s": request_timeout_s,
             "delivery_timeout_s": delivery_timeout_s,
+            "metadata_max_age_ms": metadata_max_age_ms,
         }.items():
             if value <= 0:
                 raise ConfigError(f"{name}={value!r}: expected more than 0")
@@ -134,10 +137,7 @@ class Producer:
         self._compression = None if compression == "none" else compression
         self._table_batch_bytes = table_bytes
         self._max_block_s = max_block_s
-        self._lock = threading.Lock()
-        self._open: set[Completion] = set()
-        self._failed: list[Completion] = []
-        self._closed = False
+        self._writes = OpenWrites()
         settings = SenderSettings(
             bootstrap=",".join(map(str, parse_bootstrap(bootstrap))),
             client_id=client_id,
@@ -148,10 +148,11 @@ class Producer:
             request_timeout_s=request_timeout_s,
             delivery_timeout_s=delivery_timeout_s,
             max_request_bytes=max(8 * MIB, table_bytes),
-            metadata_max_age_s=300.0,
+            metadata_max_age_s=metadata_max_age_ms / 1000,
             transaction=run.key if run is not None else "",
         )
         self._transactions: ProducerTransactions | None = None
+        opened = self._writes.opened
         self._sender = Sender(
             settings,
             lambda attendant: Collector(
@@ -160,22 +161,27 @@ class Producer:
                 buffer_bytes=buffer_bytes,
                 max_block_s=max_block_s,
                 attendant=attendant,
-                opened=self._opened,
+                opened=opened,
             ),
-            opened=self._open.add,
-            ended=self._ended,
-            forsake=self._forsake,
+            self._writes,
         )
         self._collector = self._sender.collector
         self._alone = self._sender.alone
+        self._lifetime = ProducerLifetime(self._sender, self._writes)
+        weakref.finalize(self, self._lifetime.retire).atexit = False
+        forks.watch(self)
         if run is not None:
             self._transactions = ProducerTransactions(
-                self._sender, run, settle=self._settle, forget=self._forget, timeout_s=max_block_s
+                self._sender,
+                run,
+                settle=functools.partial(self._writes.settle, self._collector),
+                forget=self._writes.forget_failures,
+                timeout_s=max_block_s,
             )
+            self._lifetime.transactions = self._transactions
+            self._writes.on_error = self._transactions.failed
             if in_transaction is not None:
                 self._transactions.join(ProducerIdentity(in_transaction.producer_id, in_transaction.producer_epoch))
-        # A producer nobody closed still gets its records out when the program ends; a with block needs none of it.
-        atexit.register(self._exit)
 
     # --- writing ---
 
@@ -192,7 +198,10 @@ class Producer:
         """Hand one record over; the future tells where it is once it is acknowledged.
 
         Text is stored as UTF-8. ``timestamp`` is a datetime or microseconds since the epoch, by default now. For a
-        typed topic ``value`` is a mapping of its columns, and key, headers and timestamp are among those. Without
+        typed topic ``value`` is a mapping of its columns, and key, headers and timestamp are among those. A value of
+        such a mapping is stored exactly, or the future fails with SCHEMA_MISMATCH, which names its column and value:
+        numbers are not rounded or cut, text is not parsed, a struct has no unknown field; None, ``pandas.NA`` and
+        ``NaT`` are null. A datetime without a time zone is UTC, wherever it stands. Without
         ``partition`` the key decides, by Kafka's murmur2; without a key, batches take turns.
 
         Callbacks of futures are called by the I/O thread, or by a thread that is in ``send`` or ``result`` and acts for
@@ -217,10 +226,15 @@ class Producer:
             if type(partition) is not int:
                 partition = operator.index(partition)
             if not 0 <= partition < known.partition_count:
+                known = self._newest(known)
                 check_partition(known, partition)
         time_us = time.time_ns() // 1000 if timestamp is None else microseconds(timestamp)
         if not known.is_default:
-            value, size = typed_row(known, value, key, headers)
+            try:
+                value, size = typed_row(known, value, key, headers)
+            except BrokerError:  # it may have a new column
+                known = self._newest(known)
+                value, size = typed_row(known, value, key, headers)
         else:
             if type(value) is not bytes and value is not None and not (type(value) is str and value.isascii()):
                 value = as_bytes("value", value)
@@ -241,7 +255,8 @@ class Producer:
     def write(self, topic: str, data: Any, *, partition: int | None = None) -> Future[WriteResult]:
         """Hand a table over: pyarrow ``Table`` or ``RecordBatch``, a pandas or polars frame, or what exports Arrow.
 
-        Columns are found by name and converted where that loses nothing. Rows go to ``partition``; else to what an
+        Columns are found by name. A value is stored exactly, or the error names its column, row and value; a
+        timestamp without a time zone is UTC. Rows go to ``partition``; else to what an
         integer column ``_partition`` says, which is not stored; else by the topic's key columns; else to the
         partitions in turn. Encoding is done here, in the caller's thread, while earlier batches are on their way. The
         future ends when all rows have; if it fails, some of them may be in the log.
@@ -255,10 +270,17 @@ class Producer:
         if self._transactions is not None:
             self._transactions.require_open()
         known = self._topic(topic)
-        table, destination = take_destinations(known, to_table(data), partition)
-        table = fit_to_topic(known, table, time.time_ns() // 1000)
+        data = readable_twice(data)
+        now_us = time.time_ns() // 1000
+        try:
+            table, destination = take_destinations(known, to_table(data, known.schema), partition)
+            table = fit_to_topic(known, table, now_us)
+        except BrokerError:  # it may have a new column or partition
+            known = self._newest(known)
+            table, destination = take_destinations(known, to_table(data, known.schema), partition)
+            table = fit_to_topic(known, table, now_us)
         writing = TableWrite(topic)
-        self._opened(writing)
+        self._writes.opened(writing)
         try:
             for piece, where in pieces(known, table, destination, batch_bytes=self._table_batch_bytes):
                 for part in encode_parts(
@@ -281,34 +303,18 @@ class Producer:
             SparklogError: the first failure since the last flush that no future has told anybody yet.
             ClientTimeout: not done in time; it goes on.
         """
-        self._collector.seal()
-        with self._lock:
-            waiting = list(self._open)
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        for completion in waiting:
-            left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            if not completion.finished.wait(left):
-                raise ClientTimeout(f"flush: not everything was acknowledged within {timeout_s:g} s")
-        with self._lock:
-            failed, self._failed = self._failed, []
-        # Those that have ended just now may not be among the failed yet.
-        for completion in (*failed, *(completion for completion in waiting if completion.failed)):
-            error = completion.take_failure()
-            if error is not None:
-                raise error
+        self._writes.flush(self._collector, timeout_s)
 
     def close(self, timeout_s: float | None = None) -> None:
-        """Flush, and end the I/O thread. Raises as ``flush``; what did not end in time fails with ProducerClosed. An
-        open transaction is aborted."""
-        if self._closed:
-            return
-        self._closed = True
-        try:
-            if self._transactions is not None:
-                self._transactions.close()
-            self.flush(timeout_s)
-        finally:
-            self._stop()
+        """Flush, and end the I/O thread. Abort an open transaction. Does nothing in a forked child.
+
+        A producer that is not closed sends what it has accepted when no code refers to it any more, or when the program
+        ends.
+
+        Raises:
+            SparklogError, ClientTimeout: as ``flush``. What did not end in time fails with ProducerClosed.
+        """
+        self._lifetime.close(timeout_s)
 
     def __enter__(self) -> Producer:
         return self
@@ -320,16 +326,16 @@ class Producer:
             self.close()
             return
         # What led here matters more than what becomes of the rest, which is still given a moment.
-        self._closed = True
+        if self._lifetime.closed:
+            return
+        self._lifetime.closed = True
         try:
-            if self._transactions is not None:
-                self._transactions.close()
-            self.flush(timeout_s=5.0)
+            self._lifetime.finish(5.0)
         except Exception as second:
             if hasattr(error, "add_note"):  # Python 3.11
                 error.add_note(f"sparklog producer while closing: {second}")
         finally:
-            self._sender.stop(ProducerClosed("the producer was closed before this was acknowledged"))
+            self._lifetime.stop()
 
     # --- transactions ---
 
@@ -413,56 +419,27 @@ class Producer:
     # --- inside ---
 
     def _topic(self, name: str) -> ProducerTopic:
-        if self._closed:
+        if self._lifetime.closed:
             raise ProducerClosed("the producer is closed")
         if wrong := check_topic_name(name):
             raise BrokerError(ErrorCode.INVALID_TOPIC_EXCEPTION, wrong)
         return self._sender.topic(name, self._max_block_s)
 
-    def _opened(self, completion: Completion | RecordChunk) -> None:
-        with self._lock:
-            self._open.add(completion)
-        completion.finished.then(functools.partial(self._ended, completion))
+    def _newest(self, known: ProducerTopic) -> ProducerTopic:
+        """Ask a broker for the topic before it is said that it lacks a column or a partition: it may have been changed
+        since. Where no broker answers, and in a future's callback, what is known has to do."""
+        with contextlib.suppress(SparklogError):
+            self._sender.refresh_topic(known.name)
+        return self._sender.topics.get(known.name, known)
 
-    def _forsake(self, error: BaseException) -> None:
-        """The I/O thread ends: nothing that is open may be waited for in vain, wherever it was."""
-        with self._lock:
-            left = list(self._open)
-        for completion in left:
-            completion.fail(error)
+    def after_fork(self) -> None:
+        """Let waits for futures end in a forked child, and forget the exit handler."""
+        self._lifetime.forget_exit()
+        self._writes.after_fork()
 
     def _transactional(self) -> ProducerTransactions:
-        if self._closed:
+        if self._lifetime.closed:
             raise ProducerClosed("the producer is closed")
         if self._transactions is None:
             raise ConfigError("transactions: make the producer with transactional_id='...'")
         return self._transactions
-
-    def _settle(self) -> BaseException | None:
-        """Wait until everything handed over has ended, which it does in time; the first failure among it."""
-        self._collector.seal()
-        with self._lock:
-            waiting = list(self._open)
-        for completion in waiting:
-            completion.finished.wait()
-        return next((completion.error for completion in waiting if completion.failed), None)
-
-    def _forget(self) -> None:
-        """Failures of a transaction that was aborted are nobody's news."""
-        with self._lock:
-            self._failed.clear()
-
-    def _stop(self) -> None:
-        atexit.unregister(self._exit)
-        self._sender.stop(ProducerClosed("the producer was closed before this was acknowledged"))
-
-    def _exit(self) -> None:
-        self.close(_EXIT_FLUSH_S)
-
-    def _ended(self, completion: Completion) -> None:
-        with self._lock:
-            self._open.discard(completion)
-            if completion.failed and len(self._failed) < _MAX_FAILURES_KEPT:
-                self._failed.append(completion)
-            if self._transactions is not None and completion.error is not None:
-                self._transactions.failed(completion.error)

@@ -14,6 +14,7 @@ from typing import get_args
 
 import pyarrow as pa
 
+from sparklog.client import forks
 from sparklog.client.column_choice import ColumnChoice
 from sparklog.client.errors import ClientTimeout, LocalReadUnavailable, LogTruncated
 from sparklog.client.fetched import FetchedBatch, PartitionBytes, decode_partition, split_partitions
@@ -125,8 +126,10 @@ class PartitionReader:
         #: what it has, in as many answers as that takes.
         self._verify_until = -1
         self._schema_of = SchemaLookup(self._link, self._tp.topic)
+        forks.watch(self)
 
     def close(self) -> None:
+        """End the reader's connections. Does nothing in a forked child."""
         self._disconnect()
         self._close_local()
         if self._owns_link:

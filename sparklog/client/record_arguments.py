@@ -10,12 +10,18 @@ from typing import Any
 from sparklog.client.collector import utf8
 from sparklog.client.partitioning import ProducerTopic
 from sparklog.errors import BrokerError, ErrorCode
+from sparklog.record.rows import datetime_us
 
 
 def microseconds(timestamp: dt.datetime | int) -> int:
-    """Since the epoch. Raises TypeError, and ValueError for more than 64 bits."""
+    """Return the microseconds from 1970 to ``timestamp``; a datetime without a time zone is UTC.
+
+    Raises:
+        TypeError: it is neither a datetime nor an int.
+        ValueError: it is ``pandas.NaT``, has nanoseconds, or more than 64 bits.
+    """
     if isinstance(timestamp, dt.datetime):
-        return round(timestamp.timestamp() * 1_000_000)
+        return datetime_us(timestamp)
     try:
         time_us = operator.index(timestamp)
     except TypeError:
@@ -39,12 +45,12 @@ def as_bytes(what: str, found: Any) -> bytes:
 def typed_row(topic: ProducerTopic, value: Any, key: Any, headers: Any) -> tuple[Mapping[str, Any], int]:
     """A record of a typed topic, checked for its columns, and about its bytes; values are checked when the chunk is
     encoded. Raises TypeError, and BrokerError: SCHEMA_MISMATCH."""
-    if not isinstance(value, Mapping):
+    if type(value) is not dict and not isinstance(value, Mapping):
         raise TypeError(f"value: {type(value).__name__} found; topic {topic.name!r} expects {topic.schema.names}")
     if key is not None or headers is not None:
         raise TypeError(f"topic {topic.name!r} has columns of its own: key and headers are not among a typed record")
-    unknown = value.keys() - set(topic.schema.names)
-    if unknown:
+    if not topic.column_names.issuperset(value):
+        unknown = value.keys() - topic.column_names
         raise BrokerError(
             ErrorCode.SCHEMA_MISMATCH,
             f"columns {sorted(map(str, unknown))} are not among those of {topic.name!r}: {topic.schema.names}",

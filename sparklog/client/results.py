@@ -114,6 +114,10 @@ class Completion(Protocol):
     def fail(self, error: BaseException) -> None:
         """Nothing more comes of it: it could not be encoded, or the producer ends. No error where it has ended."""
 
+    def abandon(self, error: BaseException) -> None:
+        """Let every wait for an outcome that is still open end with ``error``, without calling any callback. Called in
+        a forked child, where the threads that would end it do not run and may have held its locks."""
+
     def take_failure(self) -> BaseException | None:
         """The first error, unless somebody has had it from a future already; then and afterwards None."""
 
@@ -128,6 +132,14 @@ def tell(resolve: Callable[[T], None], outcome: T) -> None:
         if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
             raise
         _log.exception("a future's callback")
+
+
+def end_in_child(future: Future[Any], error: BaseException) -> None:
+    """End a future of the parent process in a forked child, without its callbacks. A thread of the parent may have held
+    its lock in the moment of the fork, so the future gets another one."""
+    future._condition = threading.Condition()
+    future._done_callbacks.clear()  # type: ignore[attr-defined]
+    resolve(future, error)
 
 
 def resolve(future: Future[T], outcome: T | BaseException) -> None:
@@ -189,6 +201,8 @@ class RecordFuture(Future[RecordMetadata]):
             outcome = self._chunk.outcome(self._index)
         if isinstance(outcome, RecordMetadata):
             return outcome
+        if outcome is not None:
+            resolve(self, outcome)  # in a forked child no thread does it
         try:
             return super().result(timeout)
         finally:
@@ -208,11 +222,19 @@ class RecordFuture(Future[RecordMetadata]):
         return self._chunk.outcome(self._index)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        if isinstance(self._chunk.outcome(self._index), RecordMetadata):
+        outcome = self._chunk.outcome(self._index)
+        if isinstance(outcome, RecordMetadata):
             return None
+        if outcome is not None:
+            resolve(self, outcome)  # in a forked child no thread does it
         error = super().exception(timeout)
         self._saw_error()
         return error
+
+    def abandon(self, error: BaseException) -> None:
+        """End the future in a forked child, if it has become a full one; else it asks its chunk, which knows."""
+        if "_condition" in self.__dict__:
+            end_in_child(self, error)
 
     def _saw_error(self) -> None:
         if isinstance(self._chunk.outcome(self._index), BaseException):
@@ -232,6 +254,16 @@ class RecordFuture(Future[RecordMetadata]):
 
     def _resolve(self, outcome: RecordMetadata | BaseException) -> None:
         resolve(self, outcome)
+
+
+def abandon_listener(listener: Callable[[RecordMetadata | BaseException], None], error: BaseException) -> None:
+    """End the record's future that listens for an outcome, in a forked child.
+
+    Other listeners are threads of the parent, which do not run there.
+    """
+    future = getattr(listener, "__self__", None)
+    if isinstance(future, RecordFuture):
+        future.abandon(error)
 
 
 class WriteFuture(Future[WriteResult]):
@@ -287,6 +319,12 @@ class TableWrite:
 
     def fail(self, error: BaseException) -> None:
         self._close_one(error, last=True)
+
+    def abandon(self, error: BaseException) -> None:
+        self._lock = threading.Lock()
+        self._ended = True
+        self._error = error
+        end_in_child(self.future, error)
 
     @property
     def failed(self) -> bool:

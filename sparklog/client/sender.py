@@ -26,10 +26,10 @@ from sparklog.client.chunk_encoder import ChunkEncoder
 from sparklog.client.collector import Attendant, Collector, RecordChunk
 from sparklog.client.errors import ClientTimeout, ProducerClosed, closed_for
 from sparklog.client.loop_lease import LoopLease
+from sparklog.client.open_writes import OpenWrites
 from sparklog.client.partitioning import ProducerTopic
 from sparklog.client.produce_requests import ProduceRequests
 from sparklog.client.producer_id import ProducerIdRequest
-from sparklog.client.results import Completion
 from sparklog.client.sender_settings import SenderSettings
 from sparklog.client.sender_transactions import SenderTransactions
 from sparklog.client.stand_in import StandIn
@@ -46,6 +46,12 @@ _log = logging.getLogger(__name__)
 _STOP_TIMEOUT_S = 15.0
 #: As fine as uvloop's timers are: for less than half of it they would not wait at all.
 _TICK_MS = 1.0
+#: How often a producer that was collected looks whether everything it accepted has ended.
+_RETIRE_POLL_S = 0.05
+
+
+def _do_nothing() -> None:
+    """Stand for a callback that is not set."""
 
 
 class Sender:
@@ -55,14 +61,10 @@ class Sender:
         self,
         settings: SenderSettings,
         collector: Callable[[Attendant], Collector],
-        *,
-        opened: Callable[[Completion], None],
-        ended: Callable[[Completion], None],
-        forsake: Callable[[BaseException], None],
+        writes: OpenWrites,
     ) -> None:
-        """Starts the thread. ``collector`` is made here because its chunks need somebody who attends to them.
-        ``opened`` and ``ended`` are told of records that go on their own. ``forsake`` is called when the thread ends,
-        to fail all that is open then.
+        """Start the thread. ``collector`` is made here because its chunks need somebody who attends to them.
+        ``writes`` receives each record that is sent by itself, and fails what is open when the thread ends.
 
         Raises:
             ConfigError: the bootstrap servers are no addresses.
@@ -116,7 +118,10 @@ class Sender:
         self._looks_until_rest = -1
         self._broken: BaseException | None = None
         self._closed_error = ProducerClosed("the producer is closed")
-        self._forsake = forsake
+        self._writes = writes
+        #: Called once, in the thread, when it ends.
+        self.on_end: Callable[[], None] = _do_nothing
+        self._retiring = False
         self._ended = False
         self._ending = threading.Lock()
         self._io_thread = threading.Thread(target=self._run, name="sparklog-producer", daemon=True)
@@ -132,8 +137,8 @@ class Sender:
                 self._requests,
                 self._lease,
                 self._stand_in,
-                opened=opened,
-                ended=ended,
+                opened=writes.open.add,
+                ended=writes.ended,
                 follows=self._follows,
                 may_send=self._may_send,
                 at_rest=self._still_at_rest,
@@ -242,6 +247,21 @@ class Sender:
         self._hand_over(start)
         return done.result()
 
+    def refresh_topic(self, name: str) -> None:
+        """Ask a broker once for the newest metadata of a topic. Does nothing in the I/O thread, which cannot wait.
+
+        Raises:
+            BrokerError: no broker answered.
+            ProducerClosed: the thread has ended, or ends meanwhile.
+        """
+        if self.on_io_thread():
+            return
+
+        async def refresh() -> None:
+            await self._link.refresh_once(name)
+
+        self.call(refresh)
+
     def refuse_own_thread(self, what: str) -> None:
         """Raises RuntimeError in a future's callback: waiting there would be waiting for itself."""
         if self.on_io_thread():
@@ -252,6 +272,11 @@ class Sender:
         with contextlib.suppress(ProducerClosed):  # it has ended already
             self._hand_over(self._break, reason)
         self._io_thread.join(_STOP_TIMEOUT_S)
+
+    def retire(self) -> None:
+        """End the thread once everything that was accepted has ended. Takes no lock; see ``ProducerLifetime``."""
+        with contextlib.suppress(RuntimeError):  # the thread has ended
+            self._lease.post(self._begin_to_retire)
 
     def on_io_thread(self) -> bool:
         """Whether this thread is the one that makes room, sends, and tells."""
@@ -272,6 +297,7 @@ class Sender:
             self._loop.run_until_complete(self._link.closed())
         finally:
             self._fail_all()
+            self.on_end()
             with self._ending:
                 self._ended = True
             # One more turn answers who came just before that, and lets the transports close their sockets.
@@ -306,6 +332,8 @@ class Sender:
 
     def _look(self) -> None:
         try:
+            if self._retiring:
+                self._retire()
             if self._at_rest():
                 return
             self._looks += 1
@@ -389,6 +417,19 @@ class Sender:
 
     # --- the end ---
 
+    def _begin_to_retire(self) -> None:
+        self._retiring = True
+        self.collector.seal()
+        self._pump()
+
+    def _retire(self) -> None:
+        """End, or look again soon: a record that is sent by itself ends without a call of ``_pump``."""
+        if self.transactions is not None or (self._at_rest() and not self._writes.open):
+            # The coordinator aborts a transaction that is still open, after its time-out.
+            self._break(ProducerClosed("no code refers to the producer any more"))
+        else:
+            self._loop.call_later(_RETIRE_POLL_S, self._pump)
+
     def _break(self, reason: BaseException) -> None:
         """The end, wanted or not: everything that is open fails with ``reason``."""
         if self._broken is not None:
@@ -410,7 +451,7 @@ class Sender:
         self._fail_incoming(closed)
         self._waiting.forsake(closed)
         self._board.fail_all(closed)
-        self._forsake(closed)
+        self._writes.fail_all(closed)
 
     def _discard(self, error: BaseException) -> None:
         """All that is not acknowledged fails; what is in flight may still get into the log."""

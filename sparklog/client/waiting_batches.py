@@ -37,7 +37,10 @@ class WaitingBatches:
         if topic is None:
             return
         if batch.topic_id != topic.topic_id:
-            detail = f"topic {topic.name!r} was deleted and created again since the records were handed over"
+            detail = (
+                f"topic {topic.name!r} was deleted and created again after the producer last read its metadata; "
+                "the records were not written: send them again if they belong to the new topic"
+            )
             self._give_up(batch, BrokerError(ErrorCode.INCONSISTENT_TOPIC_ID, detail))
         elif batch.encoded.header.schema_id < topic.schema_id:
             try:

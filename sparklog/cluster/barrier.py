@@ -28,7 +28,7 @@ from sparklog.cluster.seat import DriverSeat
 from sparklog.cluster.task_slots import cause_of, concurrent_tasks, never, require_fitting_python
 from sparklog.errors import ClusterError
 from sparklog.model import BrokerRegistration
-from sparklog.zk.broker_registry import pid_namespace
+from sparklog.zk.holders import pid_namespace
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +39,8 @@ _TICK_S = 0.2
 #: A generation that lived shorter than this failed for a reason that another try at once would not mend.
 _SHORT_LIFE_S = 5.0
 _LONGEST_PAUSE_S = 10.0
+#: Spark ends its jobs when it stops. It forgets one that waits for slots, whose thread then waits for ever.
+_FAREWELL_S = 5.0
 #: Generations that may fail, and seconds without any slot, before the brokers of this host are stopped from here.
 _STOP_ATTEMPTS = 2
 _SLOTS_FOR_STOP_S = 5.0
@@ -228,8 +230,14 @@ class Generations:
             return True
         job = _Job(self._context, self._next_spec(adopt_only=told is Course.STOP), tasks)
         job.start()
+        alive_at = time.monotonic()
         while job.is_alive():
             job.join(_TICK_S)
+            if self._spark_is_alive():
+                alive_at = time.monotonic()
+            elif time.monotonic() - alive_at > _FAREWELL_S:
+                log.warning("generation %d: Spark has ended and has not ended the job", self.generation)
+                return True
             self._look_for_report()
             wanted = self._wanted(tasks, told)
             if wanted is not told and self._say(wanted):

@@ -21,6 +21,7 @@ from pathlib import Path
 import msgspec
 from pyspark import BarrierTaskContext
 
+from sparklog.broker.logs import LineFormatter
 from sparklog.cluster.claims import claim_slot, is_live, survey_host
 from sparklog.cluster.generation import (
     DIRECTIVE,
@@ -35,6 +36,7 @@ from sparklog.cluster.process import ProcessIdentity, boot_id, host_name
 from sparklog.cluster.slots import HostSurvey, share_slots
 from sparklog.cluster.supervisor import BrokerSupervisor, Retire
 from sparklog.errors import ClusterError, StorageError
+from sparklog.protocol.proof import KeyRing
 from sparklog.storage.meta import Claim
 from sparklog.zk import codecs
 from sparklog.zk.cluster_store import ClusterStore
@@ -63,7 +65,9 @@ class _TaskReport(msgspec.Struct, frozen=True):
 def run_task(spec: GenerationSpec, _rows: Iterator[object]) -> Iterator[str]:
     """The function of the barrier stage: yields how the task ended, see ``supervise``."""
     context = BarrierTaskContext.get()
-    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    output = logging.StreamHandler(sys.stderr)
+    output.setFormatter(LineFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(handlers=[output], level=logging.INFO)
     logging.getLogger("kazoo").setLevel(logging.WARNING)
 
     async def gather(message: str) -> list[str]:
@@ -83,7 +87,9 @@ async def supervise(spec: GenerationSpec, *, task: int, gather: Gather) -> str:
     Raises:
         ClusterError: ZooKeeper is away; the job then fails and is submitted again, while the brokers serve on.
     """
-    session = await ZkSession.open(spec.zookeeper, session_timeout_ms=spec.session_timeout_ms)
+    session = await ZkSession.open(
+        spec.zookeeper, session_timeout_ms=spec.session_timeout_ms, keys=KeyRing(spec.secrets)
+    )
     course = _CourseWatch(session, spec)
     party = _Party(spec, ClusterStore(session), host=spec.advertised_host or host_name())
     try:

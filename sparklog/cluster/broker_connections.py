@@ -9,8 +9,9 @@ import asyncio
 import logging
 
 from sparklog.errors import BrokerError, ErrorCode
-from sparklog.model import BrokerEndpoint
+from sparklog.model import BrokerEndpoint, host_and_port
 from sparklog.net.async_client import AsyncConnection
+from sparklog.net.greeting import Credentials
 from sparklog.protocol.messages import Reply, Request
 
 log = logging.getLogger(__name__)
@@ -23,7 +24,10 @@ _ANSWER_TIMEOUT_S = 30.0
 class BrokerConnections:
     """Owner: one controller term, on its loop. ``close`` ends all."""
 
-    def __init__(self, *, client_id: str, cluster_id: str, connect_timeout_s: float) -> None:
+    def __init__(
+        self, *, client_id: str, cluster_id: str, connect_timeout_s: float, credentials: Credentials | None = None
+    ) -> None:
+        self._credentials = credentials
         self._client_id = client_id
         self._cluster_id = cluster_id
         self._connect_timeout_s = connect_timeout_s
@@ -64,6 +68,8 @@ class BrokerConnections:
                 client_id=self._client_id,
                 cluster_id=self._cluster_id,
                 connect_timeout_s=self._connect_timeout_s,
+                credentials=self._credentials,
+                proof_required=broker.proves,
             )
             found = connection.hello.broker_id if connection.hello is not None else None
             if found != broker.broker_id:
@@ -71,7 +77,7 @@ class BrokerConnections:
                 connection.close()
                 raise BrokerError(
                     ErrorCode.NETWORK_EXCEPTION,
-                    f"{broker.host}:{broker.port}: broker {found} found, broker {broker.broker_id} expected",
+                    f"{host_and_port(broker.host, broker.port)}: broker {found} found, {broker.broker_id} expected",
                 )
             self._open[broker.broker_id] = (broker, connection)
             return connection

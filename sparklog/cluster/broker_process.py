@@ -13,10 +13,13 @@ import msgspec
 import sparklog
 from sparklog.broker.process_config import ProcessConfig
 from sparklog.cluster import runtime_directory
+from sparklog.cluster.cluster_secret import keep_on_host
 from sparklog.cluster.generation import GenerationSpec
 from sparklog.cluster.process import ProcessIdentity, identify
 from sparklog.cluster.slots import Slot
 from sparklog.errors import ClusterError
+from sparklog.protocol.proof import KeyRing
+from sparklog.storage.disk import private_opener
 
 #: What is run for each slot, with ``--config <file>`` after it.
 BROKER_PROGRAM = (sys.executable, "-m", "sparklog.broker")
@@ -29,6 +32,7 @@ def spawn_broker(
 
     Raises:
         ClusterError: it ended at once.
+        OSError: the host's copy of the secret, or the configuration, cannot be written.
     """
     socket = runtime_directory.control_socket(slot.path)
     config = ProcessConfig(
@@ -44,10 +48,11 @@ def spawn_broker(
         driver_epoch=spec.driver_epoch,
         generation=spec.generation,
         log_file=str(words.log),
+        secret_file=str(keep_on_host(spec.cluster_id, KeyRing(spec.secrets))) if spec.secrets else "",
     )
     config_file = runtime_directory.process_config(slot.path)
     config_file.write_bytes(msgspec.json.format(msgspec.json.encode(config)))
-    with words.out.open("wb") as output:
+    with open(words.out, "wb", opener=private_opener) as output:
         # Its own session: no terminal's signals, no part in the fate of the executor's process group. Its own files:
         # a pipe to the executor would block the broker once the executor is gone. Not in the executor's working
         # directory, which goes with the application.

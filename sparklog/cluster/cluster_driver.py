@@ -7,30 +7,30 @@ stopping broker for a dead one; the brokers all together; ZooKeeper last, as the
 from __future__ import annotations
 
 import logging
-import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 from pyspark import SparkContext
 
 from sparklog.cluster.barrier import Generations, in_loop
+from sparklog.cluster.cluster_secret import driver_keys, keep_on_host
 from sparklog.cluster.controller_loop import ControllerLoop
 from sparklog.cluster.embedded_zookeeper import EmbeddedZookeeper
 from sparklog.cluster.generation import GenerationReport, GenerationSpec, ServingBroker
-from sparklog.cluster.options import ClusterOptions, brokers_per_task, is_one_machine, sizing
+from sparklog.cluster.options import LOOPBACK, ClusterOptions, brokers_per_task, is_one_machine, sizing
 from sparklog.cluster.seat import DriverSeat
 from sparklog.cluster.task_slots import master_of, never, require_slots
 from sparklog.cluster.zookeeper_keeper import ZookeeperKeeper
 from sparklog.config import broker_config
 from sparklog.errors import ClusterError
-from sparklog.model import BrokerRegistration
+from sparklog.model import BrokerRegistration, host_and_port
+from sparklog.protocol.proof import KeyRing
+from sparklog.spark.worker_python import choose_worker_python
 from sparklog.zk.cluster_store import ClusterStore
 from sparklog.zk.session import ZkSession
 
 log = logging.getLogger(__name__)
 
-LOOPBACK = "127.0.0.1"
 #: Executors of a busy machine have been seen to take over a minute.
 SLOTS_TIMEOUT_S = 120.0
 READY_TIMEOUT_S = 120.0
@@ -50,6 +50,8 @@ class ClusterDriver:
         #: What the last stop has left and why; and the ZooKeeper of the cluster's own that it has left with that.
         self._left = ""
         self._left_zookeeper: EmbeddedZookeeper | None = None
+        #: The cluster's secret, from when the seat is taken.
+        self._keys = KeyRing()
         self.zookeeper = options.zookeeper
 
     @property
@@ -79,7 +81,13 @@ class ClusterDriver:
             self._embedded = ZookeeperKeeper(server)
             self.zookeeper = server.connect
         try:
-            self._seat = DriverSeat.take(self.zookeeper, session_timeout_ms=self._session_timeout_ms)
+            self._keys = driver_keys(self.data_dir)
+            self._seat = DriverSeat.take(
+                self.zookeeper,
+                session_timeout_ms=self._session_timeout_ms,
+                keys=self._keys,
+                owns_zookeeper=self._embedded is not None,
+            )
         except BaseException:
             # The driver that has the seat needs the server; one that only we have started, nobody does.
             self._end_zookeeper(leave=self._embedded is not None and self._embedded.server.adopted)
@@ -92,7 +100,9 @@ class ClusterDriver:
             ClusterError: too few task slots; a broker that does not come up: says why. Call ``stop`` then as well.
         """
         options, master = self._options, master_of(context)
-        _run_workers_here_with_this_python(context, master)
+        choose_worker_python(context)
+        # For a controller that stands by on this host.
+        keep_on_host(self.seat.cluster_id, self._keys)
         spec = self._spec(master)
         size = sizing(options, master)
         require_slots(context, size, brokers=options.brokers, timeout_s=SLOTS_TIMEOUT_S, given_up=given_up)
@@ -101,6 +111,7 @@ class ClusterDriver:
             self.seat.cluster_id,
             session_timeout_ms=self._session_timeout_ms,
             settings=options.settings,
+            keys=self._keys,
         )
         self._controller.start()
         self._generations = Generations(context, self.seat, spec, sizing=size)
@@ -132,16 +143,17 @@ class ClusterDriver:
             data_dir=str(self.data_dir.resolve()),
             port=options.port,
             advertised_host=LOOPBACK if here else options.advertised_host,
-            # There is no authentication yet: what needs no other machine is not offered to any.
+            # Clients do not log in yet: what needs no other machine is not offered to any.
             bind_host=LOOPBACK if here else "0.0.0.0",
             settings=options.settings,
             session_timeout_ms=self._session_timeout_ms,
+            secrets=self._keys.secrets,
         )
 
     @property
     def bootstrap(self) -> str:
         """Addresses of the brokers, for clients."""
-        return ",".join(f"{broker.host}:{broker.port}" for broker in self.brokers)
+        return ",".join(host_and_port(broker.host, broker.port) for broker in self.brokers)
 
     @property
     def brokers(self) -> tuple[ServingBroker, ...]:
@@ -241,10 +253,3 @@ async def _registered(zookeeper: str, *, session_timeout_ms: int) -> tuple[Broke
         return await ClusterStore(session).live_brokers()
     finally:
         await session.close()
-
-
-def _run_workers_here_with_this_python(context: SparkContext, master: str) -> None:
-    """Where nobody says which, Spark's workers run the ``python3`` of the search path: often another than the
-    program's, as when that is started by its virtual environment's name. Other hosts may have this one nowhere."""
-    if is_one_machine(master) and not os.environ.get("PYSPARK_PYTHON"):
-        context.pythonExec = sys.executable

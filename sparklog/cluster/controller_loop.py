@@ -11,27 +11,35 @@ import logging
 import os
 import socket
 import threading
+import time
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from sparklog.cluster.controller_term import ControllerTerm
+from sparklog.cluster.pauses import growing_pauses
 from sparklog.config import broker_config
 from sparklog.controller.controller import Controller, ControllerSettings
 from sparklog.errors import ClusterError
 from sparklog.model import BrokerEndpoint
 from sparklog.net.loop import new_event_loop
+from sparklog.protocol.proof import KeyRing
 from sparklog.zk import paths
-from sparklog.zk.codecs import ZkFormatError
 from sparklog.zk.controller_store import ControllerStore
-from sparklog.zk.errors import ZkError
+from sparklog.zk.errors import ZkError, ZkUnreachable
 from sparklog.zk.session import SessionState, ZkSession
 
 log = logging.getLogger(__name__)
 
-#: Between attempts that failed for a reason that may pass.
+#: Between attempts that failed for a reason that may pass; longer each time when they fail at once.
 _RETRY_S = 0.2
+#: A term of this length has not failed at once.
+_LASTING_S = 30.0
 _STOP_TIMEOUT_S = 20.0
+
+
+class _OtherCluster(ClusterError):
+    """ZooKeeper holds another cluster than this controller was started for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +65,10 @@ class ControllerLoop:
         session_timeout_ms: int | None = None,
         settings: Mapping[str, str] | None = None,
         on_change: Callable[[ControllerStatus], None] | None = None,
+        keys: KeyRing | None = None,
     ) -> None:
-        """``cluster_id`` empty: whatever cluster is there, or a new one. ``settings`` are Kafka's keys.
+        """``cluster_id`` empty: whatever cluster is there, or a new one. ``settings`` are Kafka's keys. ``keys``: the
+        cluster's secrets, without which brokers that have them refuse this controller.
 
         Raises:
             ConfigError: a setting is unknown or out of range.
@@ -66,6 +76,7 @@ class ControllerLoop:
         config = broker_config(settings or {})
         self._zookeeper = zookeeper
         self._cluster_id = cluster_id
+        self._keys = keys
         self._session_timeout_ms = session_timeout_ms or config.session_timeout_ms
         self._connect_timeout_ms = config.zk_connection_timeout_ms
         #: Of every term's core.
@@ -81,6 +92,8 @@ class ControllerLoop:
         self._on_change = on_change
         self.controller_id = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
         self._status = ControllerStatus()
+        #: ZooKeeper had the expected cluster.
+        self._found = False
         self._changed = threading.Condition()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping: asyncio.Event | None = None
@@ -170,19 +183,34 @@ class ControllerLoop:
         try:
             store = ControllerStore(session)
             generation = 0
+            pauses = growing_pauses(_RETRY_S)
             while True:
                 await session.connected()
                 # A session that is not the first one: the last expired, and brokers' sessions may have, too.
                 cautious = generation not in (0, session.generation)
                 generation = session.generation
+                began = time.monotonic()
                 try:
-                    await self._one_round(store, cautious=cautious)
-                except ZkFormatError:
-                    raise
-                except ZkError as error:
+                    failed = await self._one_round(store, cautious=cautious)
+                except ZkUnreachable as error:
                     log.warning("the controller starts over: %s", error)
                     self._set(replace(self._status, state="connecting", detail=str(error)))
                     await asyncio.sleep(_RETRY_S)
+                    continue
+                except _OtherCluster:
+                    raise
+                except Exception as error:
+                    # Whatever it is: a cluster without a controller needs somebody to mend it and to start one.
+                    unforeseen = not isinstance(error, ClusterError)
+                    log.error("the controller starts over: %s", error, exc_info=unforeseen)
+                    detail = f"{type(error).__name__}: {error}" if unforeseen else str(error)
+                    self._set(replace(self._status, state="connecting", detail=detail))
+                    await self._resign(store)  # another controller may know what to do
+                    failed = True
+                if time.monotonic() - began > _LASTING_S:
+                    pauses = growing_pauses(_RETRY_S)
+                if failed:
+                    await asyncio.sleep(next(pauses))
         finally:
             await session.close()
 
@@ -198,23 +226,27 @@ class ControllerLoop:
                 self._zookeeper,
                 session_timeout_ms=self._session_timeout_ms,
                 connect_timeout_ms=self._connect_timeout_ms,
+                keys=self._keys,
             )
         except ClusterError as error:
             log.warning("%s; trying on", error)
             self._set(replace(self._status, detail=str(error)))
             return None
 
-    async def _one_round(self, store: ControllerStore, *, cautious: bool) -> None:
-        """Be elected and serve one term, or stand by until ``/controller`` goes."""
+    async def _one_round(self, store: ControllerStore, *, cautious: bool) -> bool:
+        """Be elected and serve one term, or stand by until ``/controller`` goes. Return whether the term has failed."""
         await store.cluster.prepare()
         found = await store.cluster.cluster_id()
         if self._cluster_id and found != self._cluster_id:
-            raise ClusterError(f"ZooKeeper at {self._zookeeper} has cluster {found}; expected {self._cluster_id}")
+            detail = f"ZooKeeper at {self._zookeeper} has cluster {found!r}; expected {self._cluster_id}"
+            # Of one that was right before somebody has changed the id: it may be put back.
+            raise ClusterError(detail) if self._found else _OtherCluster(detail)
+        self._found = True
         epoch = await store.elect(self.controller_id)
         if epoch is None:
             self._set(ControllerStatus("standby"))
             await self._until_free(store.session)
-            return
+            return False
         core = Controller(
             controller_id=self.controller_id,
             controller_epoch=epoch,
@@ -226,12 +258,14 @@ class ControllerLoop:
             cluster_id=found,
             session_timeout_ms=self._session_timeout_ms,
             on_change=lambda: self._term_changed(term),
+            keys=self._keys,
         )
         log.info("controller %s begins term %d", self.controller_id, epoch)
         reason = await term.run(cautious=cautious)
         log.warning("term %d is over: %s", epoch, reason)
         self._set(replace(self._status, state="connecting", detail=reason))
         await self._resign(store)
+        return term.failed
 
     async def _resign(self, store: ControllerStore) -> None:
         """A node of our own must not keep others, or our next term, from being elected."""

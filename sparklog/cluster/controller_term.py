@@ -11,9 +11,12 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import suppress
 from typing import Any
 
 from sparklog.cluster.broker_connections import BrokerConnections
+from sparklog.cluster.pauses import growing_pauses
+from sparklog.cluster.required_proofs import RequiredProofs
 from sparklog.cluster.topic_watches import TopicWatches
 from sparklog.controller.controller import Controller
 from sparklog.controller.effects import (
@@ -22,6 +25,7 @@ from sparklog.controller.effects import (
     DropDeletionRequest,
     DropElection,
     Effect,
+    RaiseCounters,
     ReadStates,
     ReadTopic,
     Report,
@@ -33,6 +37,7 @@ from sparklog.controller.effects import (
 )
 from sparklog.controller.events import (
     BrokersRead,
+    CutRefused,
     DeletionsRead,
     Disconnected,
     ElectionAsked,
@@ -42,6 +47,7 @@ from sparklog.controller.events import (
     Loaded,
     LogEndsRead,
     Reconnected,
+    RefusalsRead,
     StatesRead,
     StatesRefused,
     StatesTold,
@@ -59,9 +65,20 @@ from sparklog.controller.events import (
     UpdateLost,
 )
 from sparklog.errors import BrokerError
-from sparklog.model import BrokerRegistration, TopicPartition, TopicRecord, VersionedState, assert_never
+from sparklog.model import (
+    BrokerRegistration,
+    TopicPartition,
+    TopicRecord,
+    VersionedState,
+    assert_never,
+    believed_producer_ids,
+)
+from sparklog.net.greeting import Credentials
 from sparklog.protocol.messages import ControlUpdateReply, DescribeBroker, DescribeBrokerReply
+from sparklog.protocol.proof import Identity, KeyRing
+from sparklog.protocol.senders import Sender
 from sparklog.zk import codecs, paths
+from sparklog.zk.codecs import ZkFormatError
 from sparklog.zk.controller_store import (
     ControllerStore,
     EpochLost,
@@ -72,7 +89,7 @@ from sparklog.zk.controller_store import (
     Superseded,
     Written,
 )
-from sparklog.zk.errors import ZkUnreachable
+from sparklog.zk.errors import ZkError, ZkUnreachable
 from sparklog.zk.session import PAUSE_S, Node, SessionState
 
 log = logging.getLogger(__name__)
@@ -93,8 +110,11 @@ class ControllerTerm:
         cluster_id: str,
         session_timeout_ms: int,
         on_change: Callable[[], None],
+        keys: KeyRing | None = None,
     ) -> None:
         self.core = core
+        #: It ended with an error that was not foreseen.
+        self.failed = False
         self.counters: Counter[str] = Counter()
         self._store = store
         self._session = store.session
@@ -104,6 +124,9 @@ class ControllerTerm:
             client_id=f"controller-{core.controller_epoch}",
             cluster_id=cluster_id,
             connect_timeout_s=max(1.0, session_timeout_ms / 1000),
+            credentials=Credentials(
+                KeyRing() if keys is None else keys, lambda: Identity(Sender.CONTROLLER, -1, core.controller_epoch)
+            ),
         )
         self._loop = asyncio.get_running_loop()
         self._over: asyncio.Future[str] = self._loop.create_future()
@@ -113,13 +136,16 @@ class ControllerTerm:
         self._outcomes: dict[TopicPartition, StateOutcome | None] = {}
         self._deleting: dict[str, str] = {}  # names by topic id: one made anew may have to go as well
         self._reading_brokers = asyncio.Lock()
+        self._proofs = RequiredProofs(self._session, enabled=bool(keys))
+        #: States that cannot be read, and that are read again with pauses.
+        self._unread: dict[TopicPartition, None] = {}
 
     async def run(self, *, cautious: bool) -> str:
         """Read everything, then follow it until the term is over. Returns why it is.
 
         Raises:
             ZkUnreachable: ZooKeeper was lost before everything was read.
-            ClusterError: something in ZooKeeper cannot be read, such as a value of a newer format.
+            ZkError: a node that every cluster has is missing, or ZooKeeper refuses something else.
         """
         try:
             self._advance(await self._load(cautious=cautious))
@@ -133,17 +159,21 @@ class ControllerTerm:
 
     async def _load(self, *, cautious: bool) -> Loaded:
         # Brokers first: then every state is newer than the registrations, and an untrusted broker's claims are seen.
+        await self._proofs.load()
         brokers, retired = await self._brokers()
-        absent = await self._store.read_absent({found.broker_id for found in brokers})
+        absent = self._proofs.admitted(await self._store.read_absent({found.broker_id for found in brokers}))
         stopping = await self._store.read_stopping()
-        topics = await self._store.read_topics()
+        topics, unreadable = await self._store.read_topics()
         deletions = await self._store.read_deletions()
         snapshots = tuple(TopicSnapshot(topic.record, topic.states, topic.version) for topic in topics)
         elections = await self._elections()
-        return Loaded(brokers, stopping, snapshots, deletions, cautious, retired, elections, absent)
+        refusals = await self._refusals()
+        return Loaded(
+            brokers, stopping, snapshots, deletions, cautious, retired, elections, absent, unreadable, refusals
+        )
 
     async def _brokers(self) -> tuple[tuple[BrokerRegistration, ...], frozenset[int]]:
-        brokers = await self._store.read_brokers()
+        brokers = self._proofs.admitted(await self._store.read_brokers())
         return brokers, await self._store.read_retired({found.broker_id for found in brokers})
 
     async def _elections(self) -> dict[str, ElectionAsked]:
@@ -155,6 +185,20 @@ class ControllerTerm:
             )
             for name, request in found.items()
         }
+
+    async def _refusals(self) -> tuple[CutRefused, ...]:
+        return tuple(
+            CutRefused(
+                TopicPartition(found.topic, found.partition),
+                found.topic_id,
+                found.broker_id,
+                found.incarnation,
+                found.leader_epoch,
+                found.offset,
+                found.high_watermark,
+            )
+            for found in await self._store.read_refusals()
+        )
 
     async def _end(self) -> None:
         if not self._over.done():
@@ -179,6 +223,7 @@ class ControllerTerm:
         self._start(self._level(paths.STOPPING, self._read_stopping), "stopping brokers")
         self._start(self._level(paths.DELETE_TOPICS, self._read_deletions), "topic deletions")
         self._start(self._level(paths.ELECTIONS, self._read_elections), "elections")
+        self._start(self._level(paths.CUT_REFUSALS, self._read_refusals), "refused cuts")
         self._start(self._level(paths.ISR_CHANGES, self._read_isr_changes), "ISR changes")
 
     async def _level(self, path: str, read: Callable[[], Awaitable[None]]) -> None:
@@ -200,7 +245,12 @@ class ControllerTerm:
 
     async def _read_brokers(self) -> None:
         async with self._reading_brokers:  # or what was read first, in more round trips, would be known last
-            self._step(BrokersRead(*await self._brokers()))
+            brokers, retired = await self._brokers()
+            self._step(BrokersRead(brokers, retired))
+            await self._proofs.settle(brokers, retired=retired, hosting=self._hosting)
+
+    def _hosting(self) -> set[int]:
+        return {broker for partition in self.core.state.partitions() for broker in partition.replicas}
 
     async def _read_stopping(self) -> None:
         stopping = await self._store.read_stopping()
@@ -215,6 +265,9 @@ class ControllerTerm:
     async def _read_elections(self) -> None:
         self._step(ElectionsRead(await self._elections()))
 
+    async def _read_refusals(self) -> None:
+        self._step(RefusalsRead(await self._refusals()))
+
     async def _read_isr_changes(self) -> None:
         """Until there is nothing more to be read: what is added to a node fires no watch on its parent."""
         while True:
@@ -226,7 +279,9 @@ class ControllerTerm:
             if named is None:
                 named = tuple(partition.tp for partition in self.core.state.partitions())
             if named:
-                self._step(StatesRead(await self._store.read_states(named)))
+                found = await self._store.read_states(named)
+                self._step(StatesRead(found))
+                self._read_later([tp for tp in named if tp not in found])
             if await self._store.delete_isr_changes(nodes):
                 return
 
@@ -245,12 +300,33 @@ class ControllerTerm:
         if name not in self._deleting.values():
             await self._patiently(look)
             if found is None and name not in self._deleting.values():
-                self._step(TopicGone(name))
+                await self._topic_gone(name)
+
+    async def _topic_gone(self, name: str) -> None:
+        """Say whether ZooKeeper names the topic as deleted: only then may brokers delete its logs."""
+        known = self.core.state.topics.get(name)
+        topic_ids = () if known is None else (known.record.topic_id,)
+        deleted = False
+
+        async def ask() -> None:
+            nonlocal deleted
+            deleted = bool(await self._store.cluster.deleted_topics(topic_ids))
+
+        if topic_ids:
+            await self._patiently(ask)
+        self._step(TopicGone(name, deleted, topic_ids[0] if topic_ids else ""))
 
     def _topic_found(self, name: str, node: Node) -> None:
         # Without states: partitions of a topic that is new to the core have none yet, and where they do (an earlier
         # controller began), the write is refused and brings them.
-        record = codecs.decode_topic(paths.topic(name), node.data, name)
+        path = paths.topic(name)
+        try:
+            record = codecs.decode_topic(path, node.data, name)
+        except ZkFormatError as error:
+            # What was known of it before stays known; a change of the node is told here again.
+            self._store.unreadable.skip(path, error)
+            self._report_unreadable()
+            return
         self._step(TopicRead(TopicSnapshot(record, {}, node.version)))
 
     def _controller_node(self, node: Node | None) -> None:
@@ -274,12 +350,18 @@ class ControllerTerm:
             self._advance(event)
         except Exception as error:
             log.exception("%s failed", type(event).__name__)
+            self.failed = True
             self._finish(f"{type(event).__name__}: {type(error).__name__}: {error}")
 
     def _advance(self, event: Event) -> None:
         for effect in self.core.step(event, _now_ms()):
             self._perform(effect)
         self._set_timer()
+        self._report_unreadable()
+
+    def _report_unreadable(self) -> None:
+        if self._store.unreadable.count:
+            self.counters["controller.zookeeper.unreadable"] = self._store.unreadable.count
         self._on_change()
 
     def _set_timer(self) -> None:
@@ -325,6 +407,8 @@ class ControllerTerm:
             case Report():
                 self.counters[effect.kind] += effect.count
                 log.log(logging.WARNING if effect.grave else logging.INFO, "%s: %s", effect.kind, effect.detail)
+            case RaiseCounters():
+                self._start(self._raise_counters(effect), "raise counters")
             case Resign():
                 self._finish(effect.detail)
             case _:
@@ -377,16 +461,47 @@ class ControllerTerm:
 
     async def _read_refused(self, tps: Sequence[TopicPartition]) -> None:
         try:
-            self._step(StatesRefused(await self._store.read_states(tps)))
+            found = await self._store.read_states(tps)
         except ZkUnreachable:
             self._step(StatesUnknown(tuple(tps)))
+            return
+        if found:
+            self._step(StatesRefused(found))
+        unread = tuple(tp for tp in tps if tp not in found)
+        if unread:
+            self._step(StatesUnknown(unread))
 
     async def _read_states(self, tps: Sequence[TopicPartition]) -> None:
+        """Those that cannot be read are read again with pauses: until then nothing is decided about them."""
         try:
             await self._session.connected()
-            self._step(StatesRead(await self._store.read_states(tps)))
+            found = await self._store.read_states(tps)
         except ZkUnreachable:
             self._step(StatesUnknown(tuple(tps)))
+            return
+        if found:
+            self._step(StatesRead(found))
+        self._read_later([tp for tp in tps if tp not in found])
+
+    def _read_later(self, unread: Sequence[TopicPartition]) -> None:
+        if unread and not self._unread:
+            self._start(self._read_unread(), "read states that could not be read")
+        self._unread.update(dict.fromkeys(unread))
+        self._report_unreadable()
+
+    async def _read_unread(self) -> None:
+        for pause_s in growing_pauses():
+            await asyncio.sleep(pause_s)
+            found: dict[TopicPartition, VersionedState | None] = {}
+            with suppress(ZkUnreachable):
+                await self._session.connected()
+                found = await self._store.read_states(tuple(self._unread))
+            for tp in found:
+                del self._unread[tp]
+            if found:
+                self._step(StatesRead(found))
+            if not self._unread:
+                return
 
     async def _write_topic(self, effect: WriteTopic) -> None:
         record = effect.record
@@ -414,7 +529,7 @@ class ControllerTerm:
         await self._patiently(read)
         if found is None:
             if name not in self._deleting.values():
-                self._step(TopicGone(name))
+                await self._topic_gone(name)
         elif found[0].topic_id not in self._deleting:
             self._step(TopicRead(TopicSnapshot(found[0], {}, found[1])))
 
@@ -460,16 +575,29 @@ class ControllerTerm:
         else:
             self._step(Fenced("another controller has a higher epoch"))
 
+    async def _raise_counters(self, effect: RaiseCounters) -> None:
+        await self._patiently(
+            lambda: self._store.raise_counters(
+                effect.controller_epoch, producer_ids=believed_producer_ids(effect.producer_ids, time.time())
+            )
+        )
+        self._finish(effect.detail)
+
     async def _patiently(self, operation: Callable[[], Awaitable[None]]) -> None:
-        """Carry out an operation that may be repeated, however often the connection breaks."""
-        while True:
+        """Carry out an operation that may be repeated, however often the connection breaks, or what it reads or meets
+        in ZooKeeper keeps it from being done."""
+        for pause_s in growing_pauses(PAUSE_S):
             await self._session.connected()
             try:
                 await operation()
                 return
             except ZkUnreachable as error:
                 log.info("repeating after %s", error)
-                await asyncio.sleep(PAUSE_S)
+                pause_s = PAUSE_S
+            except (ZkError, ZkFormatError) as error:
+                log.warning("repeating after %s", error)
+                self.counters["controller.requests.repeated"] += 1
+            await asyncio.sleep(pause_s)
 
     def _start(self, work: Coroutine[Any, Any, None], name: str) -> None:
         if self._over.done():
@@ -487,4 +615,5 @@ class ControllerTerm:
         if error is not None and not self._over.done():
             # Not foreseen: as in ``_step``.
             log.error("%s failed", task.get_name(), exc_info=error)
+            self.failed = True
             self._finish(f"{task.get_name()}: {type(error).__name__}: {error}")

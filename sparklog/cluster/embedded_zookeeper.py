@@ -25,7 +25,8 @@ import msgspec
 
 from sparklog.cluster.process import ProcessIdentity, identify, is_alive, port_taken, send_signal
 from sparklog.errors import ClusterError
-from sparklog.storage.disk import RealDisk, read_file, replace_file
+from sparklog.model import host_and_port
+from sparklog.storage.disk import PRIVATE_DIRECTORY, RealDisk, read_file, replace_file
 
 FORMAT_VERSION = 1
 #: ZooKeeper ends a session at the first tick after its time-out: with the usual tick of a second or two, that much of
@@ -69,7 +70,7 @@ class EmbeddedZookeeper:
         self, directory: Path, host: str, port: int, process: ProcessIdentity, *, settings: Mapping[str, str]
     ) -> None:
         self.directory = directory
-        self.connect = f"{host}:{port}"
+        self.connect = host_and_port(host, port)
         self.process = process
         self._settings = settings
         #: True when it was found running.
@@ -88,7 +89,10 @@ class EmbeddedZookeeper:
         Raises:
             ClusterError: no Java; the kept port is taken by something else; it did not come up (with its last words).
         """
-        directory.mkdir(parents=True, exist_ok=True)
+        # For this user alone: another one who may read the lock file may hold the lock, and no cluster would start.
+        directory.mkdir(PRIVATE_DIRECTORY, parents=True, exist_ok=True)
+        with contextlib.suppress(PermissionError):
+            directory.chmod(PRIVATE_DIRECTORY)
         with _lock(directory):
             note = _read_note(directory)
             if note is not None and note.process is not None and is_alive(note.process):
@@ -162,7 +166,7 @@ class EmbeddedZookeeper:
         return self.process.pid
 
     def _await_ready(self) -> None:
-        host, _, port = self.connect.rpartition(":")
+        host, _, port = self.connect.replace("[", "").replace("]", "").rpartition(":")
         deadline = time.monotonic() + START_TIMEOUT_S
         while time.monotonic() < deadline:
             if not is_alive(self.process):
@@ -281,14 +285,29 @@ def _configuration(data: Path, host: str, port: int, settings: Mapping[str, str]
 
 
 def _class_path() -> str:
+    """
+    Raises:
+        ClusterError: none of Spark's directories has the server.
+    """
+    directories = _jar_directories()
+    for directory in directories:
+        names = sorted(directory.glob("*.jar")) if directory.is_dir() else []
+        jars = [str(jar) for jar in names if _JARS.match(jar.name)]
+        if any("zookeeper-3" in jar for jar in jars):
+            return ":".join(jars)
+    raise ClusterError(
+        f"no ZooKeeper jar in {', '.join(map(str, directories))}; name a server by zookeeper.connect instead"
+    )
+
+
+def _jar_directories() -> list[Path]:
+    """Where Spark's jars may be. In ``--deploy-mode cluster`` pyspark is a zip file without jars: they are in Spark's
+    home, or on YARN in the container's working directory."""
     spec = find_spec("pyspark")
-    if spec is None or spec.origin is None:
-        raise ClusterError("the embedded ZooKeeper comes with pyspark, which is not installed")
-    directory = Path(spec.origin).parent / "jars"
-    jars = sorted(str(jar) for jar in directory.glob("*.jar") if _JARS.match(jar.name))
-    if not any("zookeeper-3" in jar for jar in jars):
-        raise ClusterError(f"no ZooKeeper jar in {directory}; name a server by zookeeper.connect instead")
-    return ":".join(jars)
+    found = [Path(spec.origin).parent / "jars"] if spec is not None and spec.origin is not None else []
+    if home := os.environ.get("SPARK_HOME"):
+        found.append(Path(home) / "jars")
+    return [*found, Path.cwd() / "__spark_libs__"]
 
 
 def _free_port(host: str) -> int:

@@ -11,6 +11,7 @@ from enum import Enum
 
 import msgspec
 
+from sparklog.protocol.proof import Secret
 from sparklog.zk import paths
 
 DIRECTIVE = paths.DIRECTIVE
@@ -59,6 +60,8 @@ class GenerationSpec(msgspec.Struct, frozen=True, kw_only=True):
     #: Broker and topic settings by Kafka's keys.
     settings: dict[str, str]
     session_timeout_ms: int
+    #: The cluster's secrets, the newest first; see ``cluster_secret``. They are never shown.
+    secrets: tuple[Secret, ...] = ()
     #: Start nothing: only take hold of what runs, for a stop.
     adopt_only: bool = False
 

@@ -24,6 +24,7 @@ from sparklog.cluster.cluster_driver import ClusterDriver
 from sparklog.cluster.options import DEFAULT_PORT, ClusterOptions
 from sparklog.cluster.process import is_alive, send_signal
 from sparklog.cluster.runtime_directory import noted_process
+from sparklog.cluster.spark_access import exposure
 from sparklog.errors import ClusterError
 from sparklog.spark.configure import configure
 
@@ -84,6 +85,8 @@ class LocalCluster:
         _when_python_ends(lambda: self._stop(is_ended_otherwise=True))
         try:
             self.data_dir.mkdir(parents=True, exist_ok=True)
+            if found := exposure(self._spark.sparkContext):
+                log.warning("%s", found)
             self._driver.take_seat()
             self._driver.start_brokers(self._spark.sparkContext)
             configure(self._spark, bootstrap=self.bootstrap)

@@ -14,6 +14,8 @@ from sparklog.config import broker_config
 from sparklog.errors import ConfigError
 
 DEFAULT_PORT = 9092
+#: Where everything listens that no other machine needs.
+LOOPBACK = "127.0.0.1"
 #: Of a cluster with a ZooKeeper of its own, where nothing is said of it: that one is near, and answers within moments.
 EMBEDDED_SETTINGS = {"zookeeper.session.timeout.ms": "2000"}
 #: Of topics created without one, where there are so many brokers.

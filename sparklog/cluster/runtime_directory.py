@@ -83,6 +83,12 @@ def process_config(log_dir: Path) -> Path:
     return runtime_directory() / f"{_stem(log_dir)}.config.json"
 
 
+def secret_file(cluster_id: str) -> Path:
+    """This host's copy of the secret of that cluster, for all its brokers here."""
+    name = hashlib.sha256(cluster_id.encode()).hexdigest()[:16]
+    return runtime_directory() / f"{name}.secret"
+
+
 def forget(log_dir: Path) -> None:
     """Remove what was kept for a process that has ended in order."""
     process_config(log_dir).unlink(missing_ok=True)

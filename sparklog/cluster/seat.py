@@ -21,10 +21,12 @@ from sparklog.cluster.generation import DIRECTIVE, REPORT, Directive, Generation
 from sparklog.cluster.process import ProcessIdentity, boot_id, identify
 from sparklog.errors import ClusterError
 from sparklog.model import BrokerRegistration
+from sparklog.protocol.proof import KeyRing
 from sparklog.zk import codecs, paths
-from sparklog.zk.broker_registry import pid_namespace
 from sparklog.zk.cluster_store import ClusterStore
 from sparklog.zk.errors import ZkBadVersion, ZkError, ZkMultiFailed, ZkNodeExists, ZkNoNode, ZkUnreachable
+from sparklog.zk.holders import pid_namespace
+from sparklog.zk.protection import is_fresh, protect
 from sparklog.zk.session import Check, Create, SessionState, ZkSession
 
 log = logging.getLogger(__name__)
@@ -35,7 +37,11 @@ T = TypeVar("T")
 class DriverSeat:
     """Life cycle: ``take``, use, ``close``. ``lost`` once another driver has the cluster."""
 
-    def __init__(self, zookeeper: str, *, session_timeout_ms: int) -> None:
+    def __init__(
+        self, zookeeper: str, *, session_timeout_ms: int, keys: KeyRing | None = None, owns_zookeeper: bool = False
+    ) -> None:
+        self._keys = KeyRing() if keys is None else keys
+        self._owns_zookeeper = owns_zookeeper
         self._zookeeper = zookeeper
         self._session_timeout_ms = session_timeout_ms
         self._loop = asyncio.new_event_loop()
@@ -48,13 +54,21 @@ class DriverSeat:
         self.lost = threading.Event()
 
     @classmethod
-    def take(cls, zookeeper: str, *, session_timeout_ms: int = 6000) -> DriverSeat:
-        """Connect, and become the driver.
+    def take(
+        cls,
+        zookeeper: str,
+        *,
+        session_timeout_ms: int = 6000,
+        keys: KeyRing | None = None,
+        owns_zookeeper: bool = False,
+    ) -> DriverSeat:
+        """Connect, and become the driver. ``keys``: the cluster's secrets. A ZooKeeper that this driver owns is closed
+        to those that do not know them, unless brokers of release 0.1.0 may need it.
 
         Raises:
             ClusterError: no ZooKeeper answers; another driver lives (names it).
         """
-        seat = cls(zookeeper, session_timeout_ms=session_timeout_ms)
+        seat = cls(zookeeper, session_timeout_ms=session_timeout_ms, keys=keys, owns_zookeeper=owns_zookeeper)
         try:
             seat._call(seat._take())
         except BaseException:
@@ -97,12 +111,22 @@ class DriverSeat:
         return ClusterStore(self._zk)
 
     async def _take(self) -> None:
-        self._session = await ZkSession.open(self._zookeeper, session_timeout_ms=self._session_timeout_ms)
+        self._session = await ZkSession.open(
+            self._zookeeper, session_timeout_ms=self._session_timeout_ms, keys=self._keys
+        )
+        await self._protect()
         await self._store.prepare()
         self.cluster_id = await self._store.cluster_id()
         self.epoch = await self._claim()
         self._session.add_listener(self._session_moved)
         log.info("driver epoch %d of cluster %s", self.epoch, self.cluster_id)
+
+    async def _protect(self) -> None:
+        if not self._keys or not self._owns_zookeeper:
+            return
+        # While brokers of 0.1.0 take part they write there, too, and know no secret.
+        if await self._zk.exists(paths.PROOF_REQUIRED) or await is_fresh(self._zk):
+            await protect(self._zk, self._keys)
 
     async def _claim(self) -> int:
         """Outlast the node of a driver that was killed: its session ends by itself, and sooner if it ran here."""

@@ -13,12 +13,17 @@ from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
+from sparklog.cluster.options import LOOPBACK, is_in_driver, is_one_machine
 from sparklog.cluster.process import identify
 from sparklog.errors import ClusterError
 
 #: Brokers are processes of their own and the JVMs only start them: quick to start counts, peak speed does not. Spark
 #: SQL would suffer, so this is for the cluster job alone.
 _QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+#: The port of the JVM that has started this process, as spark-submit does.
+_GATEWAY = "PYSPARK_GATEWAY_PORT"
+#: What Spark runs on when no master is named.
+_SPARKS_OWN_MASTER = "local[*]"
 
 
 def submitted_master(environment: Mapping[str, str]) -> str | None:
@@ -44,6 +49,18 @@ def submitted_master(environment: Mapping[str, str]) -> str | None:
     return found
 
 
+def _running_master() -> str:
+    """Return the master of the JVM that has started this process: only its own configuration names it."""
+    from py4j.protocol import Py4JError
+    from pyspark import SparkConf, SparkContext
+
+    try:
+        SparkContext._ensure_initialized()
+        return SparkConf().get("spark.master") or _SPARKS_OWN_MASTER
+    except (Py4JError, OSError) as error:
+        raise ClusterError(f"the JVM that has started this process does not answer: {error}") from error
+
+
 def _options(words: list[str]) -> Iterator[tuple[str, str]]:
     following = iter(words)
     for word in following:
@@ -53,7 +70,16 @@ def _options(words: list[str]) -> Iterator[tuple[str, str]]:
 
 
 def prepare(environment: dict[str, str] | os._Environ[str], *, brokers: int, data_dir: Path) -> str:
-    """Set the defaults of the cluster job in ``environment``; return the master that will be used."""
+    """Set the defaults of the cluster job in ``environment``; return the master that will be used.
+
+    Where a JVM has started this process, as under ``spark-submit`` and in ``--deploy-mode cluster``, the settings are
+    that JVM's already, and nothing is set here.
+
+    Raises:
+        ClusterError: that JVM does not answer.
+    """
+    if _GATEWAY in environment:
+        return _running_master()
     master = submitted_master(environment)
     settings = {
         "spark.app.name": "sparklog",
@@ -65,10 +91,47 @@ def prepare(environment: dict[str, str] | os._Environ[str], *, brokers: int, dat
         settings["spark.master"] = master
     if master.startswith("local-cluster"):
         environment["SPARK_HOME"] = str(spark_home(data_dir / "spark", environment.get("SPARK_HOME")))
-    given = environment.get("PYSPARK_SUBMIT_ARGS", "pyspark-shell")
-    ours = " ".join(f"--conf {shlex.quote(f'{key}={value}')}" for key, value in settings.items())
-    environment["PYSPARK_SUBMIT_ARGS"] = f"{ours} {given}"
+    _submit(environment, settings | _closed_to_others(environment, master))
     return master
+
+
+def close_to_others(environment: dict[str, str] | os._Environ[str]) -> None:
+    """Set in ``environment`` what keeps other hosts and users away from Spark's ports, for a job that uses Spark with
+    the settings that it finds. Does nothing unless the master runs on this machine alone, nor where the JVM runs
+    already."""
+    if _GATEWAY in environment:
+        return
+    # Spark takes the master from this variable where nothing else names one.
+    master = submitted_master(environment) or environment.get("MASTER") or _SPARKS_OWN_MASTER
+    _submit(environment, _closed_to_others(environment, master))
+
+
+def _closed_to_others(environment: dict[str, str] | os._Environ[str], master: str) -> dict[str, str]:
+    """Return the settings that keep others away from the ports of a Spark on one machine; none for other masters.
+
+    A process that reaches a port of Spark's driver, Master, Workers or executors can run programs as their user, and
+    the web pages end jobs and applications. ``SPARK_LOCAL_IP`` binds the ports of all these processes; an address that
+    the user has set there stays. Loopback keeps other hosts away, authentication other users of this machine. On
+    ``local-cluster`` authentication needs a secret, see ``spark_access``.
+    """
+    if not is_one_machine(master):
+        return {}
+    address = environment.setdefault("SPARK_LOCAL_IP", LOOPBACK)
+    return {
+        # Not left to Spark, which binds to what the name of the address resolves to.
+        "spark.driver.host": address,
+        "spark.driver.bindAddress": address,
+        "spark.authenticate": "true",
+        "spark.ui.killEnabled": "false",
+        # By default any user of the Master's host may send its Workers away.
+        **({} if is_in_driver(master) else {"spark.master.ui.decommission.allow.mode": "DENY"}),
+    }
+
+
+def _submit(environment: dict[str, str] | os._Environ[str], settings: Mapping[str, str]) -> None:
+    given = environment.get("PYSPARK_SUBMIT_ARGS", "pyspark-shell")
+    ours = [f"--conf {shlex.quote(f'{key}={value}')}" for key, value in settings.items()]
+    environment["PYSPARK_SUBMIT_ARGS"] = " ".join([*ours, given])
 
 
 def spark_home(directory: Path, real: str | None = None) -> Path:

@@ -25,15 +25,17 @@ from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from sparklog.broker.logs import bounded_file
-from sparklog.cluster.cluster_driver import LOOPBACK, ClusterDriver
+from sparklog.broker.logs import LineFormatter, bounded_file
+from sparklog.cluster.cluster_driver import ClusterDriver
 from sparklog.cluster.driver_note import forget_driver, note_driver
-from sparklog.cluster.options import ClusterOptions, is_one_machine
+from sparklog.cluster.options import LOOPBACK, ClusterOptions, is_one_machine
 from sparklog.cluster.process import host_name, identify
+from sparklog.cluster.spark_access import share_secret
 from sparklog.cluster.spark_environment import prepare, remove_spark_home
 from sparklog.cluster.stop_request import StopRequest
 from sparklog.cluster.task_slots import cause_of
 from sparklog.errors import ClusterError, SparklogError
+from sparklog.escaping import escaped
 
 #: A driver that is refused its seat is usually refused within this; Spark is then not even started.
 _REFUSAL_S = 0.5
@@ -52,10 +54,10 @@ def run_cluster(options: ClusterOptions, *, tell: Callable[[str], None]) -> int:
         log_file = _log_to(options)
         return _run(options, stop, tell, seated=log_file.open)
     except SparklogError as error:
-        tell(f"error: {error}")
+        tell(f"error: {escaped(str(error))}")
         return 1
     except OSError as error:
-        tell(f"error: {error}")
+        tell(f"error: {escaped(str(error))}")
         return 1
 
 
@@ -88,7 +90,7 @@ def _run(
         tell(_ready(cluster, options))
         while not stop.asked.wait(1.0):
             if cluster.failure:
-                tell(f"error: {cluster.failure}; the brokers run on: start the cluster again to adopt them")
+                tell(f"error: {escaped(cluster.failure)}; the brokers run on: start the cluster again to adopt them")
                 cluster.let_go()
                 return 1
         return 0
@@ -107,13 +109,14 @@ def _run(
         if left and sys.exc_info()[0] is None:
             raise ClusterError(left)  # in the place of an exit code that says that all has ended
         if left:
-            tell(left)
+            tell(escaped(left))
         elif stop.asked.is_set():
             tell(f"stopped in {time.monotonic() - began:.1f} s")
 
 
 def _start_spark() -> SparkContext:
     try:
+        share_secret()
         return SparkContext(conf=SparkConf())
     except (Py4JError, PySparkException) as error:
         raise ClusterError(f"Spark did not start: {cause_of(error)}") from error
@@ -228,7 +231,7 @@ class _DriverLog(logging.Handler):
         self._path = path
         self._kept = deque[logging.LogRecord](maxlen=_LINES_KEPT)
         self._file: logging.Handler | None = None
-        self.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        self.setFormatter(LineFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
 
     def open(self) -> None:
         """Raises OSError when the file cannot be opened."""
@@ -256,7 +259,7 @@ def _log_to(options: ClusterOptions) -> _DriverLog:
     """What happens to generations and brokers goes to the terminal; everything to ``driver.log``, once it is opened."""
     everything = _DriverLog(options.data_dir / "driver.log")
     terminal = logging.StreamHandler()
-    terminal.setFormatter(logging.Formatter("%(asctime)s %(message)s", datefmt="%H:%M:%S"))
+    terminal.setFormatter(LineFormatter("%(asctime)s %(message)s", datefmt="%H:%M:%S"))
     terminal.addFilter(lambda record: record.levelno >= logging.WARNING or record.name == "sparklog.cluster.barrier")
     root = logging.getLogger()
     root.setLevel(logging.INFO)

@@ -288,6 +288,7 @@ class BrokerSupervisor:
                 timeout_s=self._hung_after_s,
                 driver_epoch=self._spec.driver_epoch,
                 generation=self._spec.generation,
+                secrets=[secret.hex() for secret in self._spec.secrets],
             )
         except BaseException:
             await connection.close()

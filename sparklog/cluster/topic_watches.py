@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from sparklog.model import check_topic_name
 from sparklog.zk import paths
 from sparklog.zk.session import Node, ZkSession
 
@@ -34,7 +35,7 @@ class TopicWatches:
     def _listed(self, names: tuple[str, ...] | None) -> None:
         """A list that was read behind the deletion of one of these always comes: the deletion changes it, and answers
         of a session come in the order of its requests."""
-        present = set(names or ())
+        present = {name for name in names or () if not check_topic_name(name)}
         for name in present - (self._unwatch.keys() - self._missing):
             self._missing.discard(name)
             self._unwatch[name] = self._session.watch_data(paths.topic(name), self._reader(name), until_gone=True)

@@ -75,14 +75,18 @@ class BrokerLink:
         if not self._full:
             self._topics.add(topic.record.name)
 
-    def topic_deleted(self, topic: Topic) -> None:
+    def topic_gone(self, topic: Topic, *, deleted: bool) -> None:
+        """Tell the broker that a topic is gone: by name where it was ``deleted``, and otherwise by an update that tells
+        everything and does not name the topic. Such a broker sets its logs aside."""
         for partition in topic.partitions:
             self._partitions.pop(partition, None)
             self._put_off.pop(partition, None)
             self._sent_partitions.pop(partition, None)
         self._topics.discard(topic.record.name)
         self._sent_topics.discard(topic.record.name)
-        if topic.announced:
+        if topic.announced and not deleted:
+            self._full = True
+        elif topic.announced:
             # Named even when a full update is due: that one may be under way already, built before.
             self._deleted[topic.record.name, topic.record.topic_id] = None
 
@@ -184,7 +188,7 @@ class BrokerLink:
             controller_id=controller_id,
             controller_epoch=controller_epoch,
             incarnation=self.registration.incarnation,
-            full=self._sent_full,
+            full=self._sent_full and not state.incomplete,  # a broker deletes what a full update does not name
             brokers=brokers if self._sent_brokers else None,
             topics=tuple(topic.change for topic in topics),
             partitions=tuple(self._told(partition) for partition in partitions),

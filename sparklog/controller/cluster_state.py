@@ -32,13 +32,16 @@ class Partition:
         "broken",
         "found",
         "move",
+        "outdated",
         "pending",
         "replicas",
         "rereading",
+        "restored",
         "stored",
         "suspects",
         "topic",
         "tp",
+        "void",
     )
 
     def __init__(self, topic: Topic, number: int) -> None:
@@ -57,8 +60,15 @@ class Partition:
         self.found: VersionedState | None = None
         #: Untrusted brokers whose claim to this ISR is from before they lost their page cache.
         self.suspects: set[int] = set()
+        #: Those of them that doubt this log and not all of theirs: the leader is told to take them out of the ISR.
+        self.void: set[int] = set()
+        #: Leader epoch and high watermark of the last replica that this term elected because it refused a cut.
+        self.restored = (NO_EPOCH, -1)
         #: Brokers that said they cannot open this replica.
         self.broken: set[int] = set()
+        #: The highest leader epoch that was given before ZooKeeper was put back from an older copy, as far as a log
+        #: proves it: the next one is higher.
+        self.outdated = NO_EPOCH
         self._told: PartitionDecision | None = None
 
     @property
@@ -75,6 +85,11 @@ class Partition:
         found = stored or _NO_STATE
         name, topic_id = self.tp.topic, self.topic.record.topic_id
         move = self.move
+        void = tuple(m for m in found.state.isr if m in self.void and m != found.state.leader) if self.void else ()
+        if move is None and void:
+            return PartitionDecision(
+                name, topic_id, self.tp.partition, found.state, found.version, self.replicas, leaving=void
+            )
         if move is None:
             # A hundred brokers are told the same of each partition.
             last = self._told
@@ -92,9 +107,13 @@ class Partition:
             self.replicas,
             move.target,
             move.original,
-            reassignments.leaving(self.replicas, move, found.state.isr, self.topic.min_isr),
+            tuple(dict.fromkeys((*void, *_leaving(self, move, found)))),
             move.throttle_bytes,
         )
+
+
+def _leaving(partition: Partition, move: Reassignment, stored: VersionedState) -> tuple[int, ...]:
+    return reassignments.leaving(partition.replicas, move, stored.state.isr, partition.topic.min_isr)
 
 
 class Topic:
@@ -155,6 +174,8 @@ class ClusterState:
         self._defaults = topic_defaults
         self._last_order = controller_epoch << 32
         self.topics: dict[str, Topic] = {}
+        #: Topics existed that could not be read when the term began. They may be known by now, and their states not.
+        self.incomplete = False
         self._hosted: dict[int, dict[Partition, None]] = {}
         self._led: Counter[int] = Counter()
         #: By broker, who leads how many of those that it hosts.

@@ -11,7 +11,7 @@ under way at most; nothing is ordered while ZooKeeper cannot be reached, nor aft
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Iterable, Set
 from dataclasses import dataclass, field
 
 from sparklog.controller import election
@@ -40,6 +40,7 @@ from sparklog.controller.events import (
     Loaded,
     LogEndsRead,
     Reconnected,
+    RefusalsRead,
     StatesRead,
     StatesRefused,
     StatesTold,
@@ -59,12 +60,14 @@ from sparklog.controller.events import (
 from sparklog.controller.leaderships import Leaderships
 from sparklog.controller.lost_tails import LostTails
 from sparklog.controller.move_ends import MoveEnds, state_write
+from sparklog.controller.older_zookeeper import MOST_RAISED, OlderZookeeper
 from sparklog.controller.outbox import Outbox
 from sparklog.controller.partition_states import PartitionStates
 from sparklog.controller.planned_moves import PlannedMoves
+from sparklog.controller.refused_cuts import RefusedCuts
 from sparklog.controller.replacement import Replacement
 from sparklog.controller.suspicions import Suspicions
-from sparklog.model import NO_LEADER, BrokerRegistration, VersionedState, assert_never
+from sparklog.model import NO_EPOCH, NO_LEADER, BrokerRegistration, TopicPartition, VersionedState, assert_never
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,11 +95,16 @@ class Controller:
         self._outbox = Outbox(controller_id=controller_id, controller_epoch=controller_epoch)
         self._lost_tails = LostTails(settings.unclean_recovery_timeout_ms)
         self._suspicions = Suspicions()
+        #: Partitions, with the leader epoch, that wait for a replica that is away.
+        self._waiting_reported: set[tuple[TopicPartition, int]] = set()
+        self._waits_ended: set[tuple[TopicPartition, int]] = set()
         self._leaderships = Leaderships(rebalance_interval_ms=settings.preferred_leader_rebalance_interval_ms)
         self._replacement = Replacement(settings.broker_replace_after_ms)
         self._deletions = Deletions()
         self._moves = PlannedMoves()
+        self._refused_cuts = RefusedCuts()
         self._counted_on = CountedOn()
+        self._older_zookeeper = OlderZookeeper(controller_id=controller_id, controller_epoch=controller_epoch)
         #: Of the step under way.
         self._effects: list[Effect] = []
         self._states = PartitionStates(
@@ -120,6 +128,7 @@ class Controller:
             self._states.mark(self._moves.next_ones(now_ms, self._outbox.told))
             self._settle(now_ms)
             self._replace_lost(now_ms)
+            self._outbox.partitions_changed(self._suspicions.take_cleared())
             self._outbox.announce()
             self._trust_settled()
             self._effects.extend(map(DropElection, self._leaderships.settled()))
@@ -163,7 +172,8 @@ class Controller:
                 self._outbox.lost(event.broker_id, event.update_id, now_ms)
             case BrokersRead():
                 if self._states.connected:  # else it is from before the connection broke; it is read again after
-                    self._brokers_changed(self.brokers.read(event.brokers, now_ms, retired=event.retired))
+                    brokers = self._judged(event.brokers)
+                    self._brokers_changed(self.brokers.read(brokers, now_ms, retired=event.retired))
             case StoppingRead():
                 for broker_id in self.brokers.read_stopping(event.stopping):
                     leaving = {broker_id, NO_LEADER, *self.brokers.stopping}
@@ -176,7 +186,11 @@ class Controller:
             case TopicWritten() | TopicNotWritten():
                 self._topic_answered(event)
             case TopicGone():
-                self._forget_topic(event.name)
+                known = self.state.topics.get(event.name)
+                if known is not None and event.topic_id in {"", known.record.topic_id}:  # else made again meanwhile
+                    self._forget_topic(event.name, deleted=event.deleted)
+            case RefusalsRead():
+                self._states.mark(self._refused_cuts.read(event.refusals, self.state))
             case DeletionsRead():
                 self._deletions_asked(event)
             case ElectionsRead():
@@ -206,18 +220,21 @@ class Controller:
     # --- term and connection -------------------------------------------------------------------------------------
 
     def _loaded(self, event: Loaded, now_ms: int) -> None:
+        self.state.incomplete = bool(event.unreadable)
         for snapshot in event.topics:
             self._topic_read(snapshot)
         stored = [p.stored.state for p in self.state.partitions() if p.stored is not None]
         expected = {member for state in stored for member in state.isr}
         if event.cautious:
             self.brokers.be_wary(now_ms)
-        changes = self.brokers.load(event.brokers, expected, now_ms, retired=event.retired, absent=event.absent)
+        brokers = self._judged(event.brokers)
+        changes = self.brokers.load(brokers, expected, now_ms, retired=event.retired, absent=event.absent)
         for registration in self.brokers.held:
             self._outbox.broker_arrived(registration)  # it may be at work, as the incarnation it last was
         self._brokers_changed(changes, states_are_newer=True)
         self.brokers.read_stopping(event.stopping)
         self._deletions_asked(event)
+        self._refused_cuts.read(event.refusals, self.state)
         self._states.mark(self._leaderships.asked(event, self.state))
         self._leaderships.start(now_ms)
         self._states.mark(self.state.partitions())
@@ -231,6 +248,15 @@ class Controller:
         self._effects.extend(ReadTopic(name) for name, topic in self.state.topics.items() if topic.rereading)
 
     # --- brokers -------------------------------------------------------------------------------------------------
+
+    def _judged(self, brokers: Iterable[BrokerRegistration]) -> tuple[BrokerRegistration, ...]:
+        """Return the registrations that count. This term ends where one proves that ZooKeeper is older."""
+        judged = self._older_zookeeper.judge(brokers)
+        self._effects.extend(judged.reports)
+        if judged.raise_counters is not None:
+            self.resigned = True
+            self._effects.append(judged.raise_counters)
+        return judged.believed
 
     def _brokers_changed(self, changes: BrokerChanges, *, states_are_newer: bool = False) -> None:
         """``states_are_newer``: all partition states were read after these registrations were made."""
@@ -256,22 +282,32 @@ class Controller:
         for partition in hosted:
             partition.broken.discard(broker_id)
         if not registration.trusted:
-            self._suspect(broker_id, hosted, states_are_newer=states_are_newer)
+            doubted = [partition for partition in hosted if registration.doubts(partition.tp)]
+            in_part = bool(registration.doubted)
+            self._suspect(broker_id, doubted, states_are_newer=states_are_newer, in_part=in_part)
         self._states.mark(hosted)
 
-    def _suspect(self, broker_id: int, hosted: list[Partition], *, states_are_newer: bool) -> None:
-        """Its page cache is lost: each claim to an ISR that was made before this registration is void.
+    def _suspect(self, broker_id: int, doubted: list[Partition], *, states_are_newer: bool, in_part: bool) -> None:
+        """Its page cache is lost, or, ``in_part``, some of its logs: each claim to an ISR of these partitions that was
+        made before this registration is void.
 
         A leader may have added the earlier incarnation since the state was last read, so the state is read again
         first; additions after this registration are bound to the new incarnation by their own check.
         """
-        suspected = self._suspicions.begin(broker_id, hosted)
+        suspected = self._suspicions.begin(broker_id, doubted, in_part=in_part, unread=self.state.incomplete)
+        if in_part and suspected:
+            names = ", ".join(str(partition.tp) for partition in suspected[:5])
+            detail = f"broker {broker_id} has lost the logs of {len(suspected)} partitions, {names} among them"
+            self._effects.append(Report("controller.replicas.doubted", detail, len(suspected), grave=True))
+            self._outbox.partitions_changed(suspected)
         if not states_are_newer:
             self._states.reread(suspected)
         for partition in suspected:
             self._suspicions.review(partition)
 
     def _trust_settled(self) -> None:
+        if self.state.incomplete:
+            return  # what cannot be read may count on what a broker has lost
         for broker_id in self._suspicions.settled():
             if broker_id in self.brokers.registrations:
                 self._effects.append(TrustBroker(broker_id, self.brokers.registrations[broker_id].incarnation))
@@ -301,7 +337,8 @@ class Controller:
         record = snapshot.record
         known = self.state.topics.get(record.name)
         if known is not None and known.record.topic_id != record.topic_id:
-            self._forget_topic(record.name)  # deleted and created again between two looks
+            # Deleted and created again between two looks, as it seems; brokers ask ZooKeeper whether it was.
+            self._forget_topic(record.name, deleted=False)
             known = None
         if known is not None:
             if known.rereading:
@@ -342,19 +379,20 @@ class Controller:
         self._deletions.done(event.name, event.topic_id)
         topic = self.state.topics.get(event.name)
         if topic is not None and topic.record.topic_id == event.topic_id:
-            self._forget_topic(event.name)
+            self._forget_topic(event.name, deleted=True)
 
-    def _forget_topic(self, name: str) -> None:
+    def _forget_topic(self, name: str, *, deleted: bool) -> None:
         topic = self.state.drop_topic(name)
         if topic is None:
             return
-        self._outbox.topic_deleted(topic)
+        self._outbox.topic_gone(topic, deleted=deleted)
         for partition in topic.partitions:
             self._states.end_write(partition)
             self._states.unmark(partition)
             self._lost_tails.give_up(partition)
-            self._suspicions.drop(partition)
+            self._suspicions.forget(partition)
             self._leaderships.forget(partition)
+            self._refused_cuts.forget(partition)
             self._moves.forget(partition)
 
     # --- topics' records -------------------------------------------------------------------------------------------
@@ -430,10 +468,18 @@ class Controller:
 
     def _decide(self, partition: Partition, standing: election.Standing, now_ms: int) -> election.Decision | None:
         stored = partition.stored
-        if stored is not None and partition.suspects:
+        if stored is not None and stored.state.leader_epoch <= partition.outdated:
+            return election.raised(stored, standing, partition.outdated)
+        settled = self._refused_cuts.settle(partition, standing)
+        if settled is not None:
+            self._effects.append(settled.report)
+            return settled.decision
+        if stored is not None and partition.suspects and not stored.state.disputed:
             isr = stored.state.isr
             if isr and all(m in standing.live and m in partition.suspects for m in isr):
-                self._lost_tails.search(partition, isr, now_ms)
+                if _one_away_may_have_more(partition, standing) and self._must_wait(partition, standing):
+                    return None
+                self._lost_tails.search(partition, (*isr, *_who_may_have_more(partition, standing)), now_ms)
                 ends = self._lost_tails.decided(partition, now_ms)
                 return election.recover(stored, standing, ends) if ends else None
         self._lost_tails.give_up(partition)
@@ -446,6 +492,27 @@ class Controller:
             copying=[r for r in partition.replicas if partition.move and r not in partition.move.original],
             unclean=self._leaderships.may_be_unclean(partition),
         )
+
+    def _must_wait(self, partition: Partition, standing: election.Standing) -> bool:
+        """Return whether a partition waits for a replica that is away, and report that once for each leader epoch.
+
+        An unclean election ends the wait. That is remembered, because the election follows the question for log ends.
+        """
+        assert partition.stored is not None
+        waiting = (partition.tp, partition.stored.state.leader_epoch)
+        if self._leaderships.may_be_unclean(partition):
+            self._waits_ended.add(waiting)
+        if waiting in self._waits_ended or waiting in self._waiting_reported:
+            return waiting not in self._waits_ended
+        self._waiting_reported.add(waiting)
+        away = [r for r in partition.replicas if r not in standing.live]
+        detail = (
+            f"{partition.tp}: the in-sync replicas have lost the log, and brokers {away} may have records of it: start"
+            " these brokers, or give the records up with"
+            f" 'sparklog topics elect-leaders {partition.tp.topic}:{partition.tp.partition} --unclean'"
+        )
+        self._effects.append(Report("controller.partitions.waiting", detail, grave=True))
+        return True
 
     # --- lost tails ------------------------------------------------------------------------------------------------
 
@@ -475,6 +542,26 @@ class Controller:
         for partition in heard.broken:
             partition.broken.add(event.broker_id)
         self._states.mark(heard.broken)
+        self._outdated(event.broker_id, heard.outdated)
+
+    def _outdated(self, broker_id: int, partitions: Iterable[Partition]) -> None:
+        """A broker's logs prove that leader epochs were given before, by a ZooKeeper that knew more than this one. Its
+        registration says the highest of all of them."""
+        registration = self.brokers.registrations.get(broker_id)
+        if registration is None:
+            return  # what registers again is told again
+        highest = registration.seen.leader_epoch
+        for partition in partitions:
+            known = partition.stored.state.leader_epoch if partition.stored is not None else NO_EPOCH
+            if highest - known > MOST_RAISED:
+                detail = (
+                    f"{partition.tp}: broker {broker_id} has records of leader epoch {highest}, more than {MOST_RAISED}"
+                    f" above {known}: put a newer copy of ZooKeeper's data back, or run `sparklog zookeeper rebuild`"
+                )
+                self._effects.append(Report("controller.partitions.refused", detail, grave=True))
+                continue
+            partition.outdated = max(partition.outdated, highest, known)
+        self._states.mark(partitions)
 
     # --- for people and tests --------------------------------------------------------------------------------------
 
@@ -488,6 +575,23 @@ class Controller:
         writing = writing or any(t.pending is not None or t.rereading for t in self.state.topics.values())
         waiting = writing or self._states.any_marked or not self._moves.idle
         return not waiting and self._leaderships.idle and self._outbox.idle
+
+
+def _who_may_have_more(partition: Partition, standing: election.Standing) -> tuple[int, ...]:
+    """Return the live replicas outside the ISR, where every member has lost this log and not just its tail: one that
+    fell behind may have more than a member that has nothing."""
+    assert partition.stored is not None
+    isr = partition.stored.state.isr
+    if not partition.void.issuperset(isr):
+        return ()
+    return tuple(r for r in partition.replicas if r not in isr and r in standing.live and r not in partition.broken)
+
+
+def _one_away_may_have_more(partition: Partition, standing: election.Standing) -> bool:
+    """Return whether every member has lost the log itself, which did hold records, and a replica is away."""
+    assert partition.stored is not None
+    away = any(r not in standing.live for r in partition.replicas)
+    return away and partition.void.issuperset(partition.stored.state.isr)
 
 
 def _may_be_moved(partition: Partition, leaving: Set[int]) -> bool:

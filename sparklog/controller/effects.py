@@ -112,6 +112,16 @@ class AskLogEnds:
 
 
 @dataclass(frozen=True, slots=True)
+class RaiseCounters:
+    """Raise ``/controller_epoch`` and ``/brokers/producer_ids`` to these values at least, as the last act of this term.
+    Then the term is over, for the reason ``detail``."""
+
+    controller_epoch: int
+    producer_ids: int
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
 class Resign:
     """This term is over; nothing further may be done in its name."""
 
@@ -139,6 +149,7 @@ Effect = (
     | DropElection
     | TrustBroker
     | AskLogEnds
+    | RaiseCounters
     | Resign
     | Report
 )

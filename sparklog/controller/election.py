@@ -8,7 +8,8 @@ Rules, in order:
 - the leader stands and is not stopping: nothing, but for members that cannot open their logs: they leave;
 - otherwise the first live replica of the assignment that is in the ISR leads;
 - a stopping broker keeps what nobody else in the ISR can take over;
-- nobody in the ISR is alive: no leader, and the ISR keeps its claim, unless the topic allows unclean elections.
+- nobody in the ISR is alive: no leader, and the ISR keeps its claim, unless the topic allows unclean elections;
+- a disputed partition has no leader before an unclean election, which the topic allows or an operator asks for.
 
 Members that are dead, stopping, or under suspicion of a lost tail keep their place in the ISR: taking them out is for
 the partition's leader alone, which does it as soon as it hears of them. Only a leader at work proves, by that very
@@ -22,7 +23,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
-from sparklog.model import NO_EPOCH, NO_LEADER, LeaderAndIsr, VersionedState
+import msgspec
+
+from sparklog.model import NO_EPOCH, NO_LEADER, NO_LOSS, UNKNOWN_LOSS, LeaderAndIsr, VersionedState
 
 CREATED = "created"
 ELECTED = "elected"
@@ -31,6 +34,16 @@ STRIPPED = "stripped"
 LEADERLESS = "leaderless"
 UNCLEAN = "unclean"
 RECOVERED = "recovered"
+RAISED = "raised"
+
+#: Leader epochs that are left out where a log proves that ZooKeeper was put back from an older copy: logs that have not
+#: been heard of may have some more than the one that proves it.
+EPOCH_STRIDE = 100
+RESTORED = "restored"
+DISPUTED = "disputed"
+
+#: Elections after which committed records may be missing.
+LOSSY = frozenset({UNCLEAN, RECOVERED})
 
 
 class Standing(NamedTuple):
@@ -69,7 +82,7 @@ def decide(
         return _first(replicas, standing)
     state = stored.state
     leader = state.leader
-    if leader in held:
+    if leader in held or (state.disputed and not unclean):
         return None
     unfit = {*suspects, *broken}
     standing_leader = stands(stored, standing, unfit)
@@ -82,7 +95,7 @@ def decide(
     if standing_leader and not staying:
         return None
     electable = staying or sound
-    if electable:
+    if electable and not state.disputed:
         new_leader = next((r for r in replicas if r in electable), electable[0])
         return _next(stored, standing, new_leader, kept, MOVED if standing_leader else ELECTED)
 
@@ -134,10 +147,34 @@ def prefer(
     return move(stored, standing, preferred) if preferred in fit(stored, standing, unfit) else None
 
 
+def raised(stored: VersionedState, standing: Standing, above: int) -> Decision:
+    """Return the state of a partition whose epochs up to ``above`` were given before: a leader that stands leads on."""
+    leader = stored.state.leader if stands(stored, standing, ()) else NO_LEADER
+    epoch = above + EPOCH_STRIDE
+    state = msgspec.structs.replace(
+        stored.state,
+        leader=leader,
+        leader_epoch=epoch,
+        controller_epoch=standing.controller_epoch,
+    )
+    return Decision(state, standing.live.get(leader, NO_EPOCH), RAISED)
+
+
 def recover(stored: VersionedState, standing: Standing, ends: Mapping[int, tuple[int, int]]) -> Decision:
-    """Every member of the ISR lost its tail: the one with the greatest (last epoch, log end) leads alone."""
-    best = max(ends, key=lambda broker_id: (ends[broker_id], -broker_id))
+    """Every member of the ISR lost its tail: the one with the greatest (last epoch, log end) leads alone. ``ends`` may
+    be of other replicas as well, which lead only where they have more."""
+    isr = stored.state.isr
+    best = max(ends, key=lambda broker_id: (ends[broker_id], broker_id in isr, -broker_id))
     return _next(stored, standing, best, (best,), RECOVERED)
+
+
+def settle(stored: VersionedState, standing: Standing, refuser: int, *, sound: bool) -> Decision:
+    """A replica refuses to cut committed records that its leader lacks: it leads alone where its log is ``sound``. Else
+    nobody leads before an operator has decided."""
+    if sound:
+        return _next(stored, standing, refuser, (refuser,), RESTORED)
+    decision = _next(stored, standing, NO_LEADER, stored.state.isr, DISPUTED)
+    return decision._replace(state=msgspec.structs.replace(decision.state, disputed=True))
 
 
 def _first(replicas: tuple[int, ...], standing: Standing) -> Decision | None:
@@ -145,10 +182,13 @@ def _first(replicas: tuple[int, ...], standing: Standing) -> Decision | None:
     chosen = [r for r in replicas if r in live and r not in standing.stopping] or [r for r in replicas if r in live]
     if not chosen:
         return None
-    state = LeaderAndIsr(chosen[0], 0, tuple(chosen), standing.controller_epoch)
+    state = LeaderAndIsr(chosen[0], 0, tuple(chosen), standing.controller_epoch, lossy_epoch=NO_LOSS)
     return Decision(state, live[chosen[0]], CREATED)
 
 
 def _next(stored: VersionedState, standing: Standing, leader: int, isr: tuple[int, ...], reason: str) -> Decision:
-    state = LeaderAndIsr(leader, stored.state.leader_epoch + 1, isr, standing.controller_epoch)
+    epoch = stored.state.leader_epoch + 1
+    # What an earlier release left out may have been an epoch up to this one.
+    lossy = epoch if reason in LOSSY or stored.state.lossy_epoch == UNKNOWN_LOSS else stored.state.lossy_epoch
+    state = LeaderAndIsr(leader, epoch, isr, standing.controller_epoch, lossy_epoch=lossy)
     return Decision(state, standing.live.get(leader, NO_EPOCH), reason)

@@ -42,6 +42,8 @@ class Loaded:
 
     ``cautious``: this process's own session had expired, so what it saw of brokers may be an artefact. ``retired`` as
     in BrokersRead. ``absent``: last registrations of brokers that have none now, where their processes would be found.
+    ``unreadable`` are names of topics that cannot be read, or not all of their states: no broker may take those for
+    deleted in this term.
     """
 
     brokers: tuple[BrokerRegistration, ...]
@@ -52,6 +54,8 @@ class Loaded:
     retired: frozenset[int] = frozenset()
     elections: Mapping[str, ElectionAsked] = field(default_factory=dict)
     absent: tuple[BrokerRegistration, ...] = ()
+    unreadable: frozenset[str] = frozenset()
+    refusals: tuple[CutRefused, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,9 +100,12 @@ class TopicNotWritten:
 
 @dataclass(frozen=True, slots=True)
 class TopicGone:
-    """A topic's nodes are not there any more, by someone else's hand."""
+    """A topic's nodes are not there any more, by someone else's hand. ``deleted``: ZooKeeper names its id as deleted.
+    Otherwise nobody asked for that: brokers keep what they have."""
 
     name: str
+    deleted: bool = False
+    topic_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +128,27 @@ class TopicDeleted:
 
     name: str
     topic_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class CutRefused:
+    """A replica holds committed records up to ``high_watermark`` and does not cut them, though its leader of
+    ``leader_epoch`` lacks those from ``offset`` on."""
+
+    tp: TopicPartition
+    topic_id: str
+    broker_id: int
+    incarnation: int
+    leader_epoch: int
+    offset: int
+    high_watermark: int
+
+
+@dataclass(frozen=True, slots=True)
+class RefusalsRead:
+    """All cuts that replicas refuse now."""
+
+    refusals: tuple[CutRefused, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,6 +249,7 @@ Event = (
     | ElectionsRead
     | TopicDeleted
     | StatesRead
+    | RefusalsRead
     | StatesTold
     | StatesWritten
     | StatesRefused

@@ -2,8 +2,9 @@
 
 After a power cut no member can vouch for its tail, and electing just anyone would throw away what another still has.
 So all members are asked what their logs end with, and the greatest (leader epoch of the last batch, log end offset)
-leads. Members that are away are waited for without limit: their logs may be whole. Members that are here but do not
-answer are waited for up to ``unclean.recovery.timeout.ms``.
+leads. Where all members have lost the log itself, the other live replicas are asked as well. Members that are away are
+waited for without limit: their logs may be whole. Replicas that are here but do not answer are waited for up to
+``unclean.recovery.timeout.ms``.
 """
 
 from __future__ import annotations
@@ -38,8 +39,12 @@ class LostTails:
     def search(self, partition: Partition, members: tuple[int, ...], now_ms: int) -> None:
         """Begin, or go on, looking for the greatest of ``members``."""
         found = self._searches.get(partition)
-        if found is None or found.members != members:
+        if found is None:
             self._searches[partition] = _Search(members, now_ms + self._timeout_ms)
+            self._ask_at_ms = now_ms
+        elif found.members != members:
+            found.members = members
+            found.ends = {member: end for member, end in found.ends.items() if member in members}
             self._ask_at_ms = now_ms
 
     def give_up(self, partition: Partition) -> None:

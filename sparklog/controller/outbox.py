@@ -29,10 +29,12 @@ _CLOSING_MS = 300
 
 class Heard(NamedTuple):
     """What a broker's answer means. ``broken``: partitions whose replica it cannot open, which must not lead.
-    ``superseded``: it obeys a later controller, in its words; empty: no."""
+    ``outdated``: partitions whose leader epoch was given before, as its logs prove. ``superseded``: it obeys a later
+    controller, in its words; empty: no."""
 
     reports: tuple[Report, ...] = ()
     broken: tuple[Partition, ...] = ()
+    outdated: tuple[Partition, ...] = ()
     superseded: str = ""
 
 
@@ -97,12 +99,13 @@ class Outbox:
             link.topic_changed(topic)
             link.partitions_changed(partitions)
 
-    def topic_deleted(self, topic: Topic) -> None:
+    def topic_gone(self, topic: Topic, *, deleted: bool) -> None:
+        """The topic is not there any more. Brokers delete its logs only where it was ``deleted``."""
         self._unannounced.pop(topic, None)
         for partition in topic.partitions:
             self._hand_overs.forget(partition)
         for link in self._links.values():
-            link.topic_deleted(topic)
+            link.topic_gone(topic, deleted=deleted)
 
     def partitions_changed(self, partitions: Iterable[Partition]) -> None:
         told = [partition for partition in partitions if partition.topic.announced]
@@ -237,12 +240,12 @@ class Outbox:
                     self._hand_overs.brokers_changed()
                 else:
                     self._hand_overs.heard(link.told)
-                reports, broken, again = _not_followed(event, state)
+                reports, broken, again, outdated = _not_followed(event, state)
                 if again:
                     link.answered_in_part(again, now_ms)
                 else:
                     link.answered()
-                return Heard(tuple(reports), tuple(broken))
+                return Heard(tuple(reports), tuple(broken), tuple(outdated))
             case ErrorCode.STALE_CONTROLLER_EPOCH:
                 return Heard(superseded=f"broker {event.broker_id}: {event.detail}")
             case _:
@@ -253,15 +256,23 @@ class Outbox:
                 return Heard((Report("controller.updates.refused", detail),))
 
 
-def _not_followed(event: UpdateAnswered, state: ClusterState) -> tuple[list[Report], list[Partition], list[Partition]]:
-    """Reports; replicas that cannot be opened; and decisions to be told again, which failed for other reasons."""
+def _not_followed(
+    event: UpdateAnswered, state: ClusterState
+) -> tuple[list[Report], list[Partition], list[Partition], list[Partition]]:
+    """Return reports; replicas that cannot be opened; decisions to be told again, which failed for other reasons; and
+    partitions that need a higher leader epoch."""
     reports: list[Report] = []
     broken: list[Partition] = []
     again: list[Partition] = []
+    outdated: list[Partition] = []
     for topic, number, code, detail in event.failed:
         words = f"broker {event.broker_id}: {topic}-{number}: {detail}"
         reports.append(Report("controller.replicas.failed", words, 1, grave=True))
         partition = state.partition(TopicPartition(topic, number))
         if partition is not None:
-            (broken if code == ErrorCode.KAFKA_STORAGE_ERROR else again).append(partition)
-    return reports, broken, again
+            by_code: dict[int, list[Partition]] = {
+                ErrorCode.KAFKA_STORAGE_ERROR: broken,
+                ErrorCode.FENCED_LEADER_EPOCH: outdated,
+            }
+            by_code.get(code, again).append(partition)
+    return reports, broken, again, outdated

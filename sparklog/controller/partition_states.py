@@ -101,7 +101,7 @@ class PartitionStates:
         self._outbox.leaders_moved(moved, now_ms)
         for reason, count in reasons.items():
             detail = f"{count} of {len(event.versions)} partitions, {next(iter(event.versions))} among them"
-            grave = reason in {election.UNCLEAN, election.RECOVERED, election.LEADERLESS}
+            grave = reason in {*election.LOSSY, election.LEADERLESS, election.RESTORED, election.DISPUTED}
             self._effects.append(Report(f"controller.partitions.{reason}", detail, count, grave))
 
     def refused(self, event: StatesRefused) -> None:
@@ -236,6 +236,7 @@ def _only_the_isr(partition: Partition, stored: VersionedState) -> bool:
     return (
         known is not None
         and partition.move is None
+        and not partition.void
         and stored.state.leader == known.state.leader
         and stored.state.leader_epoch == known.state.leader_epoch
         and stored.leader_incarnation == known.leader_incarnation

@@ -77,6 +77,8 @@ class GroupSettings:
     handover_ms: int = 86_400_000
     #: Members of one group.
     max_size: int = 10_000
+    #: Groups of this coordinator.
+    max_groups: int = 1_000_000
     #: No transaction is open for so long.
     hold_ms: int = 2 * 86_400_000
 
@@ -267,7 +269,20 @@ class Groups(CoordinatorCore[_Group, _Draft]):
             group = self._entries[name] = _Group(name, Membership(name, max_size=self._settings.max_size))
         return group
 
+    def _has_room(self, request: GroupRequest) -> bool:
+        """Whether the request's group is known, or may be made. A transaction's decision stands, and makes it."""
+        if request.group in self._entries or len(self._entries) < self._settings.max_groups:
+            return True
+        return isinstance(request, CommitRequested) and request.transaction is not None
+
     def _enqueue(self, request: GroupRequest, now_ms: int) -> None:
+        if not self._has_room(request):
+            detail = (
+                f"group {request.group!r} is new, and its coordinator has {len(self._entries)} groups, at most "
+                f"{self._settings.max_groups} expected (groups.max): delete groups, or raise it"
+            )
+            self._effects.append(Answer(request.ticket, Refused(ErrorCode.THROTTLING_QUOTA_EXCEEDED, detail)))
+            return
         group = self._group(request.group)
         if len(group.queue) >= MAX_QUEUED:
             detail = f"{request.group}: {MAX_QUEUED} requests are waiting"

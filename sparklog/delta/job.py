@@ -21,6 +21,7 @@ from sparklog.delta.options import ArchiveOptions
 from sparklog.delta.seam import open_log_with_spark
 from sparklog.delta.table import table_path
 from sparklog.errors import BrokerError, ConfigError, ErrorCode, SparklogError
+from sparklog.escaping import escaped
 
 _PAUSES_S = (1.0, 60.0)
 #: A run that has an end gives up after so many failures without a commit in between.
@@ -96,7 +97,7 @@ def is_lasting(error: Exception) -> bool:
 
 def told(error: Exception) -> str:
     """One line."""
-    text = " ".join(str(error).split()) or type(error).__name__
+    text = escaped(" ".join(str(error).split())) or type(error).__name__
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]} ..."
 
 

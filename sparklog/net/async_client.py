@@ -10,11 +10,13 @@ from collections.abc import Callable, Sequence
 from typing import cast
 
 from sparklog.errors import BrokerError, ErrorCode, ProtocolError
+from sparklog.model import host_and_port
 from sparklog.net import unix_socket
+from sparklog.net.greeting import Credentials, Greeting
 from sparklog.net.loop import tune
-from sparklog.protocol.connection import DEFAULT_MAX_FRAME_BYTES, ClientEnd, PreparedRequest, error_told, hello
+from sparklog.protocol.connection import DEFAULT_MAX_FRAME_BYTES, ClientEnd, PreparedRequest, error_told
 from sparklog.protocol.frames import Buffer
-from sparklog.protocol.messages import ErrorReply, Hello, HelloReply, Reply, Request
+from sparklog.protocol.messages import ErrorReply, HelloReply, Prove, Reply, Request
 from sparklog.protocol.received import ReceivedReply
 
 Answer = tuple[Reply, memoryview]
@@ -33,6 +35,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
         self.address = address
         self.closed = False
         self.hello: HelloReply | None = None
+        self._prove: Prove | None = None
         self.on_lost: Callable[[], None] | None = None
         self._end = ClientEnd(max_frame_bytes)
         self._waiting: dict[int, Told] = {}
@@ -58,15 +61,23 @@ class AsyncConnection(asyncio.BufferedProtocol):
         cluster_id: str = "",
         connect_timeout_s: float = 5.0,
         max_frame_bytes: int = DEFAULT_MAX_FRAME_BYTES,
+        credentials: Credentials | None = None,
+        broker_id: int | None = None,
+        proof_required: bool = False,
     ) -> AsyncConnection:
-        """Connect and agree on a version.
+        """Connect and agree on a version; with ``credentials``, prove them and have the broker prove itself, see
+        ``Greeting``.
 
         Raises:
             BrokerError: NETWORK_EXCEPTION when there is no answer in time, UNSUPPORTED_VERSION, or INVALID_REQUEST
-                when the broker belongs to another cluster.
+                when the broker belongs to another cluster; CLUSTER_AUTHORIZATION_FAILED when the broker has not
+                proved that it knows the secret; BROKER_NOT_AVAILABLE when another broker than ``broker_id`` answers.
         """
-        address = f"{host}:{port}"
-        loop, greeting = asyncio.get_running_loop(), hello(client_id, cluster_id)
+        address = host_and_port(host, port)
+        loop = asyncio.get_running_loop()
+        greeting = Greeting(
+            client_id, cluster_id, credentials=credentials, broker_id=broker_id, proof_required=proof_required
+        )
         made: list[AsyncConnection] = []
 
         def make() -> AsyncConnection:
@@ -74,6 +85,12 @@ class AsyncConnection(asyncio.BufferedProtocol):
             return made[-1]
 
         async def greet() -> AsyncConnection:
+            chosen = await choose()
+            if chosen._prove is not None:
+                await chosen.request(chosen._prove)
+            return chosen
+
+        async def choose() -> AsyncConnection:
             _, connection = await loop.create_connection(make, host, port)
             greeted = await connection._greet(greeting)
             by_unix = unix_socket.connect(greeted, connection.peer)
@@ -108,9 +125,11 @@ class AsyncConnection(asyncio.BufferedProtocol):
         """The other end's name, as the socket has it."""
         return None if self._transport is None else self._transport.get_extra_info("peername")
 
-    async def _greet(self, greeting: Hello) -> HelloReply:
-        reply, _ = await self.request(greeting)
+    async def _greet(self, greeting: Greeting) -> HelloReply:
+        hello = greeting.hello()
+        reply, _ = await self.request(hello)
         self.hello = cast(HelloReply, reply)
+        self._prove = greeting.prove(hello, self.hello)
         return self.hello
 
     def request(self, message: Request, body: Sequence[Buffer] = ()) -> asyncio.Future[Answer]:

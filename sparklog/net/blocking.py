@@ -8,15 +8,16 @@ from collections.abc import Sequence
 from types import TracebackType
 
 from sparklog.errors import BrokerError, ErrorCode, ProtocolError
+from sparklog.model import host_and_port
 from sparklog.net import unix_socket
+from sparklog.net.greeting import Credentials, Greeting
 from sparklog.protocol.connection import (
     DEFAULT_MAX_FRAME_BYTES,
     ClientEnd,
-    hello,
     raise_for_error,
 )
 from sparklog.protocol.frames import Buffer
-from sparklog.protocol.messages import Hello, HelloReply, Reply, Request
+from sparklog.protocol.messages import HelloReply, Prove, Reply, Request
 from sparklog.protocol.received import ReceivedReply
 
 _IOV_MAX = 512
@@ -35,13 +36,17 @@ class BlockingConnection:
         connect_timeout_s: float = 5.0,
         timeout_s: float = 30.0,
         max_frame_bytes: int = DEFAULT_MAX_FRAME_BYTES,
+        credentials: Credentials | None = None,
     ) -> None:
-        """Connect and agree on a version; ``timeout_s`` bounds every later wait for bytes.
+        """Connect and agree on a version; ``timeout_s`` bounds every later wait for bytes. With ``credentials``, prove
+        them, as a broker or the controller does.
 
         Raises:
-            BrokerError: NETWORK_EXCEPTION, UNSUPPORTED_VERSION or INVALID_REQUEST (another cluster).
+            BrokerError: NETWORK_EXCEPTION, UNSUPPORTED_VERSION or INVALID_REQUEST (another cluster);
+                CLUSTER_AUTHORIZATION_FAILED where credentials are given and the broker does not know their secret.
         """
-        self.address = f"{host}:{port}"
+        self._prove: Prove | None = None
+        self.address = host_and_port(host, port)
         self._end = ClientEnd(max_frame_bytes)
         self._received: deque[ReceivedReply] = deque()
         self.closed = False
@@ -50,7 +55,7 @@ class BlockingConnection:
         except (OSError, UnicodeError) as error:  # UnicodeError: no name that a host can have
             self.closed = True
             raise BrokerError(ErrorCode.NETWORK_EXCEPTION, f"{self.address}: {error}") from None
-        greeting = hello(client_id, cluster_id)
+        greeting = Greeting(client_id, cluster_id, credentials=credentials, proof_required=credentials is not None)
         try:
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self.hello = self._greet(greeting)
@@ -58,6 +63,7 @@ class BlockingConnection:
             if by_unix is not None:
                 by_unix.settimeout(unix_socket.greeting_s(connect_timeout_s))
                 self._change_to(by_unix, greeting, ClientEnd(max_frame_bytes))
+            self._prove_itself()
             self._socket.settimeout(timeout_s)
         except OSError as error:  # of a connection that has been reset meanwhile there is not even a peer's name
             raise self._fail(error) from None
@@ -65,14 +71,20 @@ class BlockingConnection:
             self.close()
             raise
 
-    def _greet(self, greeting: Hello) -> HelloReply:
-        reply, _ = self.request(greeting)
+    def _greet(self, greeting: Greeting) -> HelloReply:
+        hello = greeting.hello()
+        reply, _ = self.request(hello)
         assert isinstance(reply, HelloReply)
+        self._prove = greeting.prove(hello, reply)
         return reply
 
-    def _change_to(self, by_unix: socket.socket, greeting: Hello, end: ClientEnd) -> None:
+    def _prove_itself(self) -> None:
+        if self._prove is not None:
+            self.request(self._prove)
+
+    def _change_to(self, by_unix: socket.socket, greeting: Greeting, end: ClientEnd) -> None:
         """Go on there, unless the broker does not want that; it has room for no more, say."""
-        before = self._socket, self._end
+        before, prove = (self._socket, self._end), self._prove
         self._socket, self._end = by_unix, end
         try:
             again = self._greet(greeting)
@@ -88,7 +100,7 @@ class BlockingConnection:
             before[0].close()
         else:
             by_unix.close()
-            self._socket, self._end = before
+            (self._socket, self._end), self._prove = before, prove
             self._received.clear()
             self.closed = False
 

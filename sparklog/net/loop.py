@@ -6,13 +6,28 @@ import asyncio
 import importlib
 import importlib.util
 import socket
-from typing import cast
+import threading
+from typing import Any, cast
+
+
+class _PlainLoop(asyncio.SelectorEventLoop):
+    """asyncio's own loop, which also finds hosts once the main thread has ended."""
+
+    async def getaddrinfo(self, *arguments: Any, **options: Any) -> list[Any]:
+        """Look a host up in a thread of asyncio's pool, or in this thread when the pool takes no more work."""
+        if threading.main_thread().is_alive():
+            return await super().getaddrinfo(*arguments, **options)
+        return socket.getaddrinfo(*arguments, **options)
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
-    """uvloop is an extra: everything works without it, slower."""
-    if importlib.util.find_spec("uvloop") is None:
-        return asyncio.new_event_loop()
+    """Return uvloop's loop where uvloop is installed, else asyncio's.
+
+    A program's last thread may begin when the main thread has ended. Python then refuses to import what uvloop needs,
+    and asyncio's loop takes its place.
+    """
+    if importlib.util.find_spec("uvloop") is None or not threading.main_thread().is_alive():
+        return _PlainLoop()
     return cast(asyncio.AbstractEventLoop, importlib.import_module("uvloop").new_event_loop())
 
 

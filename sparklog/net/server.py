@@ -3,8 +3,9 @@
 Back-pressure is by not reading: a connection with ``max_in_flight`` unanswered requests, a client that does not read
 its replies, or a broker with ``queued_max_bytes`` of requests in hand stops the reading of sockets until that has
 changed. The last holds up bodies only: it is the followers' fetches, which have none, that the writes in hand wait for.
-Nothing is dropped and nothing grows without a bound. Connections beyond ``max_connections`` are told so and
-closed: each takes a file descriptor, and a broker that has none left for its log has lost its log directory.
+Nothing is dropped and nothing grows without a bound; ``receiving`` bounds frames that have not come yet as a whole.
+Connections beyond ``max_connections`` are told so and closed: each takes a file descriptor, and a broker that has none
+left for its log has lost its log directory. ``places`` says who has a place, and closes the silent ones.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import asyncio
 import contextlib
 import logging
 import socket
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -21,12 +23,18 @@ from typing import Any, Protocol, cast
 from msgspec.structs import replace
 
 from sparklog.errors import ErrorCode
+from sparklog.model import host_and_port
 from sparklog.net import unix_socket
+from sparklog.net.greeting import Credentials
 from sparklog.net.loop import tune
+from sparklog.net.places import Places, Standing
+from sparklog.net.receiving import Receiving
+from sparklog.net.turn import NOTED_S, Turn
 from sparklog.net.unix_socket import ip_address, peer_process
 from sparklog.protocol.connection import ImmediateAnswer, ServerEnd, encode_reply
 from sparklog.protocol.frames import Buffer
 from sparklog.protocol.messages import ErrorReply, HelloReply, Reply, Request
+from sparklog.protocol.proof import Authenticator, Identity
 from sparklog.protocol.received import ReceivedRequest
 
 _log = logging.getLogger(__name__)
@@ -36,6 +44,8 @@ _TURNS_TO_CLOSE = 2
 _BACKLOG = 1024
 #: Places that are left to those who come by TCP: who goes on over the Unix socket has two until the first is closed.
 _SPARE = 100
+#: How brokers and controllers name themselves.
+_PEERS = ("broker ", "replica-", "controller-")
 
 
 class Handler(Protocol):
@@ -84,16 +94,21 @@ class ServerConnection(asyncio.BufferedProtocol):
         self, factory: HandlerFactory, describe: Callable[[int, int], HelloReply], *, limits: Limits, budget: _Budget
     ) -> None:
         self._factory = factory
-        self._end = ServerEnd(describe, limits.max_frame_bytes)
+        self._end = ServerEnd(describe, limits.max_frame_bytes, limits.authenticator)
         self._limits = limits
         self._max_in_flight = limits.max_in_flight
         self._budget = budget
+        self._turn = limits.turn
         self._queue: deque[ReceivedRequest | ImmediateAnswer] = deque()
         self._in_hand: dict[int, int] = {}
         self._writable = True
         self._reading = True
         self._going_on = False
         self._held = False
+        #: A large frame is being received, or waits for room; what had come of it when that was looked at last.
+        self._receives = False
+        self._seen_bytes = 0
+        self.used_s = 0.0
         self._transport: asyncio.Transport | None = None
         self._handler: Handler | None = None
         self.peer = ""
@@ -104,6 +119,26 @@ class ServerConnection(asyncio.BufferedProtocol):
     @property
     def client_id(self) -> str:
         return self._end.client_id
+
+    @property
+    def standing(self) -> Standing:
+        """Whose it is, as far as can be told."""
+        end = self._end
+        if not end.version or end.may_prove:
+            return Standing.UNKNOWN
+        # Without a secret the name is all there is to go by.
+        by_name = not self._limits.has_secret and end.client_id.startswith(_PEERS)
+        return Standing.PEER if by_name or end.identity is not None else Standing.CLIENT
+
+    @property
+    def awaits_answers(self) -> bool:
+        """Requests are in hand, or are being received."""
+        return bool(self._in_hand or self._queue or self._receives)
+
+    @property
+    def identity(self) -> Identity | None:
+        """The broker or controller that has opened this connection and proved it; None for any other peer."""
+        return self._end.identity
 
     @property
     def writable(self) -> bool:
@@ -124,17 +159,17 @@ class ServerConnection(asyncio.BufferedProtocol):
         self.within_host = accepted.family == socket.AF_UNIX
         # Of a connection that its client has reset meanwhile the system does not say who it was.
         host, port = ip_address(transport.get_extra_info("peername"))
-        self.peer = f"local:{peer_process(accepted)[0]}" if self.within_host else f"{host}:{port}"
+        self.peer = f"local:{peer_process(accepted)[0]}" if self.within_host else host_and_port(host, port)
         reached_at = ip_address(transport.get_extra_info("sockname"))
         if self._limits.unix_socket and (self.within_host or reached_at[0]):
             self._end.describe = partial(_described, self._end.describe, self._limits.unix_socket, reached_at)
         if self._limits.closing:
             self._transport.close()
             return
-        if len(self._limits.connections) >= self._limits.max_connections - (_SPARE if self.within_host else 0):
-            self._turn_away()
+        self.used_s = time.monotonic()
+        if not self._limits.places.accept(self, spare=_SPARE if self.within_host else 0):
+            self._turn_away(-1, self._limits.places.limit)
             return
-        self._limits.connections.add(self)
         self._handler = self._factory(self)
 
     def get_buffer(self, sizehint: int) -> memoryview:
@@ -143,7 +178,10 @@ class ServerConnection(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         event = self._end.alone(nbytes)
         if event is None:
+            began_s = time.monotonic()
             self._queue.extend(self._end.buffer_updated(nbytes))
+            self._note(began_s)
+            self._look_at_large()
         elif self._queue or type(event) is not ReceivedRequest or not self._may_take(event):
             self._queue.append(event)
         else:
@@ -161,8 +199,11 @@ class ServerConnection(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.closed = True
-        self._limits.connections.discard(self)
+        self._limits.places.leave(self)
+        if self._receives:
+            self._limits.receiving.end(self)
         self._budget.waiting.discard(self)
+        self._turn.leave(self)
         self._queue.clear()
         in_hand, self._in_hand = self._in_hand, {}
         if self._handler is not None:
@@ -171,12 +212,31 @@ class ServerConnection(asyncio.BufferedProtocol):
             self._handler = None
         self._budget.release(sum(in_hand.values()))
 
-    def _turn_away(self) -> None:
-        limit = self._limits.max_connections
+    def _look_at_large(self) -> None:
+        """Note that a large frame begins, or has come as a whole. Frames of brokers always have room."""
+        total, _ = self._end.receiving
+        if bool(total) is not self._receives:
+            self._receives, self._seen_bytes = bool(total), 0
+            if not total:
+                self._limits.receiving.end(self)
+            elif self._end.identity is None:
+                self._limits.receiving.begin(self, total)
+
+    def received_since_last_look(self) -> int:
+        """As ``Receiver`` has it."""
+        _, come = self._end.receiving
+        before, self._seen_bytes = self._seen_bytes, come
+        return come - before if self._reading else -1
+
+    def give_up(self, reason: str) -> None:
+        _log.warning("connection of %s closed: %s", self.peer, reason)
+        self.abort()
+
+    def _turn_away(self, cid: int, limit: int) -> None:
         if not self.within_host:  # who has a connection by TCP, and goes on with that
             _log.warning("connection of %s refused: %d are open, at most %d accepted", self.peer, limit, limit)
-        detail = f"{len(self._limits.connections)} connections are open, at most {limit} accepted"
-        reply = ErrorReply(-1, ErrorCode.THROTTLING_QUOTA_EXCEEDED, detail)
+        detail = f"{limit} connections are open, at most {limit} accepted"
+        reply = ErrorReply(cid, ErrorCode.THROTTLING_QUOTA_EXCEEDED, detail)
         assert self._transport is not None
         self._transport.writelines(encode_reply(reply))
         self._transport.close()
@@ -221,12 +281,20 @@ class ServerConnection(asyncio.BufferedProtocol):
         if self._transport is not None:
             self._transport.close()
 
+    def abort(self) -> None:
+        """Close at once."""
+        if self._transport is not None:
+            self._transport.abort()
+
     def go_on(self) -> None:
         """Handle queued requests as far as the bounds allow; read the socket only when none is left waiting."""
         if self._transport is None or self._handler is None:
             return
-        queue = self._queue
+        queue, turn = self._queue, self._turn
         while queue and not self.closed:
+            if turn.is_spent:
+                turn.wait(self)
+                break
             event = queue[0]
             if isinstance(event, ReceivedRequest):
                 if not self._may_take(event):
@@ -244,6 +312,10 @@ class ServerConnection(asyncio.BufferedProtocol):
 
     def _answer(self, event: ImmediateAnswer) -> None:
         assert self._transport is not None
+        if not event.close and not isinstance(event.reply, ErrorReply) and not self._limits.places.greeted(self):
+            self._queue.clear()
+            self._turn_away(event.reply.cid, self._limits.places.client_limit)
+            return
         self._transport.writelines(encode_reply(event.reply))
         if event.close:
             self._queue.clear()
@@ -262,20 +334,33 @@ class ServerConnection(asyncio.BufferedProtocol):
         self._in_hand[cid] = size
         self._budget.take(size)
         self._going_on = True
+        self.used_s = began_s = time.monotonic()
         try:
             handler.request_received(request, event.body)
         finally:
             self._going_on = False
+            self._note(began_s)
+
+    def _note(self, began_s: float) -> None:
+        """Add what has been done since to what this turn of the loop has taken, if it counts."""
+        took_s = time.monotonic() - began_s
+        if took_s >= NOTED_S:
+            self._turn.use(took_s)
 
     def _may_take(self, event: ReceivedRequest) -> bool:
-        return not (self._is_full() or self._handler is None or (event.body and self._budget.exhausted))
+        return not (
+            self._turn.is_spent or self._is_full() or self._handler is None or (event.body and self._budget.exhausted)
+        )
 
     def _may_read(self) -> bool:
         """What has a body is not read to its end, and nothing behind it, while there is no budget for it."""
         if self._budget.exhausted and (self._queue or self._end.body_under_way):
             self._budget.waiting.add(self)
             return False
-        return not self._is_full()
+        if self._receives and not self._limits.receiving.may_receive(self):
+            return False
+        # What waits for the next turn of the loop is handled before more is read.
+        return not (self._is_full() or (self._queue and self._turn.is_spent))
 
     def _is_full(self) -> bool:
         return not self._writable or self._held or len(self._in_hand) >= self._max_in_flight
@@ -296,17 +381,25 @@ def _described(
 
 
 class Limits:
-    """Bounds shared by the connections of one server, and the set of those that are open."""
+    """Bounds shared by the connections of one server."""
 
-    def __init__(self, *, max_frame_bytes: int, max_in_flight: int, max_connections: int) -> None:
+    def __init__(self, *, max_frame_bytes: int, max_in_flight: int, places: Places, receiving: Receiving) -> None:
         self.max_frame_bytes = max_frame_bytes
         self.max_in_flight = max_in_flight
-        self.max_connections = max_connections
-        self.connections: set[ServerConnection] = set()
+        self.places = places
+        self.receiving = receiving
+        #: What requests have taken of the present turn of the loop.
+        self.turn = Turn()
         #: The server closes: what it has accepted just before is closed as soon as it is a connection.
         self.closing = False
         #: Told to whoever connects, also there, where it says that it is the same server; empty: nothing is.
         self.unix_socket = ""
+        #: Adds the broker's proof to its hello; None: it knows no secret.
+        self.authenticator: Authenticator | None = None
+
+    @property
+    def has_secret(self) -> bool:
+        return self.authenticator is not None and bool(self.authenticator.keys)
 
 
 class Server:
@@ -319,12 +412,19 @@ class Server:
         self._within_host = within_host
         self._limits = limits
         self._budget = budget
+        self._looked_s = time.monotonic()
+        self._looking = asyncio.get_running_loop().call_later(limits.places.interval_s, self._look)
         # Of any kind: the tuple that asyncio's servers have is a list where uvloop runs.
         self.port: int = cast(Any, server).sockets[0].getsockname()[1]
 
     @property
     def connections(self) -> int:
-        return len(self._limits.connections)
+        return len(self._limits.places)
+
+    @property
+    def receiving_bytes(self) -> int:
+        """Bytes of the large frames that have room and have not come as a whole."""
+        return self._limits.receiving.used
 
     @property
     def unix_socket(self) -> str:
@@ -335,16 +435,24 @@ class Server:
     def queued_bytes(self) -> int:
         return self._budget.used
 
+    def _look(self) -> None:
+        now_s = time.monotonic()
+        passed_s, self._looked_s = now_s - self._looked_s, now_s
+        self._limits.places.look(now_s)
+        self._limits.receiving.look(passed_s)
+        self._looking = asyncio.get_running_loop().call_later(self._limits.places.interval_s, self._look)
+
     async def close(self) -> None:
         """Stop listening and close every connection once its written replies are sent."""
         self._limits.closing = True
+        self._looking.cancel()
         loop = asyncio.get_running_loop()
         servers = [cast(Any, server) for server in (self._server, self._within_host) if server is not None]
         # asyncio accepts in one turn and makes a connection in the next, which fails if the server is closed by then.
         for server in servers:
             for listening in server.sockets:
                 loop.remove_reader(listening.fileno())
-        for connection in list(self._limits.connections):
+        for connection in list(self._limits.places.connections):
             connection.close()
         await asyncio.sleep(0)
         for server in servers:
@@ -364,10 +472,23 @@ async def serve(
     queued_max_bytes: int,
     max_connections: int = 10_000,
     within_host: bool = False,
+    credentials: Credentials | None = None,
+    kept_connections: int = 0,
+    idle_s: float = 600.0,
+    hello_s: float = 10.0,
 ) -> Server:
     """Listen on ``host:port`` (port 0: any free one), and with ``within_host`` on a Unix socket for those of the same
-    host. Raises OSError when the address is taken."""
-    limits = Limits(max_frame_bytes=max_frame_bytes, max_in_flight=max_in_flight, max_connections=max_connections)
+    host. ``credentials``: what this broker proves itself with. ``kept_connections``: of ``max_connections``, for
+    brokers and the controller. ``idle_s``: a client's connection without requests is closed after this time, and one
+    without hello after ``hello_s``. Raises OSError when the address is taken."""
+    limits = Limits(
+        max_frame_bytes=max_frame_bytes,
+        max_in_flight=max_in_flight,
+        places=Places(max_connections, kept=kept_connections, hello_s=hello_s, idle_s=idle_s),
+        receiving=Receiving(queued_max_bytes),
+    )
+    if credentials is not None:
+        limits.authenticator = credentials
     budget = _Budget(queued_max_bytes)
     loop = asyncio.get_running_loop()
 

@@ -6,8 +6,17 @@ from typing import Annotated
 
 import msgspec
 
-from sparklog.model import Int31
-from sparklog.protocol.fields import Entries, Message, PartitionResult
+from sparklog.model import Int31, Replicas
+from sparklog.protocol.fields import (
+    MAX_LISTED,
+    MAX_SETTINGS,
+    Columns,
+    Entries,
+    Listed,
+    Message,
+    PartitionResult,
+    Settings,
+)
 
 
 class CreateTopic(Message, frozen=True, tag="create_topic"):
@@ -18,10 +27,10 @@ class CreateTopic(Message, frozen=True, tag="create_topic"):
     replication_factor: int
     timeout_ms: int
     schema: bytes = b""
-    key_columns: tuple[str, ...] = ()
+    key_columns: Columns[str] = ()
     event_time: str | None = None
-    config: Annotated[dict[str, str], msgspec.Meta(max_length=1000)] = msgspec.field(default_factory=dict)
-    assignment: Entries[tuple[int, ...]] = ()
+    config: Settings = msgspec.field(default_factory=dict)
+    assignment: Entries[Replicas[int]] = ()
 
 
 class CreateTopicReply(Message, frozen=True, tag="create_topic_reply"):
@@ -43,7 +52,7 @@ class CreatePartitions(Message, frozen=True, tag="create_partitions"):
     topic: str
     partitions: int
     timeout_ms: int
-    assignment: Entries[tuple[Int31, ...]] = ()
+    assignment: Entries[Replicas[Int31]] = ()
 
 
 class AddColumns(Message, frozen=True, tag="add_columns"):
@@ -60,8 +69,8 @@ class AlterTopic(Message, frozen=True, tag="alter_topic"):
     stay. Answered when the broker asked knows of it."""
 
     topic: str
-    config: Annotated[dict[str, str], msgspec.Meta(max_length=1000)]
-    unset: Annotated[tuple[str, ...], msgspec.Meta(max_length=1000)]
+    config: Settings
+    unset: Annotated[tuple[str, ...], msgspec.Meta(max_length=MAX_SETTINGS)]
     timeout_ms: int
 
 
@@ -90,7 +99,7 @@ class DeletedRecords(msgspec.Struct, frozen=True, array_like=True):
 class DeleteRecordsReply(Message, frozen=True, tag="delete_records_reply"):
     """One result a partition, in order."""
 
-    results: tuple[DeletedRecords, ...]
+    results: Listed[DeletedRecords]
 
 
 class RestoreRecords(Message, frozen=True, tag="restore_records"):
@@ -119,7 +128,7 @@ class ReplicaMove(msgspec.Struct, frozen=True, array_like=True):
 
     topic: str
     partition: int
-    target: tuple[Int31, ...] | None
+    target: Replicas[Int31] | None
 
 
 class AlterReassignments(Message, frozen=True, tag="alter_reassignments"):
@@ -134,7 +143,7 @@ class AlterReassignments(Message, frozen=True, tag="alter_reassignments"):
 class AlterReassignmentsReply(Message, frozen=True, tag="alter_reassignments_reply"):
     """One result a move, in order. ``warning`` as in CreateTopicReply."""
 
-    results: tuple[PartitionResult, ...]
+    results: Listed[PartitionResult]
     warning: str = ""
 
 
@@ -147,16 +156,16 @@ class ReassignmentStatus(msgspec.Struct, frozen=True, array_like=True):
 
     topic: str
     partition: int
-    target: tuple[int, ...]
-    original: tuple[int, ...]
-    replicas: tuple[int, ...]
-    isr: tuple[int, ...]
+    target: Replicas[int]
+    original: Replicas[int]
+    replicas: Replicas[int]
+    isr: Replicas[int]
     leader: int
     throttle_bytes: int
 
 
 class ListReassignmentsReply(Message, frozen=True, tag="list_reassignments_reply"):
-    moves: tuple[ReassignmentStatus, ...]
+    moves: Listed[ReassignmentStatus]
 
 
 class ElectLeaders(Message, frozen=True, tag="elect_leaders"):
@@ -171,7 +180,7 @@ class ElectLeaders(Message, frozen=True, tag="elect_leaders"):
 class ElectLeadersReply(Message, frozen=True, tag="elect_leaders_reply"):
     """Results of the partitions asked for; of all of them, only those that did not get the leader wanted."""
 
-    results: tuple[PartitionResult, ...]
+    results: Listed[PartitionResult]
 
 
 class RestartBroker(Message, frozen=True, tag="restart_broker"):
@@ -209,7 +218,7 @@ class DescribeBrokerReply(Message, frozen=True, tag="describe_broker_reply"):
     version: str
     log_dir: str
     state: str  #: running, stopping
-    replicas: tuple[ReplicaDescription, ...]
-    counters: dict[str, int]
+    replicas: Listed[ReplicaDescription]
+    counters: Annotated[dict[str, int], msgspec.Meta(max_length=MAX_LISTED)]
     #: In force, with the topic defaults that were set.
-    settings: dict[str, str] = msgspec.field(default_factory=dict)
+    settings: Settings = msgspec.field(default_factory=dict)

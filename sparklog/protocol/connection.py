@@ -6,6 +6,7 @@ hands other requests over and turns whatever cannot be understood into an ``Erro
 
 from __future__ import annotations
 
+import hmac
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -13,32 +14,41 @@ import msgspec
 
 from sparklog.errors import BrokerError, ErrorCode, ProtocolError
 from sparklog.protocol.frames import Buffer, FrameDecoder, before_body, encode_frame
+from sparklog.protocol.header_limits import MAX_HEADER_BYTES, beginning_of, header_limit
 from sparklog.protocol.messages import (
     PROTOCOL_MAX_VERSION,
     PROTOCOL_MIN_VERSION,
     UNDECODABLE,
+    Ack,
     ErrorReply,
     Hello,
     HelloReply,
+    Prove,
     Reply,
     Request,
     decode_reply,
     decode_request,
     encode_message,
 )
+from sparklog.protocol.proof import Authenticator, Claim, Identity
 from sparklog.protocol.received import Frame, OversizeFrame, ReceivedReply, ReceivedRequest, cid_of
 
 DEFAULT_MAX_FRAME_BYTES = 128 * 1024 * 1024
+#: The frame of a hello.
+MAX_HELLO_BYTES = 4096
 #: Details quote what the peer sent; a peer that sent a megabyte knows it.
 _MAX_DETAIL = 1000
 #: Stands for the id in a prepared frame. Nothing in front of it there, a length or the message's tag, is like it.
 _ANY_CID = 2**64 - 1
 
+#: Requests that a server end answers by itself.
+_HANDSHAKE = (Hello, Prove)
+
 
 class ImmediateAnswer(NamedTuple):
     """The server end answers this frame itself. ``close``: the connection ends after it has been sent."""
 
-    reply: HelloReply | ErrorReply
+    reply: HelloReply | Ack | ErrorReply
     close: bool
 
 
@@ -120,11 +130,23 @@ def error_told(reply: ErrorReply) -> BrokerError:
 
 
 class ServerEnd:
-    """Server side of one connection. ``describe`` gives the HelloReply for a correlation id and agreed version."""
+    """Server side of one connection. ``describe`` gives the HelloReply for a correlation id and agreed version.
+    ``authenticator``: what the broker proves itself with; None: it proves nothing.
+    """
 
-    def __init__(self, describe: Callable[[int, int], HelloReply], max_frame_bytes: int) -> None:
-        self._decoder = FrameDecoder(max_frame_bytes)
+    def __init__(
+        self,
+        describe: Callable[[int, int], HelloReply],
+        max_frame_bytes: int,
+        authenticator: Authenticator | None = None,
+    ) -> None:
+        self._decoder = FrameDecoder(max_frame_bytes, MAX_HELLO_BYTES)
+        self._max_frame_bytes = max_frame_bytes
         self.describe = describe
+        self._authenticator = authenticator
+        self._claim: Claim | None = None
+        #: Who has opened this connection, as proved; None for a client.
+        self.identity: Identity | None = None
         self.client_id = ""
         self.version = 0
         self.get_buffer = self._decoder.get_buffer
@@ -133,6 +155,16 @@ class ServerEnd:
     def body_under_way(self) -> bool:
         """A large request with a body is being received."""
         return self._decoder.body_under_way
+
+    @property
+    def receiving(self) -> tuple[int, int]:
+        """As of ``FrameDecoder``."""
+        return self._decoder.receiving
+
+    @property
+    def may_prove(self) -> bool:
+        """The peer has offered a proof of who it is, and it has not come yet."""
+        return self._claim is not None
 
     def alone(self, count: int) -> ReceivedRequest | ImmediateAnswer | None:
         """As ``buffer_updated`` where the bytes are one frame and nothing else. None: that is to be told of them."""
@@ -155,23 +187,41 @@ class ServerEnd:
 
     def _oversize(self, frame: OversizeFrame) -> ImmediateAnswer:
         detail = f"frame of {frame.frame_bytes} bytes, at most {frame.limit} accepted"
-        return ImmediateAnswer(ErrorReply(cid_of(frame.header), ErrorCode.FRAME_TOO_LARGE, detail), close=False)
+        reply = ErrorReply(cid_of(frame.header), ErrorCode.FRAME_TOO_LARGE, detail)
+        return ImmediateAnswer(reply, close=not self.version)
+
+    def _oversize_header(self, header: memoryview) -> ImmediateAnswer | None:
+        """Return the answer to a header that is too large to be decoded, None for one that is not."""
+        beginning = beginning_of(header)
+        proved = self.identity is not None or not self._asks_for_proof
+        limit = header_limit(beginning, self._max_frame_bytes, proved=proved)
+        if len(header) <= limit:
+            return None
+        detail = f"{beginning.tag[:50] or 'request'} with a header of {len(header)} bytes, at most {limit} accepted"
+        return ImmediateAnswer(ErrorReply(beginning.cid, ErrorCode.FRAME_TOO_LARGE, detail), close=False)
+
+    @property
+    def _asks_for_proof(self) -> bool:
+        return self._authenticator is not None and bool(self._authenticator.keys)
 
     def _understand(self, frame: Frame) -> ReceivedRequest | ImmediateAnswer:
         header = frame.header
+        if len(header) > MAX_HEADER_BYTES and (refusal := self._oversize_header(header)) is not None:
+            return refusal
         try:
             request = decode_request(header)
         except msgspec.ValidationError as error:
             code = ErrorCode.UNKNOWN_API if "Invalid value" in str(error) else ErrorCode.INVALID_REQUEST
-            return ImmediateAnswer(ErrorReply(cid_of(header), code, str(error)), close=False)
+            return ImmediateAnswer(ErrorReply(cid_of(header), code, str(error)), close=not self.version)
         except UNDECODABLE as error:
             detail = f"header is not a message: {error}"
-            return ImmediateAnswer(ErrorReply(cid_of(header), ErrorCode.MALFORMED_FRAME, detail), close=False)
-        if isinstance(request, Hello):
-            return self._greet(request)
+            reply = ErrorReply(cid_of(header), ErrorCode.MALFORMED_FRAME, detail)
+            return ImmediateAnswer(reply, close=not self.version)
+        if isinstance(request, _HANDSHAKE):
+            return self._greet(request) if isinstance(request, Hello) else self._prove(request)
         if not self.version:
             detail = f"{type(request).__name__} found, Hello expected first"
-            return ImmediateAnswer(ErrorReply(request.cid, ErrorCode.INVALID_REQUEST, detail), close=False)
+            return ImmediateAnswer(ErrorReply(request.cid, ErrorCode.INVALID_REQUEST, detail), close=True)
         body = frame.body
         return ReceivedRequest(request, body, len(header) + len(body))
 
@@ -190,9 +240,25 @@ class ServerEnd:
         if request.cluster_id and request.cluster_id != reply.cluster_id:
             detail = f"cluster {request.cluster_id!r} expected, this broker is of {reply.cluster_id!r}"
             return ImmediateAnswer(ErrorReply(request.cid, ErrorCode.INVALID_REQUEST, detail), close=True)
+        if self._authenticator is not None:
+            try:
+                reply, self._claim = self._authenticator.answer(request, reply)
+            except BrokerError as error:
+                return ImmediateAnswer(ErrorReply(request.cid, error.code, error.detail), close=True)
         self.version = version
         self.client_id = request.client_id
         return ImmediateAnswer(reply, close=False)
+
+    def _prove(self, request: Prove) -> ImmediateAnswer:
+        claim, self._claim = self._claim, None
+        if claim is None:
+            detail = "Prove found, and hello has agreed on no proof, or it was given before"
+            return ImmediateAnswer(ErrorReply(request.cid, ErrorCode.INVALID_REQUEST, detail), close=True)
+        if not hmac.compare_digest(claim.proof, request.proof):
+            detail = f"{claim.identity.role.value} {claim.identity.number}: its proof of the cluster's secret is wrong"
+            return ImmediateAnswer(ErrorReply(request.cid, ErrorCode.CLUSTER_AUTHORIZATION_FAILED, detail), close=True)
+        self.identity = claim.identity
+        return ImmediateAnswer(Ack(request.cid), close=False)
 
 
 def encode_reply(reply: Reply, body: Sequence[Buffer] = (), body_bytes: int = -1) -> list[Buffer]:

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import msgspec
 
-from sparklog.model import BrokerEndpoint, Int31, LeaderAndIsr, TopicSchema
-from sparklog.protocol.fields import Message
+from sparklog.model import BrokerEndpoint, Int31, LeaderAndIsr, Replicas, TopicSchema
+from sparklog.protocol.fields import Columns, Listed, Message, Settings
 
 
 class PartitionDecision(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -23,10 +23,10 @@ class PartitionDecision(msgspec.Struct, frozen=True, array_like=True, gc=False):
     partition: Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
     state: LeaderAndIsr
     version: Int31
-    replicas: tuple[int, ...]
-    target: tuple[int, ...] = ()
-    original: tuple[int, ...] = ()
-    leaving: tuple[int, ...] = ()
+    replicas: Replicas[int]
+    target: Replicas[int] = ()
+    original: Replicas[int] = ()
+    leaving: Replicas[int] = ()
     throttle_bytes: int = 0
 
 
@@ -35,10 +35,10 @@ class TopicChange(msgspec.Struct, frozen=True, array_like=True):
 
     name: str
     topic_id: str
-    schemas: tuple[TopicSchema, ...]
-    key_columns: tuple[str, ...]
+    schemas: Columns[TopicSchema]
+    key_columns: Columns[str]
     event_time: str | None
-    config: dict[str, str]
+    config: Settings
     order: int = 0
 
 
@@ -57,10 +57,10 @@ class ControlUpdate(Message, frozen=True, tag="control_update"):
     controller_epoch: Int31
     incarnation: Int31
     full: bool
-    brokers: tuple[BrokerEndpoint, ...] | None
-    topics: tuple[TopicChange, ...]
-    partitions: tuple[PartitionDecision, ...]
-    deleted: tuple[tuple[str, str], ...] = ()  #: (topic, topic id) to forget and, where hosted, delete from disk
+    brokers: Listed[BrokerEndpoint] | None
+    topics: Listed[TopicChange]
+    partitions: Listed[PartitionDecision]
+    deleted: Listed[tuple[str, str]] = ()  #: (topic, topic id) to forget and, where hosted, delete from disk
     sequence: int = 0
     relieved: bool = False
 
@@ -69,5 +69,5 @@ class ControlUpdateReply(Message, frozen=True, tag="control_update_reply"):
     """``failed``: (topic, partition, code, detail) of replicas that could not follow the decision."""
 
     code: int
-    failed: tuple[tuple[str, int, int, str], ...] = ()
+    failed: Listed[tuple[str, int, int, str]] = ()
     detail: str = ""

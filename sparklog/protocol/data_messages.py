@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import msgspec
 
-from sparklog.model import NO_EPOCH, NO_LEADER, BrokerEndpoint, TopicSchema
-from sparklog.protocol.fields import Entries, Message, Name
+from sparklog.model import NO_EPOCH, NO_LEADER, BrokerEndpoint, Int31, Replicas, TopicSchema
+from sparklog.protocol.fields import Columns, Entries, KeyIds, Listed, Message, Name, Settings, Token
 
 #: ``ListOffsetsPartition.timestamp_us`` for the ends of the log. Source: Kafka ListOffsets (-1 latest, -2 earliest).
 LATEST = -1
@@ -22,19 +22,28 @@ ACKS_ALL = -1
 
 
 class Hello(Message, frozen=True, tag="hello"):
-    """First message of a connection. ``cluster_id`` empty: the client takes any cluster."""
+    """First message of a connection. ``cluster_id`` empty: the client takes any cluster.
+
+    The other fields are the offer of a broker or controller to prove who it is, see ``protocol.proof``: its role, its
+    number (of a broker its id) and incarnation (of a controller its epoch), and the ids of the secrets it knows."""
 
     min_version: int
     max_version: int
     client_id: Name
     cluster_id: Name = ""
+    nonce: Token = b""
+    role: Name = ""
+    number: Int31 = -1
+    incarnation: Int31 = -1
+    key_ids: KeyIds = ()
 
 
 class HelloReply(Message, frozen=True, tag="hello_reply"):
     """``local_socket``: where processes of the host with this ``boot_id`` may ask for open files, see ``local_reads``;
     empty: nowhere. ``unix_socket``: abstract name, without its leading zero, of the Unix socket over which the
     connection may go on, of whoever has asked for ``reached_at``, which is the broker's own end of it; told there as
-    well, as proof that it is the same broker in the same life. See ``net/unix_socket``. Empty: there is none."""
+    well, as proof that it is the same broker in the same life. See ``net/unix_socket``. Empty: there is none.
+    ``proof``: the broker's, with the secret ``key_id``; empty where nothing was offered, or it knows no such secret."""
 
     version: int
     broker_id: int
@@ -45,6 +54,16 @@ class HelloReply(Message, frozen=True, tag="hello_reply"):
     local_socket: str = ""
     unix_socket: str = ""
     reached_at: tuple[str, int] = ("", 0)
+    nonce: Token = b""
+    key_id: Name = ""
+    proof: Token = b""
+
+
+class Prove(Message, frozen=True, tag="prove"):
+    """The second message of a connection whose ``HelloReply`` has a proof: the opener's own. Answered with Ack, after
+    which the connection speaks for the broker or controller that hello named."""
+
+    proof: Token
 
 
 class ErrorReply(Message, frozen=True, tag="error_reply"):
@@ -71,8 +90,8 @@ class PartitionMetadata(msgspec.Struct, frozen=True, array_like=True):
     partition: int
     leader: int
     leader_epoch: int
-    replicas: tuple[int, ...]
-    isr: tuple[int, ...]
+    replicas: Replicas[int]
+    isr: Replicas[int]
 
 
 class TopicMetadata(msgspec.Struct, frozen=True, array_like=True):
@@ -84,11 +103,11 @@ class TopicMetadata(msgspec.Struct, frozen=True, array_like=True):
     code: int
     name: str
     topic_id: str = ""
-    partitions: tuple[PartitionMetadata, ...] = ()
-    schemas: tuple[TopicSchema, ...] = ()
-    key_columns: tuple[str, ...] = ()
+    partitions: Listed[PartitionMetadata] = ()
+    schemas: Columns[TopicSchema] = ()
+    key_columns: Columns[str] = ()
     event_time: str | None = None
-    config: dict[str, str] = {}
+    config: Settings = {}
     detail: str = ""
     order: int = 0
 
@@ -102,8 +121,8 @@ class MetadataReply(Message, frozen=True, tag="metadata_reply"):
 
     cluster_id: str
     controller_epoch: int
-    brokers: tuple[BrokerEndpoint, ...]
-    topics: tuple[TopicMetadata, ...]
+    brokers: Listed[BrokerEndpoint]
+    topics: Listed[TopicMetadata]
     next: tuple[str, int] | None = None
 
 
@@ -149,14 +168,15 @@ class ProduceResult(msgspec.Struct, frozen=True, array_like=True):
 class ProduceReply(Message, frozen=True, tag="produce_reply"):
     """Results in the order of the request's partitions."""
 
-    results: tuple[ProduceResult, ...]
+    results: Listed[ProduceResult]
 
 
 class FetchPartition(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """``leader_epoch`` is the fetcher's current one (-1: not checked); ``last_epoch`` that of its last batch
     (-1: its history is not compared). ``columns``: only these of the topic's newest schema are sent, those that a batch
     has; (): headers alone; None: batches as they are stored, as followers need them. ``verify``: the fetcher has found
-    that what it was sent of these columns fails its checksum; the broker is to verify what is stored."""
+    that what it was sent of these columns fails its checksum; the broker is to verify what is stored. ``refuses``: the
+    follower holds committed records that this leader has said it lacks, and does not cut them."""
 
     topic: str
     partition: int
@@ -166,8 +186,9 @@ class FetchPartition(msgspec.Struct, frozen=True, array_like=True, gc=False):
     max_bytes: int
     last_epoch: int = -1
     log_start_offset: int = -1
-    columns: Entries[str] | None = None
+    columns: Columns[str] | None = None
     verify: bool = False
+    refuses: bool = False
 
 
 class Fetch(Message, frozen=True, tag="fetch"):
@@ -178,7 +199,7 @@ class Fetch(Message, frozen=True, tag="fetch"):
     """
 
     replica_id: int
-    incarnation: int
+    incarnation: Int31
     max_wait_ms: int
     min_bytes: int
     max_bytes: int
@@ -210,7 +231,7 @@ class FetchedPartition(msgspec.Struct, frozen=True, array_like=True, gc=False):
     batch_count: int = 0
     body_bytes: int = 0
     diverging: tuple[int, int] | None = None
-    aborted: tuple[AbortedRange, ...] = ()
+    aborted: Listed[AbortedRange] = ()
     detail: str = ""
     stored_bytes: int = 0
 
@@ -220,7 +241,7 @@ class FetchReply(Message, frozen=True, tag="fetch_reply"):
 
     code: int
     session_id: int
-    partitions: tuple[FetchedPartition, ...]
+    partitions: Listed[FetchedPartition]
 
 
 class ListOffsetsPartition(msgspec.Struct, frozen=True, array_like=True):
@@ -247,7 +268,7 @@ class ListedOffset(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ListOffsetsReply(Message, frozen=True, tag="list_offsets_reply"):
-    results: tuple[ListedOffset, ...]
+    results: Listed[ListedOffset]
 
 
 class InitProducerId(Message, frozen=True, tag="init_producer_id"):

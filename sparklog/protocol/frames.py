@@ -72,10 +72,13 @@ class FrameDecoder:
 
     Raises from ``buffer_updated``:
         ProtocolError: MALFORMED_FRAME, fatal: the bytes are not frames and the connection has to be closed.
+            FRAME_TOO_LARGE, fatal: the first frame is too large.
     """
 
-    def __init__(self, max_frame_bytes: int) -> None:
+    def __init__(self, max_frame_bytes: int, first_max_bytes: int = 0) -> None:
+        """``first_max_bytes``: of the first frame, 0: as of any other."""
         self._limit = max_frame_bytes
+        self._first_limit = first_max_bytes
         self._scratch = memoryview(bytearray(_SCRATCH_BYTES))
         self._end = 0
         self._large: memoryview | None = None
@@ -83,7 +86,7 @@ class FrameDecoder:
         self._skip = 0
         self._oversize: OversizeFrame | None = None
         #: What is received next begins a frame, and nothing is left to be said of an earlier one.
-        self._at_start = True
+        self._at_start = not first_max_bytes
 
     def get_buffer(self) -> memoryview:
         """Where the transport may write received bytes; never empty."""
@@ -97,6 +100,11 @@ class FrameDecoder:
         if self._large is None:
             return False
         return _body_start(PREFIX.unpack_from(self._large)[1]) < len(self._large)
+
+    @property
+    def receiving(self) -> tuple[int, int]:
+        """Bytes of the large frame that is being received, and how many of them have come; (0, 0): there is none."""
+        return (0, 0) if self._large is None else (len(self._large), self._filled)
 
     def alone(self, count: int) -> Frame | None:
         """As ``buffer_updated`` where the bytes are one frame and nothing else, as mostly where latency counts. None
@@ -151,6 +159,12 @@ class FrameDecoder:
                     f"frame of {total} bytes with a header of {header_length}: not a sparklog frame",
                     fatal=True,
                 )
+            if self._first_limit and total > self._first_limit:
+                raise ProtocolError(
+                    ErrorCode.FRAME_TOO_LARGE,
+                    f"first frame of {total} bytes, at most {self._first_limit} accepted",
+                    fatal=True,
+                )
             if total > self._limit:
                 kept = header_length if header_length <= OVERSIZE_HEADER_BYTES else 0
                 if end - start < PREFIX_BYTES + kept:
@@ -161,6 +175,7 @@ class FrameDecoder:
             elif end - start >= total:
                 frames.append(_cut(memoryview(bytes(scratch[start : start + total])), header_length))
                 start += total
+                self._first_limit = 0
             elif total > _OWN_MEMORY_BYTES:
                 self._large = _memory(total)
                 self._filled = end - start

@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 
 from sparklog.model import NO_EPOCH
-from sparklog.protocol.fields import Entries, Message, Name, PartitionResult
+from sparklog.protocol.fields import Entries, Listed, Message, Name, PartitionResult
 
 #: ``Heartbeat.member_epoch`` of who joins, who leaves, and who leaves but is expected back under its instance id.
 JOIN, LEAVE, LEAVE_STATIC = 0, -1, -2
@@ -38,7 +38,7 @@ class CommitOffsets(Message, frozen=True, tag="commit_offsets"):
 
 
 class CommitOffsetsReply(Message, frozen=True, tag="commit_offsets_reply"):
-    results: tuple[PartitionResult, ...]
+    results: Listed[PartitionResult]
 
 
 class HoldOffsets(Message, frozen=True, tag="hold_offsets"):
@@ -70,8 +70,8 @@ class FetchOffsets(Message, frozen=True, tag="fetch_offsets"):
 class FetchOffsetsReply(Message, frozen=True, tag="fetch_offsets_reply"):
     """Partitions without an offset are left out. ``held``: of these a member is told later."""
 
-    offsets: tuple[GroupOffset, ...]
-    held: tuple[tuple[str, int], ...] = ()
+    offsets: Listed[GroupOffset]
+    held: Listed[tuple[str, int]] = ()
 
 
 class TopicPartitions(msgspec.Struct, frozen=True, array_like=True):
@@ -110,7 +110,7 @@ class HeartbeatReply(Message, frozen=True, tag="heartbeat_reply"):
     """``assigned``: what the member should have: it gives up all else, says so, and only then takes what is new."""
 
     member_epoch: int
-    assigned: tuple[TopicPartitions, ...] = ()
+    assigned: Listed[TopicPartitions] = ()
 
 
 class MemberDescription(msgspec.Struct, frozen=True, array_like=True):
@@ -122,10 +122,10 @@ class MemberDescription(msgspec.Struct, frozen=True, array_like=True):
     host: str
     rack: str
     member_epoch: int
-    topics: tuple[str, ...]
+    topics: Listed[str]
     pattern: str
-    owned: tuple[TopicPartitions, ...]
-    target: tuple[TopicPartitions, ...]
+    owned: Listed[TopicPartitions]
+    target: Listed[TopicPartitions]
 
 
 class GroupDescription(msgspec.Struct, frozen=True, array_like=True):
@@ -134,7 +134,7 @@ class GroupDescription(msgspec.Struct, frozen=True, array_like=True):
     group: str
     state: str
     group_epoch: int
-    members: tuple[MemberDescription, ...] = ()
+    members: Listed[MemberDescription] = ()
 
 
 class DescribeGroup(Message, frozen=True, tag="describe_group"):
@@ -158,6 +158,6 @@ class ListGroups(Message, frozen=True, tag="list_groups"):
 
 
 class ListGroupsReply(Message, frozen=True, tag="list_groups_reply"):
-    groups: tuple[str, ...]
+    groups: Listed[str]
     #: Of each: its state, and how many members.
-    states: tuple[tuple[str, int], ...] = ()
+    states: Listed[tuple[str, int]] = ()

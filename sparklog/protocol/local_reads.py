@@ -9,6 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from sparklog.errors import BrokerError, ErrorCode
+from sparklog.protocol.fields import Listed
 from sparklog.protocol.messages import AbortedRange
 
 FORMAT_VERSION = 1
@@ -47,7 +48,7 @@ class OpenedSegment(msgspec.Struct, frozen=True, array_like=True):
     batch_count: int = 0
     data_bytes: int = 0
     diverging: tuple[int, int] | None = None
-    aborted: tuple[AbortedRange, ...] = ()
+    aborted: Listed[AbortedRange] = ()
 
 
 encode = msgspec.msgpack.Encoder().encode

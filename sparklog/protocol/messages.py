@@ -73,6 +73,7 @@ from sparklog.protocol.data_messages import (
     ProducePartition,
     ProduceReply,
     ProduceResult,
+    Prove,
     TopicMetadata,
 )
 from sparklog.protocol.fields import (
@@ -100,6 +101,14 @@ from sparklog.protocol.group_messages import (
     ListGroupsReply,
     MemberDescription,
     TopicPartitions,
+)
+from sparklog.protocol.set_aside_messages import (
+    ListSetAside,
+    ListSetAsideReply,
+    RemoveSetAside,
+    RestoreSetAside,
+    RestoreSetAsideReply,
+    SetAsideLog,
 )
 from sparklog.protocol.transaction_messages import (
     AbortHanging,
@@ -199,6 +208,8 @@ __all__ = [
     "ListParticipantsReply",
     "ListReassignments",
     "ListReassignmentsReply",
+    "ListSetAside",
+    "ListSetAsideReply",
     "ListTransactions",
     "ListTransactionsReply",
     "ListedOffset",
@@ -216,14 +227,19 @@ __all__ = [
     "ProducePartition",
     "ProduceReply",
     "ProduceResult",
+    "Prove",
     "ReassignmentStatus",
     "ReplicaDescription",
     "ReplicaMove",
+    "RemoveSetAside",
     "Reply",
     "Request",
     "RestartBroker",
     "RestoreRecords",
     "RestoreRecordsReply",
+    "RestoreSetAside",
+    "RestoreSetAsideReply",
+    "SetAsideLog",
     "SettleVersion",
     "SettleVersionReply",
     "TopicChange",
@@ -247,6 +263,7 @@ PROTOCOL_MAX_VERSION = 1
 
 Request = (
     Hello
+    | Prove
     | Metadata
     | Produce
     | Fetch
@@ -283,6 +300,9 @@ Request = (
     | ListReassignments
     | ElectLeaders
     | RestartBroker
+    | ListSetAside
+    | RestoreSetAside
+    | RemoveSetAside
     | DescribeBroker
     | ControlUpdate
 )
@@ -314,6 +334,8 @@ Reply = (
     | RestoreRecordsReply
     | ListReassignmentsReply
     | ElectLeadersReply
+    | ListSetAsideReply
+    | RestoreSetAsideReply
     | Ack
     | DescribeBrokerReply
     | ControlUpdateReply

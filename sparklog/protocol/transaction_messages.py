@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from sparklog.model import BrokerEndpoint
-from sparklog.protocol.fields import Entries, Message, Name, PartitionResult
+from sparklog.model import BrokerEndpoint, Int31
+from sparklog.protocol.fields import Entries, Listed, Message, Name, PartitionResult
 from sparklog.protocol.group_messages import GroupOffset
 
 
@@ -139,11 +139,11 @@ class TransactionDescription(msgspec.Struct, frozen=True, array_like=True):
     last_version: int
     began_ms: int
     deadline_ms: int
-    participants: tuple[tuple[int, int, tuple[tuple[str, int], ...]], ...]
+    participants: Listed[tuple[int, int, Listed[tuple[str, int]]]]
 
 
 class ListTransactionsReply(Message, frozen=True, tag="list_transactions_reply"):
-    transactions: tuple[TransactionDescription, ...]
+    transactions: Listed[TransactionDescription]
 
 
 class AbortTransaction(Message, frozen=True, tag="abort_transaction"):
@@ -167,7 +167,7 @@ class VerifyTransactionReply(Message, frozen=True, tag="verify_transaction_reply
     """It may, says the coordinator of this epoch: of the leader of its partition of the internal topic. Who knows of a
     later one does not believe it."""
 
-    coordinator_epoch: int
+    coordinator_epoch: Int31
 
 
 class TransactionMarker(msgspec.Struct, frozen=True, array_like=True):
@@ -180,11 +180,11 @@ class TransactionMarker(msgspec.Struct, frozen=True, array_like=True):
 
     topic: str
     partition: int
-    committed: tuple[tuple[int, int], ...]
-    aborted: tuple[tuple[int, int], ...]
+    committed: Entries[tuple[int, int]]
+    aborted: Entries[tuple[int, int]]
     topic_id: str = ""
-    coordinator: int = -1
-    coordinator_epoch: int = -1
+    coordinator: Int31 = -1
+    coordinator_epoch: Int31 = -1
 
 
 class WriteMarkers(Message, frozen=True, tag="write_markers"):
@@ -196,7 +196,7 @@ class WriteMarkers(Message, frozen=True, tag="write_markers"):
 class WriteMarkersReply(Message, frozen=True, tag="write_markers_reply"):
     """NONE: the marker is committed."""
 
-    results: tuple[PartitionResult, ...]
+    results: Listed[PartitionResult]
 
 
 class ListParticipants(Message, frozen=True, tag="list_participants"):
@@ -209,8 +209,8 @@ class ListParticipantsReply(Message, frozen=True, tag="list_participants_reply")
     """``coordinators``: (partition of the internal topic, leader epoch) of all that were looked at. ``participants``:
     producer id and key; their transactions are open, or being ended."""
 
-    coordinators: tuple[tuple[int, int], ...]
-    participants: tuple[tuple[int, str], ...]
+    coordinators: Listed[tuple[int, int]]
+    participants: Listed[tuple[int, str]]
 
 
 class FindHanging(Message, frozen=True, tag="find_hanging"):
@@ -232,7 +232,7 @@ class HangingTransaction(msgspec.Struct, frozen=True, array_like=True):
 
 
 class FindHangingReply(Message, frozen=True, tag="find_hanging_reply"):
-    transactions: tuple[HangingTransaction, ...]
+    transactions: Listed[HangingTransaction]
 
 
 class AbortHanging(Message, frozen=True, tag="abort_hanging"):

@@ -150,17 +150,24 @@ def compare_body_crc(header: BatchHeader, computed: int) -> None:
         )
 
 
+def out_of_memory(what: str) -> BrokerError:
+    """Return the error for work that found no memory: nothing is wrong with the batch, and it may be sent again."""
+    return BrokerError(ErrorCode.THROTTLING_QUOTA_EXCEEDED, f"{what}: not enough memory is free; try again later")
+
+
 def read_record_batch(buffer: pa.Buffer, schema: pa.Schema) -> pa.RecordBatch:
     """One RecordBatch message as a batch of ``schema``, structure unchecked beyond what Arrow's reader checks.
 
     Raises:
-        BrokerError: CORRUPT_MESSAGE when Arrow cannot read it.
+        BrokerError: CORRUPT_MESSAGE when Arrow cannot read it; as ``out_of_memory``.
     """
     if buffer.address % ALIGNMENT:
         buffer = pa.py_buffer(buffer.to_pybytes())
     try:
         return pa.ipc.read_record_batch(buffer, schema)
-    except (pa.ArrowException, OSError, EOFError, ValueError, MemoryError) as error:
+    except MemoryError:  # which Arrow's own error for it is as well
+        raise out_of_memory("a batch cannot be read") from None
+    except (pa.ArrowException, OSError, EOFError, ValueError) as error:
         reason = str(error).partition("\n")[0][:200]
         raise BrokerError(ErrorCode.CORRUPT_MESSAGE, f"Arrow cannot read the batch: {reason}") from None
 

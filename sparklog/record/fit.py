@@ -7,6 +7,8 @@ its nature: text is not parsed into numbers, numbers are not taken for times. Ti
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pyarrow as pa
 from pyarrow import types
@@ -24,6 +26,10 @@ class _DoesNotFitError(Exception):
     """A column cannot become what the topic asks for; the text says why."""
 
 
+#: Arrow's own errors include ValueError, OverflowError and TypeError of values that its message cannot show.
+_DOES_NOT_FIT = (_DoesNotFitError, pa.ArrowException, ValueError, OverflowError, TypeError)
+
+
 def fit_table(table: pa.Table | pa.RecordBatch, schema: pa.Schema) -> pa.Table | pa.RecordBatch:
     """``table`` with exactly the columns of ``schema``: a table for a table, a batch for a batch.
 
@@ -39,8 +45,8 @@ def fit_table(table: pa.Table | pa.RecordBatch, schema: pa.Schema) -> pa.Table |
         index = table.schema.get_field_index(field.name)
         try:
             columns.append(_missing(field, table) if index < 0 else _fit_column(table.column(index), field))
-        except (_DoesNotFitError, pa.ArrowException) as error:
-            reason = str(error).partition("\n")[0][:200]
+        except _DOES_NOT_FIT as error:
+            reason = str(error).partition("\n")[0][:300]
             found = f" ({table.schema.field(index).type})" if index >= 0 else ""
             problems.append(f"column {field.name!r}{found} does not fit {field.type}: {reason}")
     if problems:
@@ -74,15 +80,57 @@ def _missing(field: pa.Field, table: pa.Table | pa.RecordBatch) -> pa.Array | pa
 def _fit_column(column: pa.Array | pa.ChunkedArray, field: pa.Field) -> pa.Array | pa.ChunkedArray:
     chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
     in_parts = isinstance(column, pa.ChunkedArray)
-    fitted = [
-        part
-        for chunk in chunks
-        for part in (_in_parts(chunk, field.type) if in_parts else [_convert(chunk, field.type)])
-    ]
-    for part in fitted:
-        if path := misplaced_null(part, field):
-            raise _DoesNotFitError(f"{path!r} holds nulls and may not")
+    fitted: list[pa.Array] = []
+    rows = 0
+    for chunk in chunks:
+        try:
+            parts = _in_parts(chunk, field.type) if in_parts else [_convert(chunk, field.type)]
+        except _DOES_NOT_FIT as error:
+            raise _DoesNotFitError(_of_first_row(chunk, field.type, rows, error)) from None
+        for part in parts:
+            if path := misplaced_null(part, field):
+                row = rows + _first_row(part, lambda found: misplaced_null(found, field) is not None)
+                raise _DoesNotFitError(f"{path!r} holds nulls and may not, first in row {row}")
+            rows += len(part)
+        fitted += parts
     return pa.chunked_array(fitted, type=field.type) if in_parts else fitted[0]
+
+
+def _of_first_row(array: pa.Array, target: pa.DataType, rows_before: int, error: Exception) -> str:
+    """Return why ``array`` cannot become ``target``, with the first row that cannot where this depends on values."""
+
+    def refusal(part: pa.Array) -> Exception | None:
+        try:
+            # A copy: a slice of lists has the values of all of them.
+            _convert(part.take(pa.array(np.arange(len(part)))), target)
+        except _DOES_NOT_FIT as found:
+            return found
+        return None
+
+    if refusal(array.slice(0, 0)) is not None:
+        return str(error)  # the types alone do not fit
+    row = _first_row(array, lambda part: refusal(part) is not None)
+    return f"row {rows_before + row}, {_shown(array[row])}: {refusal(array.slice(row, 1)) or error}"
+
+
+def _first_row(array: pa.Array, refused: Callable[[pa.Array], bool]) -> int:
+    """Return the first row of ``array`` that is ``refused``; one of them is."""
+    low, high = 0, len(array)
+    while high - low > 1:
+        middle = (low + high) // 2
+        if refused(array.slice(low, middle - low)):
+            high = middle
+        else:
+            low = middle
+    return low
+
+
+def _shown(value: pa.Scalar) -> str:
+    try:
+        text = str(value.as_py())
+    except (ValueError, OverflowError, pa.ArrowException):  # a time that Python cannot hold
+        text = str(pa.array([value], value.type)).replace("\n", "")
+    return text if len(text) <= 100 else text[:100] + "..."
 
 
 def _in_parts(array: pa.Array, target: pa.DataType) -> list[pa.Array]:
@@ -161,15 +209,35 @@ def _convert_leaf(array: pa.Array, target: pa.DataType) -> pa.Array:
     if types.is_integer(source) and types.is_decimal(target):
         # Directly, pyarrow asks for the precision of the integer's type instead of that of its values.
         array = array.cast(pa.decimal128(20, 0))
+        source = array.type
+    elif _is_half_float(source) and types.is_decimal(target):
+        array, source = array.cast(pa.float32()), pa.float32()
+    elif types.is_decimal(source) and _is_half_float(target):
+        return _convert_leaf(_convert_leaf(array, pa.float64()), target)
     fitted = array.cast(target)
-    if types.is_floating(target) and types.is_floating(source) and target.bit_width < source.bit_width:
+    if _may_round(source, target):
         back = fitted.cast(source)
         import pyarrow.compute as pc  # takes longer to load than most who import this module work
 
-        changed = pc.and_(pc.not_equal(back, array), pc.invert(pc.is_nan(array)))
+        changed = pc.not_equal(back, array)
+        if types.is_floating(source):
+            changed = pc.and_(changed, pc.invert(pc.is_nan(array)))
         if pc.any(changed).as_py():
             raise _DoesNotFitError("values would be rounded")
     return fitted
+
+
+def _may_round(source: pa.DataType, target: pa.DataType) -> bool:
+    """Tell whether Arrow's cast rounds in silence; it refuses what it loses between other types."""
+    if types.is_floating(source):
+        return bool(types.is_decimal(target) or (types.is_floating(target) and target.bit_width < source.bit_width))
+    if types.is_integer(source):
+        return _is_half_float(target)
+    return bool(types.is_decimal(source) and types.is_floating(target))
+
+
+def _is_half_float(kind: pa.DataType) -> bool:
+    return bool(types.is_float16(kind))
 
 
 def _same_nature(source: pa.DataType, target: pa.DataType) -> bool:

@@ -99,6 +99,19 @@ def _read(flatbuffer: bytes, metadata_length: int, message_length: int) -> Batch
 _read_small = lru_cache(maxsize=256)(_read)
 
 
+def read_message_length(source: ReadOnly) -> int:
+    """Return the bytes of the RecordBatch message that ``source`` begins with, by what the message says.
+
+    Raises:
+        BrokerError: CORRUPT_MESSAGE when it begins with something else, or the message does not end inside.
+    """
+    metadata_length = read_metadata_length(source)
+    body_length = _message_of(bytes(source[PREFIX_BYTES:metadata_length]), RECORD_BATCH).scalar(_BODY_LENGTH, LONG)
+    if not 0 <= body_length <= len(source) - metadata_length:
+        raise malformed(f"a body of {body_length} bytes in {len(source) - metadata_length} bytes")
+    return metadata_length + int(body_length)
+
+
 def read_custom_metadata(source: ReadOnly) -> dict[bytes, bytes]:
     """The keys and values that a RecordBatch message carries beside its columns.
 

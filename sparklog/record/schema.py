@@ -109,6 +109,23 @@ def check_extension(old: pa.Schema, new: pa.Schema) -> None:
         raise BrokerError(ErrorCode.SCHEMA_MISMATCH, "; ".join(found[:20]))
 
 
+def check_case(existing: Sequence[str], added: Sequence[str]) -> None:
+    """Check that no added column differs from another column in case only: by default Spark cannot tell such columns
+    apart, and a topic's columns stay for ever.
+
+    Raises:
+        BrokerError: SCHEMA_MISMATCH names the columns.
+    """
+    by_lower = {name.lower(): name for name in reversed(existing)}
+    for name in added:
+        other = by_lower.setdefault(name.lower(), name)
+        if other != name:
+            raise BrokerError(
+                ErrorCode.SCHEMA_MISMATCH,
+                f"columns {other!r} and {name!r} differ in case only, and Spark cannot tell them apart: rename one",
+            )
+
+
 def check_event_time(schema: pa.Schema, event_time: str | None) -> None:
     """Raises BrokerError SCHEMA_MISMATCH unless ``event_time`` is None or a column of timestamps or dates."""
     if event_time is None:

@@ -21,6 +21,7 @@ from sparklog.record.codec import (
     compare_body_crc,
     event_time_range,
     header_times,
+    out_of_memory,
     read_record_batch,
     verify_body_crc,
 )
@@ -153,6 +154,8 @@ def _sound_records(header: BatchHeader, buffer: pa.Buffer, schema: pa.Schema, ma
     records = read_record_batch(buffer, schema)
     try:
         records.validate(full=True)
+    except MemoryError:
+        raise out_of_memory("a batch cannot be checked") from None
     except (pa.ArrowException, ValueError) as error:
         raise _corrupt(str(error).partition("\n")[0][:200]) from None
     _check_nulls(records, schema)

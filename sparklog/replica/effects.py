@@ -8,6 +8,7 @@ from __future__ import annotations
 import msgspec
 
 from sparklog.errors import ErrorCode
+from sparklog.model import UNKNOWN_LOSS
 
 
 class AppendAsLeader(msgspec.Struct, frozen=True, gc=False):
@@ -50,6 +51,21 @@ class RestartLog(msgspec.Struct, frozen=True, gc=False):
     offset: int
 
 
+class RefuseCut(msgspec.Struct, frozen=True, gc=False):
+    """Tell the controller that the leader of ``leader_epoch`` lacks committed records from ``offset`` on, which this
+    replica holds and does not cut. The replica goes on to fetch after a pause, and each fetch says that it refuses
+    (``Replica.refuses_cut``). The refusal stands until the role changes or the leader answers without a divergence."""
+
+    leader: int
+    leader_epoch: int
+    offset: int
+    high_watermark: int
+
+
+class CutAccepted(msgspec.Struct, frozen=True, gc=False):
+    """Withdraw RefuseCut: what the leader lacked is there by now, or another leads."""
+
+
 class WriteIsr(msgspec.Struct, frozen=True, gc=False):
     """Compare-and-set the partition's node from ``expected_version`` to ``isr`` under this leader and epoch, in a
     multi that checks each (broker, incarnation) of ``added``. Then IsrWritten, IsrRefused or IsrWriteFailed."""
@@ -60,6 +76,7 @@ class WriteIsr(msgspec.Struct, frozen=True, gc=False):
     isr: tuple[int, ...]
     expected_version: int
     added: tuple[tuple[int, int], ...]
+    lossy_epoch: int = UNKNOWN_LOSS
 
 
 class HighWatermarkMoved(msgspec.Struct, frozen=True, gc=False):
@@ -131,6 +148,8 @@ Effect = (
     | AppendAsFollower
     | TruncateLog
     | RestartLog
+    | RefuseCut
+    | CutAccepted
     | WriteIsr
     | HighWatermarkMoved
     | LogEndMoved

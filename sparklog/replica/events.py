@@ -88,7 +88,8 @@ class LeaderAppendFailed(msgspec.Struct, frozen=True, gc=False):
 class FollowerFetched(msgspec.Struct, frozen=True, gc=False):
     """A follower asked for records from ``offset`` on: everything below is on its log.
 
-    ``last_epoch`` is the leader epoch of its last batch, -1 for an empty log.
+    ``last_epoch`` is the leader epoch of its last batch, -1 for an empty log. ``refuses``: it holds committed records
+    that this leader has said it lacks, and does not cut them.
     """
 
     replica_id: int
@@ -96,6 +97,7 @@ class FollowerFetched(msgspec.Struct, frozen=True, gc=False):
     leader_epoch: int
     offset: int
     last_epoch: int
+    refuses: bool = False
 
 
 class IsrWritten(msgspec.Struct, frozen=True, gc=False):
@@ -139,7 +141,8 @@ class LeaderAnswered(msgspec.Struct, frozen=True, gc=False):
     ``last_epoch`` is what the fetch named as such: a doubled or late answer may find the log at the same end again,
     yet with another history; -2: not told, for a performer whose connections bring no answer twice or late.
     ``end_offset`` is where the log will end after appending the ``batch_count`` batches that came: for traces, -1: not
-    told. ``diverging`` is (epoch, end offset) or None. ``code`` is a wire error code.
+    told. ``diverging`` is (epoch, end offset) or None. ``code`` is a wire error code. ``outdated``: the leader has what
+    follows, and this log is to be copied again as a whole.
     """
 
     leader_epoch: int
@@ -152,6 +155,7 @@ class LeaderAnswered(msgspec.Struct, frozen=True, gc=False):
     batch_count: int
     end_offset: int = -1
     last_epoch: int = -2
+    outdated: bool = False
 
 
 class FollowerAppended(msgspec.Struct, frozen=True, gc=False):
@@ -181,6 +185,10 @@ class LogFailed(msgspec.Struct, frozen=True, gc=False):
     detail: str
 
 
+class LogNamed(msgspec.Struct, frozen=True, gc=False):
+    """The log's name is durable (``LogView.named``): were the log lost, the next start would know."""
+
+
 class Ticked(msgspec.Struct, frozen=True, gc=False):
     """Time passed; sent when ``Replica.deadline_ms`` is reached or later."""
 
@@ -206,6 +214,7 @@ Event = (
     | Truncated
     | TruncationFailed
     | LogFailed
+    | LogNamed
     | Ticked
     | Stopped
 )

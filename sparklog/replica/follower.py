@@ -6,6 +6,9 @@ Lives for one leader epoch; ``replica.py`` makes and drops it. The rules, each w
   names the point of divergence; only what lies behind that goes. Source: KIP-101, KIP-279.
 - Truncate before raising the high watermark: an answer that names a divergence raises nothing.
 - The high watermark never passes the log's own end.
+- Never cut below the own high watermark what the log holds of the epochs since the last lossy election, unless the
+  leader's log start has passed it: these records are committed, and a leader that lacks them has lost its log, or was
+  given an old copy of it. The follower refuses, and the controller decides which copy counts.
 - An answer counts only when it is for this epoch and for the log as it is now, by its end and last epoch: others
   were overtaken. (The simulator found the last epoch necessary: an answer delivered twice cut the log where it had
   once diverged, after it had grown to the same end again with committed records.)
@@ -14,11 +17,13 @@ Lives for one leader epoch; ``replica.py`` makes and drops it. The rules, each w
 from __future__ import annotations
 
 from sparklog.errors import ErrorCode
-from sparklog.model import NO_EPOCH, NO_LEADER, LeaderAndIsr
+from sparklog.model import NO_EPOCH, NO_LEADER, UNKNOWN_LOSS, LeaderAndIsr
 from sparklog.replica.effects import (
     AppendAsFollower,
+    CutAccepted,
     Effect,
     HighWatermarkMoved,
+    RefuseCut,
     RestartLog,
     StartFetching,
     StopFetching,
@@ -36,7 +41,7 @@ class Follower:
 
     name = "follower"
 
-    __slots__ = ("_append_to", "_parted", "_truncating", "epoch", "leader", "view")
+    __slots__ = ("_append_to", "_parted", "_truncating", "epoch", "leader", "refuses", "view")
 
     def __init__(self, view: PartitionView, state: LeaderAndIsr) -> None:
         self.view = view
@@ -47,6 +52,8 @@ class Follower:
         self._truncating = False
         #: a cut that this leader's history asked for has failed, and was not made since
         self._parted = False
+        #: this leader lacks committed records that are here
+        self.refuses = False
 
     def start(self) -> Effect:
         return StopFetching() if self.leader == NO_LEADER else StartFetching(self.leader, self.epoch)
@@ -63,14 +70,17 @@ class Follower:
         ):
             return []
         if event.code == ErrorCode.OFFSET_OUT_OF_RANGE:
-            return self._restart(event.log_start_offset)
+            return self._restart(event.log_start_offset, event)
         if event.code != ErrorCode.NONE:
             return []
         if event.diverging is not None:
-            return self._truncate(*event.diverging)
+            return self._truncate(event.diverging, event)
+        if self.refuses:  # the histories agree by now
+            self.refuses = False
+            return [CutAccepted(), *self.answered(event)]
         if self._parted:
             # It had another history up to our end. By now its log begins there, and it has nothing to compare.
-            return self._restart(log.log_end_offset)
+            return self._restart(log.log_end_offset, event)
         if event.batch_count:
             self._append_to = event.high_watermark
             return [AppendAsFollower()]
@@ -90,7 +100,7 @@ class Follower:
         self._truncating, self._parted = False, True
         return [self.start()]
 
-    def _truncate(self, epoch: int, end_offset: int) -> list[Effect]:
+    def _truncate(self, diverging: tuple[int, int], event: LeaderAnswered) -> list[Effect]:
         """Cut where the histories part: at the leader's end of ``epoch`` or at our own end of the largest epoch up to
         it, whichever comes first. What remains ends in an epoch the next fetch names, so this converges. That may lie
         below the log start, which is no batch's end: what is left up to there would diverge again, for ever.
@@ -99,6 +109,7 @@ class Follower:
         let go of what lay below. A cut to where it begins would spare no copying.
 
         Records of the present epoch are its leader's own, which it cannot disown: such an answer is an old one."""
+        epoch, end_offset = diverging
         log = self.view.log
         if log.last_epoch == self.epoch:
             return []
@@ -106,17 +117,32 @@ class Follower:
         offset = max(first, min(end_offset, first if ours.epoch == NO_EPOCH else ours.end_offset))
         if offset >= log.log_end_offset:
             return []
-        return self._cut(offset, TruncateLog(offset))
+        return self._cut(offset, TruncateLog(offset), event)
 
-    def _restart(self, offset: int) -> list[Effect]:
-        return self._cut(offset, RestartLog(offset))
+    def _restart(self, offset: int, event: LeaderAnswered) -> list[Effect]:
+        return self._cut(offset, RestartLog(offset), event)
 
-    def _cut(self, offset: int, order: Effect) -> list[Effect]:
+    def _loses_committed(self, offset: int, event: LeaderAnswered) -> bool:
+        """Whether a cut to ``offset`` takes committed records that no leader since has let go of."""
+        view, log = self.view, self.view.log
+        lossy = UNKNOWN_LOSS if view.state is None else view.state.lossy_epoch
+        if event.outdated or lossy == UNKNOWN_LOSS or log.last_epoch == NO_EPOCH or log.last_epoch < lossy:
+            return False
+        return max(offset, event.log_start_offset) < view.high_watermark
+
+    def _cut(self, offset: int, order: Effect, event: LeaderAnswered) -> list[Effect]:
         """Lower the high watermark first, where it must be lowered (after an unclean election): no reader may be
         shown what is about to go. Not below the log start: nobody reads there, and the cut may be forgotten."""
-        self._truncating = True
         view = self.view
-        return [*self._set_mark(max(view.log.log_start_offset, min(view.high_watermark, offset))), order]
+        if self._loses_committed(offset, event):
+            if self.refuses:
+                return []
+            self.refuses = True
+            return [RefuseCut(self.leader, self.epoch, offset, view.high_watermark)]
+        self._truncating = True
+        accepted: list[Effect] = [CutAccepted()] if self.refuses else []
+        self.refuses = False
+        return [*accepted, *self._set_mark(max(view.log.log_start_offset, min(view.high_watermark, offset))), order]
 
     def _raise_to(self, leader_mark: int) -> list[Effect]:
         """A new leader's mark may lag behind ours; what was committed stays committed."""

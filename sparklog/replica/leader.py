@@ -10,6 +10,9 @@ Lives for exactly one leader epoch; ``replica.py`` makes and drops it. The rules
 - An ISR change acts only once it is written; until then both the old and the new set count (see ``isr.py``).
 - Replicas that leave because the partition moves go when nobody who stays has to; if one who stays falls out first,
   the order to let them go lapses, for it was given on the strength of an ISR that is no more.
+- The leader's own log counts once its name is durable: a leader that restarts without its log must be able to tell that
+  from a log that never held anything.
+- A leader whose follower holds committed records that its log lacks acknowledges nothing, whatever the acks.
 - The lag clock of every follower starts with the epoch: nobody is shrunk for what an earlier leader had not seen.
 """
 
@@ -57,8 +60,8 @@ class Leader:
 
     name = "leader"
 
-    __slots__ = ("_end", "_may_commit", "_members", "_peers", "check_ms", "epoch", "epoch_start", "isr", "progress",
-                 "purgatory", "view")  # fmt: skip
+    __slots__ = ("_end", "_may_commit", "_members", "_peers", "check_ms", "contested_by", "epoch", "epoch_start", "isr",
+                 "progress", "purgatory", "view")  # fmt: skip
 
     def __init__(self, view: PartitionView, state: LeaderAndIsr, now_ms: int, *, purgatory: Purgatory) -> None:
         self.view = view
@@ -69,6 +72,8 @@ class Leader:
         self.purgatory = purgatory
         self.isr: IsrState = CommittedIsr(view.broker_id, state.isr)
         self.progress: dict[int, Progress] = {}
+        #: replicas that hold committed records which this log lacks: while there is one, nothing is acknowledged
+        self.contested_by: set[int] = set()
         #: when to look for followers that fell behind
         self.check_ms = NEVER
         self.follow_assignment(now_ms)
@@ -78,6 +83,8 @@ class Leader:
 
     def produce_arrived(self, event: ProduceArrived) -> list[Effect]:
         acks = event.acks
+        if self.contested_by:
+            return [AnswerProduce(event.ticket, ErrorCode.NOT_ENOUGH_REPLICAS, -1, self._contest)]
         if acks == -1 and len(self.isr.committed) < self.view.min_committed:
             detail = f"{len(self.isr.committed)} in sync {self.isr.committed}, {self.view.min_committed} needed"
             return [AnswerProduce(event.ticket, ErrorCode.NOT_ENOUGH_REPLICAS, -1, detail)]
@@ -98,7 +105,9 @@ class Leader:
 
     def append_epoch(self, acks: int) -> int:
         """As ``Replica.append_epoch``."""
-        return self.epoch if acks in _NOT_ALL or (acks == -1 and self._may_commit) else NO_EPOCH
+        if acks in _NOT_ALL:
+            return NO_EPOCH if self.contested_by else self.epoch
+        return self.epoch if acks == -1 and self._may_commit else NO_EPOCH
 
     def appended_at_once(self, event: AppendedAtOnce, now_ms: int) -> list[Effect]:
         """Followers that held the whole log until now were caught up until now, however long ago they fetched: the
@@ -144,7 +153,11 @@ class Leader:
         if outside or event.last_epoch != log.last_epoch:
             objection = self._compare(event, end)
             if objection is not None:
+                if event.refuses:
+                    self._contested(event.replica_id)
                 return [objection]
+        if event.replica_id in self.contested_by:
+            return self._agreed(event, now_ms)
         held_back = peer.log_end <= view.high_watermark
         peer.fetched(offset, end, now_ms=now_ms)
         if offset < end and self.check_ms == NEVER:
@@ -156,6 +169,26 @@ class Leader:
         elif type(self.isr) is CommittedIsr and self._may_join(event.replica_id, peer, now_ms):
             self.reconsider(effects, now_ms)
         effects.append(ServeFetch(offset))
+        return effects
+
+    @property
+    def _contest(self) -> str:
+        return (
+            f"replicas {sorted(self.contested_by)} hold committed records that the log of this leader lacks: the "
+            f"controller decides which copy counts"
+        )
+
+    def _contested(self, replica_id: int) -> None:
+        """A replica keeps committed records that this log lacks. What is acknowledged here may have to go."""
+        self.contested_by.add(replica_id)
+        self._may_commit = False
+
+    def _agreed(self, event: FollowerFetched, now_ms: int) -> list[Effect]:
+        """The replica has cut them, or their histories agree by now."""
+        self.contested_by.discard(event.replica_id)
+        self._isr_became(self.isr)
+        effects = self.fetched(event, now_ms)
+        self.advance(effects)
         return effects
 
     def _fence(self, event: FollowerFetched, peer: Progress | None) -> RefuseFetch | None:
@@ -230,7 +263,9 @@ class Leader:
         self.isr = isr
         self._members = frozenset(isr.maximal)
         self._peers = [self.progress[broker] for broker in isr.maximal if broker != self.view.broker_id]
-        self._may_commit = len(isr.committed) >= self.view.min_committed
+        view = self.view
+        enough = len(isr.committed) >= view.min_committed
+        self._may_commit = enough and view.log.named and not self.contested_by
 
     # --- in-sync set --------------------------------------------------------------------------------------------
 
@@ -280,6 +315,7 @@ class Leader:
             isr=pending.proposed,
             expected_version=pending.expected_version,
             added=pending.added,
+            lossy_epoch=state.lossy_epoch,
         )
 
     def _may_join(self, broker: int, peer: Progress, now_ms: int) -> bool:
@@ -424,6 +460,7 @@ class Leader:
         self.progress = {
             broker: self.progress.get(broker) or Progress(incarnations.get(broker, -1), now_ms) for broker in others
         }
+        self.contested_by &= self.progress.keys()
 
     def cluster_changed(self, now_ms: int) -> list[Effect]:
         """Assignment, live brokers or min.insync.replicas may have changed: look at everything again."""
@@ -433,6 +470,13 @@ class Leader:
         effects: list[Effect] = []
         self.advance(effects)
         self.reconsider(effects, now_ms)
+        return effects
+
+    def log_named(self) -> list[Effect]:
+        """This replica's own log counts from now on."""
+        self._isr_became(self.isr)
+        effects: list[Effect] = []
+        self.advance(effects)
         return effects
 
     def brokers_changed(self, now_ms: int) -> list[Effect]:

@@ -19,6 +19,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
 
+from msgspec import structs
+
 from sparklog.errors import ErrorCode
 from sparklog.model import NO_EPOCH, NO_LEADER, LeaderAndIsr
 from sparklog.replica import events
@@ -192,6 +194,11 @@ class Replica:
         return isinstance(role, Offline) and not role.final and view.version >= 0 and self._dismissed(view.state)
 
     @property
+    def refuses_cut(self) -> bool:
+        """Whether this follower holds committed records that its leader lacks, and does not cut them."""
+        return isinstance(self._role, Follower) and self._role.refuses
+
+    @property
     def epoch_start(self) -> int | None:
         """The log end when this leader's epoch began; None unless this replica leads."""
         return self._role.epoch_start if isinstance(self._role, Leader) else None
@@ -284,6 +291,8 @@ class Replica:
         if event.version == view.version:
             if self._dismissed(event.state):
                 return self._dismiss()
+            if self._awaits_word(event.state):
+                return self._become_follower(event.state)
             if same:  # a leader hears of each of its own writes
                 return []
             return self._role.cluster_changed(now_ms) if isinstance(self._role, Leader) else []
@@ -294,10 +303,19 @@ class Replica:
         return effects
 
     def _overtaken(self, event: events.Decided, now_ms: int) -> list[Effect]:
-        """A leader has written an ISR since: what else is said of its epoch is news, and is not said again."""
+        """A leader has written an ISR since: what else is said of its epoch is news, and is not said again.
+
+        The decision can withdraw the order to let a replica go. It cannot give that order, which holds for its own
+        version only.
+        """
         if isinstance(role := self._role, Leader) and event.state.leader_epoch == role.epoch:
             self._view.take(event)
+            self._view.leaving &= event.leaving
             return role.cluster_changed(now_ms)
+        if self._awaits_word(event.state) and self._view.broker_id in event.replicas:
+            self._view.take(event)
+            assert self._view.state is not None
+            return self._become_follower(structs.replace(self._view.state, leader=event.state.leader))
         return []
 
     def _follow_decision(self, state: LeaderAndIsr, version: int, now_ms: int, *, announce: bool) -> list[Effect]:
@@ -308,7 +326,9 @@ class Replica:
         if contradiction:
             effects: list[Effect] = [ReportBadDecision(contradiction)]
             if isinstance(old, Leader):
-                leaderless = LeaderAndIsr(NO_LEADER, old.epoch, state.isr, state.controller_epoch)
+                leaderless = LeaderAndIsr(
+                    NO_LEADER, old.epoch, state.isr, state.controller_epoch, lossy_epoch=state.lossy_epoch
+                )
                 effects += self._become_follower(leaderless)
             return effects
         if self._dismissed(state):
@@ -322,7 +342,22 @@ class Replica:
         if isinstance(old, Follower) and (old.epoch, old.leader) == (state.leader_epoch, state.leader):
             view.state = state
             return []
+        if announce and view.broker_id not in state.isr and view.told_epoch != state.leader_epoch:
+            # Read from ZooKeeper. A move may have ended with that epoch, which is to fence whoever is no replica since.
+            # If this broker followed all the same, a later move could have it added to the ISR while it deletes its
+            # log, for it hears of the end of the earlier move late.
+            return self._become_follower(structs.replace(state, leader=NO_LEADER))
         return self._become_follower(state)
+
+    def _awaits_word(self, state: LeaderAndIsr) -> bool:
+        """Return whether this broker knows the state's epoch from ZooKeeper alone, and follows nobody for that."""
+        role = self._role
+        return (
+            isinstance(role, Follower)
+            and role.leader == NO_LEADER
+            and role.epoch == state.leader_epoch
+            and state.leader not in {NO_LEADER, self._view.broker_id}
+        )
 
     def _dismissed(self, state: LeaderAndIsr | None) -> bool:
         """Whether the partition goes on without this broker. A member of the ISR is never dismissed, whatever the
@@ -465,6 +500,9 @@ class Replica:
     def _log_failed(self, event: events.LogFailed, now_ms: int) -> list[Effect]:
         return self._become_offline(ErrorCode.KAFKA_STORAGE_ERROR, event.detail, final=True)
 
+    def _log_named(self, event: events.LogNamed, now_ms: int) -> list[Effect]:
+        return self._role.log_named() if isinstance(self._role, Leader) else []
+
     def _ticked(self, event: events.Ticked, now_ms: int) -> list[Effect]:
         return self._role.ticked(now_ms) if isinstance(self._role, Leader) else []
 
@@ -491,6 +529,7 @@ Replica._DISPATCH.update(
         events.IsrWriteFailed: Replica._isr_write_failed,
         events.FollowerConnectionLost: Replica._follower_connection_lost,
         events.LogFailed: Replica._log_failed,
+        events.LogNamed: Replica._log_named,
         events.Ticked: Replica._ticked,
         events.Stopped: Replica._stopped,
     }

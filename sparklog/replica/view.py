@@ -32,6 +32,10 @@ class LogView(Protocol):
     def last_epoch(self) -> int:
         """Leader epoch of the last batch; -1 when the log is empty."""
 
+    @property
+    def named(self) -> bool:
+        """Whether the log directory would miss this log if it were lost. A leader commits nothing before."""
+
     def last_stable_offset(self, high_watermark: int) -> int:
         """First offset whose transaction is open, at most ``high_watermark``."""
 
@@ -72,7 +76,7 @@ class PartitionView:
     #: live brokers on their way out: they keep their place in an ISR until they are removed, and are not added
     stopping: frozenset[int] = frozenset()
     #: replicas to be taken out of the ISR, as told for ``version``; a later ISR is theirs only as long as nobody who
-    #: stays has fallen out of it
+    #: stays has fallen out of it. A later decision withdraws the order, even one that is made for an older version.
     leaving: frozenset[int] = frozenset()
     #: leader epoch that ``replicas`` were told with; a newer one, found by a refused write, may have others
     told_epoch: int = -1

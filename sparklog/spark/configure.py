@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from sparklog.client.bootstrap import parse_bootstrap
 from sparklog.spark.source import SparklogSource
+from sparklog.spark.worker_python import choose_worker_python
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -23,10 +24,17 @@ BOOTSTRAP_SETTING = "spark.sparklog.bootstrap.servers"
 def configure(spark: SparkSession, *, bootstrap: str | Iterable[str]) -> None:
     """Make ``format("sparklog")`` of this session ask ``bootstrap`` unless an option says otherwise.
 
+    Where no Python is named for Spark's workers, those on this machine run the program's own from then on; for others a
+    warning says what to set.
+
     Raises:
         ConfigError: ``bootstrap`` holds no address.
     """
     addresses = ",".join(str(address) for address in parse_bootstrap(bootstrap))
+
+    # Of Spark Connect's sessions, which have no context, the server chooses. Before the source is registered with it.
+    if (context := getattr(spark, "sparkContext", None)) is not None:
+        choose_worker_python(context)
 
     class ConfiguredSource(SparklogSource):
         """Local to the call, so that it is pickled by value, with its default."""

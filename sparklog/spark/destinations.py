@@ -18,7 +18,7 @@ from sparklog.errors import BrokerError, ConfigError, ErrorCode
 from sparklog.protocol.messages import Metadata, TopicMetadata
 from sparklog.record.schema import DEFAULT_SCHEMA
 from sparklog.spark.options import CLIENT_ID
-from sparklog.spark.routes import data_columns, plan_route
+from sparklog.spark.routes import data_columns, plan_route, with_topic_names
 from sparklog.spark.schema import TopicShape, arrow_schema, topic_shape
 from sparklog.spark.topic_route import TopicRoute
 from sparklog.spark.write_options import NewTopic, WriteOptions
@@ -47,6 +47,8 @@ def settle_route(link: ClusterLink, topic: str, columns: StructType, options: Wr
             f"{', '.join(found.key_columns) or 'none'}"
         )
     shape = topic_shape(found)
+    given = columns
+    columns = with_topic_names(shape.schema.names, columns)
     if options.merge_schema and not shape.is_default:
         lacking = [column for column in data_columns(shape, columns).fields if column.name not in shape.schema.names]
         if lacking:
@@ -57,8 +59,15 @@ def settle_route(link: ClusterLink, topic: str, columns: StructType, options: Wr
             extended = replace(shape, schema=pa.schema([*shape.schema, *added]))
             route = plan_route(topic, extended, columns)  # before anything is changed
             topics.add_columns(link, topic, pa.schema(added), timeout_s=link.timeout_s)
-            return replace(route, topic_id=found.topic_id)
-    return replace(plan_route(topic, shape, columns), topic_id=found.topic_id)
+            return _under_own_names(replace(route, topic_id=found.topic_id), given, columns)
+    return _under_own_names(replace(plan_route(topic, shape, columns), topic_id=found.topic_id), given, columns)
+
+
+def _under_own_names(route: TopicRoute, given: StructType, columns: StructType) -> TopicRoute:
+    """Return ``route``, planned for ``columns``, for rows that have the names ``given`` at the same places."""
+    own_of = dict(zip(columns.fieldNames(), given.fieldNames(), strict=True))
+    payload = tuple(own_of[name] for name in route.payload)
+    return route if payload == route.payload else replace(route, payload=payload, stored_as=route.payload)
 
 
 def _found(link: ClusterLink, topic: str, columns: StructType, options: WriteOptions) -> TopicMetadata:

@@ -7,12 +7,14 @@ left behind, so that what was read can be written back. Anything else is an erro
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import pyarrow as pa
 from pyspark.sql.types import (
     IntegralType,
     NullType,
+    StructField,
     StructType,
     TimestampNTZType,
     TimestampType,
@@ -61,6 +63,23 @@ def plan_route(topic: str, shape: TopicShape, columns: StructType) -> TopicRoute
             complaints.append("mergeSchema=true adds columns that the topic does not have")
         raise _mismatch(topic, [*complaints, schema_diff(shape.schema, arriving)])
     return TopicRoute(topic, payload, partition_column)
+
+
+def with_topic_names(own: Sequence[str], columns: StructType) -> StructType:
+    """Return ``columns`` under the topic's names ``own`` where only the case differs, as Spark resolves names unless
+    ``spark.sql.caseSensitive`` is set. Exact names come first. A name that fits several columns stays as it is."""
+    exact = set(own) & set(columns.fieldNames())
+    free = Counter(name.lower() for name in own if name not in exact)
+    by_lower = {name.lower(): name for name in own if name not in exact}
+    given = Counter(name.lower() for name in columns.fieldNames() if name not in exact)
+
+    def renamed(column: StructField) -> StructField:
+        lower = column.name.lower()
+        if column.name in exact or column.name in _LEFT_BEHIND or free[lower] != 1 or given[lower] != 1:
+            return column
+        return StructField(by_lower[lower], column.dataType, column.nullable)
+
+    return StructType([renamed(column) for column in columns.fields])
 
 
 def data_columns(shape: TopicShape, columns: StructType) -> StructType:

@@ -26,10 +26,14 @@ class TopicRoute:
     payload: tuple[str, ...]
     partition_column: str | None
     topic_id: str = ""
+    #: The topic's names of the columns in ``payload``, in the same order; empty: they are the same.
+    stored_as: tuple[str, ...] = ()
 
     def split(self, batch: pa.RecordBatch) -> Iterator[tuple[int | None, pa.RecordBatch]]:
         """The rows of ``batch`` by partition, in their order; None is for rows whose key or the producer decides."""
         rows = batch.select(list(self.payload))
+        if self.stored_as:
+            rows = rows.rename_columns(list(self.stored_as))
         if self.partition_column is None:
             yield None, rows
             return

@@ -14,7 +14,14 @@ everything was fsynced. From them follows what may be believed on the next open:
 ``running`` names the incarnation, too, that the directory's broker had last. The number is written before ZooKeeper
 counts it, so a directory that is behind ZooKeeper's count is not the one its broker wrote in last: emptied, or put back
 from an older copy (``zk/broker_registry``). And doubt stays in it until it is registered: a process that found its logs
-wanting may end before it could tell.
+wanting may end before it could tell. Doubt is about all logs, or about those that ``running`` names.
+
+The same doubt is noted when the disk fails. After a failed fsync the kernel takes the pages for written and still shows
+them to the next process, but the disk may not have them: the boot id alone would make them trusted.
+
+A broker writes the name of each new log to the checkpoint before its replica counts for anything
+(``LogDirectory.name_logs``). ``running`` says so once the first checkpoint exists. From then on a log that the
+checkpoint names and the disk lacks is lost, and a checkpoint that cannot be read makes all logs doubtful.
 """
 
 from __future__ import annotations
@@ -54,13 +61,29 @@ class Checkpoint(msgspec.Struct, frozen=True):
     version: int = 1
 
 
+class DoubtedLog(msgspec.Struct, frozen=True, array_like=True):
+    """A log that may lack acknowledged records. ``topic_id`` is empty where the directory does not tell it."""
+
+    topic: str
+    partition: int
+    topic_id: str = ""
+
+    @property
+    def tp(self) -> TopicPartition:
+        return TopicPartition(self.topic, self.partition)
+
+
 class BootMark(msgspec.Struct, frozen=True):
     boot_id: str
     #: the broker's last one; None: by a release that did not note it
     incarnation: int | None = None
-    #: the logs' tails may be missing, and no registration has said so yet
+    #: logs may lack what they held, and no registration has said so yet
     doubted: bool = False
     version: int = 1
+    #: the logs that ``doubted`` is about; empty: all of them
+    logs: tuple[DoubtedLog, ...] = ()
+    #: the checkpoint exists, and names each log whose replica has counted
+    named: bool = False
 
 
 _DAMAGED = BootMark("")
@@ -74,10 +97,26 @@ class LastStop(NamedTuple):
     trusted: bool
     #: its last incarnation; 0 for a directory without a past, None when it did not say
     incarnation: int | None
+    #: the page cache may show what the disk does not have
+    failed: bool
+    #: logs in doubt that no registration has named yet, where the others are trusted
+    doubted: tuple[DoubtedLog, ...] = ()
+    #: the checkpoint names each log whose replica has counted
+    named: bool = False
 
 
 def read_checkpoint(disk: Disk, log_dir: Path) -> dict[TopicPartition, PartitionCheckpoint]:
-    """A missing or damaged checkpoint is an empty one: recovery then checks every batch.
+    """Return the entries of the checkpoint. A missing or damaged checkpoint is an empty one: recovery then checks every
+    batch.
+
+    Raises:
+        NewerFormatError: it was written by a newer release.
+    """
+    return find_checkpoint(disk, log_dir) or {}
+
+
+def find_checkpoint(disk: Disk, log_dir: Path) -> dict[TopicPartition, PartitionCheckpoint] | None:
+    """Return the entries of the checkpoint, or None where it is missing or damaged.
 
     Raises:
         NewerFormatError: it was written by a newer release.
@@ -86,12 +125,12 @@ def read_checkpoint(disk: Disk, log_dir: Path) -> dict[TopicPartition, Partition
     try:
         checkpoint = decode_state(read_file(disk, path), Checkpoint, path=path)
     except FileNotFoundError:
-        return {}
+        return None
     except NewerFormatError:
         raise
     except StorageError as failure:
         logger.warning("%s; every batch will be checked", failure)
-        return {}
+        return None
     return {TopicPartition(entry.topic, entry.partition): entry for entry in checkpoint.partitions}
 
 
@@ -144,20 +183,41 @@ def begin_running(disk: Disk, log_dir: Path, *, boot_id: str) -> LastStop:
     """Find out how the last process ended and mark the directory as in use by this one."""
     clean = _read_mark(disk, log_dir / CLEAN_STOP_FILE) not in (None, _DAMAGED)
     earlier = _read_mark(disk, log_dir / RUNNING_FILE)
-    trusted = earlier is None or ((clean or earlier.boot_id == boot_id) and not earlier.doubted)
+    in_doubt = earlier.logs if earlier is not None else ()
+    all_in_doubt = earlier is not None and earlier.doubted and not in_doubt
+    trusted = earlier is None or ((clean or earlier.boot_id == boot_id) and not all_in_doubt)
+    failed = earlier is not None and all_in_doubt and earlier.boot_id == boot_id
+    doubted = in_doubt if trusted else ()
     incarnation = 0 if earlier is None else earlier.incarnation
-    mark = BootMark(boot_id, incarnation, doubted=not trusted)
+    named = earlier is not None and earlier.named
+    mark = BootMark(boot_id, incarnation, doubted=not trusted or bool(doubted), logs=doubted, named=named)
     if mark != earlier:  # a killed process comes back also where there is no room: retention may free the disk
         mark_running(disk, log_dir, mark)
     if clean:
         disk.remove(log_dir / CLEAN_STOP_FILE)
         disk.sync_directory(log_dir)
-    return LastStop(clean, trusted, incarnation)
+    return LastStop(clean, trusted, incarnation, failed, doubted, named)
 
 
 def mark_running(disk: Disk, log_dir: Path, mark: BootMark) -> None:
     """Durable on return. Raises OSError."""
     replace_file(disk, log_dir / RUNNING_FILE, encode_state(mark))
+
+
+def mark_failed(disk: Disk, log_dir: Path, mark: BootMark) -> None:
+    """Put ``mark``, which doubts, on a disk that fails or is full: in place of the old one or, where nothing new can be
+    made, over it. A mark that is written in part doubts as well. Not durable: another boot doubts by itself, and an
+    fsync would fail or hang. Raises OSError when the disk takes neither."""
+    path, content = log_dir / RUNNING_FILE, encode_state(mark)
+    try:
+        replace_file(disk, path, content, sync=False)
+    except OSError:
+        handle = disk.open(path)
+        try:
+            write_all(disk, handle, [content], 0)
+            disk.truncate(handle, len(content))
+        finally:
+            disk.close(handle)
 
 
 def mark_clean_stop(disk: Disk, log_dir: Path, *, boot_id: str) -> None:

@@ -17,6 +17,7 @@ import mmap
 import os
 import re
 import shutil
+import stat
 import sys
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -32,6 +33,11 @@ _MAX_BUFFERS = 1024
 #: read-ahead, which is so much unless somebody has set it. Source: Linux force_page_cache_ra, VM_READAHEAD_PAGES.
 _READ_AHEAD_BYTES = 128 * 1024
 
+#: Modes of what is made here: records are for the user that the broker runs as, and a lock file that another user may
+#: open is a lock that another user may hold.
+PRIVATE_FILE = 0o600
+PRIVATE_DIRECTORY = 0o700
+
 #: Source: fallocate(2), FALLOC_FL_KEEP_SIZE.
 _KEEP_SIZE = 1
 
@@ -45,8 +51,13 @@ _STATFS_BYTES = 512
 class Disk(Protocol):
     """One file system. Paths are absolute or relative to the process; nothing here caches."""
 
+    #: Called, in the thread at work, when one of the ``sync`` methods is about to raise what the disk told. The kernel
+    #: tells it once: the pages count as written from then on, though they may be nowhere but in its cache.
+    on_sync_failed: Callable[[OSError], None]
+
     def open(self, path: Path, *, create: bool = False) -> int:
-        """Open for reading and writing; with ``create`` an absent file is made, a present one is not emptied."""
+        """Open for reading and writing; with ``create`` an absent file is made, for its owner alone, and a present one
+        is not emptied."""
 
     def close(self, handle: int) -> None: ...
 
@@ -71,6 +82,10 @@ class Disk(Protocol):
 
     def sync(self, handle: int) -> None: ...
 
+    def drop_cached(self, handle: int) -> None:
+        """Have the next read of the file, and the next map, come from the disk: what was written and not synced yet may
+        still come from the cache."""
+
     def sync_directory(self, path: Path) -> None: ...
 
     def can_sync_file_system(self, handle: int) -> bool:
@@ -90,7 +105,12 @@ class Disk(Protocol):
     def exists(self, path: Path) -> bool: ...
 
     def make_directory(self, path: Path) -> None:
-        """Make the directory and its parents; a present one is fine."""
+        """Make the directory, for its owner alone, and its parents; a present one is fine."""
+
+    def make_private(self, path: Path, *, tree: bool = False) -> bool:
+        """Take all rights on a file or directory from other users than its owner; return whether any had some. With
+        ``tree`` the same is done to everything below the directory, except to what belongs to another user. Raises
+        PermissionError when ``path`` itself belongs to another user."""
 
     def rename(self, source: Path, target: Path) -> None:
         """Atomic; replaces a file at ``target``."""
@@ -121,8 +141,11 @@ def read_ahead(view: Buffer, position: int, length: int) -> None:
 class RealDisk:
     """The machine's file system."""
 
+    def __init__(self) -> None:
+        self.on_sync_failed: Callable[[OSError], None] = lambda _: None
+
     def open(self, path: Path, *, create: bool = False) -> int:
-        return os.open(path, os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0), 0o644)
+        return os.open(path, os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0), PRIVATE_FILE)
 
     def close(self, handle: int) -> None:
         os.close(handle)
@@ -159,12 +182,19 @@ class RealDisk:
             raise OSError(number, os.strerror(number))
 
     def sync(self, handle: int) -> None:
-        os.fsync(handle)
+        try:
+            os.fsync(handle)
+        except OSError as failure:
+            self.on_sync_failed(failure)
+            raise
+
+    def drop_cached(self, handle: int) -> None:
+        os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
 
     def sync_directory(self, path: Path) -> None:
         handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            os.fsync(handle)
+            self.sync(handle)
         finally:
             os.close(handle)
 
@@ -176,10 +206,13 @@ class RealDisk:
         assert sync is not None, "can_sync_file_system says so"
         if sync(handle):
             number = ctypes.get_errno()
-            raise OSError(number, os.strerror(number))
+            failure = OSError(number, os.strerror(number))
+            self.on_sync_failed(failure)
+            raise failure
 
     def copy(self, source: Path, target: Path, length: int, *, start: int = 0) -> None:
-        with source.open("rb") as reader, target.open("r+b" if start else "wb", buffering=0) as writer:
+        writing = os.O_WRONLY | os.O_CLOEXEC | (0 if start else os.O_CREAT | os.O_TRUNC)
+        with source.open("rb") as reader, os.fdopen(os.open(target, writing, PRIVATE_FILE), "wb", 0) as writer:
             done = writer.seek(start)
             while done < length:
                 moved = os.sendfile(writer.fileno(), reader.fileno(), done, length - done)
@@ -194,7 +227,16 @@ class RealDisk:
         return path.exists()
 
     def make_directory(self, path: Path) -> None:
-        path.mkdir(parents=True, exist_ok=True)
+        path.mkdir(PRIVATE_DIRECTORY, parents=True, exist_ok=True)
+
+    def make_private(self, path: Path, *, tree: bool = False) -> bool:
+        taken = _take_rights(path)
+        if tree:
+            for folder, directories, files in os.walk(path):
+                for name in (*directories, *files):
+                    with contextlib.suppress(PermissionError, FileNotFoundError):
+                        _take_rights(Path(folder, name), follow=False)
+        return taken
 
     def rename(self, source: Path, target: Path) -> None:
         source.rename(target)
@@ -206,7 +248,7 @@ class RealDisk:
         shutil.rmtree(path)
 
     def lock(self, path: Path) -> int | None:
-        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE_FILE)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as failure:
@@ -215,6 +257,24 @@ class RealDisk:
                 return None
             raise
         return handle
+
+
+def private_opener(path: str, flags: int) -> int:
+    """Open a file that its owner alone may read: an ``opener`` for ``open``. An existing file loses other users'
+    rights."""
+    handle = os.open(path, flags, PRIVATE_FILE)
+    with contextlib.suppress(PermissionError):  # it belongs to another user, who lets this one write
+        os.fchmod(handle, PRIVATE_FILE)
+    return handle
+
+
+def _take_rights(path: Path, *, follow: bool = True) -> bool:
+    """See ``Disk.make_private``, of one file or directory. Without ``follow`` a symbolic link is left as it is."""
+    mode = path.stat(follow_symlinks=follow).st_mode
+    if stat.S_ISLNK(mode) or not mode & (stat.S_IRWXG | stat.S_IRWXO):
+        return False
+    path.chmod(PRIVATE_DIRECTORY if stat.S_ISDIR(mode) else PRIVATE_FILE)
+    return True
 
 
 @cache

@@ -42,7 +42,7 @@ from sparklog.storage.transactions import EndedTransaction, OpenTransaction
 class Log:
     """One partition directory. Made by ``LogDirectory.create`` or found by ``LogDirectory.load``."""
 
-    __slots__ = ("_state", "cleaning", "cuts", "durability", "topic_id", "tp")
+    __slots__ = ("_state", "cleaning", "cuts", "durability", "named", "topic_id", "tp")
 
     def __init__(
         self,
@@ -56,6 +56,8 @@ class Log:
     ) -> None:
         self.tp = tp
         self.topic_id = topic_id
+        #: a durable checkpoint names this log; ``LogDirectory`` sets it (``LogDirectory.name_logs``)
+        self.named = True
         self._state = LogState(tp, topic_id, directory=directory, schemas=schemas, config=config, services=services)
         self.durability = LogDurability(self._state)
         self.cleaning = LogCleaning(self._state, self.durability)
@@ -88,7 +90,13 @@ class Log:
             state.seals.cancel(state.chain.segments)
             state.chain.close()
             state.hot.clear()
+            state.producers.count_in(None)
             state.closed = True
+
+    def expire_producers(self, now_us: int) -> None:
+        """Forget producer ids that have been idle for ``producer.id.expiration.ms``."""
+        state = self._state
+        state.producers.expire(now_us - state.services.producer_id_expiration_ms * 1000)
 
     def delete(self) -> None:
         """Close and delete the directory: out of the way at once, from the disk in a thread."""

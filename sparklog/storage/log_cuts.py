@@ -86,7 +86,9 @@ class LogCuts:
             state.chain.cut(end, served_end=served_end, job=job)
             state.segment_was_cut()
             state.forget_from(end)
+            state.producers.count_in(None)
             state.producers = state.load_producers(state.chain.segments)
+            state.producers.count_in(state.services.producer_count)
         return end
 
     def restart_at(self, offset: int) -> None:

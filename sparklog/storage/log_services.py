@@ -13,6 +13,7 @@ from sparklog.record.footer import arrow_prelude
 from sparklog.storage.disk import Disk
 from sparklog.storage.hot_batches import HotBatches
 from sparklog.storage.open_files import OpenFiles
+from sparklog.storage.producer_count import ProducerCount
 
 #: Of schemas, each some kilobytes.
 _PRELUDES_KEPT = 1024
@@ -35,7 +36,11 @@ class LogServices:
     failed: Callable[[str], None]
     #: The log of this partition is to be fsynced by time and has something that is not.
     flush_later: Callable[[TopicPartition], None]
+    #: The log of this partition has got its directory, and no checkpoint names it yet.
+    created: Callable[[TopicPartition], None]
     producer_id_expiration_ms: int = 86_400_000
+    #: Of all logs together.
+    producer_count: ProducerCount | None = None
     #: Logs whose marks in the checkpoint have moved since it was taken, or of which something else has changed that
     #: ``LogDirectory.take_changed`` tells; and logs with segments that wait for the checkpoint to go: of thousands of
     #: logs most have not, every few seconds.

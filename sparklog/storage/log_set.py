@@ -6,37 +6,43 @@
               checkpoint, running, clean-stop              checkpoints
               <topic>-<partition>/...                      log
               removed/<n>                                  on its way out
-              set-aside/<topic>-<partition>                unreadable; kept for people
+              set-aside/<n>-<topic>-<partition>            not served, and kept: set_aside
 
 Owned by the broker's event loop. Removal of files runs in a thread of its own; ``checkpoint_job`` may run in any.
 """
 
 from __future__ import annotations
 
+import errno
 import itertools
 import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import msgspec
+
 from sparklog.config import BrokerConfig, TopicConfig, broker_config, topic_config
 from sparklog.errors import BrokerError, ErrorCode, StorageError
-from sparklog.model import TopicPartition, TopicSchema
+from sparklog.model import SeenNumbers, TopicNote, TopicPartition, TopicSchema
 from sparklog.storage.checkpoints import (
     BootMark,
     Checkpoint,
+    DoubtedLog,
     PartitionCheckpoint,
     begin_running,
+    find_checkpoint,
     mark_clean_stop,
+    mark_failed,
     mark_running,
     read_boot_id,
-    read_checkpoint,
     write_checkpoint,
 )
 from sparklog.storage.clean_stop import SyncAhead, at_once, make_durable
+from sparklog.storage.cluster_seen import SeenFile
 from sparklog.storage.disk import Disk, RealDisk, is_full
 from sparklog.storage.formats import NewerFormatError
 from sparklog.storage.hot_batches import HotBatches
@@ -50,9 +56,12 @@ from sparklog.storage.partition_file import (
     parse_directory_name,
     read_partition_file,
 )
+from sparklog.storage.producer_count import ProducerCount
+from sparklog.storage.segment import DATA_SUFFIX
+from sparklog.storage.set_aside import MARK_FILE, SET_ASIDE, SetAside, SetAsideMark
+from sparklog.storage.topic_notes import read_topic_notes, write_topic_notes
 
 _REMOVED = "removed"
-_SET_ASIDE = "set-aside"
 
 logger = logging.getLogger(__name__)
 
@@ -76,6 +85,12 @@ class LogDirectory:
         self.meta = meta
         #: why the directory is offline; None while it is usable
         self.offline: str | None = None
+        #: logs that are kept though no replica here has them
+        self.kept_aside = SetAside(disk, path)
+        #: Directories of logs that were taken out of ``set-aside/`` and could not be opened.
+        self._not_put_back: set[str] = set()
+        #: what this broker has seen its cluster count to
+        self.seen_file = SeenFile(disk, path)
         self._disk = disk
         self._lock = lock
         self._boot_id = boot_id
@@ -88,6 +103,8 @@ class LogDirectory:
         self._in_background = in_background
         self._removals = itertools.count()
         self._checkpoint_lock = threading.Lock()
+        #: held while ``running`` is written; a failure of that is noted in it as well
+        self._mark_lock = threading.RLock()
         self._checkpoint_numbers = itertools.count(1)
         self._checkpoint_written = 0
         self._checkpoint_content: tuple[PartitionCheckpoint, ...] | None = None
@@ -108,18 +125,33 @@ class LogDirectory:
             remove_later=self._remove_later,
             remove_directory=self._remove_directory,
             checkpoint_now=self.checkpoint,
-            failed=self._failed,
+            failed=self.fail,
             flush_later=self.flush_later,
+            created=self._created,
             producer_id_expiration_ms=config.producer_id_expiration_ms,
+            producer_count=ProducerCount(config.producer_ids_max, self._expire_producers),
         )
         #: nothing was in flight when the last process ended
         self.clean = True
         #: everything the last process had written is there: its page cache was not lost, ``load`` found no damage
         self.trusted = True
+        #: the disk has failed a process of this boot, so that the page cache may show what the disk does not have
+        self._failed_before = False
         #: the broker's last one that this directory knows of; None: it was not noted
         self.incarnation: int | None = None
         #: topic ids of logs in the checkpoint that ``load`` did not find: deleted just before the end, or lost
         self.missing: dict[TopicPartition, str] = {}
+        #: topic ids of logs that may lack acknowledged records, where the directory as a whole is trusted: those that
+        #: are ``missing``, and those whose partition.json could not be read. An empty id is not known.
+        self.doubted: dict[TopicPartition, str] = {}
+        #: logs with a directory that no durable checkpoint names
+        self.unnamed: set[TopicPartition] = set()
+        #: called on the event loop when ``unnamed`` grows; None: nothing waits for names
+        self._on_unnamed: Callable[[], None] | None = None
+        #: logs that a checkpoint has named since ``take_named`` was called last
+        self._newly_named: list[Log] = []
+        #: the checkpoint names each log whose replica has counted
+        self._names_complete = False
 
     @classmethod
     def open(
@@ -169,7 +201,10 @@ class LogDirectory:
                 in_background=in_background,
                 max_open_segments=max_open_segments,
             )
-            directory.clean, directory.trusted, directory.incarnation = last_stop
+            directory.clean, directory.trusted, directory.incarnation, directory._failed_before = last_stop[:4]
+            directory.doubted = {log.tp: log.topic_id for log in last_stop.doubted}
+            directory._names_complete = last_stop.named
+            disk.on_sync_failed = directory._sync_failed
         except BaseException:
             disk.close(lock)
             raise
@@ -181,24 +216,35 @@ class LogDirectory:
         """Open and, where need be, repair every log there is. Topic settings are the defaults until the controller
         says otherwise (``Log.config``).
 
-        A partition directory without a readable partition.json was never fsynced and promised nothing: it is set
-        aside. Where the checkpoint says that the log was, the file is made anew: its topic id is in the checkpoint, its
-        schemas in the segments.
+        A partition directory without a readable partition.json is set aside, or, where the checkpoint says that the log
+        was fsynced, the file is written again: its topic id is in the checkpoint, its schemas in the segments. Each log
+        that the checkpoint names and that is not found as it should be is in ``doubted``: its directory is missing, set
+        aside, or holds the log of another partition or topic.
 
         Raises:
             NewerFormatError: something was written by a newer release.
             StorageError: the disk failed, or fsynced files are missing.
         """
         started = time.monotonic()
-        checkpoints = read_checkpoint(self._disk, self.path)
+        found = find_checkpoint(self._disk, self.path)
+        checkpoints = found or {}
         try:
+            if self._failed_before:
+                self._write_out()
+            if found is None and self._names_complete:
+                logger.error("%s: the checkpoint is missing or damaged: every log is in doubt", self.path)
+                self._doubt()
             lost = False
             for name in self._disk.names(self.path):
                 if parse_directory_name(name) is not None:
                     lost |= self._load_one(name, checkpoints)
-            if lost:
+            self.missing = {tp: entry.topic_id for tp, entry in checkpoints.items() if self._lacks(entry)}
+            self._doubt_logs(self.missing)
+            unnamed = {tp for tp, log in self._logs.items() if not _named_in(checkpoints, log)}
+            self.unnamed |= unnamed
+            if lost or found is None or unnamed:
                 self._note_cuts()
-            self.missing = {tp: entry.topic_id for tp, entry in checkpoints.items() if tp not in self._logs}
+            self._names_complete = self._checkpoint_content is not None or (found is not None and not unnamed)
             self._remove_leftovers()
         except OSError as failure:
             raise StorageError(f"log directory {self.path}: {failure}") from failure
@@ -211,9 +257,20 @@ class LogDirectory:
         )
         return list(self._logs.values())
 
+    def _write_out(self) -> None:
+        """Leave nothing in the page cache that was not written: recovery reads doubted logs from the disk, and what is
+        not written it would read from the cache."""
+        if self._disk.can_sync_file_system(self._lock):
+            self._disk.sync_file_system(self._lock)
+
+    def _lacks(self, entry: PartitionCheckpoint) -> bool:
+        log = self._logs.get(TopicPartition(entry.topic, entry.partition))
+        return log is None or log.topic_id != entry.topic_id
+
     def _load_one(self, name: str, checkpoints: dict[TopicPartition, PartitionCheckpoint]) -> bool:
-        """Whether something that was there once is not there any more."""
+        """Open one log; return whether something is lost of what it held."""
         restored = False
+        expected = parse_directory_name(name)
         try:
             content = read_partition_file(self._disk, self.path / name)
         except NewerFormatError:
@@ -222,8 +279,9 @@ class LogDirectory:
             self._set_aside(name, str(failure))
             return False
         except (StorageError, FileNotFoundError) as failure:
-            named = parse_directory_name(name)
-            entry = checkpoints.get(named) if named is not None else None
+            entry = checkpoints.get(expected) if expected is not None else None
+            if expected is not None and (entry is not None or self._may_have_counted(name)):
+                self._doubt_logs({expected: entry.topic_id if entry is not None else ""})
             if entry is None or entry.recovery_point <= 0:
                 self._set_aside(name, str(failure))
                 return False
@@ -231,6 +289,8 @@ class LogDirectory:
             content, restored = PartitionFile(entry.topic, entry.partition, entry.topic_id, ()), True
         tp = TopicPartition(content.topic, content.partition)
         if directory_name(tp) != name:
+            if expected is not None and self._may_have_counted(name):
+                self._doubt_logs({expected: ""})
             self._set_aside(name, f"partition.json names {tp}")
             return False
         log = self._new_log(content)
@@ -242,16 +302,44 @@ class LogDirectory:
             log.restore_partition_file()
         self._logs[tp] = log
         claimed = max(checkpoint.high_watermark, checkpoint.recovery_point) if checkpoint is not None else 0
-        if restored or log.findings or log.log_end_offset < claimed:
+        if log.findings or log.log_end_offset < claimed:
             self._doubt()
             return True
-        return False
+        return restored
+
+    def _may_have_counted(self, name: str) -> bool:
+        """Whether a log that no checkpoint names may have held acknowledged records: only where an earlier release,
+        which did not name logs first, was the last to write here, and there are records."""
+        if self._names_complete:
+            return False
+        return any(file.endswith(DATA_SUFFIX) for file in self._disk.names(self.path / name))
 
     def _doubt(self) -> None:
-        """Once repaired the logs show no damage: the next process must hear of it if this one ends too early."""
+        """Doubt all logs. Once repaired the logs show no damage: the next process must hear of it if this one ends too
+        early."""
         if self.trusted:
             self.trusted = False
-            mark_running(self._disk, self.path, BootMark(self._boot_id, self.incarnation, doubted=True))
+            self._mark_doubt()
+
+    def _doubt_logs(self, logs: Mapping[TopicPartition, str]) -> None:
+        """Doubt these logs alone, by their topic ids. The checkpoint that is written next does not name those that are
+        missing: the next process must hear of them if this one ends too early."""
+        known = len(self.doubted)
+        for tp, topic_id in logs.items():
+            self.doubted[tp] = topic_id or self.doubted.get(tp, "")
+        if len(self.doubted) > known and self.trusted:
+            self._mark_doubt()
+
+    def _mark_doubt(self) -> None:
+        logs = tuple(DoubtedLog(*tp, topic_id) for tp, topic_id in self.doubted.items()) if self.trusted else ()
+        mark = BootMark(self._boot_id, self.incarnation, doubted=True, logs=logs, named=self._names_complete)
+        with self._mark_lock:
+            try:
+                mark_running(self._disk, self.path, mark)
+            except OSError as failure:
+                if not is_full(failure):
+                    raise
+                mark_failed(self._disk, self.path, mark)
 
     def _note_cuts(self) -> None:
         """What comes in the place of what was cut is not fsynced, whatever the checkpoint says of what was there."""
@@ -259,16 +347,46 @@ class LogDirectory:
             self.checkpoint()
         except OSError as failure:  # nor is there room for much to come
             logger.error("%s: the checkpoint claims more than is left: %s", self.path, failure)
+        self.take_named()
 
     def note_incarnation(self, incarnation: int) -> None:
         """This process has, or is about to get, ``incarnation``, and its registration says whether its logs are
-        trusted. Blocks for an fsync; in any thread.
+        trusted. That settles doubt, except about a disk that has failed this process. Blocks for an fsync; in any
+        thread.
 
         Raises:
             OSError: it is not noted. The next process then counts as untrusted.
         """
-        self.incarnation = incarnation
-        mark_running(self._disk, self.path, BootMark(self._boot_id, incarnation))
+        with self._mark_lock:
+            self.incarnation = incarnation
+            if self.offline is None:
+                mark = BootMark(self._boot_id, incarnation, named=self._names_complete)
+                mark_running(self._disk, self.path, mark)
+                return
+        self._note_failure()
+
+    @property
+    def counted(self) -> int:
+        """The broker's last incarnation that ZooKeeper has counted, as far as it was noted; -1: none was."""
+        return self.seen_file.seen.incarnation
+
+    def note_counted(self, incarnation: int) -> None:
+        """ZooKeeper has counted ``incarnation``. Blocks for an fsync; in any thread. Raises OSError."""
+        self.seen_file.note_incarnation(incarnation)
+
+    def topic_notes(self) -> dict[str, TopicNote]:
+        """Return what was noted of topics, by topic id."""
+        return read_topic_notes(self._disk, self.path)
+
+    def write_topic_notes(self, notes: dict[str, TopicNote]) -> None:
+        """Blocks for an fsync; in any thread. Raises OSError."""
+        write_topic_notes(self._disk, self.path, notes)
+
+    def seen(self) -> SeenNumbers:
+        """Return what a registration says of the numbers seen."""
+        seen = self.seen_file.seen
+        last_epoch = max((log.last_epoch for log in self._logs.values()), default=-1)
+        return SeenNumbers(seen.controller_epoch, seen.controller_id, seen.producer_ids, last_epoch)
 
     def _new_log(self, content: PartitionFile, config: TopicConfig | None = None) -> Log:
         tp = TopicPartition(content.topic, content.partition)
@@ -293,6 +411,7 @@ class LogDirectory:
         if log is None:
             content = PartitionFile(tp.topic, tp.partition, topic_id, tuple(schemas))
             log = self._logs[tp] = self._new_log(content, config)
+            log.named = self._on_unnamed is None
             return log
         if log.topic_id != topic_id:
             raise BrokerError(
@@ -309,6 +428,17 @@ class LogDirectory:
     def logs(self) -> list[Log]:
         return list(self._logs.values())
 
+    @property
+    def producer_ids(self) -> int:
+        """How many producer ids all logs together remember, each log for itself."""
+        count = self._services.producer_count
+        return count.used if count is not None else 0
+
+    def _expire_producers(self) -> None:
+        now_us = time.time_ns() // 1000
+        for log in self._logs.values():
+            log.expire_producers(now_us)
+
     def delete(self, tp: TopicPartition) -> None:
         """Delete the log of ``tp``: out of sight at once, its files in a thread. Absent ones are fine.
 
@@ -318,8 +448,125 @@ class LogDirectory:
         log = self._logs.pop(tp, None)
         self._marks.pop(tp, None)
         self.unflushed.discard(tp)
+        self.unnamed.discard(tp)
         if log is not None:
             log.delete()
+
+    def set_aside(self, tp: TopicPartition, *, reason: str) -> None:
+        """Close the log of ``tp`` and move it to ``set-aside/``. A log without files is forgotten; an absent one is
+        fine.
+
+        Raises:
+            StorageError: the directory must go offline.
+        """
+        log = self._logs.pop(tp, None)
+        self._marks.pop(tp, None)
+        self.unflushed.discard(tp)
+        self.unnamed.discard(tp)
+        if log is None:
+            return
+        log.close()
+        if not log.on_disk:
+            return
+        at = log.checkpoint()
+        mark = SetAsideMark(
+            *tp,
+            log.topic_id,
+            reason,
+            since_ms=time.time_ns() // 1_000_000,
+            intact=True,
+            high_watermark=at.high_watermark,
+            recovery_point=at.recovery_point,
+            log_start_offset=at.log_start_offset,
+            log_end_offset=log.log_end_offset,
+            last_epoch=log.last_epoch,
+        )
+        try:
+            name = self.kept_aside.add(directory_name(tp), mark, now_ns=time.time_ns())
+        except OSError as failure:
+            self.fail(f"setting {tp} aside: {failure}")
+            raise StorageError(f"log directory {self.path}: setting {tp} aside: {failure}") from failure
+        logger.warning("%s: log of topic id %s is kept as %s/%s: %s", tp, log.topic_id, SET_ASIDE, name, reason)
+
+    def put_back(self, tp: TopicPartition, topic_id: str) -> Log | None:
+        """Serve the newest intact set-aside log of this topic's partition again, if there is one. The partition has no
+        log here.
+
+        Raises:
+            StorageError: the log cannot be opened; it stays where it is now.
+        """
+        assert tp not in self._logs
+        entry = self.kept_aside.newest_intact(tp, topic_id)
+        target = self.path / directory_name(tp)
+        if target.name in self._not_put_back:
+            raise StorageError(
+                f"log directory {self.path}: {target.name} could not be opened when it was put back; "
+                "start the broker again, which examines it"
+            )
+        if entry is None or self._disk.exists(target):
+            return None
+        mark = entry.mark
+        at = PartitionCheckpoint(*tp, topic_id, mark.high_watermark, mark.recovery_point, mark.log_start_offset)
+        try:
+            content = read_partition_file(self._disk, self.kept_aside.path / entry.name)
+            # Until the log is open, no new log may be made over its files.
+            self._not_put_back.add(target.name)
+            self.kept_aside.take_out(entry.name, target)
+            self._disk.remove(target / MARK_FILE)
+            log = self._new_log(content)
+            log.recover(at, clean=False, trusted=self.trusted)
+        except OSError as failure:
+            raise StorageError(f"log directory {self.path}: putting {entry.name} back: {failure}") from failure
+        self._not_put_back.discard(target.name)
+        log.named = self._on_unnamed is None
+        self._logs[tp] = log
+        self._services.moved.add(tp)
+        self._created(tp)
+        logger.warning("%s: log of topic id %s is served again; it was %s/%s", tp, topic_id, SET_ASIDE, entry.name)
+        return log
+
+    def remove_set_aside(self, name: str) -> None:
+        """Delete one entry of ``set-aside/``: out of sight at once, its files in a thread.
+
+        Raises:
+            OSError: it is not there, or could not be moved.
+        """
+        if name not in self._disk.names(self.kept_aside.path):
+            raise FileNotFoundError(errno.ENOENT, "not set aside", name)
+        target = self._removed_path()
+        self.kept_aside.take_out(name, target)
+        self._remove_tree_later(target)
+
+    # --- names --------------------------------------------------------------------------------------------------
+
+    def name_logs(self, on_unnamed: Callable[[], None]) -> None:
+        """From now on a new log is not ``named`` before a checkpoint names it durably; ``on_unnamed`` is called when
+        there is one more that has to be. The caller then writes a checkpoint and calls ``take_named``.
+
+        A replica counts for nothing before its log is named: neither does its fetch confirm records, nor does it commit
+        any as leader. So the next start can tell a log that was lost from one that never held anything: neither has a
+        directory, but the checkpoint names the first."""
+        self._on_unnamed = on_unnamed
+        if self.unnamed:
+            on_unnamed()
+
+    def _created(self, tp: TopicPartition) -> None:
+        self.unnamed.add(tp)
+        if self._on_unnamed is not None:
+            self._on_unnamed()
+
+    def take_named(self) -> list[Log]:
+        """Mark the logs that checkpoints have named durably since the last call, and return them."""
+        with self._checkpoint_lock:
+            found, self._newly_named = self._newly_named, []
+        named = []
+        for log in found:
+            if self._logs.get(log.tp) is log:
+                self.unnamed.discard(log.tp)
+                if not log.named:
+                    log.named = True
+                    named.append(log)
+        return named
 
     # --- durability ---------------------------------------------------------------------------------------------
 
@@ -340,25 +587,40 @@ class LogDirectory:
         number = next(self._checkpoint_numbers)
         entries = self._take_checkpoint()
         self.on_disk = len(entries)
+        unnamed = [self._logs[tp] for tp in self.unnamed if tp in self._logs]
 
         def write() -> None:
             with self._checkpoint_lock:
                 if number < self._checkpoint_written:
-                    return
+                    return  # a later one names these logs as well, and has reported them
                 # Also when there is nothing to write: what was taken before this must not come after it.
                 self._checkpoint_written = number
-                if entries is self._checkpoint_content or entries == self._checkpoint_content:
+                content = entries if self.offline is None else self._with_earlier_syncs(entries)
+                if content is self._checkpoint_content or content == self._checkpoint_content:
+                    self._newly_named += unnamed
                     return
                 try:
-                    write_checkpoint(self._disk, self.path, Checkpoint(entries))
+                    write_checkpoint(self._disk, self.path, Checkpoint(content))
                 except OSError as failure:
                     if is_full(failure):
                         raise
-                    self._failed(f"writing the checkpoint: {failure}")
+                    self.fail(f"writing the checkpoint: {failure}")
                     raise StorageError(f"log directory {self.path}: writing the checkpoint: {failure}") from failure
-                self._checkpoint_content = entries
+                self._checkpoint_content = content
+                self._newly_named += unnamed
 
         return write
+
+    def _with_earlier_syncs(self, entries: Iterable[PartitionCheckpoint]) -> tuple[PartitionCheckpoint, ...]:
+        """The same without recovery points that have risen since the checkpoint was written: the fsyncs that raised
+        them may have come after the one that failed, and such an fsync proves nothing."""
+        before = {(entry.topic_id, entry.partition): entry.recovery_point for entry in self._checkpoint_content or ()}
+        return tuple(
+            msgspec.structs.replace(
+                entry, recovery_point=min(entry.recovery_point, before.get((entry.topic_id, entry.partition), 0))
+            )
+            for entry in entries
+        )
 
     def _take_checkpoint(self) -> tuple[PartitionCheckpoint, ...]:
         """Of all logs that hold something; the very tuple of the last time where nothing has moved."""
@@ -390,7 +652,7 @@ class LogDirectory:
         clean, and what another round would be told proves nothing."""
         if self.offline is not None or not at_once(self._logs, self._disk, self._lock):
             return None
-        return SyncAhead(self._logs.values(), disk=self._disk, handle=self._lock, failed=self._failed)
+        return SyncAhead(self._logs.values(), disk=self._disk, handle=self._lock, failed=self.fail)
 
     def write_clean_marker(self) -> None:
         """fsync all logs, then say so on disk. Nothing may be appended afterwards. Blocks.
@@ -423,10 +685,28 @@ class LogDirectory:
 
     # --- inside -------------------------------------------------------------------------------------------------
 
-    def _failed(self, detail: str) -> None:
-        if self.offline is None:
+    def fail(self, detail: str) -> None:
+        """Take the directory offline: its disk cannot be counted on. The next process doubts it. In any thread; only
+        the first call counts."""
+        with self._mark_lock:
+            if self.offline is not None:
+                return
             self.offline = detail
-            logger.error("log directory %s goes offline: %s", self.path, detail)
+        logger.error("log directory %s goes offline: %s", self.path, detail)
+        self._note_failure()
+
+    def _note_failure(self) -> None:
+        with self._mark_lock:
+            try:
+                mark = BootMark(self._boot_id, self.incarnation, doubted=True, named=self._names_complete)
+                mark_failed(self._disk, self.path, mark)
+            except OSError as failure:
+                logger.critical("%s: the next start must not trust it, which cannot be noted: %s", self.path, failure)
+
+    def _sync_failed(self, failure: OSError) -> None:
+        """A full disk need not have lost anything: whoever asked for the fsync knows."""
+        if not is_full(failure):
+            self.fail(f"fsync: {failure}")
 
     def _check_online(self) -> None:
         if self.offline is not None:
@@ -456,21 +736,28 @@ class LogDirectory:
         if paths:
             self._in_background(remove)
 
+    def _removed_path(self) -> Path:
+        """Return a new name in ``removed/``. Raises OSError."""
+        self._disk.make_directory(self.path / _REMOVED)
+        return self.path / _REMOVED / f"{os.getpid()}-{time.time_ns()}-{next(self._removals)}"
+
     def _remove_directory(self, directory: Path) -> None:
         try:
-            self._disk.make_directory(self.path / _REMOVED)
-            target = self.path / _REMOVED / f"{os.getpid()}-{time.time_ns()}-{next(self._removals)}"
+            target = self._removed_path()
             self._disk.rename(directory, target)
         except OSError as failure:
             detail = f"deleting {directory}: {failure}"
-            self._failed(detail)
+            self.fail(detail)
             raise StorageError(f"log directory {self.path}: {detail}") from failure
         self._remove_tree_later(target)
 
     def _remove_tree_later(self, target: Path) -> None:
         def remove() -> None:
             try:
-                self._disk.remove_tree(target)
+                try:
+                    self._disk.remove_tree(target)
+                except NotADirectoryError:  # a file that was set aside
+                    self._disk.remove(target)
             except OSError as failure:
                 logger.warning("cannot remove %s: %s", target, failure)
 
@@ -482,7 +769,12 @@ class LogDirectory:
                 self._remove_tree_later(self.path / _REMOVED / name)
 
     def _set_aside(self, name: str, reason: str) -> None:
-        target = self.path / _SET_ASIDE / f"{time.time_ns()}-{name}"[:255]
-        self._disk.make_directory(target.parent)
-        self._disk.rename(self.path / name, target)
-        logger.error("%s: set aside as %s: %s", self.path / name, target, reason)
+        named = parse_directory_name(name) or TopicPartition(name, -1)
+        mark = SetAsideMark(*named, "", reason, time.time_ns() // 1_000_000)
+        target = self.kept_aside.add(name, mark, now_ns=time.time_ns())
+        logger.error("%s: set aside as %s/%s: %s", self.path / name, SET_ASIDE, target, reason)
+
+
+def _named_in(checkpoints: Mapping[TopicPartition, PartitionCheckpoint], log: Log) -> bool:
+    entry = checkpoints.get(log.tp)
+    return entry is not None and entry.topic_id == log.topic_id

@@ -62,6 +62,7 @@ class LogState:
         self.seals = SealQueue(services.disk, directory, remove_later=services.remove_later)
         self.epochs = EpochCache()
         self.producers = ProducerTable()
+        self.producers.count_in(services.producer_count)
         self.hot: HotLog = {}
         self.absence = Absence()
         #: next offset to be written
@@ -95,6 +96,7 @@ class LogState:
             files=self.services.files,
             recovery_point=recovery_point,
             log_start_offset=start,
+            claimed=max(checkpoint.high_watermark, recovery_point) if checkpoint is not None else 0,
             thorough=not (clean or trusted),
         )
         self.directory.exists = True
@@ -105,6 +107,7 @@ class LogState:
         self.seals.found(found.snapshots)
         self.epochs = found.epochs
         self.producers = found.producers
+        self.producers.count_in(self.services.producer_count)
         self.findings = found.findings
         last = self.chain.last
         self.log_end_offset = last.end_offset if last is not None else start

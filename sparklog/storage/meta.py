@@ -3,10 +3,15 @@
 A log directory is one broker slot: cluster id, broker id and port belong to it, not to a process. Two locks keep it to
 one owner each: ``broker.lock`` is held by the broker process that writes in it, ``supervisor.lock`` by the barrier task
 that watches over that broker. They are apart because a broker outlives its supervisor and is adopted by the next one.
+
+The directory is for the user that its broker runs as: modes 0700 and 0600. Any user who may open a lock file may hold
+the lock, even one who may only read it. A directory of an earlier release, which had 0755 and 0644, loses the other
+rights when it is claimed or opened.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Sequence
 from pathlib import Path
@@ -97,6 +102,7 @@ def _try_claim(disk: Disk, path: Path, *, cluster_id: str) -> Claim | None:
     refuse_remote(path)
     try:
         disk.make_directory(path)
+        _make_private(disk, path)
         handle = disk.lock(path / SUPERVISOR_LOCK)
     except OSError as failure:
         raise _unusable(path, failure) from failure
@@ -135,7 +141,7 @@ def write_meta(disk: Disk, path: Path, meta: DirectoryMeta) -> None:
 
 
 def lock_for_broker(disk: Disk, path: Path) -> int:
-    """Take the broker's lock; closing the handle frees it.
+    """Take the broker's lock; closing the handle frees it. Then take what rights other users have in the directory.
 
     Raises:
         StorageError: another process has it, or the directory cannot be written.
@@ -143,12 +149,36 @@ def lock_for_broker(disk: Disk, path: Path) -> int:
     refuse_remote(path)
     try:
         disk.make_directory(path)
+        _make_private(disk, path)
         handle = disk.lock(path / BROKER_LOCK)
+        if handle is not None:
+            _make_content_private(disk, path)
     except OSError as failure:
         raise _unusable(path, failure) from failure
     if handle is None:
         raise StorageError(f"log directory {path} is in use by another broker process")
     return handle
+
+
+def _make_private(disk: Disk, path: Path) -> None:
+    """Close the directory to other users."""
+    try:
+        if disk.make_private(path):
+            logger.warning("%s: other users had rights on this log directory: its mode is 0700 from now on", path)
+    except PermissionError:
+        logger.warning(
+            "%s: this log directory belongs to another user, and its mode lets more users in than the broker's: "
+            "give it to the broker's user, with mode 0700",
+            path,
+        )
+
+
+def _make_content_private(disk: Disk, path: Path) -> None:
+    """Take from other users what rights they have on files of an earlier release. There may be 100,000 files: they are
+    looked at only where the lock file shows that such a release made it."""
+    with contextlib.suppress(PermissionError):
+        if disk.make_private(path / BROKER_LOCK):
+            disk.make_private(path, tree=True)
 
 
 def is_locked(disk: Disk, path: Path) -> bool:

@@ -49,6 +49,7 @@ class PartitionDirectory:
             self.unstored.clear()
             self.exists = True
             self._services.moved.add(self._tp)
+            self._services.created(self._tp)
 
     def _content(self) -> PartitionFile:
         schemas = tuple(TopicSchema(schema_id, message) for schema_id, message in self.schemas.items())

@@ -22,6 +22,7 @@ from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import NO_PRODUCER, OffsetRange, TopicPartition
 from sparklog.record.header import BatchHeader
 from sparklog.record.marker import Marker
+from sparklog.storage.producer_count import ProducerCount
 from sparklog.storage.transactions import EndedTransaction, OpenTransaction, TransactionState, TransactionTable
 
 KEPT_BATCHES = 5
@@ -136,10 +137,25 @@ class ProducerTable:
 
     def __init__(self, entries: Entries | None = None, transactions: TransactionState | None = None) -> None:
         self._entries: dict[int, ProducerEntry] = dict(entries or {})
+        #: Of all logs of the directory; None: nobody counts them.
+        self._count: ProducerCount | None = None
         self.transactions = TransactionTable(transactions)
 
     def __len__(self) -> int:
         return len(self._entries)
+
+    def count_in(self, count: ProducerCount | None) -> None:
+        """Count the ids of this table there from now on, and no longer where they were counted before."""
+        if self._count is not None:
+            self._count.used -= len(self._entries)
+        self._count = count
+        if count is not None:
+            count.used += len(self._entries)
+
+    def _changed(self, before: int) -> None:
+        """There were ``before`` ids."""
+        if self._count is not None:
+            self._count.used += len(self._entries) - before
 
     def get(self, producer_id: int) -> ProducerEntry | None:
         return self._entries.get(producer_id)
@@ -152,7 +168,8 @@ class ProducerTable:
         with the oldest batch. ``tp`` is for the error.
 
         Raises:
-            BrokerError: as ``check_sequence``; INVALID_REQUEST for a known batch behind a new one.
+            BrokerError: as ``check_sequence``; INVALID_REQUEST for a known batch behind a new one;
+                THROTTLING_QUOTA_EXCEEDED for a new producer id where there is no room for it.
         """
         if len(batches) == 1:
             earlier = self._earlier(batches[0][0])
@@ -168,7 +185,10 @@ class ProducerTable:
             next_in_line = (entry.batches[-1].last_sequence + 1) % _SEQUENCES
             if first == next_in_line:  # as nearly all are
                 return None
-        return check_sequence(entry, header)
+        earlier = check_sequence(entry, header)
+        if entry is None and self._count is not None:
+            self._count.require_room()
+        return earlier
 
     def _known_of_several(self, batches: Sequence[tuple[BatchHeader, object]], tp: TopicPartition) -> list[OffsetRange]:
         """Each is looked at as if those before it were in the log."""
@@ -180,6 +200,8 @@ class ProducerTable:
                 continue
             entry = staged.get(producer_id) or self._entries.get(producer_id)
             earlier = check_sequence(entry, header)
+            if entry is None and self._count is not None:
+                self._count.require_room()
             if earlier is None:
                 staged[producer_id] = with_batch(entry, header)
             elif len(known) < number:
@@ -193,6 +215,7 @@ class ProducerTable:
 
     def record(self, header: BatchHeader, marker: Marker | None = None) -> None:
         """``header`` was appended; ``marker`` is what it says, if it is one."""
+        before = len(self._entries)
         if marker is not None:
             self.transactions.ended(header, marker)
             for producer_id, _ in (*marker.committed, *marker.aborted):
@@ -200,12 +223,16 @@ class ProducerTable:
         elif header.producer_id != NO_PRODUCER and header.first_sequence >= 0:
             self._entries[header.producer_id] = with_batch(self._entries.get(header.producer_id), header)
             self.transactions.appended(header)
+        self._changed(before)
 
     def record_plain(self, header: BatchHeader, base_offset: int, append_time: int) -> None:
         """As ``record``, of a batch that is neither a marker nor in a transaction; ``header`` as it came."""
         producer_id, entries = header.producer_id, self._entries
         if producer_id != NO_PRODUCER and header.first_sequence >= 0:
-            entries[producer_id] = _with_appended(entries.get(producer_id), header, base_offset, append_time)
+            entry = entries.get(producer_id)
+            entries[producer_id] = _with_appended(entry, header, base_offset, append_time)
+            if entry is None and self._count is not None:
+                self._count.used += 1
 
     def state(self) -> ProducerState:
         """A copy that later appends do not change."""
@@ -218,11 +245,15 @@ class ProducerTable:
             for producer_id, entry in self._entries.items()
             if entry.last_append_us < before_us and producer_id not in self.transactions
         ]
+        before = len(self._entries)
         for producer_id in stale:
             del self._entries[producer_id]
+        self._changed(before)
 
     def clear(self) -> None:
+        before = len(self._entries)
         self._entries.clear()
+        self._changed(before)
         self.transactions.clear()
 
 

@@ -1,8 +1,12 @@
 """Opening a log directory's partition: find out what of it is whole, and cut the rest.
 
 Below the recovery point everything was fsynced and only its outline is looked at: sizes, contiguity, footers. Beyond
-it every header is checked against the data by both CRCs, and the log is cut at the first batch that fails: what comes
-after a hole cannot be told from garbage. After a clean stop everything is below the recovery point.
+it every header is checked against the data by both CRCs, and the log ends at the first batch that fails: a log has no
+holes. After a clean stop everything is below the recovery point.
+
+What comes after that batch may hold records all the same, and so may a segment that lacks one of its files. None of it
+is deleted: it moves to ``set-aside/`` (``segments_aside``). Headers are not made again from the data: only they have
+the offsets, the producers and the checksums.
 
 Data without header (an append that did not finish) are cut. Footers of earlier segments are recomputed: one that
 differs is cut, and the segment is sealed again later. One that is right says nothing of an fsync, before which the
@@ -25,7 +29,12 @@ import numpy as np
 from sparklog.errors import BrokerError, StorageError
 from sparklog.model import NO_EPOCH
 from sparklog.record.checksum import crc32c
-from sparklog.record.footer import BLOCK_DTYPE, arrow_footer, arrow_prelude, schema_of_prelude
+from sparklog.record.footer import (
+    BLOCK_DTYPE,
+    arrow_footer,
+    arrow_prelude,
+    schema_of_prelude,
+)
 from sparklog.record.header import (
     FORMAT_VERSION,
     HEADER_BYTES,
@@ -36,7 +45,7 @@ from sparklog.record.header import (
 )
 from sparklog.record.schema import MAX_SCHEMA_BYTES, parse_schema
 from sparklog.storage.append_plan import NO_MAXIMUM
-from sparklog.storage.disk import Disk
+from sparklog.storage.disk import Disk, is_full
 from sparklog.storage.epochs import EPOCHS_FILE, EpochCache
 from sparklog.storage.formats import NewerFormatError
 from sparklog.storage.open_files import OpenFiles
@@ -52,6 +61,7 @@ from sparklog.storage.segment import (
     Segment,
     file_stem,
 )
+from sparklog.storage.segments_aside import SegmentsAside, may_hold_records
 from sparklog.storage.swap import CLEANED_SUFFIX, SWAP_SUFFIX, recover_swaps
 
 logger = logging.getLogger(__name__)
@@ -123,17 +133,21 @@ def recover_log(
     files: OpenFiles,
     recovery_point: int,
     log_start_offset: int,
+    claimed: int,
     thorough: bool,
 ) -> RecoveredLog:
-    """Open all segments of ``directory``, cutting what is not whole and removing what is wholly below the log start.
+    """Open all segments of ``directory``, setting aside what is not whole and removing what is wholly below the log
+    start. ``claimed``: the checkpoint says that the log was committed or fsynced up to there.
 
-    ``thorough``: the page cache was lost, so footers below the recovery point are compared byte by byte as well.
+    ``thorough``: the page cache was lost, or shows what the disk may not have: everything is read from the disk, and
+    footers below the recovery point are compared byte by byte as well.
 
     Raises:
         NewerFormatError: a batch or file of a newer release; nothing was changed.
         StorageError: the disk failed.
     """
     schemas = dict(schemas)
+    aside = SegmentsAside(disk, directory)
     try:
         names, bases, snapshots = _remove_leftovers(disk, directory)
         below = sum(following <= log_start_offset for following in bases[1:])
@@ -144,7 +158,9 @@ def recover_log(
             bases[below:],
             schemas=schemas,
             files=files,
+            aside=aside,
             recovery_point=recovery_point,
+            claimed=claimed,
             thorough=thorough,
         )
         has_epochs = EPOCHS_FILE in names
@@ -171,7 +187,9 @@ def recover_log(
                 [segment.base_offset for segment in segments],
                 schemas=schemas,
                 files=files,
+                aside=aside,
                 recovery_point=0,
+                claimed=claimed,
                 thorough=thorough,
                 keep_headers=False,
             )
@@ -187,6 +205,9 @@ def recover_log(
                 recovery_point=None,
             )
         _sync_sealed(disk, directory, segments, recovery_point=recovery_point)
+        if aside.name:
+            findings.append(f"what may hold records after that is kept in {aside.name}")
+            aside.finish("; ".join(findings))
     except BrokerError as damage:
         raise StorageError(f"{directory}: {damage}") from damage
     except OSError as failure:
@@ -203,7 +224,9 @@ def _recover_segments(
     *,
     schemas: dict[int, bytes],
     files: OpenFiles,
+    aside: SegmentsAside,
     recovery_point: int,
+    claimed: int,
     thorough: bool,
     keep_headers: bool = True,
 ) -> tuple[list[Segment], list[str], SegmentHeaders, int]:
@@ -222,14 +245,26 @@ def _recover_segments(
         else:
             next_base = bases[number + 1] if number + 1 < len(bases) else None
             fsynced = next_base is not None and next_base <= recovery_point
-            found = _recover_one(segment, schemas, fsynced_below=recovery_point, whole=fsynced, thorough=thorough)
+            found = _recover_one(
+                segment,
+                schemas,
+                aside=aside,
+                fsynced_below=recovery_point,
+                claimed=claimed if next_base is None else next_base,
+                whole=fsynced,
+                thorough=thorough,
+            )
             if segment.count and found.first_epoch < last_epoch:
                 # one that was cut with those before it, and is back: the log has grown to its base offset since
                 segment.close()
                 segment = Segment(disk, directory, base_offset=base, files=files)
                 found = _Found(f"segment {base} of leader epoch {found.first_epoch} does not follow {last_epoch}")
         failure = found.failure
-        if not segment.count and not failure and number + 1 < len(bases):
+        if (
+            not segment.count
+            and not failure
+            and (number + 1 < len(bases) or may_hold_records(segment, claimed=claimed))
+        ):
             failure = f"segment {base} holds no batch, or lacks one of its files"
         if failure:
             findings.append(failure)
@@ -241,9 +276,10 @@ def _recover_segments(
             if found.cut:
                 cut_from = min(cut_from, base)
         if failure or not segment.count:
-            _remove_segments(disk, directory, bases[number + (segment.count > 0) :], files=files)
+            unusable = bases[number + (segment.count > 0) :]
+            _take_out(disk, directory, unusable, files=files, aside=aside, claimed=claimed)
             if number + 1 < len(bases):
-                findings.append(f"{len(bases) - number - 1} segments from {bases[number + 1]} on removed")
+                findings.append(f"{len(bases) - number - 1} segments from {bases[number + 1]} on taken out")
             break
     return segments, findings, headers, cut_from
 
@@ -260,11 +296,19 @@ def _sync_sealed(disk: Disk, directory: Path, segments: list[Segment], *, recove
 
 
 def _recover_one(
-    segment: Segment, schemas: dict[int, bytes], *, fsynced_below: int, whole: bool, thorough: bool
+    segment: Segment,
+    schemas: dict[int, bytes],
+    *,
+    aside: SegmentsAside,
+    fsynced_below: int,
+    claimed: int,
+    whole: bool,
+    thorough: bool,
 ) -> _Found:
-    """Adopt what is whole of one segment, cut the rest.
+    """Adopt what is whole of one segment; cut the rest, of which a copy is kept where it may hold records.
 
-    Bytes behind the last header and a segment without any are no damage: an append did not finish.
+    Bytes behind the last header and a segment without any are no damage: an append, or a cut, did not finish. Unless
+    the segment is ``claimed`` to reach further, by the checkpoint or by a segment after it: then headers are missing.
     ``whole``: all of it was fsynced once. ``fsynced_below`` is then irrelevant; else batches from there on are checked.
     """
     disk = segment.disk
@@ -278,6 +322,9 @@ def _recover_one(
         disk.close(data)
         return _Found()
     try:
+        if thorough:
+            disk.drop_cached(data)
+            disk.drop_cached(index)
         if whole and not thorough:
             found = _adopt_outline(segment, data, index, schemas=schemas)
             if found is not None:
@@ -290,6 +337,18 @@ def _recover_one(
         scan = _scan_files(segment, data, packed, data_bytes=data_bytes, schemas=schemas, fsynced_below=fsynced_below)
         if not scan.headers:
             return _Found(scan.failure)
+        end, failure = scan.headers[-1].next_offset, scan.failure
+        position = scan.headers[-1].position + scan.headers[-1].stored_bytes
+        lacks_headers = data_bytes > position and end < claimed
+        if index_bytes >= (scan.whole + 1) * HEADER_BYTES or lacks_headers:
+            failure = failure or f"segment {segment.base_offset} lacks the headers of what is behind offset {end}"
+            try:
+                aside.keep_tail(segment, data, index, batches=scan.whole, position=position)
+            except OSError as no_room:
+                if not is_full(no_room):
+                    raise
+                # It needs no room to keep the segment as it is, and the log then ends before it.
+                return _Found(f"{failure}; no room to keep that apart ({no_room})")
         segment.adopt(count=scan.whole, first=scan.headers[0], last=scan.headers[-1])
         segment.sealed = scan.sealed
         # the map of the scan is gone by now: a file must not shrink under one
@@ -300,7 +359,7 @@ def _recover_one(
             disk.truncate(data, segment.data_size)
         first, last = scan.headers[0], scan.headers[-1]
         kept = scan.headers if scan.complete else None
-        return _Found(scan.failure, kept, cut, first.leader_epoch, last.leader_epoch)
+        return _Found(failure, kept, cut, first.leader_epoch, last.leader_epoch)
     finally:
         disk.close(data)
         disk.close(index)
@@ -480,6 +539,18 @@ def _remove_leftovers(disk: Disk, directory: Path) -> tuple[list[str], list[int]
         elif of_segment:
             bases.add(int(stem))
     return names, sorted(bases), snapshot_offsets(names)
+
+
+def _take_out(
+    disk: Disk, directory: Path, bases: list[int], *, files: OpenFiles, aside: SegmentsAside, claimed: int
+) -> None:
+    """Newest first, so that a crash in between leaves no hole."""
+    for base in reversed(bases):
+        segment = Segment(disk, directory, base_offset=base, files=files)
+        if may_hold_records(segment, claimed=claimed):
+            aside.move(segment)
+        else:
+            _remove_segments(disk, directory, [base], files=files)
 
 
 def _remove_segments(disk: Disk, directory: Path, bases: list[int], *, files: OpenFiles) -> None:

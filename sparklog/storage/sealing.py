@@ -90,7 +90,7 @@ class SealJob:
                 handles.extend(self._disk.open(path) for path in self._paths)
                 self._write_footer(*handles)
             for handle in handles:
-                self._disk.sync(handle)
+                _sync(self._disk, handle, self._paths[0])
         finally:
             for handle in handles:
                 self._disk.close(handle)
@@ -118,8 +118,20 @@ class SealJob:
             replace_file(disk, path, encode_state(to_snapshot(self._producers, self.end_offset)))
         handle = disk.open(directory / PARTITION_FILE)
         try:
-            disk.sync(handle)
+            _sync(disk, handle, directory / PARTITION_FILE)
         finally:
             disk.close(handle)
         replace_file(disk, directory / EPOCHS_FILE, encode_state(self._epochs))
         disk.sync_directory(directory.parent)
+
+
+def _sync(disk: Disk, handle: int, path: Path) -> None:
+    """fsync what a log needs. No room for it is no reason to try again: the pages count as written from then on.
+
+    Raises:
+        StorageError: the log directory must go offline.
+    """
+    try:
+        disk.sync(handle)
+    except OSError as failure:
+        raise StorageError(f"fsync of {path}: {failure}") from failure

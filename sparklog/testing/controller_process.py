@@ -1,6 +1,7 @@
 """A controller in a process of its own, to be paused and killed: ``python -m sparklog.testing.controller_process``.
 
-Arguments: ZooKeeper's address, the cluster's id, the settings as JSON. Stands for election until SIGTERM.
+Arguments: ZooKeeper's address, the cluster's id, the settings as JSON, the secret file if there is one.
+Stands for election until SIGTERM.
 """
 
 from __future__ import annotations
@@ -8,18 +9,25 @@ from __future__ import annotations
 import logging
 import signal
 import sys
+from pathlib import Path
 
 import msgspec
 
+from sparklog.broker.logs import LineFormatter
+from sparklog.broker.secret_file import read_secret_file
 from sparklog.cluster.controller_loop import ControllerLoop
 from sparklog.cluster.stop_request import StopRequest
 
 
-def main(zookeeper: str, cluster_id: str, settings: str) -> int:
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+def main(zookeeper: str, cluster_id: str, settings: str, secret_file: str = "") -> int:
+    output = logging.StreamHandler()
+    output.setFormatter(LineFormatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
+    logging.basicConfig(handlers=[output], level=logging.INFO)
     stop = StopRequest()
     signal.signal(signal.SIGTERM, lambda number, frame: stop.set())
-    controller = ControllerLoop(zookeeper, cluster_id, settings=msgspec.json.decode(settings, type=dict[str, str]))
+    chosen = msgspec.json.decode(settings, type=dict[str, str])
+    keys = read_secret_file(Path(secret_file)) if secret_file else None
+    controller = ControllerLoop(zookeeper, cluster_id, settings=chosen, keys=keys)
     controller.start()
     while not stop.wait(0.5):
         if controller.status.state == "failed":

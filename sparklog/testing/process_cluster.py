@@ -26,16 +26,21 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from sparklog.broker.secret_file import new_secret, write_secret_file
 from sparklog.cluster.controller_loop import ControllerLoop
 from sparklog.cluster.embedded_zookeeper import EmbeddedZookeeper
 from sparklog.cluster.process import boot_id, send_signal
 from sparklog.errors import ClusterError
 from sparklog.net.blocking import BlockingConnection
+from sparklog.net.greeting import Credentials
 from sparklog.protocol.messages import DescribeBroker, DescribeBrokerReply, Metadata, MetadataReply
+from sparklog.protocol.proof import Identity, KeyRing
+from sparklog.protocol.senders import Sender
 from sparklog.testing.network import CONTROLLER, ZOOKEEPER, Network, broker_party
 from sparklog.zk import paths
 from sparklog.zk.cluster_store import ClusterStore
 from sparklog.zk.errors import ZkNoNode
+from sparklog.zk.protection import protect
 from sparklog.zk.session import ZkSession
 
 #: Of a machine on which much else runs.
@@ -54,12 +59,18 @@ class BrokerSlot:
         self.log_file = directory / f"broker-{broker_id}.log"
         self.config_file = directory / f"broker-{broker_id}.json"
         self.control_socket = control_socket
+        #: The module that is run, and arguments before those of a broker.
+        self.program: tuple[str, ...] = ("sparklog.broker",)
         #: What others connect to; ``bind_host`` is where the broker listens, if that is elsewhere.
         self.host = "127.0.0.1"
         self.bind_host = ""
         self.port = 0
         #: Where this broker finds ZooKeeper; empty: where everyone does.
         self.zookeeper = ""
+        #: The directory with the sources that this broker runs; empty: this process's own.
+        self.sources = ""
+        #: Whether it is given the cluster's secret, unless it runs other sources: release 0.1.0 knows of none.
+        self.has_secret = True
         self.process: Process | None = None
         #: By SIGSTOP: it runs, and answers nothing.
         self.paused = False
@@ -103,7 +114,7 @@ class ProcessCluster:
 
     ``settings`` are every broker's; ``base_dir`` None: a temporary one, removed at the end. ``network``: all
     connections go over it, and it is closed with the cluster. ``controller_processes``: two of them instead of a thread
-    here.
+    here. ``with_secret`` false: nobody knows a secret, and brokers take every connection for one of their own.
     """
 
     def __init__(
@@ -114,6 +125,7 @@ class ProcessCluster:
         settings: Mapping[str, str] | None = None,
         network: Network | None = None,
         controller_processes: bool = False,
+        with_secret: bool = True,
     ) -> None:
         self._temporary = tempfile.mkdtemp(prefix="sparklog-")
         self.base_dir = base_dir or Path(self._temporary) / "data"
@@ -121,6 +133,7 @@ class ProcessCluster:
         kept = {"internal.topic.replication.factor": str(min(3, brokers)), "retention.ms": "-1"}
         self.settings = {**kept, **(settings or {})}
         self.cluster_id = ""
+        self.keys = KeyRing([new_secret()] if with_secret else [])
         self.slots = {
             number: BrokerSlot(number, self.base_dir, Path(self._temporary) / f"{number}.sock")
             for number in range(brokers)
@@ -151,13 +164,21 @@ class ProcessCluster:
         return self._zookeeper.connect
 
     @property
+    def secret_file(self) -> Path:
+        return self.base_dir / "cluster.secret"
+
+    @property
     def bootstrap(self) -> str:
         return ",".join(f"{slot.host}:{slot.port}" for slot in self.slots.values() if slot.port)
 
     def start(self) -> None:
         """ZooKeeper, controller, all brokers; returns when every broker has the cluster's metadata."""
         self.base_dir.mkdir(parents=True, exist_ok=True)
+        if self.keys:
+            write_secret_file(self.secret_file, self.keys)
         self.start_zookeeper()
+        if self.keys and all(slot.has_secret and not slot.sources for slot in self.slots.values()):
+            self.ask_zookeeper(lambda store: protect(store.session, self.keys))
         self.cluster_id = self.ask_zookeeper(_prepare)
         if self.network is not None:
             self._put_between(self.network)
@@ -236,7 +257,7 @@ class ProcessCluster:
             if not slot.running:
                 self._launch_controller(slot)
         if self._controller is None and not self.controllers:
-            self._controller = ControllerLoop(self.zookeeper, self.cluster_id, settings=self.settings)
+            self._controller = ControllerLoop(self.zookeeper, self.cluster_id, settings=self.settings, keys=self.keys)
             self._inside(CONTROLLER, self._controller.start)
 
     def signal_zookeeper(self, number: signal.Signals) -> None:
@@ -266,7 +287,7 @@ class ProcessCluster:
         """Run one coroutine over a session of its own."""
 
         async def ask() -> _T:
-            session = await ZkSession.open(self.zookeeper)
+            session = await ZkSession.open(self.zookeeper, keys=self.keys)
             try:
                 return await question(ClusterStore(session))
             finally:
@@ -320,9 +341,15 @@ class ProcessCluster:
         assert process is not None, f"broker {broker_id} does not run"
         return process.pid
 
-    def connect(self, broker_id: int, **options: Any) -> BlockingConnection:
+    def connect(self, broker_id: int, *, identity: Identity | None = None, **options: Any) -> BlockingConnection:
+        """A client's connection; with ``identity``, one that has proved to be of that broker or controller."""
         slot = self.slots[broker_id]
-        return BlockingConnection(slot.host, slot.port, client_id="test", **options)
+        credentials = Credentials(self.keys, lambda: identity) if identity is not None and self.keys else None
+        return BlockingConnection(slot.host, slot.port, client_id="test", credentials=credentials, **options)
+
+    def as_broker(self, broker_id: int) -> Identity:
+        """The identity of a broker in its present incarnation."""
+        return Identity(Sender.BROKER, broker_id, self.describe(broker_id).incarnation)
 
     def metadata(self, broker_id: int, *topics: str) -> MetadataReply:
         with self.connect(broker_id) as connection:
@@ -381,7 +408,15 @@ class ProcessCluster:
     def _inside(self, party: str, work: Callable[[], _T]) -> _T:
         return work() if self.network is None else self.network.inside(party, work)
 
-    def _spawn(self, party: str, command: Sequence[str], log_file: Path, *, pass_fds: Sequence[int] = ()) -> Process:
+    def _spawn(
+        self,
+        party: str,
+        command: Sequence[str],
+        log_file: Path,
+        *,
+        pass_fds: Sequence[int] = (),
+        cwd: str | None = None,
+    ) -> Process:
         with log_file.open("ab") as log:
             return self._inside(
                 party,
@@ -391,6 +426,7 @@ class ProcessCluster:
                     stdout=log,
                     stderr=log,
                     pass_fds=pass_fds,
+                    cwd=cwd,
                     start_new_session=True,
                 ),
             )
@@ -408,16 +444,20 @@ class ProcessCluster:
             "settings": self.settings,
             "control_socket": str(slot.control_socket),
             "ready_fd": write_fd,
+            **({"secret_file": str(self.secret_file)} if self.keys and slot.has_secret and not slot.sources else {}),
         }
         slot.config_file.write_bytes(msgspec.json.encode(config))
-        command = [sys.executable, "-m", "sparklog.broker", "--config", str(slot.config_file)]
-        slot.process = self._spawn(broker_party(slot.broker_id), command, slot.log_file, pass_fds=[write_fd])
+        command = [sys.executable, "-m", *slot.program, "--config", str(slot.config_file)]
+        party = broker_party(slot.broker_id)
+        # Python looks for the module to run in the working directory first.
+        slot.process = self._spawn(party, command, slot.log_file, pass_fds=[write_fd], cwd=slot.sources or None)
         os.close(write_fd)
         return ready_fd
 
     def _launch_controller(self, slot: ControllerSlot) -> None:
         command = [sys.executable, "-m", "sparklog.testing.controller_process", slot.zookeeper or self.zookeeper]
         command += [self.cluster_id, msgspec.json.encode(self.settings).decode()]
+        command += [str(self.secret_file)] if self.keys else []
         slot.process = self._spawn(CONTROLLER, command, slot.log_file)
 
     def _await_ready(self, slot: BrokerSlot, ready_fd: int) -> None:

@@ -39,6 +39,8 @@ class SimBroker(ReplicaPerformer):
         self.stopping = False
         #: known from the host's boot id, and not yet told to a controller
         self._lost_page_cache = False
+        #: named in the checkpoint and not found, and not yet told to a controller
+        self._lost_logs: set[TopicPartition] = set()
 
     # --- life ---------------------------------------------------------------------------------------------------
 
@@ -69,7 +71,7 @@ class SimBroker(ReplicaPerformer):
         somebody else's registration, perhaps an earlier process' late one, came between."""
         if session is not self.session:
             return
-        broker_id, lost = self.broker_id, self._lost_page_cache
+        broker_id, lost, lost_logs = self.broker_id, self._lost_page_cache, frozenset(self._lost_logs)
 
         def again() -> None:
             self.later(REGISTER_MS, lambda: self._register(session))
@@ -82,10 +84,15 @@ class SimBroker(ReplicaPerformer):
                 self.world.note(f"b{broker_id} is registered as {incarnation}")
                 if self.stopping:
                     self._tell_stopping()
+                for tp, hosted in self.hosted.items():
+                    if hosted.refused is not None:
+                        self._say_refused(tp, hosted, hosted.refused)
 
         def read(last: int) -> None:
             session.ask(
-                lambda: self.zk.register(broker_id, session.session_id, after=last, lost_page_cache=lost),
+                lambda: self.zk.register(
+                    broker_id, session.session_id, after=last, lost_page_cache=lost, lost_logs=lost_logs
+                ),
                 registered,
                 again,
             )
@@ -108,6 +115,16 @@ class SimBroker(ReplicaPerformer):
         for hosted in self.hosted.values():
             hosted.log.lose_page_cache(chance)
             hosted.checker.lost[self.broker_id] = self.zk.incarnation(self.broker_id)
+
+    def lose_log(self, tp: TopicPartition) -> None:
+        """The directory of this log is gone, torn, or holds another log, and the next start finds that out: the
+        checkpoint has named the log with its first record."""
+        hosted = self.hosted[tp]
+        if hosted.log.log_end_offset > hosted.log.first_segment_offset:
+            self._lost_logs.add(tp)
+        hosted.log, hosted.checkpoint = self.cluster.log_type(), 0
+        hosted.checker.logs[self.broker_id] = hosted.log
+        hosted.checker.lost[self.broker_id] = self.zk.incarnation(self.broker_id)
 
     def _connections_close(self) -> None:
         for other in self.cluster.brokers.values():
@@ -259,6 +276,7 @@ class SimBroker(ReplicaPerformer):
         if update.controller_epoch < self.cache.controller_epoch:
             detail = f"broker {self.broker_id} follows controller epoch {update.controller_epoch}"
             raise Violation(f"{detail} after {self.cache.controller_epoch}", rule="control requests fenced")
+        self._lost_logs.clear()
         self._lost_page_cache = False  # a controller has told this incarnation what it is: it has taken note
         before = self.cache.incarnations
         self.cache.apply(update)

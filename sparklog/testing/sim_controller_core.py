@@ -159,6 +159,7 @@ class CoreController(SimProcess):
             retired=levels.retired,
             elections=levels.elections,
             absent=tuple(_registration(b, incarnation) for b, incarnation in absent.items()),
+            refusals=levels.refusals,
         )
         self._cautious = False
         self._step(core, loaded)
@@ -181,7 +182,9 @@ class CoreController(SimProcess):
     def _brokers(self, levels: Levels) -> tuple[BrokerRegistration, ...]:
         """As the controller's store reads them: the mark says whether a broker is trusted, not its registration."""
         return tuple(
-            _registration(b, incarnation, trusted=b not in levels.untrusted)
+            _registration(
+                b, incarnation, trusted=b not in levels.untrusted, doubted=tuple(sorted(levels.untrusted.get(b, ())))
+            )
             for b, incarnation in levels.registered.items()
         )
 
@@ -218,7 +221,7 @@ class CoreController(SimProcess):
             self._step(core, ev.StoppingRead(levels.stopping))
         for name in before.topics if before else ():
             if name not in levels.topics and name not in self._deleting:
-                self._step(core, ev.TopicGone(name))
+                self._step(core, ev.TopicGone(name, deleted=True))
         for name, found in levels.topics.items():
             if before is None or before.topics.get(name) != found:
                 self._step(core, ev.TopicRead(ev.TopicSnapshot(found[0], {}, found[1])))
@@ -226,6 +229,8 @@ class CoreController(SimProcess):
             self._step(core, ev.DeletionsRead(levels.deletions))
         if before is None or before.elections != levels.elections:
             self._step(core, ev.ElectionsRead(levels.elections))
+        if before is None or before.refusals != levels.refusals:
+            self._step(core, ev.RefusalsRead(levels.refusals))
         if levels.isr_changes:
             self._read_changed(core, levels.isr_changes)
 
@@ -275,6 +280,8 @@ class CoreController(SimProcess):
             case fx.Report(kind, detail):
                 self.world.note(f"{self.name}: {kind}: {detail}")
                 self.world.happened[kind] += 1
+            case fx.RaiseCounters():
+                raise AssertionError("simulated brokers register without what they have seen")
             case fx.Resign(detail):
                 self._over(core, detail)
             case fx.DropElection(name):
@@ -387,7 +394,7 @@ class CoreController(SimProcess):
 
         def answered(found: tuple[TopicRecord, int] | None) -> None:
             if found is None:
-                self._step(core, ev.TopicGone(name))
+                self._step(core, ev.TopicGone(name, deleted=True))
             else:
                 self._step(core, ev.TopicRead(ev.TopicSnapshot(found[0], {}, found[1])))
 
@@ -442,5 +449,9 @@ class CoreController(SimProcess):
         self.send(broker, deliver)
 
 
-def _registration(broker_id: int, incarnation: int, *, trusted: bool = True) -> BrokerRegistration:
-    return BrokerRegistration(broker_id, f"h{broker_id}", 9000, "boot", "c", trusted, None, incarnation)
+def _registration(
+    broker_id: int, incarnation: int, *, trusted: bool = True, doubted: tuple[TopicPartition, ...] = ()
+) -> BrokerRegistration:
+    return BrokerRegistration(
+        broker_id, f"h{broker_id}", 9000, "boot", "c", trusted, None, incarnation, doubted=doubted
+    )

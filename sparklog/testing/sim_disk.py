@@ -1,7 +1,8 @@
 """A disk in memory that behaves as badly as real ones do, on demand and by seed.
 
 It implements ``sparklog.storage.disk.Disk``; ``tests/storage/test_disk.py`` holds both implementations to one contract.
-Faults: a full disk (a short write or a part of a copy, then ENOSPC), a read-only one, an operation that fails, and the
+Faults: a full disk (a short write or a part of a copy, then ENOSPC), a read-only one, an operation that fails (of a
+``sync`` that does, what it was to write is seen until the page cache is dropped, and never on the disk), and the
 death of the process or of the machine between any two operations or in the middle of a write (``die_after``,
 ``restart``).
 
@@ -13,11 +14,12 @@ live map, which kills real readers by SIGBUS, raises AssertionError.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import random
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 
 from sparklog.storage.disk import Buffer
@@ -45,12 +47,12 @@ class _File:
         self.durable = b""
         #: (position, bytes) written or (length, None) cut since the last sync
         self.pending: list[tuple[int, bytes | None]] = []
+        #: a sync has failed: processes still see what is not on the disk, and never will be
+        self.lost = False
         self.mappings: list[weakref.ref[_Mapping]] = []
 
     def write(self, data: bytes, at: int) -> None:
-        if at > len(self.content):
-            self.content.extend(bytes(at - len(self.content)))
-        self.content[at : at + len(data)] = data
+        _apply(self.content, at, data)
         self.pending.append((at, data))
 
     def truncate(self, length: int) -> None:
@@ -61,8 +63,23 @@ class _File:
         self.pending.append((length, None))
 
     def sync(self) -> None:
-        self.durable = bytes(self.content)
+        self.durable = bytes(self._on_disk_with_pending()) if self.lost else bytes(self.content)
         self.pending.clear()
+
+    def fail_to_sync(self) -> None:
+        """What was to be written is gone, and the next sync does not write it."""
+        self.pending.clear()
+        self.lost = True
+
+    def drop_cached(self) -> None:
+        if self.lost:
+            self.content, self.lost = self._on_disk_with_pending(), False
+
+    def _on_disk_with_pending(self) -> bytearray:
+        content = bytearray(self.durable)
+        for at, data in self.pending:
+            _apply(content, at, data)
+        return content
 
     def lose_page_cache(self, rng: random.Random) -> None:
         content = bytearray(self.durable)
@@ -70,14 +87,12 @@ class _File:
             if rng.random() < 0.5:
                 continue
             if data is None:
-                _resize(content, at)
+                _apply(content, at, None)
                 continue
             kept = len(data) if rng.random() < 0.5 else rng.randrange(len(data) // _SECTOR + 1) * _SECTOR
             if kept:
-                if at > len(content):
-                    content.extend(bytes(at - len(content)))
-                content[at : at + kept] = data[:kept]
-        self.content = content
+                _apply(content, at, data[:kept])
+        self.content, self.lost = content, False
         self.sync()
 
 
@@ -87,6 +102,7 @@ class SimDisk:
     def __init__(self, *, seed: int = 0, capacity_bytes: int | None = None) -> None:
         self.capacity_bytes = capacity_bytes
         self.read_only = False
+        self.on_sync_failed: Callable[[OSError], None] = lambda _: None
         #: operations that change something, so far
         self.changes = 0
         self.dead = False
@@ -118,6 +134,7 @@ class SimDisk:
         self._faults.clear()
         self._handles.clear()
         self._locks.clear()
+        self.on_sync_failed = lambda _: None
         if not page_cache_lost:
             return
         names: dict[Path, _File] = {}
@@ -233,11 +250,28 @@ class SimDisk:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def sync(self, handle: int) -> None:
-        self._before_or_die("sync")
+        with self._failing_sync([self._handles[handle]]):
+            self._before_or_die("sync")
         self._handles[handle].sync()
 
+    @contextlib.contextmanager
+    def _failing_sync(self, files: Collection[_File]) -> Iterator[None]:
+        """An error inside is one that these files have lost something by."""
+        try:
+            yield
+        except OSError as failure:
+            for file in files:
+                file.fail_to_sync()
+            self.on_sync_failed(failure)
+            raise
+
+    def drop_cached(self, handle: int) -> None:
+        self._before("drop_cached", changes=False)
+        self._handles[handle].drop_cached()
+
     def sync_directory(self, path: Path) -> None:
-        self._before_or_die("sync_directory")
+        with self._failing_sync(()):
+            self._before_or_die("sync_directory")
         if path not in self._directories:
             raise FileNotFoundError(errno.ENOENT, "no such directory", str(path))
         for name in {*self._files, *self._durable_names}:
@@ -248,7 +282,8 @@ class SimDisk:
         return True
 
     def sync_file_system(self, handle: int) -> None:
-        self._before_or_die("sync_file_system")
+        with self._failing_sync(self._files.values()):
+            self._before_or_die("sync_file_system")
         assert handle in self._handles, "a closed handle"
         for name, found in self._files.items():
             found.sync()
@@ -285,6 +320,10 @@ class SimDisk:
     def make_directory(self, path: Path) -> None:
         self._before_or_die("make_directory")
         self._directories.update((path, *path.parents))
+
+    def make_private(self, path: Path, *, tree: bool = False) -> bool:
+        """Find nothing to take: a simulated disk has one user."""
+        return False
 
     def rename(self, source: Path, target: Path) -> None:
         self._before_or_die("rename")
@@ -339,6 +378,16 @@ class SimDisk:
             names.pop(name, None)
         else:
             names[name] = file
+
+
+def _apply(content: bytearray, at: int, data: bytes | None) -> None:
+    """Write ``data`` at ``at``; without data, cut there."""
+    if data is None:
+        _resize(content, at)
+        return
+    if at > len(content):
+        content.extend(bytes(at - len(content)))
+    content[at : at + len(data)] = data
 
 
 def _resize(content: bytearray, length: int) -> None:

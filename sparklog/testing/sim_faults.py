@@ -59,6 +59,8 @@ class Faults:
             "crash controller": self._crash_controller,
             "restart zookeeper": self._restart_zookeeper,
             "resign": self._resign,
+            "lose a log": self._lose_log,
+            "exchange logs": self._exchange_logs,
         }
 
     @property
@@ -249,6 +251,38 @@ class Faults:
             self._after_death(broker, incarnation, chance)
 
         broker.append_fault = tear
+
+    def _damaged(self, chance: Random, count: int) -> tuple[SimBroker, list[TopicPartition]] | None:
+        """End a broker's process and choose logs of it to damage, where that leaves a member of each ISR with its
+        data."""
+        broker = self._broker(chance)
+        logs = chance.sample(sorted(broker.hosted), min(count, len(broker.hosted)))
+        if not broker.alive or len(logs) < count:
+            return None
+        for tp in logs:
+            if not broker.hosted[tp].checker.spared(broker.broker_id, self.zk.read(tp), leaving=self.zk.stopping):
+                return None
+        incarnation = broker.incarnation
+        broker.crash(lose_page_cache=False)
+        self._after_death(broker, incarnation, chance)
+        return broker, logs
+
+    def _lose_log(self, chance: Random) -> None:
+        """A directory that is gone while the process is down, or whose partition.json cannot be read."""
+        found = self._damaged(chance, 1)
+        if found is not None:
+            broker, (tp,) = found
+            self._did("lose a log", f"b{broker.broker_id} {tp}")
+            broker.lose_log(tp)
+
+    def _exchange_logs(self, chance: Random) -> None:
+        """Two directories in each other's place: neither holds the log that it is named after."""
+        found = self._damaged(chance, 2)
+        if found is not None:
+            broker, logs = found
+            self._did("exchange logs", f"b{broker.broker_id} {logs[0]} {logs[1]}")
+            for tp in logs:
+                broker.lose_log(tp)
 
     # --- the end ------------------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ import msgspec
 from sparklog.errors import ErrorCode
 from sparklog.model import TopicPartition
 from sparklog.replica import events as ev
-from sparklog.replica.effects import TruncateLog
+from sparklog.replica.effects import RefuseCut, TruncateLog
 from sparklog.replica.replica import Replica, ReplicaSettings
 from sparklog.testing.sim_checks import PartitionChecker
 from sparklog.testing.sim_log import NOT_IDEMPOTENT, Sequenced, SimLog
@@ -85,6 +85,8 @@ class Hosted:
     parked: dict[int, Asked] = field(default_factory=dict)
     #: a cut that was ordered and takes its time
     cut: TruncateLog | None = None
+    #: a cut that was refused, as long as the refusal stands
+    refused: RefuseCut | None = None
 
     def forget_process(self) -> None:
         self.replica = None
@@ -92,6 +94,7 @@ class Hosted:
         self.produces.clear()
         self.parked.clear()
         self.cut = None
+        self.refused = None
 
 
 class Surroundings(Protocol):

@@ -45,6 +45,8 @@ class SimLog:
         self.log_end_offset = start_offset
         #: leader epoch of the last batch
         self.last_epoch = NO_EPOCH
+        #: the directory knows of the log from its first batch on
+        self.named = True
         self.batches: list[SimBatch] = []
         #: where each of them ends
         self._ends: list[int] = []

@@ -100,6 +100,7 @@ _CRASHES_ALONE = (
     *((kind, 0) for kind in FAULTS if kind not in {"crash", "full disk"}),
 )
 _DRIVERLESS = (("driver away", 20),)
+_LOSING_LOGS = (("lose a log", 15), ("exchange logs", 10))
 
 MUTANTS: tuple[Mutant, ...] = (
     Mutant(
@@ -203,6 +204,14 @@ MUTANTS: tuple[Mutant, ...] = (
         page_cache_loss=0.9,
     ),
     Mutant(
+        "a lost log taken for a new one",
+        "broker",
+        Caught("StrongIsr", 0, 40),
+        broker_type=variants.CredulousBroker,
+        likely=_LOSING_LOGS,
+        partitions=2,
+    ),
+    Mutant(
         "members voted out by an election",
         "controller",
         Caught("StrongIsr", 73, 200),
@@ -246,6 +255,21 @@ MUTANTS: tuple[Mutant, ...] = (
         replica_type=variants.StayingReplica,
         likely=(("reassign", 30), ("cancel reassignment", 0), ("delete topic", 0), ("create topic again", 0)),
         restless=0.15,
+    ),
+    Mutant(
+        "an order to leave that is never withdrawn",
+        "leader",
+        Caught("ISRs are full", 4, 100),
+        replica_type=variants.LatchedLeavingReplica,
+        likely=(
+            ("reassign", 30),
+            ("cancel reassignment", 20),
+            ("delete topic", 0),
+            ("create topic", 0),
+            ("create topic again", 0),
+        ),
+        restless=0.15,
+        partitions=6,
     ),
     Mutant(
         "a removed replica still counted",
@@ -300,3 +324,6 @@ SOUND = Mutant("sound", NOTHING, Caught("", 0, 0), partitions=6)
 #: the same, and the driver goes away now and then
 DRIVERLESS = Mutant("sound, without its driver at times", NOTHING, Caught("", 0, 0), partitions=6, likely=_DRIVERLESS)
 BY_NAME[DRIVERLESS.name] = DRIVERLESS
+#: the same, and directories of logs are lost or exchanged
+LOSING_LOGS = Mutant("sound, losing logs at times", NOTHING, Caught("", 0, 0), partitions=6, likely=_LOSING_LOGS)
+BY_NAME[LOSING_LOGS.name] = LOSING_LOGS

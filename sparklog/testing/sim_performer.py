@@ -16,6 +16,7 @@ from msgspec import structs
 
 from sparklog.broker.metadata_cache import MetadataCache
 from sparklog.broker.throttle import TokenBucket, limit_of
+from sparklog.controller.events import CutRefused
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import NO_EPOCH, LeaderAndIsr, TopicPartition, TopicStates, VersionedState
 from sparklog.replica import effects as fx
@@ -160,6 +161,50 @@ class ReplicaPerformer(SimProcess):
         hosted.checker.cut(self.broker_id)
         return ev.Truncated(effect.offset)
 
+    def _refuse_cut(self, tp: TopicPartition, hosted: Hosted, effect: fx.RefuseCut, *_: object) -> None:
+        """Until it is said; nothing where the refusal does not stand any more."""
+        self.world.happened["cut refused"] += 1
+        self.world.note(f"b{self.broker_id} refuses to cut {tp} to {effect.offset}, below {effect.high_watermark}")
+        hosted.refused = effect
+        self._say_refused(tp, hosted, effect)
+
+    def _say_refused(self, tp: TopicPartition, hosted: Hosted, effect: fx.RefuseCut) -> None:
+        session = self.session
+        if hosted.refused is not effect or session is None:
+            return
+        refusal = CutRefused(
+            tp,
+            hosted.topic_id,
+            self.broker_id,
+            self.incarnation,
+            effect.leader_epoch,
+            effect.offset,
+            effect.high_watermark,
+        )
+
+        def said() -> None:
+            if hosted.refused is not effect:
+                self._unsay_refused(tp)
+
+        session.ask(
+            lambda: self.zk.refuse_cut(session.session_id, refusal),
+            lambda _: said(),
+            lambda: self.later(20, lambda: self._say_refused(tp, hosted, effect)),
+        )
+
+    def _accept_cut(self, tp: TopicPartition, hosted: Hosted, *_: object) -> None:
+        if hosted.refused is not None:
+            hosted.refused = None
+            self._unsay_refused(tp)
+
+    def _unsay_refused(self, tp: TopicPartition) -> None:
+        if self.session is not None:
+            self.session.ask(
+                lambda: self.zk.accept_cut(self.broker_id, tp),
+                lambda _: None,
+                lambda: self.later(20, lambda: self._unsay_refused(tp)),
+            )
+
     def _answer_produce(self, tp: TopicPartition, hosted: Hosted, effect: fx.AnswerProduce, *_: object) -> None:
         produce = hosted.produces.pop(effect.ticket)
         if effect.code == ErrorCode.NONE:
@@ -193,6 +238,7 @@ class ReplicaPerformer(SimProcess):
         if hosted.cut is not None:
             self.world.happened["cut forgotten"] += 1
             hosted.cut = None
+        self._accept_cut(tp, hosted)
         if role == "leader":
             hosted.checker.became_leader(self.broker_id, self.process, epoch)
         parked, hosted.parked = list(hosted.parked.values()), {}
@@ -278,7 +324,12 @@ class ReplicaPerformer(SimProcess):
         log, leader = hosted.log, self.cluster.brokers[fetching.leader]
         asked = Asked(
             event=ev.FollowerFetched(
-                self.broker_id, self.incarnation, fetching.leader_epoch, log.log_end_offset, log.last_epoch
+                self.broker_id,
+                self.incarnation,
+                fetching.leader_epoch,
+                log.log_end_offset,
+                log.last_epoch,
+                replica.refuses_cut,
             ),
             mark=replica.high_watermark,
             follower=self,
@@ -305,7 +356,8 @@ class ReplicaPerformer(SimProcess):
             return  # then it is followed anew
         if fetching.request == asked.request and hosted.fetching is fetching:
             fetching.request += 1
-            if answer.code or unused:
+            refused = answer.diverging is not None and hosted.replica is not None and hosted.replica.refuses_cut
+            if answer.code or unused or refused:
                 self.later(FETCH_PAUSE_MS, lambda: self._fetch(tp, hosted, fetching))
             else:
                 self._fetch(tp, hosted, fetching)
@@ -389,7 +441,9 @@ class ReplicaPerformer(SimProcess):
         """Compare-and-set. When no answer comes in time its fate is unknown: report that and read until it is known;
         an answer that comes later still is not believed, as a lost connection would not bring it."""
         expected, incarnation, session = order.expected_version, self.incarnation, self.session
-        state = LeaderAndIsr(order.leader, order.leader_epoch, order.isr, order.controller_epoch)
+        state = LeaderAndIsr(
+            order.leader, order.leader_epoch, order.isr, order.controller_epoch, lossy_epoch=order.lossy_epoch
+        )
         hosted.checker.proposed.add((expected, order.isr))
         assert session is not None
 
@@ -471,6 +525,8 @@ class ReplicaPerformer(SimProcess):
         fx.AnswerDiverging: _verdict,
         fx.TruncateLog: _truncate,
         fx.RestartLog: _restart_log,
+        fx.RefuseCut: _refuse_cut,
+        fx.CutAccepted: _accept_cut,
         fx.WriteIsr: _write_isr,
         fx.IsrChanged: _isr_changed,
         fx.StartFetching: _start_fetching,

@@ -28,6 +28,9 @@ FAULTS = {
     "restart zookeeper": 1,
     "resign": 1,
     "driver away": 0.3,
+    # only where they are asked for
+    "lose a log": 0,
+    "exchange logs": 0,
 }
 #: what operators do: kind to weight
 OPERATIONS = {

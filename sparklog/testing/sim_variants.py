@@ -14,7 +14,7 @@ from sparklog.controller.controller import Controller
 from sparklog.controller.election import ELECTED, MOVED, Decision, Standing, decide, stands
 from sparklog.controller.election import move as elect
 from sparklog.errors import ErrorCode
-from sparklog.model import NO_LEADER, LeaderAndIsr, Reassignment, VersionedState
+from sparklog.model import NO_LEADER, LeaderAndIsr, Reassignment, TopicPartition, VersionedState
 from sparklog.protocol.messages import ControlUpdate
 from sparklog.replica import effects as fx
 from sparklog.replica import events as ev
@@ -187,8 +187,8 @@ class Kip101Leader(Leader):
 class Kip101Follower(Follower):
     """Cuts at the end that the leader names, whatever the epoch: its own end of that epoch is not looked at."""
 
-    def _truncate(self, epoch: int, end_offset: int) -> list[fx.Effect]:
-        return super()._truncate(self.epoch, end_offset)
+    def _truncate(self, diverging: tuple[int, int], event: ev.LeaderAnswered) -> list[fx.Effect]:
+        return super()._truncate((self.epoch, diverging[1]), event)
 
 
 class Kip101Replica(Replica):
@@ -205,6 +205,13 @@ class Staying(Leader):
 
 class StayingReplica(Replica):
     leader_type = Staying
+
+
+class LatchedLeavingReplica(Replica):
+    """A leader that lets a replica go for good: a decision that its own ISR write overtook does not withdraw that."""
+
+    def _overtaken(self, event: ev.Decided, now_ms: int) -> list[fx.Effect]:
+        return super()._overtaken(structs.replace(event, leaving=self._view.leaving), now_ms)
 
 
 class SmallFactorReplica(Replica):
@@ -236,7 +243,7 @@ class ResumingController(CoreController):
 class Trusting(Controller):
     """Takes every incarnation's log for whole."""
 
-    def _suspect(self, broker_id: int, hosted: list[Partition], *, states_are_newer: bool) -> None:
+    def _suspect(self, broker_id: int, doubted: list[Partition], *, states_are_newer: bool, in_part: bool) -> None:
         pass
 
 
@@ -295,6 +302,14 @@ class CredulousLog(SimLog):
         super().recover()
         if torn is not None:
             self._add(torn._replace(body=f"half of {torn.body}"))
+
+
+class CredulousBroker(SimBroker):
+    """Takes a log that is gone for one that never held anything."""
+
+    def lose_log(self, tp: TopicPartition) -> None:
+        super().lose_log(tp)
+        self._lost_logs.clear()
 
 
 class VotingOut(Controller):

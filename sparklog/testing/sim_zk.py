@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from sparklog.controller.effects import StateWrite
-from sparklog.controller.events import ElectionAsked
+from sparklog.controller.events import CutRefused, ElectionAsked
 from sparklog.model import LeaderAndIsr, TopicPartition, TopicRecord, TopicStates, VersionedState
 from sparklog.testing.sim_process import SimProcess
 from sparklog.testing.sim_world import ZK, SimWorld
@@ -53,7 +53,8 @@ class Levels(NamedTuple):
 
     controller_session: int
     registered: dict[int, int]
-    untrusted: frozenset[int]
+    #: by broker, the logs that it doubts; none: all of them
+    untrusted: dict[int, frozenset[TopicPartition]]
     retired: frozenset[int]
     stopping: dict[int, int]
     #: with the version of the topic's node
@@ -62,6 +63,7 @@ class Levels(NamedTuple):
     elections: dict[str, ElectionAsked]
     #: what leaders say they wrote, by notification; empty: it may be any partition
     isr_changes: dict[int, tuple[TopicStates, ...]]
+    refusals: tuple[CutRefused, ...]
 
 
 Written = Callable[[TopicPartition, VersionedState | None, VersionedState], None]
@@ -79,13 +81,16 @@ class SimZk(SimProcess):
         self.deletions: dict[str, str] = {}
         self.elections: dict[str, ElectionAsked] = {}
         self.registered: dict[int, Registration] = {}
-        #: brokers whose logs nobody vouches for until a controller has taken note
-        self.untrusted: set[int] = set()
+        #: brokers whose logs nobody vouches for until a controller has taken note, with the logs that they doubt; none:
+        #: all of them
+        self.untrusted: dict[int, frozenset[TopicPartition]] = {}
         #: last incarnation of each broker whose process was seen to end
         self.retired: dict[int, int] = {}
         #: brokers that ask to be relieved, with the incarnation that asked
         self.stopping: dict[int, int] = {}
         self.isr_changes: dict[int, tuple[TopicStates, ...]] = {}
+        #: by broker and partition: whose session it is, and what is refused
+        self.refusals: dict[tuple[int, TopicPartition], tuple[int, CutRefused]] = {}
         self.controller_epoch = 0
         self.controller_session = -1
         #: name of the controller whose term began last
@@ -128,6 +133,7 @@ class SimZk(SimProcess):
                 self._unregister(broker)
         if self.controller_session == session_id:
             self.controller_session = -1
+        self.refusals = {key: found for key, found in self.refusals.items() if found[0] != session_id}
 
     def _unregister(self, broker_id: int) -> None:
         del self.registered[broker_id]
@@ -143,17 +149,27 @@ class SimZk(SimProcess):
 
     # --- brokers ------------------------------------------------------------------------------------------------
 
-    def register(self, broker_id: int, session_id: int, *, after: int, lost_page_cache: bool) -> int | None:
+    def register(
+        self,
+        broker_id: int,
+        session_id: int,
+        *,
+        after: int,
+        lost_page_cache: bool,
+        lost_logs: frozenset[TopicPartition] = frozenset(),
+    ) -> int | None:
         """One multi: the next incarnation, and the ephemeral node that names it; once for each session. None: the last
-        incarnation is not the one that was read before. ``lost_page_cache``: since that one; the mark stays until a
-        controller has taken note."""
+        incarnation is not the one that was read before. ``lost_page_cache`` and ``lost_logs``: since that one; the
+        mark stays until a controller has taken note."""
         held = self.registered.get(broker_id)
         if held is not None and held.session_id == session_id:
             return held.incarnation
         if self.incarnation(broker_id) != after:
             return None
         if lost_page_cache:
-            self.untrusted.add(broker_id)
+            self.untrusted[broker_id] = frozenset()
+        elif lost_logs and self.untrusted.get(broker_id, lost_logs):
+            self.untrusted[broker_id] = self.untrusted.get(broker_id, frozenset()) | lost_logs
         incarnation = self._incarnations.get(broker_id, 0) + 1
         self._incarnations[broker_id] = incarnation
         self.registered[broker_id] = Registration(incarnation, session_id)
@@ -172,7 +188,7 @@ class SimZk(SimProcess):
     def trust(self, broker_id: int, incarnation: int) -> None:
         """Forget that the page cache was lost, unless yet another incarnation has registered."""
         if self.incarnation(broker_id) == incarnation:
-            self.untrusted.discard(broker_id)
+            self.untrusted.pop(broker_id, None)
 
     def incarnation(self, broker_id: int) -> int:
         """The last registered one, whether its session lives or not; 0 before the first."""
@@ -180,7 +196,7 @@ class SimZk(SimProcess):
 
     def absent(self) -> dict[int, int]:
         """Last incarnations of brokers that are not registered, but for those whose logs nobody vouches for."""
-        away = self._incarnations.keys() - self.registered.keys() - self.untrusted
+        away = self._incarnations.keys() - self.registered.keys() - self.untrusted.keys()
         return {broker_id: self._incarnations[broker_id] for broker_id in sorted(away)}
 
     def retire(self, broker_id: int, incarnation: int) -> None:
@@ -207,13 +223,14 @@ class SimZk(SimProcess):
         return Levels(
             self.controller_session,
             {broker: live[broker].incarnation for broker in sorted(live)},
-            frozenset(self.untrusted),
+            dict(self.untrusted),
             self._retired(),
             dict(self.stopping),
             {name: (record, self.topic_versions[name]) for name, record in self.topics.items()},
             dict(self.deletions),
             dict(self.elections),
             dict(self.isr_changes),
+            self._refusals(),
         )
 
     def shows(self, levels: Levels) -> bool:
@@ -234,11 +251,22 @@ class SimZk(SimProcess):
                 for name, (record, version) in levels.topics.items()
             )
             and self._retired() == levels.retired
+            and self._refusals() == levels.refusals
         )
 
     def _retired(self) -> frozenset[int]:
         live = self.registered
         return frozenset(b for b, last in self.retired.items() if b not in live and self.incarnation(b) == last)
+
+    def _refusals(self) -> tuple[CutRefused, ...]:
+        return tuple(refusal for _, refusal in self.refusals.values())
+
+    def refuse_cut(self, session_id: int, refusal: CutRefused) -> None:
+        """A replica holds committed records that its leader lacks; the node ends with the session."""
+        self.refusals[refusal.broker_id, refusal.tp] = session_id, refusal
+
+    def accept_cut(self, broker_id: int, tp: TopicPartition) -> None:
+        self.refusals.pop((broker_id, tp), None)
 
     def notify(self, broker_id: int, told: tuple[TopicStates, ...]) -> None:
         """A leader tells the controller which ISRs it wrote: added to what it has said before, under a new number. Now

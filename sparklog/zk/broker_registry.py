@@ -3,11 +3,13 @@ somebody took the registration of the living process away (it looked dead to the
 
 Registration is one multi: create ``/brokers/ids/<id>`` (ephemeral) and set ``/brokers/incarnations/<id>``, whose
 version afterwards is the incarnation. So two registrations can never share one, and others can bind a write to it.
-The caller holds the lock of the log directory the broker id lives in: whatever else calls itself this broker on
-this host is a dead process's leftover.
+The caller holds the lock of the log directory the broker id lives in. A registration of a process of this host that has
+ended is a leftover and is replaced at once; one of a process that lives is another broker's, whose directory and this
+one are copies of each other: the broker that registers ends then (``holders``).
 
 A log directory that has not heard of the last incarnation is not the one that incarnation wrote in (emptied while its
 broker was down, or an older copy): what is missing in it may have been acknowledged, so the registration is untrusted.
+Where only some logs are in doubt the registration names their partitions, and so does the mark.
 """
 
 from __future__ import annotations
@@ -15,20 +17,38 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
-from pathlib import Path
 from typing import Protocol
 
 import msgspec
 
 from sparklog.errors import ClusterError
-from sparklog.model import NO_EPOCH, BrokerRegistration
+from sparklog.model import NO_EPOCH, BrokerRegistration, SeenNumbers, TopicPartition, host_and_port
 from sparklog.zk import codecs, paths
-from sparklog.zk.errors import BrokerIdTaken, ZkError, ZkMultiFailed, ZkNodeExists, ZkNoNode, ZkUnreachable
+from sparklog.zk.errors import (
+    BrokerIdTaken,
+    ZkBadVersion,
+    ZkError,
+    ZkMultiFailed,
+    ZkNodeExists,
+    ZkNoNode,
+    ZkUnreachable,
+)
+from sparklog.zk.holders import is_over, pid_namespace, same_host, start_time
 from sparklog.zk.session import PAUSE_S, Create, Delete, Node, Op, SessionState, SetData, ZkSession
 
 log = logging.getLogger(__name__)
+
+#: A registration that doubts more partitions than this doubts all: a node holds a megabyte.
+_DOUBTS_NAMED = 1000
+
+
+#: Seconds after which a process that holds the broker's id is looked for again.
+_LOOK_AGAIN_S = 1.0
+#: Incarnations by which an older ZooKeeper is raised at most, and in one multi.
+_MOST_RAISED = 100_000
+_RAISED_AT_ONCE = 1000
 
 
 class LastIncarnation(Protocol):
@@ -40,6 +60,16 @@ class LastIncarnation(Protocol):
 
     def note_incarnation(self, incarnation: int) -> None:
         """Durable on return; called in a thread. Raises OSError."""
+
+    @property
+    def counted(self) -> int:
+        """The broker's last incarnation that ZooKeeper has counted; -1: it cannot say."""
+
+    def note_counted(self, incarnation: int) -> None:
+        """Durable on return; called in a thread. Raises OSError."""
+
+    def seen(self) -> SeenNumbers:
+        """What a registration says of the numbers seen."""
 
 
 class BrokerRegistry:
@@ -58,7 +88,10 @@ class BrokerRegistry:
         on_failed: Callable[[Exception], None] | None = None,
     ) -> None:
         self._session = session
-        self._registration = msgspec.structs.replace(registration, pid=os.getpid(), pid_namespace=pid_namespace())
+        pid = os.getpid()
+        self._registration = msgspec.structs.replace(
+            registration, pid=pid, pid_namespace=pid_namespace(), start_time=start_time(pid)
+        )
         self._directory = directory
         self._on_registered = on_registered
         self._on_failed = on_failed
@@ -80,7 +113,7 @@ class BrokerRegistry:
         """Register and stay registered. Returns the incarnation.
 
         Raises:
-            BrokerIdTaken: the id is held by a broker elsewhere that does not go away within ``timeout_ms``.
+            BrokerIdTaken: the id is held by another broker that does not go away within ``timeout_ms``.
             ClusterError: ZooKeeper does not carry it out within twice that.
         """
         try:
@@ -148,11 +181,35 @@ class BrokerRegistry:
     def vouch(self) -> None:
         """A controller has taken this incarnation in: what is in the log from now on survives a session expiry, so
         later registrations are trusted (unless the mark says that it has not finished)."""
-        self._registration = msgspec.structs.replace(self._registration, trusted=True)
+        self._registration = msgspec.structs.replace(self._registration, trusted=True, doubted=())
 
-    def distrust(self) -> None:
-        """Before ``start``: the log directory has lost what it held."""
-        self._registration = msgspec.structs.replace(self._registration, trusted=False)
+    async def doubt_directory(self) -> None:
+        """Have the next process on this log directory register as untrusted: count an incarnation that the directory
+        has not heard of. For a disk that has failed, and may not take a note of that itself. The addition of this
+        broker to an ISR fails from now on, as it is bound to the incarnation.
+
+        Raises:
+            ZkUnreachable: the session was closed.
+        """
+        path = paths.incarnation(self._registration.broker_id)
+
+        async def count() -> bool:
+            node = await self._session.get(path)
+            with suppress(ZkBadVersion):
+                await self._session.set(path, node.data, node.version)
+                return True
+            return False
+
+        while not await self._session.patiently(count):
+            pass
+
+    def doubt(self, partitions: Collection[TopicPartition]) -> None:
+        """Before ``start``: the logs of these partitions may lack acknowledged records. Of too many for a node, all
+        logs are doubted."""
+        mine = self._registration
+        if partitions and mine.trusted:
+            named = tuple(partitions) if len(partitions) <= _DOUBTS_NAMED else ()
+            self._registration = msgspec.structs.replace(mine, trusted=False, doubted=named)
 
     def _session_moved(self, state: SessionState) -> None:
         if state is SessionState.CONNECTED and self._session.generation != self._generation:
@@ -218,12 +275,15 @@ class BrokerRegistry:
                 continue
             if incarnation is not None and generation == self._session.generation:
                 await self._note(incarnation)
+                await self._note_counted(incarnation)
                 self._generation = generation
                 return incarnation
             if asyncio.get_running_loop().time() > deadline:
                 raise await self._who_holds_it()
             if incarnation is None:
-                await self._changed(paths.broker(self._registration.broker_id), deadline)
+                # A process that ends meanwhile leaves the node as it is until its session ends.
+                look_again = min(deadline, asyncio.get_running_loop().time() + _LOOK_AGAIN_S)
+                await self._changed(paths.broker(self._registration.broker_id), look_again)
 
     async def _try_register(self) -> int | None:
         """One attempt. None: another process's registration is in the way, which may expire.
@@ -238,45 +298,85 @@ class BrokerRegistry:
             paths.untrusted(mine.broker_id),
         )
         await session.ensure(counter)
-        version = (await session.get(counter)).version
+        version = await self._raised(counter, await session.get(counter))
         ops: list[Op] = []
         try:
             node = await session.get(ids)
         except ZkNoNode:
             pass
         else:
-            held = codecs.decode_broker(ids, node.data, mine.broker_id)
-            if node.ephemeral_owner == session.session_id and held.incarnation == version:
+            held = self._held(ids, node)
+            own = node.ephemeral_owner == session.session_id
+            if own and held is not None and held.incarnation == version:
                 return version  # our own, whose answer was lost with the connection
-            if node.ephemeral_owner != session.session_id and not _same_place(held, mine):
+            # What no session holds would never go, and is no broker's.
+            if node.ephemeral_owner and not own and (held is None or not is_over(held, mine)):
                 return None
-            # A registration of this log directory's previous session or process: its lock is ours now, so it is
-            # dead. Waiting for ZooKeeper to notice would cost a session timeout.
+            # A registration of this broker's previous session or process. Waiting for ZooKeeper to notice its end would
+            # cost a session timeout.
             ops.append(Delete(ids, node.version))
         # A process that could not vouch for its log may have come and gone without a controller to act on it.
         mark = await self._mark(untrusted)
         marked = mark is not None
         # This very process was untrusted and a controller has acted on it: its log is whole from then on.
         trusted = mine.trusted or (self.incarnation != NO_EPOCH and not marked)
+        doubted = () if trusted else mine.doubted
         if self._behind(version):
             log.error("broker %d: the log directory is not the one of incarnation %d", mine.broker_id, version)
-            trusted = False
+            trusted, doubted = False, ()
         if trusted:
             # Before: a process that ends in between must not find its directory behind. An untrusted one notes it
             # after: until the mark stands nobody else knows.
             await self._note(version + 1)
-        name = codecs.encode(codecs.CounterNode(version + 1))
+        if mark is not None:
+            doubted = _both(untrusted, mark, doubted, trusted=trusted)
+        name = codecs.encode(codecs.UntrustedNode(version + 1, partitions=tuple((t, p) for t, p in doubted)))
         if mark is not None:
             # It is this incarnation's from now on. A controller that has acted on the one before may be about to take
             # it away: then the multi fails, and what stands is looked at again.
             ops.append(SetData(untrusted, name, mark.version))
         elif not trusted:
             ops.append(Create(untrusted, name))
-        claim = msgspec.structs.replace(mine, incarnation=version + 1, trusted=trusted and not marked)
+        claim = msgspec.structs.replace(mine, incarnation=version + 1, trusted=trusted and not marked, doubted=doubted)
+        if self._directory is not None:
+            claim = msgspec.structs.replace(claim, seen=self._directory.seen())
         ops.append(Create(ids, codecs.encode_broker(claim), ephemeral=True))
         # It stays when the session ends: a new controller knows where to find those it misses.
         ops.append(SetData(counter, codecs.encode_broker(claim), version))
         return int((await session.multi(ops))[-1])
+
+    async def _raised(self, path: str, node: Node) -> int:
+        """Return the version of the incarnation node, raised to the last incarnation that ZooKeeper has counted before:
+        where it is lower, ZooKeeper was put back from an older copy, and would count the same ones a second time.
+
+        Raises:
+            ClusterError: it is lower by more than ``_MOST_RAISED``.
+            ZkMultiFailed: what was read has changed meanwhile.
+        """
+        version, counted = node.version, self._directory.counted if self._directory is not None else -1
+        if counted <= version:
+            return version
+        mine = self._registration.broker_id
+        older = f"ZooKeeper is older than broker {mine}: it counts incarnation {version}, and {counted} was registered"
+        if counted - version > _MOST_RAISED:
+            raise ClusterError(
+                f"{older}; more than {_MOST_RAISED} are not made up for: put a newer copy of ZooKeeper's data back, or"
+                " run `sparklog zookeeper rebuild`"
+            )
+        log.error("%s; the number is raised", older)
+        while version < counted:
+            end = min(counted, version + _RAISED_AT_ONCE)
+            await self._session.multi([SetData(path, node.data, at) for at in range(version, end)])
+            version = end
+        return version
+
+    def _held(self, path: str, node: Node) -> BrokerRegistration | None:
+        """Return what is registered there, None where it cannot be read."""
+        try:
+            return codecs.decode_broker(path, node.data, self._registration.broker_id)
+        except codecs.ZkFormatError as error:
+            log.error("what is registered as this broker cannot be read: %s", error)
+            return None
 
     async def _mark(self, path: str) -> Node | None:
         try:
@@ -298,6 +398,14 @@ class BrokerRegistry:
         except OSError as error:  # a full disk: the next process counts as untrusted
             log.warning("incarnation %d is not noted in the log directory: %s", incarnation, error)
 
+    async def _note_counted(self, incarnation: int) -> None:
+        if self._directory is None or self._directory.counted >= incarnation:
+            return
+        try:
+            await asyncio.to_thread(self._directory.note_counted, incarnation)
+        except OSError as error:  # a full disk: an older ZooKeeper may not be noticed
+            log.warning("that incarnation %d is counted is not noted in the log directory: %s", incarnation, error)
+
     async def _changed(self, path: str, deadline: float) -> None:
         """Wait for the node to change, at most until ``deadline``."""
         fired = asyncio.Event()
@@ -314,25 +422,32 @@ class BrokerRegistry:
             node = await self._session.get(paths.broker(mine.broker_id))
         except (ZkNoNode, ZkUnreachable):
             return ClusterError(f"broker id {mine.broker_id} could not be registered in time")
-        held = codecs.decode_broker(paths.broker(mine.broker_id), node.data, mine.broker_id)
-        if _same_place(held, mine):
-            return ClusterError(
-                f"broker id {mine.broker_id} could not be registered over incarnation {held.incarnation}"
+        held = self._held(paths.broker(mine.broker_id), node)
+        if held is None or is_over(held, mine):
+            what = "what cannot be read" if held is None else f"incarnation {held.incarnation}"
+            return ClusterError(f"broker id {mine.broker_id} could not be registered over {what}")
+        registered = f"broker id {held.broker_id} is registered by {host_and_port(held.host, held.port)}"
+        if same_host(held, mine):
+            return BrokerIdTaken(
+                f"{registered} (incarnation {held.incarnation}, pid {held.pid}), another process of this host, and not"
+                f" by this broker with pid {mine.pid}: one of their log directories is a copy of the other. Keep one"
+                " of them, and start the other broker on an empty directory"
             )
         return BrokerIdTaken(
-            f"broker id {held.broker_id} is registered by {held.host}:{held.port} (incarnation {held.incarnation}), "
-            f"not by this broker at {mine.host}:{mine.port}"
+            f"{registered} (incarnation {held.incarnation}), not by this broker at"
+            f" {host_and_port(mine.host, mine.port)}"
         )
 
 
-def pid_namespace() -> int:
-    """Which processes pids are numbered among here; a container has its own, with the boot id of its host. 0 where the
-    system does not say."""
+def _both(path: str, mark: Node, doubted: tuple[TopicPartition, ...], *, trusted: bool) -> tuple[TopicPartition, ...]:
+    """Return the partitions that the mark doubts or that this process doubts; empty: all of them."""
     try:
-        return Path("/proc/self/ns/pid").stat().st_ino
-    except OSError:
-        return 0
-
-
-def _same_place(one: BrokerRegistration, other: BrokerRegistration) -> bool:
-    return (one.host, one.boot_id) == (other.host, other.boot_id)
+        found = codecs.decode(path, mark.data, codecs.UntrustedNode).partitions
+    except codecs.ZkFormatError as error:
+        log.error("%s; all logs of this broker are doubted", error)
+        return ()
+    marked = tuple(TopicPartition(*pair) for pair in found)
+    if trusted or not marked:
+        return marked
+    both = tuple(dict.fromkeys((*marked, *doubted))) if doubted else ()
+    return both if len(both) <= _DOUBTS_NAMED else ()

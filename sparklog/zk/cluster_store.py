@@ -8,23 +8,30 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import msgspec
+
 from sparklog.errors import BrokerError, ClusterError, ErrorCode
 from sparklog.model import (
+    NO_EPOCH,
     BrokerRegistration,
     LeaderAndIsr,
     TopicPartition,
     TopicRecord,
     TopicStates,
     VersionedState,
+    believed_producer_ids,
+    check_topic_name,
+    producer_id_floor,
 )
 from sparklog.zk import codecs, paths
 from sparklog.zk.errors import ZkBadVersion, ZkError, ZkMultiFailed, ZkNodeExists, ZkNoNode, ZkUnreachable
 from sparklog.zk.session import Check, Create, Delete, Node, Op, SetData, ZkSession
+from sparklog.zk.unreadable import Unreadable
 
 #: Producer ids are handed to brokers in blocks of this many.
 PRODUCER_ID_BLOCK = 1000
@@ -85,6 +92,7 @@ class ClusterStore:
 
     def __init__(self, session: ZkSession) -> None:
         self.session = session
+        self.unreadable = Unreadable()
 
     async def prepare(self) -> None:
         """Create the persistent nodes every cluster has, where they are missing."""
@@ -105,6 +113,8 @@ class ClusterStore:
         while True:
             try:
                 return (await self.session.get(paths.CLUSTER_ID)).data.decode()
+            except UnicodeDecodeError as error:
+                raise codecs.ZkFormatError(f"ZooKeeper node {paths.CLUSTER_ID}: {error}") from None
             except ZkNoNode:
                 if not create:
                     raise ClusterError(
@@ -116,14 +126,23 @@ class ClusterStore:
                 continue  # another process was faster: its id counts
 
     async def allocate_broker_id(self) -> int:
-        """A broker id never handed out before. A lost answer wastes one."""
-        return await self.session.set(paths.BROKER_ID_SEQUENCE, b"") - 1
+        """Return a broker id that was never given out before. A lost answer wastes one. An id that a broker has
+        registered under is passed over: a counter that was put back from an older copy would give it again."""
+        while True:
+            broker_id = await self.session.set(paths.BROKER_ID_SEQUENCE, b"") - 1
+            if not await self.session.exists(paths.incarnation(broker_id)):
+                return broker_id
 
-    async def next_producer_ids(self) -> range:
-        """A block of producer ids for this caller alone. A lost answer wastes one block."""
+    async def next_producer_ids(self, *, now_s: float, above: int = 0) -> range:
+        """Take a block of producer ids for this caller alone. A lost answer wastes one block.
+
+        The block starts at the counter, and no lower than ``above`` nor than the floor of ``now_s``, the wall clock's
+        seconds: where ZooKeeper was put back from an older copy the counter alone would give ids a second time.
+        """
         while True:
             node = await self.session.get(paths.PRODUCER_IDS)
-            start = codecs.decode(paths.PRODUCER_IDS, node.data, codecs.CounterNode).value
+            counter = codecs.decode(paths.PRODUCER_IDS, node.data, codecs.CounterNode).value
+            start = max(counter, believed_producer_ids(above, now_s), producer_id_floor(now_s))
             end = start + PRODUCER_ID_BLOCK
             try:
                 await self.session.set(paths.PRODUCER_IDS, codecs.encode(codecs.CounterNode(end)), node.version)
@@ -134,8 +153,8 @@ class ClusterStore:
     # --- brokers -------------------------------------------------------------------------------------------------
 
     async def live_brokers(self) -> tuple[BrokerRegistration, ...]:
-        """Registrations of all live brokers, by id."""
-        ids = sorted(int(name) for name in await self.session.children(paths.BROKER_IDS))
+        """Return the registrations of all live brokers, by id; skip what is no registration."""
+        ids = self.unreadable.numbers(paths.BROKER_IDS, await self.session.children(paths.BROKER_IDS))
         found = await asyncio.gather(*(self.session.get(paths.broker(i)) for i in ids), return_exceptions=True)
         live = []
         for broker_id, node in zip(ids, found, strict=True):
@@ -143,8 +162,35 @@ class ClusterStore:
                 continue
             if isinstance(node, BaseException):
                 raise node
-            live.append(codecs.decode_broker(paths.broker(broker_id), node.data, broker_id))
+            registration = await self._registration(broker_id, node)
+            if registration is not None:
+                live.append(registration)
         return tuple(live)
+
+    async def _registration(self, broker_id: int, node: Node) -> BrokerRegistration | None:
+        """Return what a node of ``/brokers/ids`` says. One that is overwritten is still held by its broker's session,
+        and ``/brokers/incarnations`` has the same registration: the broker does not count as dead for that."""
+        path = paths.broker(broker_id)
+        try:
+            if not node.ephemeral_owner:
+                raise codecs.ZkFormatError("it is not ephemeral: no broker's session holds it")
+            return codecs.decode_broker(path, node.data, broker_id)
+        except codecs.ZkFormatError as error:
+            self.unreadable.skip(path, error)
+            if error.newer or not node.ephemeral_owner:
+                return None
+        path = paths.incarnation(broker_id)
+        try:
+            last = await self.session.get(path)
+            if not last.data:
+                return None
+            registration = codecs.decode_broker(path, last.data, broker_id)
+        except ZkNoNode:
+            return None
+        except codecs.ZkFormatError as error:
+            self.unreadable.skip(path, error)
+            return None
+        return msgspec.structs.replace(registration, incarnation=last.version)
 
     async def retire_broker(self, broker_id: int, *, pid: int, boot_id: str) -> bool:
         """Delete the registration of a process proved dead, if it is still there, and leave a mark that says so:
@@ -204,7 +250,10 @@ class ClusterStore:
 
         async def read() -> VersionedState | None:
             await self.session.sync(paths.state(tp))
-            return await self.read_state(tp)
+            try:
+                return await self.read_state(tp)
+            except codecs.ZkFormatError as error:
+                raise ZkError(str(error)) from None  # asked again after a pause
 
         return await self.session.patiently(read)
 
@@ -259,7 +308,7 @@ class ClusterStore:
             found = await self.read_state(tp)
         except ZkUnreachable:
             return FateUnknown(sent=False)
-        except ZkError as error:
+        except (ZkError, codecs.ZkFormatError) as error:
             return FateUnknown(sent=False, why=str(error))
         return NodeGone() if found is None else Refused(found, reason)
 
@@ -278,7 +327,11 @@ class ClusterStore:
                 return
             with suppress(ZkNoNode, ZkBadVersion):
                 node = await self.session.get(path)
-                noted = codecs.decode_isr_changes(path, node.data).told
+                try:
+                    noted = codecs.decode_isr_changes(path, node.data).told
+                except codecs.ZkFormatError as error:
+                    self.unreadable.skip(path, error)
+                    noted = ()  # what it said is unknown: any partition may be meant
                 value = _notification(_merged((*noted, *told)) if noted else ())
                 await self.session.set(path, value, node.version)
                 return
@@ -318,6 +371,39 @@ class ClusterStore:
                 raise BrokerError(ErrorCode.TOPIC_ALREADY_EXISTS, f"topic {record.name} exists already") from None
             raise
 
+    async def restore_topic(self, record: TopicRecord, states: Mapping[int, LeaderAndIsr]) -> None:
+        """Write a topic with the states of partitions that have records, all of it or nothing: the controller would
+        give a partition without a state to a broker that has none of them. Its id is not named as deleted any more.
+
+        Raises:
+            BrokerError: TOPIC_ALREADY_EXISTS; INVALID_PARTITIONS when it is too large for one request.
+            ZkUnreachable: with ``sent`` the topic may exist.
+        """
+        ops: list[Op] = [
+            Create(paths.topic(record.name), encode_record(record)),
+            Create(paths.partitions(record.name), b""),
+            Create(paths.topic_id(record.topic_id), record.name.encode()),
+        ]
+        for number, state in states.items():
+            tp = TopicPartition(record.name, number)
+            value = codecs.encode_state(state, NO_EPOCH)
+            ops += [Create(paths.partition(tp), b""), Create(paths.state(tp), value)]
+        size = sum(len(op.data) + len(op.path) for op in ops if isinstance(op, Create))
+        if size > MAX_TOPIC_BYTES:
+            raise BrokerError(
+                ErrorCode.INVALID_PARTITIONS,
+                f"topic {record.name} with {len(states)} partitions that have records takes {size} bytes in one request"
+                f" to ZooKeeper; at most {MAX_TOPIC_BYTES} fit: stop the cluster and run `sparklog zookeeper rebuild`",
+            )
+        if await self.session.exists(paths.deleted_topic(record.topic_id)):
+            ops.append(Delete(paths.deleted_topic(record.topic_id)))
+        try:
+            await self.session.multi(ops)
+        except ZkMultiFailed as error:
+            if isinstance(error.cause, ZkNodeExists):
+                raise BrokerError(ErrorCode.TOPIC_ALREADY_EXISTS, f"topic {record.name} exists already") from None
+            raise
+
     async def update_topic(self, record: TopicRecord, expected_version: int) -> int | None:
         """Replace a topic's record (schemas, config, more partitions, moves). None: it was changed meanwhile, or the
         topic was deleted and perhaps made anew.
@@ -335,6 +421,13 @@ class ClusterStore:
             if isinstance(error.cause, (ZkBadVersion, ZkNoNode)):
                 return None
             raise
+
+    async def deleted_topics(self, topic_ids: Iterable[str]) -> set[str]:
+        """Return which of these ids belong to topics that are named as deleted. Raises ZkUnreachable."""
+        await self.session.sync(paths.DELETED_TOPICS)
+        wanted = [topic_id for topic_id in topic_ids if not check_topic_name(topic_id)]
+        found = await asyncio.gather(*(self.session.exists(paths.deleted_topic(i)) for i in wanted))
+        return {topic_id for topic_id, named in zip(wanted, found, strict=True) if named}
 
     async def request_delete_topic(self, name: str, topic_id: str) -> None:
         """Ask the controller to delete this topic; asking twice is the same as once. Of a topic that is no more nothing
@@ -355,8 +448,9 @@ class ClusterStore:
             ops = [lives, Create(path, request)]
             with suppress(ZkNoNode):
                 node = await self.session.get(path)
-                if codecs.decode(path, node.data, codecs.DeletionRequest).topic_id == topic_id:
-                    return
+                with suppress(codecs.ZkFormatError):  # what cannot be read means no topic, and gives way, too
+                    if codecs.decode(path, node.data, codecs.DeletionRequest).topic_id == topic_id:
+                        return
                 # Not set alone: the controller watches which requests there are, not what is in them. And with another
                 # version than it had: whoever is about to drop what he has read there must not hit this one.
                 again = (SetData(path, request, version) for version in range(node.version + 1))

@@ -7,28 +7,47 @@ fields an older reader does not know within one version are ignored. Pure: bytes
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, NamedTuple, TypeVar
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import msgspec
 
 from sparklog.errors import ClusterError
 from sparklog.model import (
+    NOTHING_SEEN,
+    UNKNOWN_LOSS,
     BrokerRegistration,
+    Int31,
     LeaderAndIsr,
     Reassignment,
+    SeenNumbers,
     TopicPartition,
     TopicRecord,
     TopicSchema,
     TopicStates,
     VersionedState,
+    check_topic_name,
 )
 
 #: Version of every value written here. One number for all: a node's values change together with its software.
 VERSION = 1
 
 
+_BrokerId = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+_Replicas = Annotated[tuple[_BrokerId, ...], msgspec.Meta(min_length=1)]
+
+
 class ZkFormatError(ClusterError):
-    """A ZooKeeper value cannot be read: it is of a newer format, or it is not what belongs there."""
+    """A ZooKeeper value cannot be read: it is of a newer format, or it is not what belongs there.
+
+    ``newer``: it is of a newer format, which nobody may replace with what this release knows.
+    """
+
+    def __init__(self, detail: str, newer: bool = False) -> None:
+        self.newer = newer
+        super().__init__(detail, newer)
+
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
 class GenerationName(msgspec.Struct, frozen=True, order=True):
@@ -44,11 +63,13 @@ class _Versioned(msgspec.Struct, frozen=True):
 
 class _State(msgspec.Struct, frozen=True):
     version: int
-    leader: int
-    leader_epoch: int
-    isr: tuple[int, ...]
-    controller_epoch: int
-    leader_incarnation: int = -1
+    leader: Int31
+    leader_epoch: Int31
+    isr: tuple[_BrokerId, ...]
+    controller_epoch: Int31
+    leader_incarnation: Int31 = -1
+    lossy_epoch: Annotated[int, msgspec.Meta(ge=-2, le=2**31 - 1)] = UNKNOWN_LOSS
+    disputed: bool = False
 
 
 class _Schema(msgspec.Struct, frozen=True):
@@ -59,7 +80,7 @@ class _Schema(msgspec.Struct, frozen=True):
 class _Topic(msgspec.Struct, frozen=True):
     version: int
     topic_id: str
-    assignment: tuple[tuple[int, ...], ...]
+    assignment: Annotated[tuple[_Replicas, ...], msgspec.Meta(min_length=1)]
     schemas: tuple[_Schema, ...]
     key_columns: tuple[str, ...] = ()
     event_time: str | None = None
@@ -78,6 +99,10 @@ class _Broker(msgspec.Struct, frozen=True):
     rack: str | None = None
     pid: int = 0
     pid_namespace: int = 0
+    proves: bool = False
+    seen: SeenNumbers = NOTHING_SEEN
+    doubted: tuple[tuple[str, int], ...] = ()
+    start_time: int = 0
 
 
 class _IsrChanges(msgspec.Struct, frozen=True):
@@ -116,6 +141,15 @@ class DeletionRequest(msgspec.Struct, frozen=True):
     version: int = VERSION
 
 
+class DeletedTopic(msgspec.Struct, frozen=True):
+    """``/brokers/deleted_topics/<id>``: the topic of this id was deleted, at ``deleted_ms`` by the controller's wall
+    clock. The oldest are forgotten first."""
+
+    name: str
+    deleted_ms: int
+    version: int = VERSION
+
+
 class ElectionRequest(msgspec.Struct, frozen=True):
     """``/admin/elections/<name>``: elect leaders anew. ``kind``: "preferred" (the first replica, if it is in sync) or
     "unclean" (any live replica, where no member of the ISR is alive). ``partitions`` None: all."""
@@ -125,11 +159,36 @@ class ElectionRequest(msgspec.Struct, frozen=True):
     version: int = VERSION
 
 
+class CutRefusal(msgspec.Struct, frozen=True):
+    """``/admin/cut_refusals/<name>``: this replica of the broker's ``incarnation`` holds records up to
+    ``high_watermark`` that are committed. Its leader of ``leader_epoch`` lacks those from ``offset`` on, and the
+    replica does not cut them."""
+
+    topic: str
+    partition: int
+    topic_id: str
+    broker_id: int
+    incarnation: int
+    leader_epoch: int
+    offset: int
+    high_watermark: int
+    version: int = VERSION
+
+
 class StoppingNode(msgspec.Struct, frozen=True):
     """``/admin/stopping/<id>``: which incarnation asks to be relieved."""
 
     incarnation: int
     version: int = VERSION
+
+
+class UntrustedNode(msgspec.Struct, frozen=True):
+    """``/brokers/untrusted/<id>``: the incarnation ``value`` whose claims to be in sync are void. ``partitions`` empty:
+    all of them, as in what an earlier release writes."""
+
+    value: int = 0
+    version: int = VERSION
+    partitions: tuple[tuple[str, int], ...] = ()
 
 
 class CounterNode(msgspec.Struct, frozen=True):
@@ -160,18 +219,21 @@ def decode(path: str, data: bytes, kind: type[T]) -> T:
     # The version comes first: a newer format may not even have the fields this one requires.
     try:
         version = _decode_version(data)
-    except msgspec.DecodeError as error:
+    except _NOT_JSON as error:
         raise ZkFormatError(f"ZooKeeper node {path}: not a value of sparklog ({error}): {data[:80]!r}") from None
     if version > VERSION:
         raise ZkFormatError(
-            f"ZooKeeper node {path} has format version {version}; this sparklog reads up to {VERSION}: upgrade it"
+            f"ZooKeeper node {path} has format version {version}; this sparklog reads up to {VERSION}: upgrade it",
+            newer=True,
         )
     try:
         return decoder.decode(data)  # type: ignore[no-any-return]
-    except msgspec.DecodeError as error:
+    except _NOT_JSON as error:
         raise ZkFormatError(f"ZooKeeper node {path}: {error}: {data[:80]!r}") from None
 
 
+#: What the decoder raises for bytes that are none of its values: too deeply nested ones among them.
+_NOT_JSON = (msgspec.MsgspecError, RecursionError, UnicodeError)
 _version_decoder = msgspec.json.Decoder(_Versioned)
 
 
@@ -181,13 +243,24 @@ def _decode_version(data: bytes) -> int:
 
 def encode_state(state: LeaderAndIsr, leader_incarnation: int) -> bytes:
     return _json.encode(
-        _State(VERSION, state.leader, state.leader_epoch, state.isr, state.controller_epoch, leader_incarnation)
+        _State(
+            VERSION,
+            state.leader,
+            state.leader_epoch,
+            state.isr,
+            state.controller_epoch,
+            leader_incarnation,
+            state.lossy_epoch,
+            state.disputed,
+        )
     )
 
 
 def decode_state(path: str, data: bytes, znode_version: int) -> VersionedState:
     found = decode(path, data, _State)
-    state = LeaderAndIsr(found.leader, found.leader_epoch, found.isr, found.controller_epoch)
+    state = LeaderAndIsr(
+        found.leader, found.leader_epoch, found.isr, found.controller_epoch, found.lossy_epoch, found.disputed
+    )
     return VersionedState(state, znode_version, found.leader_incarnation)
 
 
@@ -208,6 +281,9 @@ def encode_topic(record: TopicRecord) -> bytes:
 
 def decode_topic(path: str, data: bytes, name: str) -> TopicRecord:
     found = decode(path, data, _Topic)
+    problem = check_topic_name(name) or check_topic_name(found.topic_id) or _misassigned(found)
+    if problem:
+        raise ZkFormatError(f"ZooKeeper node {path!r} is no topic: {problem}")
     return TopicRecord(
         name=name,
         topic_id=found.topic_id,
@@ -218,6 +294,17 @@ def decode_topic(path: str, data: bytes, name: str) -> TopicRecord:
         config=found.config,
         reassigning=found.reassigning,
     )
+
+
+def _misassigned(found: _Topic) -> str:
+    """Return what is wrong with the topic's assignment, empty for nothing."""
+    for number, replicas in enumerate(found.assignment):
+        if len(set(replicas)) < len(replicas):
+            return f"partition {number} is assigned to {list(replicas)}, a broker twice"
+    for number, move in found.reassigning.items():
+        if not (0 <= number < len(found.assignment) and move.target and move.original):
+            return f"partition {number} of {len(found.assignment)} moves from {move.original} to {move.target}"
+    return ""
 
 
 def encode_broker(registration: BrokerRegistration) -> bytes:
@@ -233,6 +320,10 @@ def encode_broker(registration: BrokerRegistration) -> bytes:
             registration.rack,
             registration.pid,
             registration.pid_namespace,
+            registration.proves,
+            registration.seen,
+            tuple((tp.topic, tp.partition) for tp in registration.doubted),
+            registration.start_time,
         )
     )
 
@@ -250,6 +341,10 @@ def decode_broker(path: str, data: bytes, broker_id: int) -> BrokerRegistration:
         incarnation=found.incarnation,
         pid=found.pid,
         pid_namespace=found.pid_namespace,
+        proves=found.proves,
+        seen=found.seen,
+        doubted=tuple(TopicPartition(*pair) for pair in found.doubted),
+        start_time=found.start_time,
     )
 
 

@@ -7,13 +7,15 @@ has been elected, whatever this one believes. Writes are pipelined, one multi a 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
+from sparklog.errors import ClusterError
 from sparklog.model import (
     NO_EPOCH,
     BrokerRegistration,
@@ -22,12 +24,18 @@ from sparklog.model import (
     TopicRecord,
     TopicStates,
     VersionedState,
+    check_topic_name,
 )
 from sparklog.zk import codecs, paths
 from sparklog.zk.cluster_store import ClusterStore, FateUnknown, NodeGone, Refused, WriteOutcome, Written, encode_record
-from sparklog.zk.errors import ZkBadVersion, ZkError, ZkMultiFailed, ZkNoNode, ZkUnreachable
+from sparklog.zk.errors import ZkBadVersion, ZkMultiFailed, ZkNoNode, ZkNotEmpty, ZkUnreachable
 from sparklog.zk.session import Check, Create, Delete, Node, Op, SetData, ZkSession
 
+#: Ids of deleted topics that are named, at most.
+_DELETED_KEPT = 10_000
+_T = TypeVar("_T")
+#: Levels of nodes below a topic that its deletion clears; sparklog's own are three.
+_DEEPEST = 20
 #: Version of a node that does not exist yet.
 NO_NODE = -1
 
@@ -55,6 +63,13 @@ class StoredTopic(NamedTuple):
     version: int
 
 
+class TopicsRead(NamedTuple):
+    """All topics, and the names of those that cannot be read, or not all of whose states can."""
+
+    topics: tuple[StoredTopic, ...]
+    unreadable: frozenset[str]
+
+
 class IsrChangesRead(NamedTuple):
     """Notifications: ``nodes`` with their versions, what they tell, and the partitions of which they only say that they
     have changed; None: it may be any."""
@@ -79,6 +94,8 @@ class ControllerStore:
     def __init__(self, session: ZkSession) -> None:
         self.session = session
         self.cluster = ClusterStore(session)
+        #: Nodes that were skipped.
+        self.unreadable = self.cluster.unreadable
         self._epoch_version = NO_NODE
         #: One deletion request is dropped at a time: what two had read, one would drop, and the other its successor.
         self._dropping = asyncio.Lock()
@@ -101,14 +118,38 @@ class ControllerStore:
             holder = await self.session.get(paths.CONTROLLER)
         except ZkNoNode:
             return
-        held = codecs.decode(paths.CONTROLLER, holder.data, codecs.ControllerNode)
-        if self.owns(holder) and held.controller_epoch <= self._given:
+        held = self._held(holder)
+        if self.owns(holder) and (held is None or held.controller_epoch <= self._given):
             with suppress(ZkNoNode):
                 await self.session.delete(paths.CONTROLLER, holder.version)
 
+    def _held(self, holder: Node) -> codecs.ControllerNode | None:
+        """Return what ``/controller`` says, None where it cannot be read."""
+        try:
+            return codecs.decode(paths.CONTROLLER, holder.data, codecs.ControllerNode)
+        except codecs.ZkFormatError as error:
+            self.unreadable.skip(paths.CONTROLLER, error)
+            return None
+
+    def _newest_epoch(self, node: Node) -> int:
+        """Return the newest epoch that ``/controller_epoch`` proves to be given, also where its value is lost: each
+        election writes it once, so that its version is never lower than the epoch was when the value was last good.
+
+        Raises:
+            ZkFormatError: the value is of a newer format.
+        """
+        try:
+            value = codecs.decode(paths.CONTROLLER_EPOCH, node.data, codecs.CounterNode).value
+        except codecs.ZkFormatError as error:
+            if error.newer:
+                raise
+            self.unreadable.skip(paths.CONTROLLER_EPOCH, error)
+            value = NO_EPOCH
+        return max(value, node.version, self._given)
+
     async def _claim(self, controller_id: str) -> int | None:
         node = await self.session.get(paths.CONTROLLER_EPOCH)
-        epoch = codecs.decode(paths.CONTROLLER_EPOCH, node.data, codecs.CounterNode).value + 1
+        epoch = self._newest_epoch(node) + 1
         claim = codecs.ControllerNode(controller_id, epoch)
         try:
             _, version = await self.session.multi(
@@ -123,15 +164,23 @@ class ControllerStore:
         return epoch
 
     async def _own_claim(self) -> int | None:
-        """The epoch of a claim made by this very session, whose answer was lost."""
+        """Return the epoch of a claim made by this very session, whose answer was lost. Remove a node that no session
+        holds: a controller's is ephemeral, and no controller would be elected as long as another is there."""
         try:
             holder = await self.session.get(paths.CONTROLLER)
             counter = await self.session.get(paths.CONTROLLER_EPOCH)
         except ZkNoNode:
             return None
-        held = codecs.decode(paths.CONTROLLER, holder.data, codecs.ControllerNode)
+        held = self._held(holder)
+        if not holder.ephemeral_owner:
+            self.unreadable.skip(paths.CONTROLLER, "it is not ephemeral: no controller's session holds it; removed")
+            with suppress(ZkNoNode, ZkBadVersion):
+                await self.session.delete(paths.CONTROLLER, holder.version)
+            return None
+        if held is None or not self.owns(holder):
+            return None
         newest = codecs.decode(paths.CONTROLLER_EPOCH, counter.data, codecs.CounterNode).value
-        if not self.owns(holder) or held.controller_epoch != newest:
+        if held.controller_epoch != newest:
             return None
         self._epoch_version = counter.version
         return newest
@@ -146,60 +195,91 @@ class ControllerStore:
         """Live brokers. One is untrusted while its mark stands, whatever its registration says: a controller has
         taken the mark away when it had acted on it."""
         live = await self.cluster.live_brokers()
-        marked = {int(name) for name in await self.session.children(paths.UNTRUSTED)}
-        return tuple(msgspec.structs.replace(found, trusted=found.broker_id not in marked) for found in live)
+        marks = await self._read_children(paths.UNTRUSTED)
+        return tuple(self._marked(found, marks.get(str(found.broker_id))) for found in live)
+
+    def _marked(self, registration: BrokerRegistration, mark: Node | None) -> BrokerRegistration:
+        """Return the registration with what the mark says of its logs. One that cannot be read doubts all of them."""
+        if mark is None:
+            return msgspec.structs.replace(registration, trusted=True, doubted=())
+        said = self._read(paths.untrusted(registration.broker_id), mark, codecs.UntrustedNode)
+        doubted = tuple(TopicPartition(*pair) for pair in said.partitions) if said is not None else ()
+        return msgspec.structs.replace(registration, trusted=False, doubted=doubted)
 
     async def read_retired(self, live: Collection[int]) -> frozenset[int]:
         """Brokers other than the ``live`` ones whose last incarnation was proved dead. Read after the live ones: a
         mark is made together with the deletion of the registration."""
-        names = await self.session.children(paths.RETIRED)
-        absent = [broker_id for broker_id in map(int, names) if broker_id not in live]
-        marks = await asyncio.gather(*(self.session.get(paths.retired(i)) for i in absent))
-        counters = await asyncio.gather(*(self.session.get(paths.incarnation(i)) for i in absent))
+        absent = [broker_id for broker_id in await self._ids(paths.RETIRED) if broker_id not in live]
+        marks = await self._nodes([paths.retired(i) for i in absent])
+        counters = await self._nodes([paths.incarnation(i) for i in absent])
         return frozenset(
             broker_id
             for broker_id, mark, counter in zip(absent, marks, counters, strict=True)
-            if mark.data
-            and codecs.decode(paths.retired(broker_id), mark.data, codecs.CounterNode).value == counter.version
+            if mark is not None
+            and counter is not None
+            and mark.data
+            and (said := self._read(paths.retired(broker_id), mark, codecs.CounterNode)) is not None
+            and said.value == counter.version
         )
+
+    async def _ids(self, path: str) -> list[int]:
+        return self.unreadable.numbers(path, await self.session.children(path))
+
+    async def _nodes(self, found: Sequence[str]) -> list[Node | None]:
+        """Read these nodes, None for each that is not there."""
+        nodes = await asyncio.gather(*map(self.session.get, found), return_exceptions=True)
+        _raise_other_than(nodes, ZkNoNode)
+        return [node if isinstance(node, Node) else None for node in nodes]
+
+    def _read(self, path: str, node: Node, kind: type[_T]) -> _T | None:
+        """Return the node's value; None, and skip it, where it cannot be read."""
+        try:
+            return codecs.decode(path, node.data, kind)
+        except codecs.ZkFormatError as error:
+            self.unreadable.skip(path, error)
+            return None
 
     async def read_absent(self, live: Collection[int]) -> tuple[BrokerRegistration, ...]:
         """Last registrations of brokers other than the ``live`` ones: where their processes are, if they live. Not of
         those whose logs nobody vouches for."""
-        marked = await self.session.children(paths.UNTRUSTED)
-        names = [name for name in await self.session.children(paths.INCARNATIONS) if name not in marked]
-        absent = sorted(broker_id for broker_id in map(int, names) if broker_id not in live)
-        nodes = await asyncio.gather(*(self.session.get(paths.incarnation(i)) for i in absent))
+        marked = await self._ids(paths.UNTRUSTED)
+        absent = [i for i in await self._ids(paths.INCARNATIONS) if i not in marked and i not in live]
+        nodes = await self._nodes([paths.incarnation(i) for i in absent])
         found = []
         for broker_id, node in zip(absent, nodes, strict=True):
-            if node.data:  # an earlier release left it empty
+            if node is None or not node.data:  # an earlier release left it empty
+                continue
+            try:
                 known = codecs.decode_broker(paths.incarnation(broker_id), node.data, broker_id)
+            except codecs.ZkFormatError as error:
+                self.unreadable.skip(paths.incarnation(broker_id), error)
+            else:
                 found.append(msgspec.structs.replace(known, incarnation=node.version, trusted=True))
         return tuple(found)
 
     async def read_stopping(self) -> dict[int, int]:
         """Brokers that ask to be relieved, with the incarnation that asked."""
-        nodes = await self._read_children(paths.STOPPING)
-        return {
-            int(name): codecs.decode(f"{paths.STOPPING}/{name}", node.data, codecs.StoppingNode).incarnation
-            for name, node in nodes.items()
-        }
+        found = await self._read_values(paths.STOPPING, codecs.StoppingNode)
+        return {i: found[str(i)].incarnation for i in self.unreadable.numbers(paths.STOPPING, tuple(found))}
 
     async def read_deletions(self) -> dict[str, str]:
         """Topics to be deleted, with the id of the topic that is meant."""
-        nodes = await self._read_children(paths.DELETE_TOPICS)
-        return {
-            name: codecs.decode(f"{paths.DELETE_TOPICS}/{name}", node.data, codecs.DeletionRequest).topic_id
-            for name, node in nodes.items()
-        }
+        found = await self._read_values(paths.DELETE_TOPICS, codecs.DeletionRequest)
+        return {name: request.topic_id for name, request in found.items()}
 
     async def read_isr_changes(self) -> IsrChangesRead:
-        """What leaders say they wrote."""
+        """What leaders say they wrote. A notification that cannot be read says that there is one: any partition may be
+        meant."""
         nodes = await self._read_children(paths.ISR_CHANGES)
         told: list[TopicStates] = []
         named: dict[TopicPartition, None] | None = {}
         for name, node in nodes.items():
-            said = codecs.decode_isr_changes(f"{paths.ISR_CHANGES}/{name}", node.data)
+            path = f"{paths.ISR_CHANGES}/{name}"
+            try:
+                said = codecs.decode_isr_changes(path, node.data)
+            except codecs.ZkFormatError as error:
+                self.unreadable.skip(path, error)
+                said = codecs.IsrChanges()
             told += said.told
             if not any(said):
                 named = None
@@ -220,18 +300,36 @@ class ControllerStore:
         _raise_other_than(results, ZkMultiFailed)
         return not any(isinstance(r, ZkMultiFailed) and isinstance(r.cause, ZkBadVersion) and r.index for r in results)
 
-    async def read_topics(self) -> tuple[StoredTopic, ...]:
-        """All topics with the states of their partitions."""
-        names = await self.session.children(paths.TOPICS)
-        found = await asyncio.gather(*(self.cluster.read_topic(name) for name in names))
-        topics = [read for read in found if read is not None]
+    async def read_topics(self) -> TopicsRead:
+        """Read all topics with the states of their partitions. What could not be a topic's name is none's."""
+        names = await self.topic_names()
+        found = await asyncio.gather(*(self.cluster.read_topic(name) for name in names), return_exceptions=True)
+        _raise_other_than(found, codecs.ZkFormatError)
+        for name, read in zip(names, found, strict=True):
+            if isinstance(read, codecs.ZkFormatError):
+                self.unreadable.skip(paths.topic(name), read)
+        topics = [read for read in found if isinstance(read, tuple)]
         tps = [TopicPartition(record.name, p) for record, _ in topics for p in range(len(record.assignment))]
         states = await self.read_states(tps)
         by_topic: dict[str, dict[int, VersionedState]] = {record.name: {} for record, _ in topics}
         for tp, stored in states.items():
             if stored is not None:
                 by_topic[tp.topic][tp.partition] = stored
-        return tuple(StoredTopic(record, by_topic[record.name], version) for record, version in topics)
+        unread = {n for n, read in zip(names, found, strict=True) if isinstance(read, codecs.ZkFormatError)}
+        unread.update(tp.topic for tp in tps if tp not in states)
+        read_whole = tuple(StoredTopic(record, by_topic[record.name], version) for record, version in topics)
+        return TopicsRead(read_whole, frozenset(unread))
+
+    async def topic_names(self) -> list[str]:
+        """Return the children of ``/brokers/topics`` that can be topics; skip the others."""
+        names = []
+        for name in await self.session.children(paths.TOPICS):
+            problem = check_topic_name(name)
+            if problem is None:
+                names.append(name)
+            else:
+                self.unreadable.skip(paths.topic(name), problem)
+        return names
 
     async def read_topic_again(self, name: str) -> tuple[TopicRecord, int] | None:
         """The topic's record and version as they are after everything written through this session."""
@@ -240,22 +338,33 @@ class ControllerStore:
 
     async def read_elections(self) -> dict[str, codecs.ElectionRequest]:
         """Requests for elections, by the name of their node."""
-        nodes = await self._read_children(paths.ELECTIONS)
-        return {
-            name: codecs.decode(f"{paths.ELECTIONS}/{name}", node.data, codecs.ElectionRequest)
-            for name, node in nodes.items()
-        }
+        return await self._read_values(paths.ELECTIONS, codecs.ElectionRequest)
+
+    async def read_refusals(self) -> tuple[codecs.CutRefusal, ...]:
+        """Cuts that replicas refuse. An earlier release made no node for them: it is made here."""
+        await self.session.ensure(paths.CUT_REFUSALS)
+        return tuple((await self._read_values(paths.CUT_REFUSALS, codecs.CutRefusal)).values())
 
     async def read_states(self, tps: Sequence[TopicPartition]) -> dict[TopicPartition, VersionedState | None]:
-        """These partitions' states, None where there is none. Sees everything written through this session."""
+        """Return these partitions' states, None where there is none; leave out those whose state cannot be read. See
+        everything written through this session."""
         if tps:
             await self.session.sync(paths.TOPICS)
-        nodes = await asyncio.gather(*(self.session.get(paths.state(tp)) for tp in tps), return_exceptions=True)
-        _raise_other_than(nodes, ZkNoNode)
-        return {
-            tp: codecs.decode_state(paths.state(tp), node.data, node.version) if isinstance(node, Node) else None
-            for tp, node in zip(tps, nodes, strict=True)
-        }
+        nodes = await self._nodes([paths.state(tp) for tp in tps])
+        found: dict[TopicPartition, VersionedState | None] = {}
+        for tp, node in zip(tps, nodes, strict=True):
+            path = paths.state(tp)
+            try:
+                found[tp] = None if node is None else codecs.decode_state(path, node.data, node.version)
+            except codecs.ZkFormatError as error:
+                self.unreadable.skip(path, error)
+        return found
+
+    async def _read_values(self, path: str, kind: type[_T]) -> dict[str, _T]:
+        """Return the values of a node's children by name, without those that cannot be read."""
+        nodes = await self._read_children(path)
+        values = {name: self._read(f"{path}/{name}", node, kind) for name, node in nodes.items()}
+        return {name: value for name, value in values.items() if value is not None}
 
     async def _read_children(self, path: str) -> Mapping[str, Node]:
         names = await self.session.children(path)
@@ -326,8 +435,8 @@ class ControllerStore:
             return
 
     async def delete_topic(self, name: str, topic_id: str) -> bool:
-        """Delete a topic's nodes and its deletion request; doing it twice is the same as once, also where a topic of
-        that name was made anew meanwhile. False: another controller has been elected.
+        """Delete a topic's nodes and its deletion request, and name its id as deleted; doing it twice is the same as
+        once, also where a topic of that name was made again meanwhile. False: another controller has been elected.
 
         Raises:
             ZkUnreachable: part of it may be done.
@@ -338,17 +447,52 @@ class ControllerStore:
             partitions = ()
         fence = Check(paths.CONTROLLER_EPOCH, self._epoch_version)
         same = Check(paths.topic_id(topic_id), -1)
-        deletions = []
-        for number in partitions:
-            tp = TopicPartition(name, int(number))
-            deletions.append(self.session.multi([fence, same, Delete(paths.state(tp)), Delete(paths.partition(tp))]))
+        numbers = self.unreadable.numbers(paths.partitions(name), partitions)
+        tps = [TopicPartition(name, number) for number in numbers]
+        deletions = [
+            self.session.multi([fence, same, Delete(paths.state(tp)), Delete(paths.partition(tp))]) for tp in tps
+        ]
         for result in await asyncio.gather(*deletions, return_exceptions=True):
             if isinstance(result, ZkMultiFailed) and result.index == 0:
                 return False
-            if isinstance(result, BaseException) and not _is_missing(result):
+            if isinstance(result, BaseException) and not _is_missing(result) and not _has_strangers(result):
                 raise result
         rest = [paths.partitions(name), paths.topic(name), paths.delete_topic(name)]
-        return await self._delete_all([fence, Delete(same.path)], rest)
+        await self.session.ensure(paths.DELETED_TOPICS)
+        await self._forget_deletions()
+        named = codecs.DeletedTopic(name, time.time_ns() // 1_000_000)
+        deleted = Create(paths.deleted_topic(topic_id), codecs.encode(named))
+        try:
+            return await self._delete_all([fence, Delete(same.path), deleted], rest)
+        except ZkMultiFailed as error:
+            if not _has_strangers(error):
+                raise
+        await self._clear(paths.topic(name), [fence, same])
+        return await self._delete_all([fence, Delete(same.path), deleted], rest)
+
+    async def _forget_deletions(self) -> None:
+        """Forget the older half of the deleted topics where too many are named. A broker that was away all that time
+        keeps their logs until an operator decides."""
+        if len(await self.session.children(paths.DELETED_TOPICS)) < _DELETED_KEPT:
+            return
+        found = await self._read_values(paths.DELETED_TOPICS, codecs.DeletedTopic)
+        times = {name: deleted.deleted_ms for name, deleted in found.items()}
+        oldest = sorted(times, key=times.__getitem__)[: len(times) // 2]
+        gone = await asyncio.gather(
+            *(self.session.delete(paths.deleted_topic(name)) for name in oldest), return_exceptions=True
+        )
+        _raise_other_than(gone, ZkNoNode)
+
+    async def _clear(self, path: str, bound: list[Op], *, depth: int = _DEEPEST) -> None:
+        """Delete all that is below a topic's node and is not of this topic's making, or was left of it. Where ``bound``
+        does not hold any more it deletes nothing, which ``_delete_all`` finds out."""
+        names = await self.session.children(path) if depth else ()
+        for child in (f"{path}/{name}" for name in names):
+            with suppress(ZkNoNode):
+                await self._clear(child, bound, depth=depth - 1)
+            with suppress(ZkMultiFailed):
+                await self.session.multi([*bound, Delete(child)])
+                self.unreadable.skip(child, "it is in a topic that is deleted, and goes with that")
 
     async def _delete_all(self, bound: list[Op], rest: list[str]) -> bool:
         """Delete these nodes in one multi with ``bound``, without those that are gone already. Nothing, where the topic
@@ -364,6 +508,30 @@ class ControllerStore:
             return found < 0 or await self._delete_all(bound, rest[:found] + rest[found + 1 :])
         return True
 
+    async def raise_counters(self, controller_epoch: int, *, producer_ids: int) -> None:
+        """Raise the controller epoch and the counter of producer ids to these values at least. It ends this
+        controller's epoch. Nothing, where another controller has been elected.
+
+        Raises:
+            ZkUnreachable: it may be done.
+        """
+        while True:
+            epoch = await self.session.get(paths.CONTROLLER_EPOCH)
+            ids = await self.session.get(paths.PRODUCER_IDS)
+            if epoch.version != self._epoch_version:
+                return
+            newest = self._newest_epoch(epoch)
+            given = self._read(paths.PRODUCER_IDS, ids, codecs.CounterNode) or codecs.CounterNode()
+            next_id = given.value
+            with suppress(ZkMultiFailed):
+                await self.session.multi(
+                    [
+                        _counter(paths.CONTROLLER_EPOCH, max(newest, controller_epoch), epoch.version),
+                        _counter(paths.PRODUCER_IDS, max(next_id, producer_ids), ids.version),
+                    ]
+                )
+                return
+
     async def drop_deletion_request(self, name: str, topic_id: str) -> None:
         """Delete the request that means this topic; one that means another of that name stays, also one that takes its
         place meanwhile. Nothing, where another controller has been elected."""
@@ -371,7 +539,8 @@ class ControllerStore:
         async with self._dropping:
             try:
                 node = await self.session.get(path)
-                if codecs.decode(path, node.data, codecs.DeletionRequest).topic_id == topic_id:
+                request = self._read(path, node, codecs.DeletionRequest)
+                if request is not None and request.topic_id == topic_id:
                     fence = Check(paths.CONTROLLER_EPOCH, self._epoch_version)
                     await self.session.multi([fence, Delete(path, node.version)])
             except ZkNoNode:
@@ -388,6 +557,10 @@ class ControllerStore:
             )
         except ZkMultiFailed:
             return
+
+
+def _counter(path: str, value: int, version: int) -> SetData:
+    return SetData(path, codecs.encode(codecs.CounterNode(value)), version)
 
 
 def _outcome(future: asyncio.Future[tuple[int, ...]], expected_version: int) -> StateOutcome | None:
@@ -410,7 +583,11 @@ def _is_missing(error: BaseException) -> bool:
     return isinstance(error, ZkMultiFailed) and isinstance(error.cause, ZkNoNode)
 
 
-def _raise_other_than(results: Sequence[object], allowed: type[ZkError]) -> None:
+def _has_strangers(error: BaseException) -> bool:
+    return isinstance(error, ZkMultiFailed) and isinstance(error.cause, ZkNotEmpty)
+
+
+def _raise_other_than(results: Sequence[object], allowed: type[ClusterError]) -> None:
     for result in results:
         if isinstance(result, BaseException) and not isinstance(result, allowed):
             raise result

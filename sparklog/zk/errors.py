@@ -36,6 +36,19 @@ class ZkNodeExists(ZkError):
     """The node exists already."""
 
 
+class ZkNotEmpty(ZkError):
+    """The node has children, and is not deleted."""
+
+
+class ZkNoAuth(ZkError):
+    """The node is closed to this session: it does not know the cluster's secret."""
+
+    def __str__(self) -> str:
+        return (
+            f"{super().__str__() or 'a node'} is closed: ZooKeeper lets only those write that know the cluster's secret"
+        )
+
+
 class ZkBadVersion(ZkError):
     """The node has another version than the request was bound to."""
 

@@ -12,9 +12,10 @@ from typing import Any, ClassVar
 from kazoo.exceptions import EXCEPTIONS, ZookeeperError
 from kazoo.handlers.threading import SequentialThreadingHandler
 from kazoo.protocol import serialization
-from kazoo.protocol.connection import ConnectionHandler
+from kazoo.protocol.connection import AUTH_XID, ConnectionHandler
 from kazoo.protocol.states import KeeperState
 from kazoo.retry import ForceRetryError, KazooRetry
+from kazoo.security import CREATOR_ALL_ACL, OPEN_ACL_UNSAFE, READ_ACL_UNSAFE
 
 from sparklog.zk.ops import Check, Create, Op, SetData
 
@@ -56,7 +57,7 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]
 
 
 class Connections(ConnectionHandler):  # type: ignore[misc]
-    """kazoo's connections, with two differences.
+    """kazoo's connections, with three differences.
 
     One that does not answer a known session's greeting is given up while the session still has time for another. kazoo
     waits for as long as the session lasts: a server that had just started and had taken the connection before it could
@@ -64,7 +65,20 @@ class Connections(ConnectionHandler):  # type: ignore[misc]
 
     Nothing but being closed ends the attempts to connect. kazoo's thread ends with any error that it does not know,
     such as that of looking a host's name up without a file descriptor to spare, and nothing would start another.
+
+    The answer to an authentication goes to that request. ZooKeeper answers it at once, before the requests that were
+    sent earlier, and kazoo takes each such answer for that of the oldest request.
     """
+
+    def _read_header(self, timeout: float) -> Any:
+        header, buffer, offset = super()._read_header(timeout)
+        if header.xid == AUTH_XID:
+            pending = self.client._pending
+            asked = next((entry for entry in pending if entry[2] == AUTH_XID), None)
+            if asked is not None:
+                pending.remove(asked)
+                pending.appendleft(asked)
+        return header, buffer, offset
 
     def _invoke(self, timeout: float, request: Any, xid: Any = None) -> Any:
         if self.client._session_id:
@@ -99,11 +113,25 @@ _CREATE, _DELETE, _SET, _CHECK = (
 _ERROR = -1
 _END = _HEADER.pack(-1, True, -1)
 _BEGIN = {kind: _HEADER.pack(kind, False, -1) for kind in (_CREATE, _DELETE, _SET, _CHECK)}
-#: Everybody may do everything: one entry, all permissions.
-_OPEN_TO_ALL = b"".join((_INT.pack(1), _INT.pack(31), _INT.pack(5), b"world", _INT.pack(6), b"anyone"))
+#: Everybody may do everything.
+OPEN_TO_ALL = tuple(OPEN_ACL_UNSAFE)
+#: The identities that the creating session has proved may do everything, anybody else may read.
+CLOSED = (*CREATOR_ALL_ACL, *READ_ACL_UNSAFE)
 _STAT_BYTES = struct.calcsize("!qqqqiiiqiiq")
 #: Where the version of the data is in a stat.
 _VERSION_AT = struct.calcsize("!qqqq")
+
+
+def acl_bytes(acl: Sequence[Any]) -> bytes:
+    """Return an ACL as requests carry it. Source: ZooKeeper's jute file, vector<ACL>."""
+    parts = [_INT.pack(len(acl))]
+    for entry in acl:
+        scheme, name = entry.id.scheme.encode(), entry.id.id.encode()
+        parts += (_INT.pack(entry.perms), _INT.pack(len(scheme)), scheme, _INT.pack(len(name)), name)
+    return b"".join(parts)
+
+
+_OPEN_TO_ALL = acl_bytes(OPEN_TO_ALL)
 
 
 class Multi:
@@ -116,8 +144,9 @@ class Multi:
     #: ZooKeeper's OpCode.multi is kazoo's; kazoo looks for it to give results of its own another form
     type: ClassVar[int] = serialization.Transaction.type
 
-    def __init__(self, operations: Sequence[Op], root: str) -> None:
-        """``root`` precedes every path."""
+    def __init__(self, operations: Sequence[Op], root: str, acl: bytes = _OPEN_TO_ALL) -> None:
+        """``root`` precedes every path; ``acl`` is that of created nodes."""
+        self._acl = acl
         self._operations = operations
         self._root = root.encode()
 
@@ -133,7 +162,7 @@ class Multi:
                 parts += (_BEGIN[_CHECK], *place, _INT.pack(op.version))
             elif isinstance(op, Create):
                 flags = _INT.pack(int(op.ephemeral))
-                parts += (_BEGIN[_CREATE], *place, _INT.pack(len(op.data)), op.data, _OPEN_TO_ALL, flags)
+                parts += (_BEGIN[_CREATE], *place, _INT.pack(len(op.data)), op.data, self._acl, flags)
             else:
                 parts += (_BEGIN[_DELETE], *place, _INT.pack(op.version))
         parts.append(_END)

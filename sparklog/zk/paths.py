@@ -21,9 +21,16 @@ BROKER_ID_SEQUENCE = "/brokers/seqid"
 PRODUCER_IDS = "/brokers/producer_ids"
 TOPICS = "/brokers/topics"
 TOPIC_IDS = "/brokers/topic_ids"
+#: ids of topics that were deleted, the newest of them: what names them is the child's name
+DELETED_TOPICS = "/brokers/deleted_topics"
 #: the driver's word to a generation of the barrier job, and what that generation reported
 DIRECTIVE = "/cluster/directive"
 GENERATION = "/cluster/generation"
+#: made when the driver closes a ZooKeeper of its own to those that do not know the cluster's secret; its data are the
+#: ids of the secrets for which that is done
+PROTECTED = "/cluster/protected"
+#: made once every broker proves the cluster's secret, and never taken away: from then on each has to
+PROOF_REQUIRED = "/cluster/proof_required"
 CONTROLLER = "/controller"
 CONTROLLER_EPOCH = "/controller_epoch"
 CONFIG = "/config"
@@ -32,6 +39,8 @@ DELETE_TOPICS = "/admin/delete_topics"
 STOPPING = "/admin/stopping"
 #: requests to elect leaders, ephemeral; each is deleted by the controller once it is carried out
 ELECTIONS = "/admin/elections"
+#: replicas that do not cut committed records which their leaders lack; each node is ephemeral
+CUT_REFUSALS = "/admin/cut_refusals"
 DRIVER = "/driver"
 DRIVER_EPOCH = "/driver_epoch"
 
@@ -47,6 +56,7 @@ BASE = (
     PRODUCER_IDS,
     TOPICS,
     TOPIC_IDS,
+    DELETED_TOPICS,
     CONTROLLER_EPOCH,
     CONFIG,
     ISR_CHANGES,
@@ -54,6 +64,7 @@ BASE = (
     DELETE_TOPICS,
     STOPPING,
     ELECTIONS,
+    CUT_REFUSALS,
     DRIVER_EPOCH,
 )
 
@@ -82,6 +93,10 @@ def election(request_id: str) -> str:
     return f"{ELECTIONS}/{request_id}"
 
 
+def cut_refusal(name: str) -> str:
+    return f"{CUT_REFUSALS}/{name}"
+
+
 def isr_change(broker_id: int) -> str:
     return f"{ISR_CHANGES}/{broker_id}"
 
@@ -92,6 +107,10 @@ def topic(name: str) -> str:
 
 def topic_id(identity: str) -> str:
     return f"{TOPIC_IDS}/{identity}"
+
+
+def deleted_topic(identity: str) -> str:
+    return f"{DELETED_TOPICS}/{identity}"
 
 
 def partitions(name: str) -> str:

@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from enum import Enum
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from kazoo import exceptions as kazoo_errors
@@ -24,9 +25,20 @@ from kazoo.handlers.threading import KazooTimeoutError
 from kazoo.protocol.states import KazooState
 
 from sparklog.errors import ClusterError
+from sparklog.protocol.proof import KeyRing
+from sparklog.zk import paths
 from sparklog.zk.company import Company
-from sparklog.zk.errors import ZkBadVersion, ZkError, ZkMultiFailed, ZkNodeExists, ZkNoNode, ZkUnreachable
-from sparklog.zk.kazoo_parts import Connections, Handler, Multi
+from sparklog.zk.errors import (
+    ZkBadVersion,
+    ZkError,
+    ZkMultiFailed,
+    ZkNoAuth,
+    ZkNodeExists,
+    ZkNoNode,
+    ZkNotEmpty,
+    ZkUnreachable,
+)
+from sparklog.zk.kazoo_parts import CLOSED, OPEN_TO_ALL, Connections, Handler, Multi, acl_bytes
 from sparklog.zk.ops import Check, Create, Delete, Op, SetData
 
 #: Requests inside kazoo at a time. kazoo wakes its thread with one byte a request over a blocking socket pair that
@@ -70,7 +82,14 @@ _STATES = {
 class ZkSession:
     """Owner: one asyncio loop; all methods are called there. Life cycle: ``open``, requests, ``close``."""
 
-    def __init__(self, connect: str, *, session_timeout_ms: int, client_id: tuple[int, bytes] | None = None) -> None:
+    def __init__(
+        self,
+        connect: str,
+        *,
+        session_timeout_ms: int,
+        client_id: tuple[int, bytes] | None = None,
+        keys: KeyRing | None = None,
+    ) -> None:
         hosts, _, chroot = connect.partition("/")
         self._root = f"/{chroot.strip('/')}" if chroot.strip("/") else ""
         self.connect_string = connect
@@ -79,6 +98,10 @@ class ZkSession:
         #: Counts sessions: grows by one with each new one.
         self.generation = 0
         self.session_id = 0
+        self._keys = KeyRing() if keys is None else keys
+        #: Of nodes that this session creates, as kazoo has it and as a multi carries it.
+        self._acl = OPEN_TO_ALL
+        self._acl_bytes = acl_bytes(OPEN_TO_ALL)
         self._loop = asyncio.get_running_loop()
         self._inbox: deque[Callable[[], None]] = deque()
         self._inbox_scheduled = False
@@ -113,19 +136,23 @@ class ZkSession:
         session_timeout_ms: int = 6000,
         connect_timeout_ms: int = 15_000,
         client_id: tuple[int, bytes] | None = None,
+        keys: KeyRing | None = None,
     ) -> ZkSession:
-        """Connect and make sure that the chroot exists.
+        """Connect and make sure that the chroot exists. ``keys``: the cluster's secrets, which a ZooKeeper of the
+        cluster's own asks for, see ``protection``.
 
         Raises:
             ClusterError: no ZooKeeper answered within ``connect_timeout_ms``.
         """
-        session = cls(connect, session_timeout_ms=session_timeout_ms, client_id=client_id)
+        session = cls(connect, session_timeout_ms=session_timeout_ms, client_id=client_id, keys=keys)
         try:
             session._client.start_async()
             await session.connected(timeout_ms=connect_timeout_ms)
             parts = [part for part in session._root.split("/") if part]
             for depth in range(1, len(parts) + 1):
                 await session._ensure("/" + "/".join(parts[:depth]))
+            if session._keys:
+                await session._begin_protection(timeout_ms=connect_timeout_ms)
         except ZkUnreachable:
             await session.close()
             raise ClusterError(f"no ZooKeeper answered at {connect} within {connect_timeout_ms} ms") from None
@@ -183,6 +210,47 @@ class ZkSession:
 
         return remove
 
+    # --- protection ----------------------------------------------------------------------------------------------
+
+    async def authenticate(self) -> None:
+        """Prove the cluster's secrets to ZooKeeper, on this connection and on every later one, and create nodes that
+        are closed to others from now on. Raises ZkUnreachable."""
+        for secret in self._keys.secrets:
+            credential = f"sparklog:{secret.derive('zookeeper').hex()}"
+            await self._submit(partial(self._client.add_auth_async, "digest", credential), lambda _: None)
+        self._acl, self._acl_bytes = CLOSED, acl_bytes(CLOSED)
+
+    async def _begin_protection(self, *, timeout_ms: int) -> None:
+        """Authenticate if this ZooKeeper is closed to others, else as soon as it is. Raises ZkUnreachable."""
+        looked = asyncio.Event()
+        task = self._loop.create_task(self._follow_protection(looked), name="watch for protection")
+        self._tasks.add(task)
+        task.add_done_callback(self._watch_ended)
+        try:
+            await asyncio.wait_for(looked.wait(), timeout_ms / 1000)
+        except asyncio.TimeoutError:
+            raise ZkUnreachable(f"ZooKeeper did not answer within {timeout_ms} ms") from None
+
+    async def _follow_protection(self, looked: asyncio.Event) -> None:
+        while True:
+            changed = asyncio.Event()
+            try:
+                await self.connected()
+                if await self.exists(paths.PROTECTED, on_change=changed.set):
+                    await self.authenticate()
+                    looked.set()
+                    return  # it is never taken back
+            except ZkUnreachable:
+                if self.state is SessionState.CLOSED:
+                    return
+                continue
+            except ZkError as error:
+                log.warning("asking ZooKeeper again whether it is protected, after %s", error)
+                await asyncio.sleep(PAUSE_S)
+                continue
+            looked.set()
+            await changed.wait()
+
     # --- requests: each returns a future at once -----------------------------------------------------------------
 
     def get(self, path: str, *, on_change: Callable[[], None] | None = None) -> asyncio.Future[Node]:
@@ -211,7 +279,7 @@ class ZkSession:
         """Create a node; the result is its path, which ``sequence`` numbers."""
         path = self._root + path
         return self._submit(
-            lambda: self._client.create_async(path, data, ephemeral=ephemeral, sequence=sequence),
+            lambda: self._client.create_async(path, data, acl=self._acl, ephemeral=ephemeral, sequence=sequence),
             lambda created: str(created)[len(self._root) :],
         )
 
@@ -219,6 +287,11 @@ class ZkSession:
         """Write a node, bound to ``version`` unless -1. The result is its new version."""
         path = self._root + path
         return self._submit(lambda: self._client.set_async(path, data, version), lambda stat: int(stat.version))
+
+    def set_acl(self, path: str) -> asyncio.Future[None]:
+        """Give a node the ACL of those that this session creates."""
+        path = self._root + path
+        return self._submit(lambda: self._client.set_acls_async(path, list(self._acl)), lambda _: None)
 
     def delete(self, path: str, version: int = -1) -> asyncio.Future[None]:
         path = self._root + path
@@ -245,7 +318,7 @@ class ZkSession:
 
     def _commit(self, ops: Sequence[Op]) -> Any:
         result = self._client.handler.async_result()
-        self._client._call(Multi(ops, self._root), result)
+        self._client._call(Multi(ops, self._root, self._acl_bytes), result)
         return result
 
     async def ensure(self, path: str) -> None:
@@ -254,7 +327,7 @@ class ZkSession:
 
     async def _ensure(self, absolute: str) -> None:
         with suppress(ZkNodeExists):
-            await self._submit(lambda: self._client.create_async(absolute, b""), lambda _: None)
+            await self._submit(lambda: self._client.create_async(absolute, b"", acl=self._acl), lambda _: None)
 
     async def patiently(self, ask: Callable[[], Awaitable[_T]]) -> _T:
         """Repeat what may be repeated until ZooKeeper has answered it, however long that takes. What is refused for a
@@ -437,6 +510,8 @@ _NAMED: tuple[tuple[type[Exception], type[ZkError]], ...] = (
     (kazoo_errors.NoNodeError, ZkNoNode),
     (kazoo_errors.NodeExistsError, ZkNodeExists),
     (kazoo_errors.BadVersionError, ZkBadVersion),
+    (kazoo_errors.NoAuthError, ZkNoAuth),
+    (kazoo_errors.NotEmptyError, ZkNotEmpty),
 )
 #: What kazoo answers without having sent anything.
 _NOT_SENT = (kazoo_errors.ConnectionClosedError,)

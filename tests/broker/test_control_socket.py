@@ -14,6 +14,7 @@ import pytest
 from sparklog.broker.control_socket import MAX_PATH_BYTES, ControlSocket
 from sparklog.broker.lease import Lease, LeaseName
 from sparklog.errors import ConfigError
+from sparklog.protocol.proof import Secret
 
 
 class Steered:
@@ -27,6 +28,9 @@ class Steered:
 
     def stop(self, *, controlled: bool) -> None:
         self.asked.append(f"stop controlled={controlled}")
+
+    def learn(self, secrets: tuple[Secret, ...]) -> None:
+        self.asked += [f"learn {secret.key_id}" for secret in secrets]
 
     def adopted(self) -> None:
         self.asked.append("adopted")
@@ -141,3 +145,20 @@ def test_a_path_too_long_for_a_socket_is_refused_with_its_length(directory: Path
             await ControlSocket(path, lease, Steered()).open()
 
     asyncio.run(run())
+
+
+def test_the_newest_supervisor_tells_the_secrets_and_a_superseded_one_does_not(directory: Path) -> None:
+    first, second = Secret(b"1" * 32), Secret(b"2" * 32)
+
+    async def scenario(connect: Callable[[], Coroutine[Any, Any, Supervisor]], lease: Lease, steered: Steered) -> None:
+        supervisor = await connect()
+        told = [second.hex(), first.hex()]
+        assert (await supervisor.ask(op="hello", driver_epoch=2, generation=1, secrets=told))["ok"]
+        assert steered.asked == [f"learn {second.key_id}", f"learn {first.key_id}", "adopted"]
+        late = await connect()
+        answer = await late.ask(op="hello", driver_epoch=1, generation=9, secrets=["3" * 64])
+        assert not answer["ok"] and len(steered.asked) == 3
+        answer = await late.ask(op="hello", driver_epoch=3, generation=1, secrets=["no secret"])
+        assert not answer["ok"] and "no secret" not in answer["error"] and len(steered.asked) == 3
+
+    play(directory, scenario)

@@ -19,6 +19,8 @@ from sparklog.protocol.messages import (
     PartitionDecision,
     TopicChange,
 )
+from sparklog.protocol.proof import Identity
+from sparklog.protocol.senders import Sender
 from sparklog.record.schema import DEFAULT_SCHEMA, schema_message
 from sparklog.testing.process_cluster import ProcessCluster, wait_until
 from tests.broker.support import decoded, encoded, fetch, list_offset, read_all
@@ -73,7 +75,7 @@ def test_data_kept_for_the_isr_goes_with_the_membership(cluster: ProcessCluster)
     cluster.stop_controller()
     try:
         cluster.start_broker(2)
-        with cluster.connect(2) as connection:
+        with cluster.connect(2, identity=Identity(Sender.CONTROLLER, -1, 1)) as connection:
 
             def tell(sequence: int, isr: tuple[int, ...], *, full: bool) -> None:
                 state = LeaderAndIsr(0, 50, isr, 1)

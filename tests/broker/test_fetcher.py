@@ -90,10 +90,15 @@ def run(
     asyncio.run(go())
 
 
+def _replica(**more: object) -> SimpleNamespace:
+    return SimpleNamespace(**{"leader_epoch": 0, "refuses_cut": False, **more})
+
+
 def partition(topic_id: str = "id", **more: object) -> SimpleNamespace:
     log = SimpleNamespace(log_end_offset=0, last_epoch=-1, log_start_offset=0)
     tp = TopicPartition("t", 0)
-    return SimpleNamespace(tp=tp, topic_id=topic_id, log=log, stopped=False, is_cutting=False, **more)
+    states = {"stopped": False, "is_cutting": False, "awaits_name": False, "replica": _replica()}
+    return SimpleNamespace(tp=tp, topic_id=topic_id, log=log, **{**states, **more})
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -129,7 +134,7 @@ def test_a_late_answer_of_a_deposed_leader_moves_no_log_start(
 ) -> None:
     """After an unclean election it may have begun where its successor still holds committed records."""
     moved: list[int] = []
-    replica = SimpleNamespace(leader_epoch=1, lagging=False)
+    replica = _replica(leader_epoch=1, lagging=False)
     followed = partition(replica=replica, leader_answered=lambda *_: None, advance_log_start=moved.append)
 
     async def scenario(broker: BrokerState, leader: FakeLeader) -> None:
@@ -144,7 +149,7 @@ def test_a_late_answer_of_a_deposed_leader_moves_no_log_start(
 
 def test_nothing_is_kept_of_a_partition_that_is_not_followed_any_more(tmp_path: Path) -> None:
     """Connections last for months, and topics come and go."""
-    replica = SimpleNamespace(leader_epoch=0)
+    replica = _replica()
     followed = partition(replica=replica, leader_answered=lambda *_: None)
 
     async def scenario(broker: BrokerState, leader: FakeLeader) -> None:
@@ -159,7 +164,7 @@ def test_nothing_is_kept_of_a_partition_that_is_not_followed_any_more(tmp_path: 
 def test_nothing_is_kept_of_a_partition_whose_request_is_answered_when_it_is_not_followed_any_more(
     tmp_path: Path,
 ) -> None:
-    followed = partition(replica=SimpleNamespace(leader_epoch=0), leader_answered=lambda *_: None)
+    followed = partition(replica=_replica(), leader_answered=lambda *_: None)
 
     async def scenario(broker: BrokerState, leader: FakeLeader) -> None:
         leader.hold = True
@@ -185,7 +190,7 @@ def test_an_answer_about_a_topic_that_was_made_anew_meanwhile_is_not_applied(
     def version(topic_id: str) -> SimpleNamespace:
         return partition(
             topic_id,
-            replica=SimpleNamespace(leader_epoch=0),
+            replica=_replica(),
             leader_answered=lambda event, *_: applied.append((topic_id, event.high_watermark)),
         )
 
@@ -235,7 +240,7 @@ def test_a_partition_whose_log_is_being_cut_is_not_asked_for(
         await until(lambda: len(leader.held) == 3)
         assert [(wanted.topic, wanted.fetch_offset) for wanted in leader.last.partitions] == [("t", 0)]
 
-    followed = partition(replica=SimpleNamespace(leader_epoch=0), leader_answered=ordered)
+    followed = partition(replica=_replica(), leader_answered=ordered)
     run(tmp_path, (*beside, FetchedPartition("t", 0, 0, 0, 0, 0, 0, diverging=(0, 0))), followed, scenario)
 
 
@@ -251,5 +256,5 @@ def test_a_follower_that_is_registered_anew_does_not_wait_for_its_long_poll(tmp_
         await until(lambda: leader.held == [4, 5])
         assert len(leader.connections) == 1
 
-    followed = partition(replica=SimpleNamespace(leader_epoch=0), leader_answered=lambda *_: None)
+    followed = partition(replica=_replica(), leader_answered=lambda *_: None)
     run(tmp_path, (FetchedPartition("t", 0, 0, 0, 0, 0, 0),), followed, scenario)

@@ -43,6 +43,8 @@ from sparklog.protocol.messages import (
     TopicChange,
     encode_message,
 )
+from sparklog.protocol.proof import Identity
+from sparklog.protocol.senders import Sender
 from sparklog.record.header import HEADER_BYTES
 from sparklog.record.schema import DEFAULT_SCHEMA, schema_message
 from sparklog.testing.process_cluster import ProcessCluster, wait_until
@@ -218,8 +220,9 @@ def test_numbers_beyond_reason_in_a_fetch(connection: BlockingConnection, number
         assert code_of(fetch_request(session_epoch=number)) == ErrorCode.FETCH_SESSION_ID_NOT_FOUND
         assert refused(connection, fetch_request(isolation=number)).code is ErrorCode.INVALID_REQUEST
         # Claims to be a follower whose position is believed: from a broker that is no replica it must not be.
-        strange = fetch_request(replica_id=number, incarnation=number, partition_leader_epoch=0)
-        assert code_of(strange) == ErrorCode.NOT_LEADER_OR_FOLLOWER
+        strange = fetch_request(replica_id=number, incarnation=1, partition_leader_epoch=0)
+        assert refused(connection, strange).code is ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+        assert refused(connection, fetch_request(replica_id=1, incarnation=number)).code is ErrorCode.INVALID_REQUEST
     if number > 0:
         assert code_of(fetch_request(max_bytes=number)) == ErrorCode.NONE
     else:
@@ -229,7 +232,7 @@ def test_numbers_beyond_reason_in_a_fetch(connection: BlockingConnection, number
 
 @pytest.mark.parametrize("number", NUMBERS)
 def test_a_follower_that_claims_to_be_where_no_log_is(
-    cluster: ProcessCluster, connection: BlockingConnection, leading: int, number: int
+    cluster: ProcessCluster, victim: int, leading: int, number: int
 ) -> None:
     """Its high watermark would be everyone's."""
     epoch = cluster.metadata(leading, TOPIC).topics[0].partitions[0].leader_epoch
@@ -242,7 +245,8 @@ def test_a_follower_that_claims_to_be_where_no_log_is(
             partition_fetch_offset=number,
             partition_last_epoch=last_epoch,
         )
-        reply, body = connection.request(request)
+        with cluster.connect(victim, identity=cluster.as_broker(follower.broker_id)) as connection:
+            reply, body = connection.request(request)
         assert isinstance(reply, FetchReply)
         answer = reply.partitions[0]
         assert answer.code == ErrorCode.OFFSET_OUT_OF_RANGE or answer.diverging is not None
@@ -409,7 +413,8 @@ def test_epochs_that_no_zookeeper_counts_to(
     bad_port = BrokerEndpoint(7, "127.0.0.1", number, 1)
     assert refused(connection, update(cluster, victim, brokers=(bad_port,))).code is ErrorCode.INVALID_REQUEST
     if number == -1:
-        reply, _ = connection.request(update(cluster, victim, controller_epoch=-1))
+        with cluster.connect(victim, identity=Identity(Sender.CONTROLLER, -1, -1)) as controller:
+            reply, _ = controller.request(update(cluster, victim, controller_epoch=-1))
         assert isinstance(reply, ControlUpdateReply) and reply.code == ErrorCode.STALE_CONTROLLER_EPOCH
     else:
         error = refused(connection, update(cluster, victim, controller_epoch=number))
@@ -420,9 +425,11 @@ def test_a_giant_epoch_of_another_incarnation_is_not_taken_note_of(
     cluster: ProcessCluster, connection: BlockingConnection, victim: int
 ) -> None:
     told = update(cluster, victim, controller_epoch=2**31 - 1)
-    for incarnation in (told.incarnation - 1, told.incarnation + 1):
-        reply, _ = connection.request(msgspec.structs.replace(told, incarnation=incarnation))
-        assert isinstance(reply, ControlUpdateReply) and reply.code == ErrorCode.STALE_BROKER_EPOCH
+    assert refused(connection, told).code is ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+    with cluster.connect(victim, identity=Identity(Sender.CONTROLLER, -1, 2**31 - 1)) as controller:
+        for incarnation in (told.incarnation - 1, told.incarnation + 1):
+            reply, _ = controller.request(msgspec.structs.replace(told, incarnation=incarnation))
+            assert isinstance(reply, ControlUpdateReply) and reply.code == ErrorCode.STALE_BROKER_EPOCH
     assert cluster.metadata(victim).controller_epoch < 1000
 
 
@@ -437,7 +444,9 @@ def test_topics_that_cannot_be_hosted(cluster: ProcessCluster, connection: Block
     cluster.stop_controller()
     try:
         told = update(cluster, victim, topics=changes, partitions=decisions, sequence=2**40)
-        reply, _ = connection.request(told)
+        identity = Identity(Sender.CONTROLLER, -1, told.controller_epoch)
+        with cluster.connect(victim, identity=identity) as controller:
+            reply, _ = controller.request(told)
         assert isinstance(reply, ControlUpdateReply)
         assert {(name, code) for name, _, code, _ in reply.failed} == {
             ("no-schema", ErrorCode.INVALID_REQUEST),
@@ -449,7 +458,8 @@ def test_topics_that_cannot_be_hosted(cluster: ProcessCluster, connection: Block
         assert not [found for found in directory.parent.iterdir() if "schema" in found.name]
         escaping = TopicChange("../escaped", "id", (TopicSchema(0, good),), (), None, {})
         decision = PartitionDecision("../escaped", "id", 0, state, 0, (victim,))
-        reply, _ = connection.request(msgspec.structs.replace(told, topics=(escaping,), partitions=(decision,)))
+        with cluster.connect(victim, identity=identity) as controller:
+            reply, _ = controller.request(msgspec.structs.replace(told, topics=(escaping,), partitions=(decision,)))
         assert isinstance(reply, ControlUpdateReply)
         assert reply.code == ErrorCode.INVALID_TOPIC_EXCEPTION and "../escaped" in reply.detail
         assert not list(cluster.base_dir.rglob("escaped*"))
@@ -467,4 +477,4 @@ def test_connections_beyond_the_limit_are_told_and_closed(cluster: ProcessCluste
         for _ in range(250):
             stack.enter_context(cluster.connect(victim))
     assert caught.value.code is ErrorCode.THROTTLING_QUOTA_EXCEEDED
-    assert "200 connections" in caught.value.detail
+    assert "180 connections" in caught.value.detail

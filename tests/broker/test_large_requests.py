@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from sparklog.broker import produce
+from sparklog.broker import slices
 from sparklog.broker.dispatch import ConnectionHandler
 from sparklog.broker.fetch import Fetches
 from sparklog.errors import BrokerError, ErrorCode
@@ -43,8 +43,7 @@ class Scene(NamedTuple):
 
 @pytest.fixture(autouse=True)
 def one_partition_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(produce, "_TURN_S", 0.0)
-    monkeypatch.setattr(produce, "_LOOK_AT_CLOCK", 1)
+    monkeypatch.setattr(slices, "_TURN_S", 0.0)
 
 
 @asynccontextmanager

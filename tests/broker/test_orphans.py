@@ -33,7 +33,7 @@ def test_an_orphan_goes_where_a_living_driver_goes_without_it_and_none_goes_with
     cluster: ProcessCluster,
 ) -> None:
     create_topic(cluster, "orphaned")
-    driver = DriverSeat.take(cluster.zookeeper)
+    driver = DriverSeat.take(cluster.zookeeper, keys=cluster.keys)
     with ExitStack() as supervisors:
         try:
             _begin_generation(cluster, driver)

@@ -172,7 +172,8 @@ def test_what_a_broker_refuses(cluster: ProcessCluster, wide: pa.Table) -> None:
         assert "'nonsense'" in refused.detail
         # a replica gets whole batches or none
         follower = next(broker_id for broker_id in cluster.slots if broker_id != leads)
-        refused, body = ask(connection, ("c1",), replica_id=follower)
+        with cluster.connect(leads, identity=cluster.as_broker(follower)) as of_follower:
+            refused, body = ask(of_follower, ("c1",), replica_id=follower)
         assert refused.code == ErrorCode.INVALID_REQUEST and not body
         # at least one batch, however little is asked for, and few of them when they are small
         one, body = ask(connection, ("c1",), max_bytes=1)

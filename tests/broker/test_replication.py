@@ -121,7 +121,7 @@ def test_a_waiting_consumer_gets_its_records_before_their_producer_hears(cluster
     topic = f"first-{acks}"
     create_topic(cluster, topic, replicas=3 if acks == ACKS_ALL else 1)
     with cluster.connect(leader(cluster, topic)) as connection:
-        produce(connection, topic, encoded(1, "a"), acks=acks)
+        produce(connection, topic, encoded(1, "a"), acks=ACKS_ALL)  # the new log has its name then
         for offset in range(1, 4):
             wanted = FetchPartition(topic, 0, "", -1, offset, 1 << 20)
             connection.send(Fetch(0, CONSUMER, -1, 30_000, 1, 1 << 20, 0, 0, -1, (wanted,)))

@@ -96,7 +96,8 @@ def test_a_coordinator_deposed_while_stopped_refuses_nothing_for_good(cluster: P
             assert client.end(commit=True).complete
         assert client.coordinator() == 2
     with ExitStack() as ends:
-        asked = {kind: ends.enter_context(cluster.connect(2, timeout_s=PATIENCE_S)) for kind in kinds}
+        other = cluster.as_broker(0)
+        asked = {kind: ends.enter_context(cluster.connect(2, identity=other, timeout_s=PATIENCE_S)) for kind in kinds}
         cluster.kill(2, signal.SIGSTOP)
         try:
             for kind, client in clients.items():
@@ -133,8 +134,8 @@ def _is_elsewhere(client: Client) -> bool:
 def test_what_cannot_be_confirmed_is_not_refused_for_good(cluster: ProcessCluster) -> None:
     key = key_at(cluster, 2, "unconfirmed")
     touch, verify = TouchTransaction(0, key, "run"), VerifyTransaction(0, key, STRANGER, 0, "any", 0)
-    number = coordinating(cluster, key)
-    with cluster.connect(2, timeout_s=PATIENCE_S) as connection:
+    number, other = coordinating(cluster, key), cluster.as_broker(0)
+    with cluster.connect(2, identity=other, timeout_s=PATIENCE_S) as connection:
         for broker_id in (0, 1):
             cluster.kill(broker_id, signal.SIGSTOP)
         try:
@@ -148,7 +149,7 @@ def test_what_cannot_be_confirmed_is_not_refused_for_good(cluster: ProcessCluste
         for broker_id in (0, 1):
             cluster.kill(broker_id)
         wait_isr(cluster, "__transaction_state", {2}, number)
-        with cluster.connect(2, timeout_s=PATIENCE_S) as connection:
+        with cluster.connect(2, identity=other, timeout_s=PATIENCE_S) as connection:
             for question in (touch, verify, touch):
                 code_of(connection, question, ErrorCode.COORDINATOR_NOT_AVAILABLE)
     finally:

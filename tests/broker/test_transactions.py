@@ -228,7 +228,7 @@ def test_a_repeated_marker_is_answered_when_the_first_is_committed(cluster: Proc
     client.write("marked", 0, 1, "v")
     request = WriteMarkers(0, (TransactionMarker("marked", 0, (), ((client.producer_id, 0),)),))
     assert leader(cluster, "marked") == 0
-    with cluster.connect(0) as connection:
+    with cluster.connect(0, identity=cluster.as_broker(2)) as connection:
         cluster.kill(1, signal.SIGSTOP)
         try:
             sent = [connection.send(request), connection.send(request), connection.send(DescribeBroker(0))]

@@ -21,10 +21,22 @@ from sparklog.broker.upkeep import Upkeep
 from sparklog.config import broker_config
 from sparklog.errors import StorageError
 from sparklog.model import TopicPartition
+from sparklog.storage.checkpoints import RESERVE_FILE
 from sparklog.storage.log_set import LogDirectory
 from sparklog.storage.partition_file import read_partition_file
 from sparklog.testing.sim_disk import SimDisk
-from tests.storage.batches import SCHEMAS, TOPIC_ID, TP, append, batch, config, create_log, fill, open_directory
+from tests.storage.batches import (
+    LOG_DIR,
+    SCHEMAS,
+    TOPIC_ID,
+    TP,
+    append,
+    batch,
+    config,
+    create_log,
+    fill,
+    open_directory,
+)
 
 
 class _Partitions(list[Partition]):
@@ -68,6 +80,12 @@ class _Broker:
         self.failures.append(error)
 
 
+def _name(directory: LogDirectory) -> None:
+    """Have a checkpoint name all logs, so that none is written for that."""
+    directory.checkpoint()
+    directory.take_named()
+
+
 def _keep_up(directory: LogDirectory, until: Callable[[_Broker], object], *hosted: Partition) -> _Broker:
     async def met(broker: _Broker) -> None:
         while not until(broker):  # noqa: ASYNC110 - the disk tells nobody
@@ -102,7 +120,11 @@ def test_a_disk_that_refuses_the_checkpoint_ends_the_broker() -> None:
 def test_a_full_disk_does_not() -> None:
     disk = SimDisk()
     directory = open_directory(disk=disk)
-    fill(create_log(directory), 1)
+    log = create_log(directory)
+    fill(log, 1)
+    _name(directory)
+    log.set_high_watermark(1)  # there is something to write, and no room in reserve for it
+    disk.remove(LOG_DIR / RESERVE_FILE)
     disk.capacity_bytes = disk.used_bytes
     broker = _keep_up(directory, lambda broker: broker.counters["checkpoint.failed"] > 1)
     assert not broker.failures and directory.offline is None
@@ -115,6 +137,7 @@ def test_the_loop_goes_on_while_a_flush_waits_for_the_disk() -> None:
     directory = open_directory(disk=disk)
     log = create_log(directory, flush_ms=1)
     fill(log, 1)
+    _name(directory)
     disk.slow = True
     partition = cast(Partition, SimpleNamespace(log=log, offline=None, tp=log.tp))
     turns = 0
@@ -204,6 +227,7 @@ def test_a_flush_that_nobody_waits_for_any_more_is_heard_at_the_end(broken: bool
     directory = open_directory(disk=disk)
     log = create_log(directory, flush_ms=1)
     fill(log, 1)
+    _name(directory)
     disk.slow = True
     partition = cast(Partition, SimpleNamespace(log=log, offline=None, tp=log.tp))
 

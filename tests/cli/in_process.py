@@ -25,8 +25,13 @@ class Result(NamedTuple):
 Cli = Callable[..., Result]
 
 
-def in_process(*arguments: object, stdin: bytes = b"") -> Result:
-    out, err = io.BytesIO(), io.StringIO()
+class _Terminal(io.BytesIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def in_process(*arguments: object, stdin: bytes = b"", on_terminal: bool = False) -> Result:
+    out, err = _Terminal() if on_terminal else io.BytesIO(), io.StringIO()
     stdout = io.TextIOWrapper(out, write_through=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))

@@ -14,8 +14,10 @@ from pathlib import Path
 import pytest
 
 from sparklog.cli.main import run
+from sparklog.client.admin import Admin
 from sparklog.cluster.controller_loop import ControllerLoop
 from sparklog.cluster.embedded_zookeeper import EmbeddedZookeeper
+from sparklog.testing.process_cluster import ProcessCluster
 
 PATIENCE_S = 60.0
 
@@ -112,3 +114,28 @@ def test_what_is_wrong_is_one_line(zookeeper: str, tmp_path: Path, capsys: pytes
             assert err.count("\n") == 1
     finally:
         at_work.stop()
+
+
+def test_a_standby_leads_a_cluster_with_the_copy_of_its_secret(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with ProcessCluster(1) as cluster:
+        place = ("-z", cluster.zookeeper)
+        assert run(["controller", "--standby", *place]) == 2
+        assert "--secret-file" in capsys.readouterr().err
+        copy = tmp_path / "copy"
+        copy.write_bytes(cluster.secret_file.read_bytes())
+        copy.chmod(0o644)
+        assert run(["controller", "--standby", *place, "--secret-file", str(copy)]) == 2
+        assert "chmod 600" in capsys.readouterr().err
+        copy.chmod(0o600)
+        standby = Standby(cluster.zookeeper, "--secret-file", str(copy))
+        try:
+            standby.says("standing by")
+            cluster.stop_controller()
+            standby.says("in epoch 2")
+            with Admin(cluster.bootstrap) as admin:
+                admin.create_topic("told-by-the-standby", partitions=1, replication_factor=1)
+                admin.wait_until_in_sync(timeout_s=PATIENCE_S)
+        finally:
+            standby.end(signal.SIGKILL)

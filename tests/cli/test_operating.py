@@ -205,6 +205,7 @@ def test_points_in_time() -> None:
     assert found is not None
     assert dt.timedelta(seconds=89) < now - found < dt.timedelta(seconds=90.1)
     assert point_in_time("2026-01-01T00:00Z") == dt.datetime(2026, 1, 1, tzinfo=dt.timezone.utc)
+    assert point_in_time("2026-01-01T00:00") == dt.datetime(2026, 1, 1, tzinfo=dt.timezone.utc)
     assert point_in_time("-1w") is None
 
 
@@ -213,3 +214,14 @@ def test_nobody_to_ask_is_no_yes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin.isatty", lambda: False, raising=False)
     with pytest.raises(ConfigError, match="give --yes"):
         confirm("Really?", "doing it", yes=False)
+
+
+def test_status_tells_numbers_of_brokers_from_their_ids(cli: Cli, fake: FakeCluster) -> None:
+    fake.stop(1)
+    lines = dict(line.split(maxsplit=1) for line in cli("cluster", "status").text.splitlines() if "answer" not in line)
+    assert lines["brokers"] == "1 (0)"
+    fake.start(1)
+    shown = cli("cluster", "status").text
+    assert f"{'brokers':<18} 2 (0, 1)\n" in shown
+    assert f"{'not answering':<18} 0\n" in shown
+    assert json.loads(cli("cluster", "status", "--json").out)["brokers"] == [0, 1]

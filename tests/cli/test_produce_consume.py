@@ -11,6 +11,7 @@ import pyarrow.feather
 import pyarrow.parquet
 import pytest
 
+from sparklog.cli import files
 from sparklog.client.producer import Producer
 from tests.cli.in_process import Cli
 from tests.cli.rows import ROWS, TYPED, table_of
@@ -36,6 +37,28 @@ def test_empty_lines_are_records_wherever_they_stand(cli: Cli, fake: FakeCluster
     for text in (b"\n", b"a\n\nb\n", b"\n\n", b""):
         assert cli("produce", "t", stdin=text).code == 0
     assert table_of(fake, "t")["value"].to_pylist() == [b"", b"a", b"", b"b", b"", b""]
+
+
+def test_the_whole_input_is_one_record(
+    cli: Cli, fake: FakeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake.create("t")
+    text = b'{\n  "a": "b:c"\n}\n\xff\n'
+    (tmp_path / "a.json").write_bytes(text)
+    assert cli("produce", "t", "-f", "whole", "--quiet", stdin=text).code == 0
+    assert cli("produce", "t", tmp_path / "a.json", "--format", "whole").err.startswith("1 records written to t")
+    assert cli("produce", "t", "-f", "whole", "-K", ":", "--quiet", stdin=b"k\n:v:w\n").code == 0
+    assert cli("produce", "t", "-f", "whole", "-K", "|", "--quiet", stdin=b"v\n").code == 0
+    assert json.loads(cli("produce", "t", "-f", "whole", "--json").out)["records"] == 0, "a pipe without a byte"
+    found = table_of(fake, "t")
+    assert found.column("value").to_pylist() == [text, text, b"v:w\n", b"v\n"]
+    assert found.column("key").to_pylist() == [None, None, b"k\n", None]
+    monkeypatch.setattr(files, "_MOST_BYTES", 3)
+    refused = cli("produce", "t", "-f", "whole", stdin=b"four")
+    assert refused.code == 2
+    assert refused.err == "sparklog: standard input: over 3 bytes found: no record may be so large\n"
+    fake.create("typed", schema=TYPED)
+    assert cli("produce", "typed", "-f", "whole", stdin=b"x").code == 2
 
 
 def test_json_lines(cli: Cli, fake: FakeCluster) -> None:
@@ -67,11 +90,13 @@ def test_arrow_from_a_pipe(cli: Cli, fake: FakeCluster) -> None:
     [
         (["t", "--format", "json"], b"{not json}\n", "standard input"),
         (["t", "--format", "json"], b'{"speed": 1}\n', "'speed'"),
+        (["t", "--format", "json"], b"null\n", "line 1: null found, expected a JSON object"),
+        (["t", "--format", "json"], b"\n[1]\n", "line 2: [1] found, expected a JSON object"),
         (["t", "--format", "parquet"], b"not parquet", "standard input"),
         (["t", "--format", "arrow"], b"not arrow", "standard input: neither an Arrow file nor an Arrow stream"),
         (["t", "--format", "csv"], b"carrier,delay\nUA,late\n", "standard input"),
         (["t"], b"a line\n", "lines do not fit"),
-        (["t", "--format", "json", "-K", ":"], b"", "--key-separator is for lines"),
+        (["t", "--format", "json", "-K", ":"], b"", "--key-separator is for --format lines or whole"),
         (["none"], b"a line\n", "UNKNOWN_TOPIC_OR_PARTITION"),
         (["t", "missing.parquet"], b"", "missing.parquet: No such file"),
         (["t", "--format", "csv", "--acks", "2"], b"carrier\nUA\n", "acks="),
@@ -141,7 +166,7 @@ def test_json_of_both_kinds_of_topics(cli: Cli, fake: FakeCluster) -> None:
     found = [json.loads(line) for line in cli("consume", "typed", "-f", "json").text.splitlines()]
     assert found == ROWS.to_pylist()
     assert cli("consume", "typed").text == "UA\t1.5\nAA\t\n\t-2.0\n"
-    assert json.loads(cli("consume", "t", "-f", "json", "--from", 1).text)["value"] == "//4="
+    assert json.loads(cli("consume", "t", "-f", "json", "--from", 1).text)["value"] == {"base64": "//4="}
 
 
 def test_arrow_to_a_file_and_a_pipe(cli: Cli, fake: FakeCluster, tmp_path: Path) -> None:

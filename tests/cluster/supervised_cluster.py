@@ -9,13 +9,16 @@ import threading
 from collections.abc import Mapping
 from pathlib import Path
 
+from sparklog.broker.secret_file import new_secret
 from sparklog.client.admin import Admin
 from sparklog.cluster.barrier_task import retire_through
 from sparklog.cluster.controller_loop import ControllerLoop
 from sparklog.cluster.embedded_zookeeper import EmbeddedZookeeper
 from sparklog.cluster.slots import Slot
 from sparklog.cluster.supervisor import BrokerSupervisor
+from sparklog.protocol.proof import KeyRing
 from sparklog.zk.cluster_store import ClusterStore
+from sparklog.zk.protection import protect
 from sparklog.zk.session import ZkSession
 from tests.cluster.support import eventually, kill_noted, spec
 
@@ -27,8 +30,11 @@ class SupervisedCluster:
 
     def __init__(self, base_dir: Path, *, brokers: int = 3, settings: Mapping[str, str] | None = None) -> None:
         self._settings = dict(settings or {})
-        self._slots = [Slot(base_dir / f"slot-{number}", number, port) for number, port in enumerate(_ports(brokers))]
+        self._slots = [
+            Slot(base_dir / f"slot-{number}", number, port) for number, port in enumerate(free_ports(brokers))
+        ]
         self._base_dir = base_dir
+        self._keys = KeyRing([new_secret()])
         self._ready = threading.Event()
         self._end: asyncio.Event
         self._loop: asyncio.AbstractEventLoop
@@ -46,7 +52,8 @@ class SupervisedCluster:
         try:
             self._embedded = EmbeddedZookeeper.start(self._base_dir / "zookeeper")
             self.zookeeper = self._embedded.connect
-            self._controller = ControllerLoop(self.zookeeper, settings=self._settings)
+            asyncio.run(self._protect())
+            self._controller = ControllerLoop(self.zookeeper, settings=self._settings, keys=self._keys)
             self._controller.start()
             self._controller.wait_ready(START_TIMEOUT_S)
             self._thread.start()
@@ -69,9 +76,15 @@ class SupervisedCluster:
         if self._embedded is not None:
             self._embedded.stop()
 
+    async def _protect(self) -> None:
+        """As a driver does with a ZooKeeper of its own."""
+        session = await ZkSession.open(self.zookeeper, keys=self._keys)
+        await protect(session, self._keys)
+        await session.close()
+
     async def _run(self) -> None:
         self._loop, self._end = asyncio.get_running_loop(), asyncio.Event()
-        session = await ZkSession.open(self.zookeeper)
+        session = await ZkSession.open(self.zookeeper, keys=self._keys)
         try:
             store = ClusterStore(session)
             generation = spec(
@@ -80,6 +93,7 @@ class SupervisedCluster:
                 zookeeper=self.zookeeper,
                 settings=self._settings,
                 session_timeout_ms=6000,
+                secrets=self._keys.secrets,
             )
             for slot in self._slots:
                 slot.path.mkdir()
@@ -98,7 +112,7 @@ class SupervisedCluster:
             await session.close()
 
 
-def _ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
     """Free ones below those that the system hands out: none must be taken while its broker restarts. Tests that name
     their ports take them from 29,000 on (`tests/ports.py`)."""
     found: list[int] = []

@@ -22,6 +22,7 @@ from sparklog.controller.events import (
 from sparklog.model import TopicRecord
 from sparklog.zk.errors import ZkUnreachable
 from sparklog.zk.session import PAUSE_S, SessionState
+from sparklog.zk.unreadable import Unreadable
 
 
 class BreakingSession:
@@ -51,7 +52,7 @@ class BreakingSession:
 
 
 def term_on(session: BreakingSession, events: list[Event]) -> ControllerTerm:
-    store: Any = SimpleNamespace(session=session, cluster=session)
+    store: Any = SimpleNamespace(session=session, cluster=session, unreadable=Unreadable())
     core = Controller(controller_id="c", controller_epoch=1, settings=ControllerSettings())
     core.step = lambda event, now_ms: events.append(event) or []  # type: ignore[method-assign, func-returns-value]
     return ControllerTerm(store, core, cluster_id="", session_timeout_ms=1000, on_change=lambda: None)
@@ -100,7 +101,7 @@ def test_a_topic_made_anew_is_deleted_while_its_predecessors_deletion_is_still_r
                 await answered.wait()
             return True
 
-        term._store = cast(Any, SimpleNamespace(delete_topic=delete))
+        term._store = cast(Any, SimpleNamespace(delete_topic=delete, unreadable=Unreadable()))
         term._perform(DeleteTopic("t", "id-1"))
         term._perform(DeleteTopic("t", "id-1"))
         term._perform(DeleteTopic("t", "id-2"))
@@ -129,7 +130,7 @@ def test_a_topic_made_anew_is_read_again_while_its_predecessors_deletion_is_stil
         async def read(name: str) -> tuple[TopicRecord, int] | None:
             return found.get(name)
 
-        term._store = cast(Any, SimpleNamespace(delete_topic=delete, read_topic_again=read))
+        term._store = cast(Any, SimpleNamespace(delete_topic=delete, read_topic_again=read, unreadable=Unreadable()))
         term._perform(DeleteTopic("t", "id-1"))
         tasks = set(term._tasks)
         await term._read_topic("t")
@@ -164,6 +165,7 @@ def test_who_ends_is_known_to_be_gone_before_it_is_known_to_stop_no_more() -> No
                 read_stopping=lambda: answer(dict(asked)),
                 read_brokers=lambda: answer(()),
                 read_retired=lambda live: answer(frozenset()),
+                unreadable=Unreadable(),
             ),
         )
         await term._read_stopping()

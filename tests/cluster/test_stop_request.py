@@ -49,8 +49,11 @@ try:
     time.sleep(60)
 except SystemExit:
     print("lost", flush=True)
-while True:
-    time.sleep(0.01)
+try:
+    while True:
+        time.sleep(0.01)
+finally:  # one more signal, while Python ends, would end the process by itself
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
 """
 STOPPING = """
 import time

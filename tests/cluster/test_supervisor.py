@@ -32,6 +32,7 @@ def test_a_broker_is_started_in_its_own_session_with_its_own_output(tmp_path: Pa
             assert (serving.broker_id, serving.port, serving.adopted) == (4, 19092, False)
             assert os.getsid(serving.pid) == serving.pid != os.getsid(0)
             assert Path(f"/proc/{serving.pid}/fd/1").resolve() == (tmp_path / "broker.out").resolve()
+            assert (tmp_path / "broker.out").stat().st_mode & 0o077 == 0
 
     run(test())
 

@@ -9,6 +9,8 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 
+from msgspec import structs
+
 from sparklog.controller.controller import Controller, ControllerSettings
 from sparklog.controller.effects import (
     CREATE,
@@ -29,6 +31,7 @@ from sparklog.controller.effects import (
 )
 from sparklog.controller.events import (
     BrokersRead,
+    CutRefused,
     DeletionsRead,
     ElectionAsked,
     ElectionsRead,
@@ -88,6 +91,8 @@ class World:
         self.retired: set[int] = set()
         #: last registrations of those that have none
         self.absent: dict[int, BrokerRegistration] = {}
+        #: cuts that replicas refuse, as the next controller reads them
+        self.refusals: tuple[CutRefused, ...] = ()
         self.effects: list[Effect] = []
         self.told: list[tuple[int, ControlUpdate]] = []
         self.counters: Counter[str] = Counter()
@@ -116,7 +121,20 @@ class World:
         retired = frozenset(self.retired)
         deletions, elections = dict(self.deletions), dict(self.elections)
         absent = tuple(self.absent.values())
-        self.feed(Loaded(brokers, dict(self.stopping), snapshots, deletions, cautious, retired, elections, absent))
+        stopping = dict(self.stopping)
+        self.feed(
+            Loaded(
+                brokers,
+                stopping,
+                snapshots,
+                deletions,
+                cautious,
+                retired,
+                elections,
+                absent,
+                refusals=self.refusals,
+            )
+        )
 
     def _snapshot(self, name: str, *, states: bool = True) -> TopicSnapshot:
         record = self.topics[name]
@@ -202,7 +220,7 @@ class World:
     def leader_writes_isr(self, tp: TopicPartition, *isr: int, notify: bool = True) -> None:
         """The partition's leader changes its ISR in ZooKeeper; the controller may or may not hear of it yet."""
         node = self.nodes[tp]
-        state = LeaderAndIsr(node.state.leader, node.state.leader_epoch, isr, node.state.controller_epoch)
+        state = structs.replace(node.state, isr=isr)
         self.nodes[tp] = VersionedState(state, node.version + 1, node.leader_incarnation)
         if notify:
             told = TopicStates(tp.topic, self.topics[tp.topic].topic_id, {tp.partition: self.nodes[tp]})

@@ -13,7 +13,7 @@ from sparklog.controller.events import (
     UpdateLost,
 )
 from sparklog.errors import ErrorCode
-from sparklog.model import LeaderAndIsr, TopicPartition
+from sparklog.model import NO_LOSS, LeaderAndIsr, TopicPartition
 
 from .support import SESSION_TIMEOUT_MS, World, topic
 
@@ -52,11 +52,11 @@ def test_last_isr_member_offline_must_keep_its_claim() -> None:
     world = World(topic("t", (1, 2)))
     world.leader_writes_isr(TP, 1)
     world.lose(1)
-    assert world.state() == LeaderAndIsr(-1, 1, (1,), 1)
+    assert world.state() == LeaderAndIsr(-1, 1, (1,), 1, lossy_epoch=NO_LOSS)
     world.register(2, 2)
     assert world.state().leader == -1, "broker 2 lacks records that broker 1 acknowledged"
     world.register(1, 2)
-    assert world.state() == LeaderAndIsr(1, 2, (1,), 1)
+    assert world.state() == LeaderAndIsr(1, 2, (1,), 1, lossy_epoch=NO_LOSS)
 
 
 def test_unclean_election_only_where_the_topic_allows_it() -> None:

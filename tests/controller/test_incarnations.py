@@ -9,7 +9,7 @@ from sparklog.controller.events import (
     TopicRead,
     TopicSnapshot,
 )
-from sparklog.model import LeaderAndIsr, TopicPartition, VersionedState
+from sparklog.model import NO_LOSS, LeaderAndIsr, TopicPartition, VersionedState
 
 from .support import SESSION_TIMEOUT_MS, World, registration, topic
 
@@ -36,7 +36,7 @@ def test_bounced_broker_resumes_its_old_epoch_with_a_shorter_log() -> None:
     led = {decision.partition: decision.state.leader for decision in first.partitions}
     assert led == {0: -1, 1: 2, 2: 3}
     world.write_held()
-    assert world.knows(1)[TP] == LeaderAndIsr(1, 1, (1, 2, 3), 1)
+    assert world.knows(1)[TP] == LeaderAndIsr(1, 1, (1, 2, 3), 1, lossy_epoch=NO_LOSS)
 
 
 def test_bounced_leader_after_a_controller_change_still_gets_a_new_epoch() -> None:
@@ -57,7 +57,7 @@ def test_leader_not_in_its_own_isr() -> None:
     effects = world.controller.step(TopicRead(TopicSnapshot(THREE, {0: broken})), world.now_ms)
     [writes] = [effect.writes for effect in effects if isinstance(effect, WriteStates)]
     [fixed] = [write for write in writes if write.tp == TP]
-    assert (fixed.state, fixed.expected_version) == (LeaderAndIsr(2, 5, (2, 3), 1), 9)
+    assert (fixed.state, fixed.expected_version) == (LeaderAndIsr(2, 5, (2, 3), 1, lossy_epoch=5), 9)
 
 
 def test_empty_isr() -> None:

@@ -16,7 +16,7 @@ from sparklog.controller.events import (
     UpdateAnswered,
 )
 from sparklog.errors import ErrorCode
-from sparklog.model import LeaderAndIsr, TopicPartition, TopicStates, VersionedState
+from sparklog.model import NO_LOSS, LeaderAndIsr, TopicPartition, TopicStates, VersionedState
 
 from .support import SESSION_TIMEOUT_MS, World, registration, topic
 
@@ -46,7 +46,7 @@ def test_version_not_equal_loop_after_a_lost_cas_reply() -> None:
     world.nodes[TP] = VersionedState(write.state, 1, write.leader_incarnation)
     effects = world.feed(StatesUnknown((TP,)))
     assert [effect for effect in effects if isinstance(effect, (ReadStates, WriteStates))] == [ReadStates((TP,))]
-    assert world.knows(2)[TP] == LeaderAndIsr(2, 1, (1, 2, 3), 1)
+    assert world.knows(2)[TP] == LeaderAndIsr(2, 1, (1, 2, 3), 1, lossy_epoch=NO_LOSS)
 
 
 def test_a_write_that_never_left_is_decided_again() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from msgspec.structs import replace
 
 from sparklog.controller.effects import DeleteTopic
@@ -12,7 +13,7 @@ from sparklog.controller.events import (
     TopicRead,
     TopicSnapshot,
 )
-from sparklog.model import LeaderAndIsr, TopicPartition
+from sparklog.model import NO_LOSS, LeaderAndIsr, TopicPartition
 
 from .support import World, topic
 
@@ -81,7 +82,7 @@ def test_delete_and_re_create_a_topic_of_the_same_name_while_a_broker_is_away() 
     [update] = [update for broker_id, update in world.told if broker_id == 3 and update.incarnation == 2]
     assert update.full, "whatever it still has of the first topic is not named, so not its own"
     assert {decision.topic_id for decision in update.partitions} == {"id-2"}
-    assert world.knows(3)[TP] == LeaderAndIsr(1, 0, (1, 2), 1)
+    assert world.knows(3)[TP] == LeaderAndIsr(1, 0, (1, 2), 1, lossy_epoch=NO_LOSS)
 
 
 def test_a_topic_created_again_is_told_only_after_its_predecessors_deletion() -> None:
@@ -140,11 +141,26 @@ def test_a_deletion_asked_of_a_topic_made_anew_is_not_forgotten_with_its_predece
     assert DeleteTopic("t", "id-2") in core.step(TopicRead(anew), 0)
 
 
-def test_a_topic_removed_by_hand_is_forgotten_and_told() -> None:
-    world = World(THREE)
-    world.nodes.clear()
+@pytest.mark.parametrize("deleted", [True, False])
+def test_a_topic_that_is_gone_is_named_as_deleted_only_where_zookeeper_says_so(deleted: bool) -> None:
+    """Somebody removed its nodes by hand: brokers hear that no replica is theirs, and keep what they have."""
+    world = World(THREE, topic("kept", (1, 2), topic_id="id-kept"))
+    world.nodes = {tp: node for tp, node in world.nodes.items() if tp.topic != "t"}
     del world.topics["t"]
     world.told.clear()
-    world.feed(TopicGone("t"))
-    assert all(update.deleted == (("t", "id-t"),) for _, update in world.told)
+    world.feed(TopicGone("t", deleted))
+    assert len(world.told) == 3
+    for _, update in world.told:
+        assert update.deleted == ((("t", "id-t"),) if deleted else ())
+        assert update.full is not deleted
+        assert {decision.topic for decision in update.partitions} == (set() if deleted else {"kept"})
     assert world.lose(1) != []
+
+
+def test_a_topic_found_under_another_id_is_not_named_as_deleted() -> None:
+    world = World(THREE)
+    world.told.clear()
+    world.nodes.clear()
+    world.create(topic("t", (1, 2), topic_id="id-2"))
+    assert not any(update.deleted for _, update in world.told)
+    assert all(update.full for _, update in world.told[:3])

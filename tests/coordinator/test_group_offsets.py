@@ -6,11 +6,11 @@ import pytest
 
 from sparklog.coordinator.effects import Answer, Append, Done, Outcome, Refused, Rewritten
 from sparklog.coordinator.events import Appended, AppendRefused, RewriteRequested, Ticked
-from sparklog.coordinator.group_events import CommitRequested, TopicsGone
+from sparklog.coordinator.group_events import CommitRequested, DeleteRequested, TopicsGone
 from sparklog.coordinator.group_offsets import Groups, GroupSettings
 from sparklog.coordinator.group_records import FORMAT_VERSION, CommittedOffset, OffsetKey, group_record
 from sparklog.coordinator.log_records import Record
-from sparklog.errors import ClusterError
+from sparklog.errors import ClusterError, ErrorCode
 from sparklog.protocol.messages import GroupOffset
 
 HOUR_MS = 3_600_000
@@ -20,7 +20,8 @@ SETTINGS = GroupSettings(retention_ms=24 * HOUR_MS, handover_ms=HOUR_MS)
 class Host:
     """Appends are committed when the test says so; ``crash`` keeps what is in the log."""
 
-    def __init__(self) -> None:
+    def __init__(self, settings: GroupSettings = SETTINGS) -> None:
+        self._settings = settings
         self.now_ms = 1_000_000
         self.log: list[Record] = []
         self.log_start = 0
@@ -31,7 +32,7 @@ class Host:
         self.core = self._fresh()
 
     def _fresh(self) -> Groups:
-        core = Groups(SETTINGS)
+        core = Groups(self._settings)
         core.load(self.log[self.log_start :])
         core.start(self.now_ms)
         return core
@@ -224,3 +225,30 @@ def test_a_newer_format_is_refused_by_name() -> None:
         Groups().load([newer])
     with pytest.raises(ClusterError, match="cannot be read"):
         Groups().load([(b"\xc1", b"")])
+
+
+def test_a_new_group_beyond_the_bound_is_refused_and_known_ones_go_on() -> None:
+    host = Host(GroupSettings(max_groups=2))
+    first, second = host.commit(1, group="a"), host.commit(1, group="b")
+    third = host.commit(1, group="c")
+    refusal = host.answers[third]
+    assert isinstance(refusal, Refused) and refusal.code is ErrorCode.THROTTLING_QUOTA_EXCEEDED
+    assert "groups.max" in refusal.detail and "'c'" in refusal.detail
+    again = host.commit(2, group="b")
+    handed_over = host.commit(3, group="d", transaction=("key", 1))
+    host.settle()
+    assert [host.answers[ticket] for ticket in (first, second, again, handed_over)] == [Done()] * 4
+    assert host.core.names() == ["a", "b", "d"], "a transaction's decision stands"
+
+
+def test_a_deleted_group_makes_room_for_another() -> None:
+    host = Host(GroupSettings(max_groups=1))
+    host.commit(1, group="a")
+    host.settle()
+    assert isinstance(host.answers[host.commit(1, group="b")], Refused)
+    host.tickets += 1
+    host.step(DeleteRequested(host.tickets, "a"))
+    host.settle()
+    ticket = host.commit(1, group="b")
+    host.settle()
+    assert host.answers[ticket] == Done()

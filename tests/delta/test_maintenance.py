@@ -15,6 +15,7 @@ from deltalake import DeltaTable
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
+from sparklog.cli.starting import started
 from sparklog.client.admin import Admin
 from sparklog.client.producer import Producer
 from sparklog.delta.archive_table import ArchiveTable
@@ -111,6 +112,9 @@ def test_the_job_that_only_maintains(
 ) -> None:
     """Tables and quarantines, of several topics; a broker is not even named."""
     job = runpy.run_path(str(Path(__file__).parent.parent.parent / "jobs" / "archive.py"))
+    started()  # Ctrl-C is this process's
+    for name, value in (("SPARK_LOCAL_IP", "127.0.0.1"), ("PYSPARK_SUBMIT_ARGS", "pyspark-shell")):
+        monkeypatch.setenv(name, value)  # which the job changes
     table = Archived(lake, described(topic, OWN, partitions=1))
     for number in range(9):
         row = placed(pa.table({"n": [number]}), [0], [number], [FIRST_US])

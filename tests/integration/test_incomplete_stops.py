@@ -18,6 +18,7 @@ from sparklog.cluster import claims, embedded_zookeeper
 from sparklog.cluster.barrier import Generations
 from sparklog.cluster.barrier_task import STOPPED_IN_PART, alone, supervise
 from sparklog.cluster.cluster_driver import ClusterDriver
+from sparklog.cluster.cluster_secret import driver_keys
 from sparklog.cluster.embedded_zookeeper import EmbeddedZookeeper
 from sparklog.cluster.generation import Course, Directive, GenerationSpec
 from sparklog.cluster.local import LocalCluster
@@ -152,7 +153,7 @@ def test_brokers_of_other_hosts_cannot_be_stopped_from_here(drivers: Drivers, wh
     dead.wait()
 
     async def story() -> str:
-        async with opened(driver.zookeeper) as store:
+        async with opened(driver.zookeeper, keys=driver_keys(driver.data_dir)) as store:
             registry = BrokerRegistry(store.session, broker(7))
             own = registry._registration.pid_namespace
             boot, namespace = {
@@ -188,7 +189,7 @@ def test_a_broker_that_was_killed_elsewhere_is_waited_for_until_zookeeper_has_mi
     monkeypatch.setattr(seat, "live_brokers", live_brokers)
 
     async def story() -> str:
-        async with opened(driver.zookeeper) as store:
+        async with opened(driver.zookeeper, keys=driver_keys(driver.data_dir)) as store:
             await BrokerRegistry(store.session, broker(7)).start()
             stopping = asyncio.create_task(asyncio.to_thread(driver.stop))
             await asyncio.to_thread(looked.wait, PATIENCE_S)

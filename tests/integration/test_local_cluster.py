@@ -13,6 +13,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 import sparklog
+from sparklog.cluster.cluster_secret import driver_keys
 from sparklog.cluster.embedded_zookeeper import EmbeddedZookeeper
 from sparklog.errors import ClusterError
 from sparklog.zk.broker_registry import BrokerRegistry
@@ -40,9 +41,10 @@ def session(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize("session", ["local[4]"], indirect=True)
 def test_a_cluster_in_a_session_serves_its_jobs(
-    session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with sparklog.LocalCluster(session, brokers=3, data_dir=tmp_path, port=FirstPort.LOCAL_CLUSTER) as cluster:
+        assert "can run programs as the user of this process" in caplog.text, "the session does not authenticate"
         assert session.sparkContext.pythonExec == sys.executable
         assert len(cluster.bootstrap.split(",")) == 3
         pids = cluster.broker_pids()
@@ -54,6 +56,18 @@ def test_a_cluster_in_a_session_serves_its_jobs(
         rows.write.format("sparklog").option("topic", "letters").mode("append").save()
         read = session.read.format("sparklog").option("subscribe", "letters").load()
         assert read.count() == 1000
+
+        # The same for a session that only names the brokers.
+        session.sparkContext.pythonExec = "a Python without sparklog"
+        sparklog.configure(session, bootstrap=cluster.bootstrap)
+        assert session.sparkContext.pythonExec == sys.executable
+        assert session.read.format("sparklog").option("subscribe", "letters").load().count() == 1000
+        monkeypatch.setenv("PYSPARK_PYTHON", "the user's")
+        session.sparkContext.pythonExec = "the user's"
+        sparklog.configure(session, bootstrap=cluster.bootstrap)
+        assert session.sparkContext.pythonExec == "the user's", "what is named stays"
+        monkeypatch.delenv("PYSPARK_PYTHON")
+        sparklog.configure(session, bootstrap=cluster.bootstrap)
 
         killed = cluster.kill_broker(1)
         assert killed == pids[1]
@@ -96,7 +110,7 @@ def test_a_stop_says_which_brokers_run_on_where_it_had_no_task(session: SparkSes
     cluster = sparklog.LocalCluster(session, brokers=1, data_dir=tmp_path, port=FirstPort.LOCAL_CLUSTER)
 
     async def story() -> None:
-        async with opened(cluster.zookeeper) as store:
+        async with opened(cluster.zookeeper, keys=driver_keys(tmp_path)) as store:
             await BrokerRegistry(store.session, broker(7, host="elsewhere")).start()
             with pytest.raises(ClusterError, match=r"brokers run on where no task of the stop was: 7: start the clust"):
                 await asyncio.to_thread(cluster.stop)

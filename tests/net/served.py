@@ -86,7 +86,7 @@ class Served:
         """Connections, as when the process ends."""
 
         async def close() -> None:
-            for connection in list(self.server._limits.connections):
+            for connection in list(self.server._limits.places.connections):
                 connection.close()
             while self.server.connections:  # noqa: ASYNC110 - nobody is told that they have gone
                 await asyncio.sleep(0.001)

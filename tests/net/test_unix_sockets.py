@@ -224,7 +224,7 @@ def test_a_broker_that_ends_between_the_greetings_is_not_reached(kind: str) -> N
 
     def end(connection: socket.socket) -> None:
         connection.recv(1000)
-        for greeted in list(server.server._limits.connections):
+        for greeted in list(server.server._limits.places.connections):
             server.loop.call_soon_threadsafe(greeted.close)
         ended.wait(10)
 

@@ -166,6 +166,22 @@ def test_a_job_finds_the_source_without_registering_it(clone: Path, installed: l
     assert "bootstrap.servers" in done.stdout or "subscribe" in done.stdout
 
 
+def test_a_job_of_ones_own_on_this_machine_listens_on_loopback(clone: Path, installed: list[str]) -> None:
+    (clone / "words.py").write_text(
+        "import os\nprint(os.environ['PYSPARK_SUBMIT_ARGS'], os.environ.get('SPARK_LOCAL_IP'))\n"
+    )
+    job = str(clone / "words.py")
+    done = submit(clone, "--master", "local[2]", job)
+    assert done.stdout == (
+        "--conf spark.driver.host=127.0.0.1 --conf spark.driver.bindAddress=127.0.0.1 --conf spark.authenticate=true"
+        " --conf spark.ui.killEnabled=false --master local\\[2\\] pyspark-shell 127.0.0.1\n"
+    ), done.stderr
+    done = submit(clone, "--master=local", job, SPARK_LOCAL_IP="127.0.0.9")
+    assert done.stdout.startswith("--conf spark.driver.host=127.0.0.9 "), done.stderr
+    done = submit(clone, "--master", "spark://local:7077", job)
+    assert done.stdout == "--master spark://local:7077 pyspark-shell None\n", done.stderr
+
+
 def test_delta_is_for_jobs_that_want_it(clone: Path, installed: list[str]) -> None:
     (clone / "words.py").write_text("import os\nprint(os.environ['PYSPARK_SUBMIT_ARGS'])\n")
     given = ("--packages", "a:b:1", "--conf", "x=y", str(clone / "words.py"))

@@ -18,6 +18,7 @@ from sparklog.record.schema import (
     DEFAULT_KEY_COLUMNS,
     DEFAULT_SCHEMA,
     MAX_SCHEMA_BYTES,
+    check_case,
     check_event_time,
     check_extension,
     check_key_columns,
@@ -260,3 +261,13 @@ def test_plain_relatives_of_what_data_frames_bring() -> None:
     assert schema_message(plain)
     assert plain_schema(NESTED_SCHEMA).equals(NESTED_SCHEMA)
     assert nested_batch(1).schema.equals(NESTED_SCHEMA) and default_batch(1).schema.equals(DEFAULT_SCHEMA)
+
+
+@pytest.mark.parametrize(("existing", "added"), [([], ["Name", "name"]), (["Name"], ["NAME"])], ids=str)
+def test_columns_that_differ_in_case_only_are_refused(existing: list[str], added: list[str]) -> None:
+    with pytest.raises(BrokerError, match="differ in case only"):
+        check_case(existing, added)
+
+
+def test_other_columns_may_be_added_beside_columns_that_differ_in_case_only() -> None:
+    check_case(["Name", "name"], ["other", "Name"])

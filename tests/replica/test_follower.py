@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from sparklog.errors import ErrorCode
-from sparklog.model import NO_LEADER
+from sparklog.model import NO_LEADER, NO_LOSS, UNKNOWN_LOSS, LeaderAndIsr
 from sparklog.replica import effects as fx
 from sparklog.replica import events as ev
 from sparklog.testing.sim_log import SimLog
-from tests.replica.support import Stage, decided, log_of
+from tests.replica.support import LIVE, REPLICAS, Stage, decided, log_of, only
 
 
 def following(log: SimLog | None = None, *, high_watermark: int = 0, epoch: int = 9) -> Stage:
@@ -222,3 +222,88 @@ def test_a_consumers_offset_beyond_what_this_follower_knows_is_not_out_of_range(
     assert stage.replica.check_offset(2) == ErrorCode.OFFSET_NOT_AVAILABLE
     assert stage.replica.check_offset(70) == ErrorCode.OFFSET_NOT_AVAILABLE
     assert stage.replica.check_offset(1) is None
+
+
+def committed_log(*, high_watermark: int, lossy_epoch: int = NO_LOSS, epochs: tuple[int, ...] = (1, 1, 2, 2)) -> Stage:
+    """Return a follower of broker 2 in epoch 3 that knows the first records to be committed."""
+    stage = Stage(log_of(*epochs), high_watermark=high_watermark)
+    state = LeaderAndIsr(2, 3, (1, 2, 3), 1, lossy_epoch=lossy_epoch)
+    stage.send(ev.Decided(state, 1, REPLICAS, LIVE, 2))
+    return stage
+
+
+def diverging(
+    stage: Stage, epoch: int, end: int, *, log_start: int = 0, code: int = 0, outdated: bool = False
+) -> list[fx.Effect]:
+    log = stage.log
+    parts = None if code else (epoch, end)
+    return stage.send(
+        ev.LeaderAnswered(3, log.log_end_offset, code, 0, log_start, end, parts, 0, -1, log.last_epoch, outdated)
+    )
+
+
+def test_committed_records_are_not_cut_for_a_leader_that_lacks_them() -> None:
+    """It is said once, whatever the leader answers, and the log and its mark stay."""
+    stage = committed_log(high_watermark=3)
+    assert diverging(stage, 1, 2) == [fx.RefuseCut(2, 3, 2, 3)]
+    assert stage.replica.refuses_cut
+    assert diverging(stage, 1, 1) == []
+    assert diverging(stage, -1, 0) == []
+    assert (stage.log.log_end_offset, stage.replica.high_watermark) == (4, 3)
+
+
+def test_an_empty_leader_is_refused_as_well() -> None:
+    stage = committed_log(high_watermark=1)
+    assert diverging(stage, -1, 0) == [fx.RefuseCut(2, 3, 0, 1)]
+
+
+def test_what_is_not_committed_is_cut_as_ever() -> None:
+    stage = committed_log(high_watermark=2)
+    assert fx.TruncateLog(2) in diverging(stage, 1, 2)
+    assert not stage.replica.refuses_cut
+
+
+@pytest.mark.parametrize("lossy_epoch", [3, UNKNOWN_LOSS])
+def test_records_of_before_a_lossy_election_are_cut(lossy_epoch: int) -> None:
+    """The election gave them up. An earlier release does not tell of such elections."""
+    stage = committed_log(high_watermark=3, lossy_epoch=lossy_epoch)
+    assert only(diverging(stage, 1, 2), fx.TruncateLog) == [fx.TruncateLog(2)]
+
+
+def test_records_of_a_lossy_elections_own_epoch_are_kept() -> None:
+    stage = committed_log(high_watermark=4, lossy_epoch=2)
+    assert only(diverging(stage, 1, 2), fx.RefuseCut) == [fx.RefuseCut(2, 3, 2, 4)]
+
+
+def test_what_the_leaders_log_start_has_passed_is_let_go_of() -> None:
+    stage = committed_log(high_watermark=3)
+    assert only(diverging(stage, 0, 9, log_start=9, code=ErrorCode.OFFSET_OUT_OF_RANGE), fx.RestartLog) == [
+        fx.RestartLog(9)
+    ]
+
+
+def test_a_log_start_below_the_mark_does_not_excuse_a_leader() -> None:
+    stage = committed_log(high_watermark=3)
+    assert only(diverging(stage, 0, 1, log_start=1, code=ErrorCode.OFFSET_OUT_OF_RANGE), fx.RestartLog) == []
+    assert stage.replica.refuses_cut
+
+
+def test_an_outdated_log_is_copied_again_as_a_whole() -> None:
+    """Its leader has what follows, so it has what is here, or has let go of it."""
+    stage = committed_log(high_watermark=3)
+    again = diverging(stage, 0, 0, code=ErrorCode.OFFSET_OUT_OF_RANGE, outdated=True)
+    assert only(again, fx.RestartLog) == [fx.RestartLog(0)]
+
+
+def test_a_refusal_ends_with_the_role_and_when_histories_agree() -> None:
+    stage = committed_log(high_watermark=3)
+    diverging(stage, 1, 2)
+    agree = ev.LeaderAnswered(3, 4, 0, 4, 0, 4, None, 0, 4, stage.log.last_epoch)
+    assert stage.send(agree) == [fx.CutAccepted(), fx.HighWatermarkMoved(4)]
+    assert not stage.replica.refuses_cut
+    diverging(stage, 1, 2)
+    assert stage.replica.refuses_cut
+    stage.send(ev.Decided(LeaderAndIsr(3, 4, (1, 2, 3), 1, lossy_epoch=NO_LOSS), 2, REPLICAS, LIVE, 2))
+    assert not stage.replica.refuses_cut
+    stage.send(ev.Decided(LeaderAndIsr(1, 5, (1,), 1, lossy_epoch=NO_LOSS), 3, REPLICAS, LIVE, 1))
+    assert not stage.replica.refuses_cut and stage.replica.is_leader

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from sparklog.errors import ErrorCode
-from sparklog.model import LeaderAndIsr
+from sparklog.model import NO_EPOCH, LeaderAndIsr
 from sparklog.replica import effects as fx
 from sparklog.replica import events as ev
 from sparklog.replica.isr import CommittedIsr, PendingExpand, PendingShrink
 from sparklog.replica.purgatory import NEVER
 from sparklog.replica.replica import ReplicaSettings
 from sparklog.testing.sim_log import SimLog
-from tests.replica.support import LIVE, Stage, decided, log_of, one, only
+from tests.replica.support import LIVE, REPLICAS, Stage, decided, log_of, one, only
 
 
 def test_acks_all_waits_for_every_member() -> None:
@@ -473,3 +473,72 @@ def test_a_shorter_lag_time_counts_from_the_next_tick_on() -> None:
     stage.replica.settings = ReplicaSettings(lag_time_max_ms=1000)
     assert stage.send(decided(1, 1, 1)) == [], "told again, for the topic's settings"
     assert one(stage.wait(10), fx.WriteIsr).isr == (1, 2)
+
+
+def test_nothing_is_committed_before_the_leaders_own_log_has_its_name() -> None:
+    """Were the log lost then, this replica would take it for one that never held anything, and lead without it."""
+    stage = Stage()
+    stage.log.named = False
+    stage.lead()
+    ticket, effects = stage.produce()
+    assert only(effects, fx.AnswerProduce) == [] and stage.replica.append_epoch(-1) == NO_EPOCH
+    for follower in (2, 3):
+        effects = stage.fetch(follower, 1)
+        assert only(effects, fx.HighWatermarkMoved) == []
+    assert stage.replica.high_watermark == 0
+    stage.log.named = True
+    effects = stage.send(ev.LogNamed())
+    assert only(effects, fx.HighWatermarkMoved) == [fx.HighWatermarkMoved(1)]
+    assert one(effects, fx.AnswerProduce).ticket == ticket
+    assert stage.replica.append_epoch(-1) == 1
+
+
+def test_a_follower_and_a_replica_without_a_role_are_not_concerned_by_names() -> None:
+    stage = Stage()
+    assert stage.send(ev.LogNamed()) == []
+    stage.send(decided(2, 1, 1))
+    assert stage.send(ev.LogNamed()) == []
+
+
+def refused(stage: Stage, follower: int, offset: int, *, last_epoch: int) -> list[fx.Effect]:
+    """Let a follower fetch that does not cut committed records."""
+    return stage.send(
+        ev.FollowerFetched(follower, LIVE[follower], stage.replica.leader_epoch, offset, last_epoch, refuses=True)
+    )
+
+
+def test_a_leader_that_lacks_committed_records_acknowledges_nothing() -> None:
+    """Whatever the acks: what it acknowledged would have to go when the replica that has the records leads."""
+    stage = Stage()
+    stage.lead(epoch=3)
+    ticket, _ = stage.produce()
+    assert one(refused(stage, 2, 5, last_epoch=2), fx.AnswerDiverging)
+    assert only(stage.fetch(3, 1), fx.HighWatermarkMoved) == []
+    for acks in (-1, 0, 1):
+        assert stage.replica.append_epoch(acks) == NO_EPOCH
+        _, effects = stage.produce(acks)
+        assert one(effects, fx.AnswerProduce).code == ErrorCode.NOT_ENOUGH_REPLICAS
+        assert "replicas [2] hold committed records" in one(effects, fx.AnswerProduce).detail
+    stage.send(decided(1, 3, 2, isr=(1, 3)))  # the follower that refuses is out of the ISR by now
+    assert stage.replica.high_watermark == 0
+    effects = stage.fetch(2, 1)
+    assert stage.replica.append_epoch(1) == 3, "it has cut them, or has them no more"
+    stage.fetch(3, 1)
+    assert stage.replica.high_watermark == 1 and stage.replica.append_epoch(-1) == 3
+    assert ticket
+
+
+def test_a_fetch_that_refuses_and_does_not_diverge_is_served() -> None:
+    stage = Stage()
+    stage.lead(epoch=3)
+    stage.produce()
+    assert refused(stage, 2, 1, last_epoch=3)[-1] == fx.ServeFetch(1)
+    assert stage.replica.append_epoch(1) == 3
+
+
+def test_isr_writes_keep_the_epoch_of_the_last_lossy_election() -> None:
+    stage = Stage()
+    state = LeaderAndIsr(1, 3, (1, 2, 3), 1, lossy_epoch=2)
+    stage.send(ev.Decided(state, 1, REPLICAS, LIVE, 2))
+    effects = stage.send(ev.BrokersChanged({1: LIVE[1], 2: LIVE[2]}))
+    assert one(effects, fx.WriteIsr).lossy_epoch == 2

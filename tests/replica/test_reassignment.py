@@ -65,6 +65,26 @@ def test_an_order_to_let_go_renewed_while_one_that_stays_is_being_removed_does_n
     assert only(stage.send(ev.IsrWritten((1, 2, 3), 2)), fx.WriteIsr) == []
 
 
+def test_an_order_to_leave_is_withdrawn_though_the_leaders_own_write_overtook_the_news() -> None:
+    """The controller knows the version before the leader's write, and nothing makes it tell the leader again."""
+    stage = Stage()
+    [order] = only(stage.send(moving(1, (1, 2, 3, 4), leaving=LEAVING)), fx.WriteIsr)
+    stage.written(order)
+    stage.send(moving(1, (1, 2, 3, 4), leaving=frozenset({3}), replicas=(4, 1, 2, 3)))  # the target is (4, 1, 2) by now
+    [back] = only(stage.fetch(2, 0), fx.WriteIsr)
+    assert back.isr == (1, 4, 2)
+    assert only(stage.written(back) + stage.fetch(3, 0), fx.WriteIsr) == [], "this one is still to go"
+
+
+def test_an_overtaken_decision_sends_nobody_away() -> None:
+    """Whoever stays may have fallen out of the ISR with the write that overtook it."""
+    stage = Stage()
+    stage.send(moving(1, (1, 2, 3, 4), incarnations={1: 11, 2: 12, 4: 14}))  # 3 is dead
+    stage.send(ev.IsrWritten((1, 2, 4), 2))
+    assert only(stage.send(moving(1, (1, 2, 3, 4), leaving=LEAVING)), fx.WriteIsr) == []
+    assert stage.replica.isr == (1, 2, 4)
+
+
 def test_a_state_read_from_zookeeper_voids_the_order() -> None:
     stage = Stage()
     stage.send(moving(1, (1, 2, 3, 4), leaving=LEAVING))
@@ -159,3 +179,33 @@ def test_of_an_epoch_that_is_over_an_overtaken_decision_says_nothing() -> None:
     stage.lead(epoch=2, version=2, isr=(1, 2), replicas=(1, 2))
     stage.send(decided(1, 1, 1, (1, 2)))
     assert one(stage.fetch(3, 0), fx.RefuseFetch).code == ErrorCode.NOT_LEADER_OR_FOLLOWER
+
+
+def deposed(isr: tuple[int, ...]) -> tuple[Stage, list[fx.Effect]]:
+    """Broker 1 led, and reads from ZooKeeper that broker 2 leads in epoch 2: with a move that it does not know of."""
+    stage = Stage(log_of(1))
+    stage.lead()
+    return stage, stage.send(ev.IsrRefused(LeaderAndIsr(2, 2, isr, 1), 5, 1))
+
+
+def test_a_deposed_leader_that_is_out_of_the_isr_follows_nobody_before_it_is_told_of_the_epoch() -> None:
+    """The epoch is to fence whoever is no replica since the move that ended with it."""
+    stage, effects = deposed((2, 3))
+    assert only(effects, fx.StartFetching) == []
+    assert (stage.replica.role, stage.replica.leader_epoch) == ("follower", 2)
+    stage.send(decided(2, 2, 5, (2, 3), replicas=(2, 3)))
+    assert stage.replica.dismissed
+
+
+def test_a_deposed_leader_follows_once_it_is_told_that_it_is_a_replica_in_the_epoch() -> None:
+    for version in (4, 5, 6):  # older than what it has read, where the new leader has written the ISR since
+        stage, _ = deposed((2, 3))
+        assert one(stage.send(decided(2, 2, version, (2, 3))), fx.StartFetching) == fx.StartFetching(2, 2)
+        assert only(stage.send(decided(2, 2, version, (2, 3))), fx.StartFetching) == []
+    stage, _ = deposed((2, 3))
+    assert only(stage.send(decided(2, 1, 4, (2, 3))), fx.StartFetching) == [], "of an earlier epoch that says nothing"
+
+
+def test_a_deposed_leader_that_is_in_the_isr_follows_at_once() -> None:
+    _, effects = deposed((2, 1))
+    assert one(effects, fx.StartFetching) == fx.StartFetching(2, 2)

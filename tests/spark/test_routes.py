@@ -8,7 +8,7 @@ from pyspark.sql.types import DataType, StructType
 
 from sparklog.errors import BrokerError, ConfigError
 from sparklog.record.schema import DEFAULT_SCHEMA
-from sparklog.spark.routes import plan_route
+from sparklog.spark.routes import plan_route, with_topic_names
 from sparklog.spark.schema import TopicShape, topic_columns
 from sparklog.spark.topic_route import TopicRoute, find_topic_column, rows_by_value
 
@@ -111,3 +111,21 @@ def test_the_topic_column() -> None:
         find_topic_column(struct(value="string"))
     with pytest.raises(ConfigError, match="column topic is int, string expected"):
         find_topic_column(struct(topic="integer"))
+
+
+@pytest.mark.parametrize(
+    ("own", "given", "expected"),
+    [
+        (["Name"], ["name"], ["Name"]),
+        (["Name", "name"], ["name"], ["name"]),
+        (["Name", "name"], ["NAME"], ["NAME"]),
+        (["Name"], ["name", "NAME"], ["name", "NAME"]),
+        (["Name"], ["Name", "name"], ["Name", "name"]),
+        (["Partition"], ["partition"], ["partition"]),
+    ],
+    ids=str,
+)
+def test_names_that_differ_in_case_are_the_topics_where_only_one_fits(
+    own: list[str], given: list[str], expected: list[str]
+) -> None:
+    assert with_topic_names(own, struct(**dict.fromkeys(given, "string"))).fieldNames() == expected

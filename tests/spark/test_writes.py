@@ -51,6 +51,21 @@ def test_a_topic_is_made_and_extended_and_a_write_with_a_name_is_written_once(
     assert totals.first() == Row(n=30, twice=10, ids=45 + 145 + 45)
 
 
+def test_columns_match_whatever_their_case_and_none_is_added_that_differs_in_case_only(
+    spark: SparkSession, admin: Admin, topic: str, fails: Callable[[Callable[[], object]], str]
+) -> None:
+    admin.create_topic(topic, schema="Name string, Value int", partitions=1)
+    write(spark.sql("select 'a' name, 1 VALUE"), topic)
+    write(spark.sql("select 'b' Name, 2 value, 3 more"), topic, mergeSchema="true")
+    assert admin.describe_topic(topic).schema.names == ["Name", "Value", "more"]
+    assert {tuple(row) for row in read(spark, topic).select("Name", "Value", "more").collect()} == {
+        ("a", 1, None),
+        ("b", 2, 3),
+    }
+    both = spark.sql("select 'a' `n`, 1 `N`")
+    assert "differ in case only" in fails(lambda: write(both, f"{topic}-both", createTopic="true"))
+
+
 def test_kafka_like_columns_make_a_topic_of_kafkas_columns(spark: SparkSession, admin: Admin, topic: str) -> None:
     write(spark.sql("select 'k' key, 'v' value, 'x' topic"), topic, createTopic="true")
     assert read(spark, topic).select("key", "value").collect() == [Row(key=bytearray(b"k"), value=bytearray(b"v"))]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import pyarrow as pa
@@ -85,13 +86,14 @@ def open_directory(
     hot_bytes: int = 1 << 20,
     load: bool = True,
     max_open_segments: int = 100,
+    settings: Mapping[str, str] | None = None,
 ) -> LogDirectory:
     """A log directory whose removals happen at once."""
     directory = LogDirectory.open(
         path,
         cluster_id="cluster",
         broker_id=1,
-        config=broker_config({"hot.batches.bytes": str(hot_bytes)}),
+        config=broker_config({"hot.batches.bytes": str(hot_bytes), **(settings or {})}),
         disk=disk,
         boot_id=boot_id,
         in_background=lambda work: work(),

@@ -375,3 +375,107 @@ def test_a_checkpoint_has_every_log_however_few_have_moved(disk: SimDisk) -> Non
     assert sorted(marks) == [("many", 0), ("many", 1)]
     assert (marks["many", 0].high_watermark, marks["many", 0].log_start_offset) == (6, 3)
     assert marks["many", 1].high_watermark == 3
+
+
+def test_a_log_that_is_set_aside_is_served_again_whole(disk: SimDisk) -> None:
+    directory = open_directory(disk=disk)
+    log = create_log(directory)
+    fill(log, 4)
+    log.set_high_watermark(6)
+    topic_id, end, epoch = log.topic_id, log.log_end_offset, log.last_epoch
+    directory.set_aside(TP, reason="no topic has it")
+    assert directory.get(TP) is None
+    [entry] = directory.kept_aside.entries()
+    assert (entry.tp, entry.mark.topic_id, entry.mark.reason) == (TP, topic_id, "no topic has it")
+    assert (entry.mark.intact, entry.mark.log_end_offset, entry.mark.last_epoch) == (True, end, epoch)
+    assert entry.size_bytes == directory.kept_aside.size_bytes() > 0
+    directory.checkpoint()
+    disk.restart(page_cache_lost=False)
+
+    directory = open_directory(disk=disk)
+    assert (directory.logs(), directory.missing) == ([], {})
+    assert directory.put_back(TP, "another id") is None
+    again = directory.put_back(TP, topic_id)
+    assert again is not None and again is directory.get(TP)
+    assert (again.log_end_offset, again.high_watermark, again.last_epoch) == (end, 6, epoch)
+    assert not again.findings
+    assert directory.kept_aside.entries() == []
+    fill(again, 1)
+
+
+def test_the_copy_that_was_set_aside_last_is_served_again(disk: SimDisk) -> None:
+    directory = open_directory(disk=disk)
+    for batches in (1, 3):
+        fill(create_log(directory), batches)
+        directory.set_aside(TP, reason=f"{batches} batches")
+    topic_id = directory.kept_aside.entries()[0].mark.topic_id
+    log = directory.put_back(TP, topic_id)
+    assert log is not None
+    [left] = directory.kept_aside.entries()
+    assert left.mark.reason == "1 batches"
+    directory.remove_set_aside(left.name)
+    assert directory.kept_aside.entries() == []
+    with pytest.raises(FileNotFoundError):
+        directory.remove_set_aside(left.name)
+
+
+def test_what_could_not_be_opened_is_set_aside_and_never_served_again_by_itself(disk: SimDisk) -> None:
+    directory = open_directory(disk=disk)
+    log = create_log(directory)
+    fill(log, 1)
+    disk.restart(page_cache_lost=False)
+    replace_file(disk, LOG_DIR / str(TP) / PARTITION_FILE, b"")
+    directory = open_directory(disk=disk)
+    [entry] = directory.kept_aside.entries()
+    assert (entry.tp, entry.mark.intact) == (TP, False)
+    assert directory.put_back(TP, log.topic_id) is None
+
+
+def test_a_log_that_was_set_aside_is_there_after_a_power_cut(disk: SimDisk) -> None:
+    directory = open_directory(disk=disk)
+    log = create_log(directory)
+    fill(log, 4)
+    commit_and_seal(log)
+    directory.write_clean_marker()
+    directory.set_aside(TP, reason="no topic has it")
+    directory.kept_aside.sync()
+    changes = disk.changes
+    directory.kept_aside.sync()
+    assert disk.changes == changes
+    disk.restart(page_cache_lost=True)
+    again = open_directory(disk=disk).put_back(TP, log.topic_id)
+    assert again is not None and again.log_end_offset == log.log_end_offset
+
+
+def test_a_log_that_was_set_aside_is_whole_after_a_power_cut() -> None:
+    disk = SimDisk()
+    directory = open_directory(disk=disk)
+    log = create_log(directory)
+    fill(log, 4)
+    log.set_high_watermark(log.log_end_offset)
+    end, topic_id = log.log_end_offset, log.topic_id
+    directory.set_aside(TP, reason="no topic claims it")
+    directory.kept_aside.sync()
+    disk.restart(page_cache_lost=True)
+    again = open_directory(disk=disk).put_back(TP, topic_id)
+    assert again is not None
+    assert (again.log_end_offset, again.high_watermark) == (end, end)
+
+
+def test_no_new_log_is_made_over_one_that_could_not_be_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = SimDisk()
+    directory = open_directory(disk=disk)
+    log = create_log(directory)
+    fill(log, 4)
+    topic_id = log.topic_id
+    directory.set_aside(TP, reason="no topic claims it")
+
+    def failing(path: Path) -> None:
+        raise OSError(errno.EIO, "on purpose")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(disk, "remove", failing)
+        with pytest.raises(StorageError, match="putting"):
+            directory.put_back(TP, topic_id)
+    with pytest.raises(StorageError, match="start the broker again"):
+        directory.put_back(TP, topic_id)

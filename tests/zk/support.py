@@ -9,6 +9,7 @@ from typing import Any
 
 from sparklog.errors import ClusterError
 from sparklog.model import BrokerRegistration, LeaderAndIsr, TopicPartition, TopicRecord, TopicSchema
+from sparklog.protocol.proof import KeyRing
 from sparklog.zk import codecs, paths
 from sparklog.zk.broker_registry import BrokerRegistry
 from sparklog.zk.cluster_store import ClusterStore, WriteOutcome
@@ -23,8 +24,10 @@ STATE = LeaderAndIsr(1, 0, (1, 2, 3), 1)
 
 
 @asynccontextmanager
-async def opened(connect: str, *, session_timeout_ms: int = 2000) -> AsyncIterator[ClusterStore]:
-    session = await ZkSession.open(connect, session_timeout_ms=session_timeout_ms)
+async def opened(
+    connect: str, *, session_timeout_ms: int = 2000, keys: KeyRing | None = None
+) -> AsyncIterator[ClusterStore]:
+    session = await ZkSession.open(connect, session_timeout_ms=session_timeout_ms, keys=keys)
     try:
         store = ClusterStore(session)
         await store.prepare()

@@ -13,7 +13,8 @@ import pytest
 from sparklog.cluster.barrier_task import retire_through
 from sparklog.cluster.embedded_zookeeper import EmbeddedZookeeper
 from sparklog.cluster.process import ProcessIdentity
-from sparklog.model import BrokerRegistration
+from sparklog.errors import ClusterError
+from sparklog.model import BrokerRegistration, SeenNumbers, TopicPartition
 from sparklog.testing.network import ZOOKEEPER, broker_party
 from sparklog.testing.proxies import ProxyNetwork
 from sparklog.zk import codecs, paths
@@ -250,6 +251,8 @@ class Noted:
 
     def __init__(self, incarnation: int | None, *, full: bool = False) -> None:
         self.incarnation = incarnation
+        #: The last one that ZooKeeper has counted, as far as it was noted.
+        self.counted = -1
         self.noted: list[int] = []
         self._full = full
 
@@ -258,6 +261,12 @@ class Noted:
             raise OSError("no space left on device")
         self.incarnation = incarnation
         self.noted.append(incarnation)
+
+    def note_counted(self, incarnation: int) -> None:
+        self.counted = incarnation
+
+    def seen(self) -> SeenNumbers:
+        return SeenNumbers(5, "controller", 7000, 3)
 
 
 @pytest.mark.parametrize(("known", "trusted"), [(0, False), (1, False), (2, True), (3, True), (None, True)])
@@ -278,6 +287,85 @@ def test_a_directory_that_missed_an_incarnation_is_not_trusted(connect: str, kno
             await until(lambda: registry.incarnation == 4, "a new registration")
             assert [b.trusted for b in await store.live_brokers()] == [trusted], "the mark stands"
             await registry.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_directory_that_is_doubted_is_not_trusted_whatever_its_disk_has_noted(connect: str) -> None:
+    """Its disk has failed and took no note of it: the next process finds it as it was. Nobody adds the broker to an ISR
+    meanwhile, and a session that expires changes nothing."""
+
+    async def scenario() -> None:
+        directory = Noted(0)
+        async with opened(connect) as store:
+            registry = await registered(store, broker(1), directory=directory)
+            assert [b.trusted for b in await store.live_brokers()] == [True]
+            await registry.doubt_directory()
+            assert (await store.session.get(paths.incarnation(1))).version == registry.incarnation + 1
+            await registry.close()
+        assert directory.incarnation == 1
+        async with opened(connect) as store:
+            registry = await registered(store, broker(1), directory=directory)
+            assert [b.trusted for b in await store.live_brokers()] == [False]
+            await registry.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_process_that_doubts_its_directory_is_not_trusted_after_an_expiry(connect: str) -> None:
+    async def scenario() -> None:
+        async with opened(connect) as store:
+            registry = await registered(store, broker(1), directory=Noted(0))
+            await registry.doubt_directory()
+            before = registry.incarnation
+            await expire(store.session)
+            await until(lambda: registry.incarnation > before, "a new registration")
+            assert [b.trusted for b in await store.live_brokers()] == [False]
+            await registry.close()
+
+    asyncio.run(scenario())
+
+
+def test_an_incarnation_is_never_counted_twice_by_a_zookeeper_that_was_put_back(connect: str) -> None:
+    async def scenario() -> None:
+        directory = Noted(0)
+        async with opened(connect) as store:
+            await (await registered(store, broker(1), directory=directory)).close()
+            assert directory.counted == 1
+            # 2,500 registrations later ZooKeeper is put back from a copy made here.
+            directory.incarnation = directory.counted = 2501
+        async with opened(connect) as store:
+            registry = await registered(store, broker(1), directory=directory)
+            [found] = await store.live_brokers()
+            assert (found.incarnation, found.trusted) == (2502, True)
+            assert found.seen == directory.seen()
+            assert (registry.incarnation, directory.counted) == (2502, 2502)
+            await registry.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_process_that_ended_before_it_was_registered_raises_nothing(connect: str) -> None:
+    async def scenario() -> None:
+        directory = Noted(2)
+        directory.counted = 1
+        async with opened(connect) as store:
+            await (await registered(store, broker(1))).close()
+        async with opened(connect) as store:
+            await (await registered(store, broker(1), directory=directory)).close()
+            assert directory.counted == 2
+
+    asyncio.run(scenario())
+
+
+def test_an_incarnation_out_of_all_reason_is_not_made_up_for(connect: str) -> None:
+    async def scenario() -> None:
+        directory = Noted(1_000_000)
+        directory.counted = 1_000_000
+        async with opened(connect) as store:
+            with pytest.raises(ClusterError, match=r"counts incarnation 0, and 1000000 .* zookeeper rebuild"):
+                await registered(store, broker(1), directory=directory)
+            assert await store.live_brokers() == ()
 
     asyncio.run(scenario())
 
@@ -419,3 +507,72 @@ def test_an_end_is_told_once_zookeeper_is_back(tmp_path: Path) -> None:
     finally:
         for found in (server, *again):
             found.stop()
+
+
+ONE, TWO = TopicPartition("t", 0), TopicPartition("u", 5)
+
+
+def test_a_registration_names_the_logs_in_doubt_and_its_mark_keeps_them(connect: str) -> None:
+    """Doubts of processes that no controller has heard of add up."""
+
+    async def scenario() -> None:
+        async with opened(connect) as other:
+            controller = ControllerStore(other.session)
+            for found, kept in (([ONE], (ONE,)), ([TWO], (ONE, TWO)), ([], (ONE, TWO))):
+                async with opened(connect) as store:
+                    registry = BrokerRegistry(store.session, broker(1))
+                    registry.doubt(found)
+                    await registry.start(timeout_ms=30_000)
+                    [live] = await controller.read_brokers()
+                    assert (live.trusted, live.doubted) == (False, kept)
+                    assert live.doubts(kept[0]) and not live.doubts(TopicPartition("t", 1))
+                    assert [(b.trusted, b.doubted) for b in await store.live_brokers()] == [(False, kept)]
+                    await registry.close()
+            await controller.trust_broker(1, 3)
+            async with opened(connect) as store:
+                registry = await registered(store, broker(1))
+                [live] = await controller.read_brokers()
+                assert (live.trusted, live.doubted) == (True, ())
+                await registry.close()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("first", ["whole", "earlier release", "too many", "rubbish"])
+def test_doubt_about_all_logs_is_not_narrowed_by_doubt_about_one(connect: str, first: str) -> None:
+    async def scenario() -> None:
+        async with opened(connect) as store:
+            registry = BrokerRegistry(store.session, broker(1, trusted=first != "whole"))
+            if first == "too many":
+                registry.doubt([TopicPartition("t", number) for number in range(1001)])
+            await registry.start(timeout_ms=30_000)
+            await registry.close()
+            if first == "earlier release":
+                await store.session.create(paths.untrusted(1), codecs.encode(codecs.CounterNode(1)))
+            if first == "rubbish":
+                await store.session.create(paths.untrusted(1), b"?")
+        async with opened(connect) as store:
+            registry = BrokerRegistry(store.session, broker(1))
+            registry.doubt([ONE])
+            await registry.start(timeout_ms=30_000)
+            [live] = await ControllerStore(store.session).read_brokers()
+            assert (live.trusted, live.doubted, live.doubts(TWO)) == (False, (), True)
+            await registry.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_process_that_was_heard_has_no_log_in_doubt_after_an_expiry(connect: str) -> None:
+    async def scenario() -> None:
+        async with opened(connect) as store:
+            registry = BrokerRegistry(store.session, broker(1))
+            registry.doubt([ONE])
+            await registry.start(timeout_ms=30_000)
+            registry.vouch()
+            await ControllerStore(store.session).trust_broker(1, 1)
+            await expire(store.session)
+            await until(lambda: registry.incarnation == 2, "a new registration")
+            assert [(b.trusted, b.doubted) for b in await store.live_brokers()] == [(True, ())]
+            await registry.close()
+
+    asyncio.run(scenario())

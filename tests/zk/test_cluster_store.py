@@ -173,10 +173,34 @@ def test_ids_are_never_handed_out_twice(connect: str) -> None:
         async with opened(connect) as one, opened(connect) as two:
             ids = await asyncio.gather(*(store.allocate_broker_id() for store in (one, two) * 5))
             assert sorted(ids) == list(range(10))
-            blocks = await asyncio.gather(*(store.next_producer_ids() for store in (one, two) * 3))
+            blocks = await asyncio.gather(*(store.next_producer_ids(now_s=0) for store in (one, two) * 3))
             assert sorted(block.start for block in blocks) == [i * 1000 for i in range(6)]
             found = await asyncio.gather(one.cluster_id(), two.cluster_id())
             assert found[0] == found[1] == await two.cluster_id(create=False)
+
+    asyncio.run(scenario())
+
+
+def test_producer_ids_stay_apart_when_their_counter_goes_back(connect: str) -> None:
+    """ZooKeeper is put back from an older copy: the clock has gone on."""
+
+    async def scenario() -> None:
+        async with opened(connect) as store:
+            await store.session.set(paths.PRODUCER_IDS, b'{"value": 5000}')
+            first = await store.next_producer_ids(now_s=1_800_000_000.9)
+            second = await store.next_producer_ids(now_s=1_800_000_000.9)
+            assert (first.start, second.start) == (1_800_000_000 * 2**20, first.stop)
+            await store.session.set(paths.PRODUCER_IDS, b'{"value": 5000}')
+            assert (await store.next_producer_ids(now_s=1_800_000_001)).start > second.stop
+            # A clock that goes back, and a counter that is ahead of it, take nothing back.
+            ahead = await store.next_producer_ids(now_s=1_700_000_000)
+            assert ahead.start == 1_800_000_001 * 2**20 + 1000
+            # What a broker has seen given out counts as well.
+            seen = ahead.stop + 7
+            assert (await store.next_producer_ids(now_s=1_700_000_000, above=seen)).start == seen
+            # But not a number that no clock has come to.
+            damaged = await store.next_producer_ids(now_s=1_700_000_000, above=2**63)
+            assert damaged.start == seen + len(ahead)
 
     asyncio.run(scenario())
 

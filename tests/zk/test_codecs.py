@@ -32,8 +32,8 @@ def test_partition_state_comes_back(state: LeaderAndIsr, incarnation: int) -> No
     st.builds(
         TopicRecord,
         name=st.just("t"),
-        topic_id=st.text(),
-        assignment=st.lists(st.lists(ids, min_size=1).map(tuple)).map(tuple),
+        topic_id=st.from_regex(r"[a-zA-Z0-9_-]{1,249}", fullmatch=True),
+        assignment=st.lists(st.lists(ids, min_size=1, unique=True).map(tuple), min_size=1).map(tuple),
         schemas=st.lists(st.builds(TopicSchema, ids, st.binary())).map(tuple),
         key_columns=st.lists(st.text()).map(tuple),
         event_time=st.none() | st.text(),
@@ -46,7 +46,7 @@ def test_topic_record_comes_back(record: TopicRecord) -> None:
 
 def test_broker_registration_comes_back() -> None:
     registration = BrokerRegistration(
-        3, "h", 9092, "boot", "c", trusted=False, rack="r1", incarnation=5, pid=7, pid_namespace=8
+        3, "h", 9092, "boot", "c", trusted=False, rack="r1", incarnation=5, pid=7, pid_namespace=8, start_time=9
     )
     assert codecs.decode_broker("/b", codecs.encode_broker(registration), 3) == registration
 

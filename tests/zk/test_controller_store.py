@@ -239,11 +239,11 @@ def test_deleting_a_topic_takes_everything_and_may_be_repeated(connect: str) -> 
             await write(store, *WRITES)  # one of its two partitions has a state
             await cluster.request_delete_topic("orders", "id-1")
             assert await store.read_deletions() == {"orders": "id-1"}
-            assert [(t.record, t.states) for t in await store.read_topics()] == [
+            assert [(t.record, t.states) for t in (await store.read_topics()).topics] == [
                 (TOPIC, {0: VersionedState(STATE, 0, 7)})
             ]
             assert await store.delete_topic("orders", "id-1")
-            assert await store.read_topics() == ()
+            assert (await store.read_topics()).topics == ()
             assert await store.read_deletions() == {}
             assert await cluster.session.children(paths.TOPIC_IDS) == ()
             assert await store.delete_topic("orders", "id-1")
@@ -265,7 +265,7 @@ def test_a_deletion_repeated_after_a_lost_answer_leaves_the_topic_that_was_made_
             assert await write(store, (TP, STATE, NO_NODE, "id-2")) == [Written(0)]
             await cluster.request_delete_topic("orders", "id-2")
             assert await store.delete_topic("orders", "id-1")
-            assert [(t.record, t.states) for t in await store.read_topics()] == [
+            assert [(t.record, t.states) for t in (await store.read_topics()).topics] == [
                 (ANEW, {0: VersionedState(STATE, 0, 7)})
             ]
             assert await store.read_deletions() == {"orders": "id-2"}, "nor is what was asked of it forgotten"

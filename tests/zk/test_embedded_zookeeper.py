@@ -86,6 +86,20 @@ class FullDisk(RealDisk):
         return super().open(path, create=create)
 
 
+def test_no_other_user_enters_the_servers_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its lock file, which another user could hold, is in it, and so is what the cluster keeps in ZooKeeper."""
+
+    def launch(*_: object) -> None:
+        raise ClusterError("not started")
+
+    monkeypatch.setattr(EmbeddedZookeeper, "_launch", launch)
+    tmp_path.chmod(0o755)  # as an earlier release made it
+    for directory in (tmp_path, tmp_path / "new"):
+        with pytest.raises(ClusterError, match="not started"):
+            EmbeddedZookeeper.start(directory)
+        assert directory.stat().st_mode & 0o077 == 0
+
+
 def test_a_server_that_cannot_be_noted_does_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It would hold the port, and nobody would know it for this directory's."""
     children: list[subprocess.Popen[bytes]] = []

@@ -1,0 +1,89 @@
+"""Which connections a broker takes the requests of brokers and of the controller from.
+
+A connection that has proved itself (``protocol.proof``) speaks for the broker or the controller that it proved to be,
+and for no other. While the controller's table of brokers names some of release 0.1.0, which can prove nothing, their
+requests are taken without a proof, within what the controller has told: a follower's fetch only under the id of such a
+broker, and no incarnation or epoch beyond the ones told. The controller ends that for good once every broker proves
+itself. Control updates need a proof from the beginning.
+
+A broker that was started by hand without a secret takes every request, and says so in its log.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from sparklog.broker.metadata_cache import MetadataCache
+from sparklog.errors import BrokerError, ErrorCode
+from sparklog.net.server import ServerConnection
+from sparklog.protocol.proof import KeyRing
+from sparklog.protocol.senders import Sender
+
+
+class Access:
+    """Owner: the broker's event loop."""
+
+    def __init__(self, keys: KeyRing, cache: MetadataCache, counters: Counter[str]) -> None:
+        self._keys = keys
+        self._cache = cache
+        self._counters = counters
+
+    def require(self, connection: ServerConnection, sender: Sender, what: str) -> None:
+        """Check that ``connection`` may send a request of ``sender``, named ``what`` in the error.
+
+        Raises:
+            BrokerError: CLUSTER_AUTHORIZATION_FAILED.
+        """
+        if not self._keys or self._proves(connection, sender):
+            return
+        if sender is Sender.BROKER and self._cache.unproven:
+            self._counters["requests.unproven"] += 1
+            return
+        raise self._refusal(connection, sender, what)
+
+    def require_controller(self, connection: ServerConnection, controller_epoch: int) -> None:
+        """Check that ``connection`` speaks for the controller of that epoch. Raises as ``require``."""
+        if not self._keys:
+            return
+        self.require(connection, Sender.CONTROLLER, "a control update")
+        identity = connection.identity
+        if identity is None or identity.incarnation != controller_epoch:
+            proved = identity.incarnation if identity is not None else None
+            raise BrokerError(
+                ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
+                f"control update of controller epoch {controller_epoch}: its connection has proved epoch {proved}",
+            )
+
+    def require_follower(self, connection: ServerConnection, broker_id: int) -> None:
+        """Check that ``connection`` may fetch as the follower ``broker_id``. Raises as ``require``."""
+        if self.proves_broker(connection, broker_id):
+            return
+        if broker_id in self._cache.unproven and connection.identity is None:
+            self._counters["requests.unproven"] += 1
+            return
+        raise self._refusal(connection, Sender.BROKER, f"a fetch of follower {broker_id}")
+
+    def proves_broker(self, connection: ServerConnection, broker_id: int | None = None) -> bool:
+        """Return whether ``connection`` has proved to be of this broker, or of any. A broker without a secret asks for
+        no proof and takes each connection for what it says."""
+        if not self._keys:
+            return True
+        identity = connection.identity
+        return (
+            identity is not None
+            and identity.role is Sender.BROKER
+            and (broker_id is None or identity.number == broker_id)
+        )
+
+    def _proves(self, connection: ServerConnection, sender: Sender) -> bool:
+        identity = connection.identity
+        return identity is not None and identity.role is sender
+
+    def _refusal(self, connection: ServerConnection, sender: Sender, what: str) -> BrokerError:
+        self._counters["requests.unauthorized"] += 1
+        identity = connection.identity
+        found = "no proof" if identity is None else f"a proof of {identity.role.value} {identity.number}"
+        return BrokerError(
+            ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
+            f"{what} needs a connection that has proved to be of a {sender.value} of this cluster; found {found}",
+        )

@@ -1,0 +1,93 @@
+"""Keeps ``topics`` in the log directory: what this broker was told of the topics that it hosts.
+
+Only for a loss of ZooKeeper, and for set-aside logs; nothing is read from it while the cluster runs. So it is written
+some seconds late, in a thread, and only when something in it has changed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Mapping
+
+import msgspec
+
+from sparklog.broker.state import BrokerState
+from sparklog.model import TopicNote
+from sparklog.protocol.messages import ControlUpdate, PartitionDecision
+from sparklog.storage.log_set import LogDirectory
+
+_log = logging.getLogger(__name__)
+
+
+class TopicNotes:
+    """Owner: the broker's event loop, from ``start``; ``write`` may run in any thread, one at a time."""
+
+    def __init__(self, broker: BrokerState, directory: LogDirectory) -> None:
+        self._broker = broker
+        self._directory = directory
+        self._noted = directory.topic_notes()
+        #: Topics that updates have named since the notes were made; and whether one may be gone.
+        self._told: set[str] = set()
+        self._may_be_gone = False
+
+    def start(self) -> None:
+        self._broker.spawn(self._repeat(), "topic notes")
+
+    def told(self, update: ControlUpdate) -> None:
+        """An update was taken."""
+        self._may_be_gone |= update.full or bool(update.deleted)
+        self._told.update(change.name for change in update.topics)
+        self._told.update(decision.topic for decision in update.partitions)
+
+    async def _repeat(self) -> None:
+        while True:
+            await asyncio.sleep(self._broker.config.checkpoint_interval_ms / 1000)
+            if self.look():
+                await asyncio.to_thread(self.write)
+
+    def look(self) -> bool:
+        """Note what is new of the topics that updates have named; return whether ``write`` has something to do."""
+        told, self._told = self._told, set()
+        hosted = {partition.tp.topic for partition in self._broker.partitions} & told if told else set()
+        changed, self._may_be_gone = self._may_be_gone, False
+        for name in hosted:
+            topic = self._broker.cache.topic(name)
+            if topic is None:
+                continue
+            change = topic.change
+            known = self._noted.get(change.topic_id)
+            note = TopicNote(
+                change.name,
+                change.topic_id,
+                change.schemas,
+                change.key_columns,
+                change.event_time,
+                change.config,
+                _replicas(topic.partitions),
+                change.order,
+                known.noted_ms if known is not None else 0,
+            )
+            if note != known:
+                now_ms = time.time_ns() // 1_000_000
+                self._noted[change.topic_id] = msgspec.structs.replace(note, noted_ms=now_ms)
+                changed = True
+        return changed
+
+    def write(self) -> None:
+        """Blocks for an fsync. Topics of which nothing is here any more are left out."""
+        live = {log.topic_id for log in self._directory.logs()}
+        hosted = {partition.topic_id for partition in self._broker.partitions}
+        kept = {entry.mark.topic_id for entry in self._directory.kept_aside.entries()}
+        self._noted = {i: note for i, note in self._noted.items() if i in live or i in hosted or i in kept}
+        try:
+            self._directory.write_topic_notes(self._noted)
+        except OSError as error:  # a full disk: a rebuild would not know the newest settings
+            _log.warning("what topics are like is not noted in the log directory: %s", error)
+
+
+def _replicas(partitions: Mapping[int, PartitionDecision]) -> tuple[tuple[int, ...], ...]:
+    """Return the replicas of each partition, none of one that was not told of yet."""
+    count = max(partitions, default=-1) + 1
+    return tuple(partitions[number].replicas if number in partitions else () for number in range(count))

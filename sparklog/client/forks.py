@@ -1,0 +1,60 @@
+"""Clients in a forked child process.
+
+A forked child has copies of its parent's clients: their threads do not run there, and their sockets are the parent's
+connections. So that neither process harms the other, every client of the parent raises ClientForked in the child. The
+check costs nothing where no fork happens: the child changes the clients' class when it is forked.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from typing import Any, NoReturn
+
+from sparklog.client.errors import ClientForked
+
+#: All clients of this process.
+_clients: weakref.WeakSet[Any] = weakref.WeakSet()
+#: The parent's clients. The child keeps them, because collecting them could close the parent's sockets.
+_inherited: list[Any] = []
+
+
+class InheritedClient:
+    """What a client becomes in a forked child. ``close`` does nothing; everything else raises ClientForked."""
+
+    kind = "client"
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in {"close", "__class__"}:
+            return object.__getattribute__(self, name)
+        raise ClientForked(type(self).kind)
+
+    def close(self, *_: Any, **__: Any) -> None:
+        """Do nothing: the connections are the parent's."""
+
+    def __enter__(self) -> InheritedClient:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Do nothing: the connections are the parent's."""
+
+    def __iter__(self) -> NoReturn:
+        raise ClientForked(type(self).kind)
+
+
+def watch(client: Any) -> None:
+    """Make ``client`` unusable in forked children. An ``after_fork`` method of it runs there first."""
+    _clients.add(client)
+
+
+def _after_fork() -> None:
+    for client in list(_clients):
+        if hasattr(client, "after_fork"):
+            client.after_fork()
+        kind = type(client).__name__
+        client.__class__ = type(f"Inherited{kind}", (InheritedClient,), {"kind": kind})
+        _inherited.append(client)
+    _clients.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,75 @@
+"""Data that Python libraries hold, as Arrow tables for one topic.
+
+Arrow guesses the type of a pandas column of Python objects from its values, and what it guesses may drop a part of
+them: of a date and a datetime it makes two dates. So such a column is made by the rule for dict rows, for the type
+that the topic has. NaN is null there, and in columns of floats as well, as pandas means it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+
+from sparklog.errors import BrokerError, ErrorCode
+from sparklog.record.layout import is_variable_binary
+from sparklog.record.rows import ColumnOfValues, ValueRefusedError
+
+_NOT_CONVERTED = (pa.ArrowException, ValueError, TypeError, OverflowError)
+
+
+def readable_twice(data: Any) -> Any:
+    """Return ``data`` in a form that ``to_table`` can convert more than once; a reader gives its batches only once."""
+    return data.read_all() if isinstance(data, pa.RecordBatchReader) else data
+
+
+def to_table(data: Any, schema: pa.Schema) -> pa.Table:
+    """Return a pyarrow table or batch, a pandas or polars frame, or what exports Arrow as a pyarrow table.
+
+    ``schema`` is the topic's; the table need not have it yet. A pandas index is left out.
+
+    Raises:
+        BrokerError: SCHEMA_MISMATCH names a column of Python objects, its row and value.
+        TypeError: names the type found.
+    """
+    if isinstance(data, pa.Table):
+        return data
+    if isinstance(data, pa.RecordBatch):
+        return pa.Table.from_batches([data])
+    if isinstance(data, pa.RecordBatchReader):
+        return data.read_all()
+    module = type(data).__module__.partition(".")[0]
+    if module == "pandas" and hasattr(data, "columns"):
+        return _of_pandas(data, schema)
+    if hasattr(data, "__arrow_c_stream__"):
+        return pa.table(data)
+    raise TypeError(f"{type(data).__name__} found; expected a pyarrow, pandas or polars table")
+
+
+def _of_pandas(frame: Any, schema: pa.Schema) -> pa.Table:
+    if not frame.columns.is_unique:
+        return pa.Table.from_pandas(frame, preserve_index=False)  # which refuses it
+    fields = {name: schema.field(str(name)) for name in frame.columns if schema.get_field_index(str(name)) >= 0}
+    objects = [name for name in fields if frame[name].dtype == object]
+    # Text is text to Arrow as well, and takes it less time.
+    made = [name for name in objects if not is_variable_binary(fields[name].type)]
+    columns = {str(name): _column(frame[name], fields[name]) for name in made}
+    try:
+        rest = pa.Table.from_pandas(frame.drop(columns=made), preserve_index=False)
+    except _NOT_CONVERTED:
+        columns = {str(name): _column(frame[name], fields[name]) for name in objects}
+        try:
+            rest = pa.Table.from_pandas(frame.drop(columns=objects), preserve_index=False)
+        except _NOT_CONVERTED as error:
+            raise BrokerError(ErrorCode.SCHEMA_MISMATCH, str(error).partition("\n")[0][:300]) from error
+    return pa.table({**{name: rest.column(name) for name in rest.column_names}, **columns})
+
+
+def _column(series: Any, field: pa.Field) -> pa.Array:
+    values = [None if missing else value for value, missing in zip(series.tolist(), series.isna(), strict=True)]
+    try:
+        return ColumnOfValues(field.type).array(values)
+    except ValueRefusedError as error:
+        raise BrokerError(
+            ErrorCode.SCHEMA_MISMATCH, f"column {field.name + error.path!r}, row {error.row}: {error}"
+        ) from None

@@ -1,0 +1,16 @@
+"""Pauses between attempts at what may go on failing until somebody mends its cause."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+FIRST_S = 0.2
+LONGEST_S = 10.0
+
+
+def growing_pauses(first_s: float = FIRST_S) -> Iterator[float]:
+    """Yield pauses in seconds without end: each is twice the one before, up to ten seconds."""
+    pause_s = first_s
+    while True:
+        yield pause_s
+        pause_s = min(LONGEST_S, 2 * pause_s)

@@ -1,0 +1,53 @@
+"""Who can use the ports of a Spark that runs on this machine alone: the secret of its parts, and what stands open.
+
+Every port of Spark's driver, Master, Workers and executors runs programs for those that Spark accepts. The environment
+that keeps these ports on loopback is set in ``spark_environment``, before Spark's JVM starts; authentication keeps
+other users of the machine away. Spark generates the secret itself on ``local`` and on YARN, and has to be given one on
+every other master.
+
+A secret in PYSPARK_SUBMIT_ARGS or in the settings of a session builder stands in the command line of Spark's JVM, which
+every user of the machine can read. This one goes to the JVM over py4j's authenticated connection, and from there to
+executors in their environment (``_SPARK_AUTH_SECRET``), which only the same user can read.
+"""
+
+from __future__ import annotations
+
+import secrets
+
+from pyspark import SparkContext
+
+from sparklog.cluster.options import LOOPBACK, is_one_machine
+
+_SECRET = "spark.authenticate.secret"
+_SECRET_BYTES = 32
+
+
+def share_secret() -> None:
+    """Start Spark's JVM unless it runs, and give it a new secret if it needs one and has none. Call this before the
+    process makes its SparkContext or SparkSession."""
+    SparkContext._ensure_initialized()
+    assert SparkContext._jvm is not None
+    properties = SparkContext._jvm.java.lang.System
+    if not str(properties.getProperty("spark.master") or "").startswith("local-cluster"):
+        return
+    if properties.getProperty("spark.authenticate") == "true" and not properties.getProperty(_SECRET):
+        properties.setProperty(_SECRET, secrets.token_hex(_SECRET_BYTES))
+
+
+def exposure(context: SparkContext) -> str:
+    """Return who can run programs through the ports of ``context``, and what to set against it; empty when that is the
+    user alone, or when Spark runs on other machines as well."""
+    assert context.master is not None and context._jvm is not None
+    if not is_one_machine(context.master):
+        return ""
+    settings = context.getConf()
+    address = settings.get("spark.driver.bindAddress") or settings.get("spark.driver.host") or ""
+    is_loopback = context._jvm.java.net.InetAddress.getByName(address).isLoopbackAddress()
+    if is_loopback and settings.get("spark.authenticate") == "true":
+        return ""
+    who = "other users of this machine" if is_loopback else "other hosts and other users of this machine"
+    return (
+        f"Spark listens on {address}, where {who} can run programs as the user of this process: before the session is"
+        f" made, set SPARK_LOCAL_IP={LOOPBACK} in the environment, and spark.authenticate=true and"
+        " spark.ui.killEnabled=false in its configuration"
+    )

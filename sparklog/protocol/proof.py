@@ -1,0 +1,198 @@
+"""How two processes of one cluster prove to each other that they know its secret: the values in hello. Pure.
+
+A broker or controller that opens a connection names itself in ``Hello`` and adds a nonce and the ids of the secrets it
+knows. A broker that knows one of them answers with a nonce of its own and its proof. The opener checks that proof
+first, and only then sends ``Prove`` with its own. Each proof is an HMAC over both nonces, both identities (role,
+number, incarnation), the cluster's id and the name of the broker's Unix socket, under a label that tells the two
+directions apart. So a proof serves one connection and one direction: it can be neither replayed nor reflected.
+
+The secret itself is never sent. The proofs do not encrypt the connection: a relay between two processes that both know
+the secret is a matter of TLS. Source: RFC 2104 (HMAC); ISO/IEC 9798-4, mutual three-pass authentication.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Iterable
+from typing import NamedTuple, Protocol
+
+import msgspec
+
+from sparklog.errors import BrokerError, ConfigError, ErrorCode
+from sparklog.protocol.messages import Hello, HelloReply
+from sparklog.protocol.senders import Sender
+
+SECRET_BYTES = 32
+NONCE_BYTES = 32
+_SERVER, _CLIENT = b"sparklog hello, server\0", b"sparklog hello, client\0"
+
+
+class Secret:
+    """The secret of one cluster: ``SECRET_BYTES`` random bytes. Its ``repr`` shows its id only, so that no log line,
+    error or dump of a value that holds it can leak it."""
+
+    __slots__ = ("_key",)
+
+    def __init__(self, key: bytes) -> None:
+        """Raises ConfigError when ``key`` has another length."""
+        if len(key) != SECRET_BYTES:
+            raise ConfigError(f"a cluster secret has {SECRET_BYTES} bytes, {len(key)} found")
+        self._key = key
+
+    def derive(self, purpose: str) -> bytes:
+        """Return the key for one purpose: none of them tells another one, or the secret."""
+        return hmac.digest(self._key, f"sparklog {purpose}".encode(), "sha256")
+
+    @property
+    def key_id(self) -> str:
+        """A name for the secret that tells nothing of it."""
+        return self.derive("key id")[:8].hex()
+
+    def hex(self) -> str:
+        """Return the secret in the form of a secret file."""
+        return self._key.hex()
+
+    @classmethod
+    def from_hex(cls, text: str) -> Secret:
+        """Raises ConfigError, which does not quote the text."""
+        try:
+            return cls(bytes.fromhex(text))
+        except ValueError:
+            raise ConfigError(f"a cluster secret has {2 * SECRET_BYTES} hexadecimal digits, found others") from None
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Secret) and hmac.compare_digest(self._key, other._key)
+
+    def __hash__(self) -> int:
+        return hash(self.key_id)
+
+    def __repr__(self) -> str:
+        return f"Secret({self.key_id})"
+
+
+class KeyRing:
+    """The secrets that one process knows, the newest first, at most ``_KEPT``. Owner: that process.
+
+    There are two while a driver that has lost the secret gives out a new one: a broker that has it and one that does
+    not yet still prove themselves to each other by the one before.
+    """
+
+    _KEPT = 2
+
+    def __init__(self, secrets: Iterable[Secret] = ()) -> None:
+        self.secrets = tuple(secrets)[: self._KEPT]
+
+    def add(self, secret: Secret) -> None:
+        """Make ``secret`` the newest."""
+        self.secrets = (secret, *(known for known in self.secrets if known != secret))[: self._KEPT]
+
+    def find(self, key_ids: Iterable[str]) -> Secret | None:
+        """Return the first of the named secrets that is known here."""
+        known = {secret.key_id: secret for secret in self.secrets}
+        return next((known[key_id] for key_id in key_ids if key_id in known), None)
+
+    def __bool__(self) -> bool:
+        return bool(self.secrets)
+
+
+class Identity(NamedTuple):
+    """Who has opened a connection: a broker by id and incarnation, or the controller of an epoch, whose ``number`` is
+    -1 and whose ``incarnation`` is the controller epoch."""
+
+    role: Sender
+    number: int
+    incarnation: int
+
+
+class Claim(NamedTuple):
+    """An identity that is proved once the peer has sent ``proof``."""
+
+    identity: Identity
+    proof: bytes
+
+
+class Authenticator(Protocol):
+    """What a broker proves itself with: its secrets, and ``answer`` with a nonce of its own for each hello."""
+
+    keys: KeyRing
+
+    def answer(self, hello: Hello, reply: HelloReply) -> tuple[HelloReply, Claim | None]:
+        """Return the reply with the broker's proof, and what the peer has to prove. Raises BrokerError."""
+
+
+def offer(hello: Hello, keys: KeyRing, identity: Identity, nonce: bytes) -> Hello:
+    """Return ``hello`` with an offer to prove ``identity``; without a secret, as it is."""
+    if not keys:
+        return hello
+    return msgspec.structs.replace(
+        hello,
+        nonce=nonce,
+        role=identity.role.value,
+        number=identity.number,
+        incarnation=identity.incarnation,
+        key_ids=tuple(secret.key_id for secret in keys.secrets),
+    )
+
+
+def answer(hello: Hello, reply: HelloReply, keys: KeyRing, nonce: bytes) -> tuple[HelloReply, Claim | None]:
+    """Return the broker's reply with its proof, and what the peer has to prove; without an offer that this broker can
+    answer, the reply as it is.
+
+    Raises:
+        BrokerError: INVALID_REQUEST, the offer names no role that can be proved, or this very broker.
+    """
+    secret = keys.find(hello.key_ids) if len(hello.nonce) == NONCE_BYTES else None
+    if secret is None:
+        return reply, None
+    if hello.role not in {Sender.BROKER.value, Sender.CONTROLLER.value}:
+        raise BrokerError(ErrorCode.INVALID_REQUEST, f"role {hello.role!r} found, broker or controller expected")
+    identity = Identity(Sender(hello.role), hello.number, hello.incarnation)
+    if identity.role is Sender.BROKER and identity.number == reply.broker_id:
+        detail = f"broker {reply.broker_id} opens no connection to itself: this is a reflection"
+        raise BrokerError(ErrorCode.INVALID_REQUEST, detail)
+    reply = msgspec.structs.replace(reply, nonce=nonce, key_id=secret.key_id)
+    said = _said(hello, reply)
+    proved = msgspec.structs.replace(reply, proof=_proof(secret, _SERVER, said))
+    return proved, Claim(identity, _proof(secret, _CLIENT, said))
+
+
+def check(hello: Hello, reply: HelloReply, keys: KeyRing, *, expected: int | None, required: bool) -> bytes:
+    """Return the proof to send in ``Prove`` after the broker's own has been checked; empty when the broker has none.
+
+    ``expected``: the id of the broker that is to answer. ``required``: refuse a broker that proves nothing.
+
+    Raises:
+        BrokerError: CLUSTER_AUTHORIZATION_FAILED, the broker's proof is missing or wrong; BROKER_NOT_AVAILABLE, another
+            broker answered.
+    """
+    if expected is not None and reply.broker_id != expected:
+        detail = f"broker {expected} expected, broker {reply.broker_id} answered"
+        raise BrokerError(ErrorCode.BROKER_NOT_AVAILABLE, detail)
+    secret = keys.find((reply.key_id,)) if reply.key_id in hello.key_ids else None
+    if secret is None or not reply.proof:
+        if required:
+            detail = f"broker {reply.broker_id} has not proved that it knows the cluster's secret"
+            raise BrokerError(ErrorCode.CLUSTER_AUTHORIZATION_FAILED, detail)
+        return b""
+    said = _said(hello, reply)
+    if len(reply.nonce) != NONCE_BYTES or not hmac.compare_digest(reply.proof, _proof(secret, _SERVER, said)):
+        detail = f"broker {reply.broker_id}: its proof of the cluster's secret {reply.key_id} is wrong"
+        raise BrokerError(ErrorCode.CLUSTER_AUTHORIZATION_FAILED, detail)
+    return _proof(secret, _CLIENT, said)
+
+
+def _said(hello: Hello, reply: HelloReply) -> bytes:
+    """What both sides have said and both proofs vouch for. Only fields that releases agree on: one that a later release
+    adds is unknown to the other side."""
+    return msgspec.msgpack.encode(
+        (
+            (hello.min_version, hello.max_version, hello.cluster_id, hello.client_id),
+            (hello.role, hello.number, hello.incarnation, hello.key_ids, hello.nonce),
+            (reply.version, reply.cluster_id, reply.broker_id, reply.incarnation),
+            (reply.unix_socket, reply.reached_at, reply.local_socket, reply.key_id, reply.nonce),
+        )
+    )
+
+
+def _proof(secret: Secret, label: bytes, said: bytes) -> bytes:
+    return hmac.digest(secret.derive("hello"), label + said, "sha256")

@@ -1,0 +1,630 @@
+"""Rows given as mappings of Python values, as columns of a topic.
+
+A value is stored exactly or refused. It keeps its nature: a number is no time, a truth value is no number, text is no
+list. What ``fit_table`` says of a column of a table holds for a Python value too. ``None``, ``pandas.NA`` and every
+``NaT`` are null. A datetime without a time zone is UTC.
+
+``pyarrow.array`` alone is not enough: it cuts fractions, nanoseconds and time zones off, and drops unknown fields of
+structs. So the types of a column's values are checked first. Only a column of types that pyarrow stores exactly, or
+refuses, goes to pyarrow as it is; the values of any other are converted here one by one.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import decimal
+import struct
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from itertools import accumulate, chain
+from operator import itemgetter
+from typing import Any, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+from pyarrow import types
+
+from sparklog.record.layout import children_of, is_list, layout_of
+from sparklog.record.nulls import misplaced_null
+
+#: Returns the array of values of types that are stored exactly; None: one of them may not be. May raise anything.
+_Builder: TypeAlias = "Callable[[Sequence[Any]], pa.Array | None]"
+
+_NONE = type(None)
+_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.timezone.utc)
+_NAIVE_EPOCH = _EPOCH.replace(tzinfo=None)
+_PLAIN_ZONES = (None, dt.timezone.utc)
+_MICROSECOND = dt.timedelta(microseconds=1)
+#: Nanoseconds of each unit that Arrow or numpy has.
+UNIT_NS = {
+    "s": 10**9,
+    "ms": 10**6,
+    "us": 1000,
+    "ns": 1,
+    "m": 60 * 10**9,
+    "h": 3600 * 10**9,
+    "D": 86_400 * 10**9,
+    "W": 7 * 86_400 * 10**9,
+}
+#: More digits than any column of numbers can hold.
+_MOST_DIGITS = 400
+_SHOWN_CHARACTERS = 100
+
+
+class ValueRefusedError(Exception):
+    """A value that its column cannot hold exactly.
+
+    ``path`` leads from the column to the value, "" for the value itself; ``row`` is the number of the row, from 0 on.
+    """
+
+    def __init__(self, reason: str, value: Any, *, path: str = "", row: int = 0) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.value = value
+        self.path = path
+        self.row = row
+
+    def inside(self, part: str) -> ValueRefusedError:
+        """Return this error as seen from the value around ``value``."""
+        return ValueRefusedError(self.reason, self.value, path=part + self.path, row=self.row)
+
+    def __str__(self) -> str:
+        return f"{shown(self.value)}: {self.reason}"
+
+
+def shown(value: Any) -> str:
+    """Return ``value`` with its type, short enough for an error message."""
+    try:
+        text = repr(value)
+    except Exception as error:  # a value whose own method fails
+        text = f"<{error!r}>"
+    if len(text) > _SHOWN_CHARACTERS:
+        text = text[:_SHOWN_CHARACTERS] + "..."
+    return f"{text} ({type(value).__name__})"
+
+
+class RowColumns:
+    """The way from rows to the columns of one schema. Immutable; any thread may use it."""
+
+    def __init__(self, schema: pa.Schema) -> None:
+        self._schema = schema
+        self._columns = [(field.name, itemgetter(field.name), ColumnOfValues(field.type)) for field in schema]
+        self._required = layout_of(schema).required
+
+    def batch(self, rows: Sequence[Mapping[str, Any]]) -> pa.RecordBatch:
+        """Return ``rows`` as a batch; a column that a row lacks is null.
+
+        Raises:
+            ValueRefusedError: names the column, the row and the value.
+        """
+        name = ""
+        columns = []
+        try:
+            for name, take, column in self._columns:
+                columns.append(column.array(_values_of(rows, name, take)))
+        except ValueRefusedError as error:
+            raise error.inside(name) from None
+        for index in self._required:
+            field = self._schema.field(index)
+            if path := misplaced_null(columns[index], field):
+                raise _null_refused(columns[index], field, path)
+        return pa.RecordBatch.from_arrays(columns, schema=self._schema)
+
+
+def _values_of(rows: Sequence[Mapping[str, Any]], name: str, take: Callable[[Mapping[str, Any]], Any]) -> list[Any]:
+    try:
+        return list(map(take, rows))
+    except KeyError:
+        return [row.get(name) for row in rows]
+
+
+def _null_refused(array: pa.Array, field: pa.Field, path: str) -> ValueRefusedError:
+    row = next(row for row in range(len(array)) if misplaced_null(array.slice(row, 1), field))
+    return ValueRefusedError("it may not be null", None, path=path, row=row)
+
+
+class ColumnOfValues:
+    """The way from Python values to one column. Immutable; any thread may use it."""
+
+    def __init__(self, kind: pa.DataType) -> None:
+        self.kind = kind
+        self._build = _builder_of(kind)
+
+    def array(self, values: Sequence[Any]) -> pa.Array:
+        """Return ``values`` as an array of this type.
+
+        Raises:
+            ValueRefusedError: names the row, the value, and the way to it.
+        """
+        try:
+            array = self._build(values)
+        except Exception:
+            array = None
+        return self._one_by_one(values) if array is None else array
+
+    def _one_by_one(self, values: Sequence[Any]) -> pa.Array:
+        value = None
+        exact: list[Any] = []
+        try:
+            for value in values:
+                exact.append(_exact(value, self.kind))
+        except ValueRefusedError as error:
+            error.row = len(exact)
+            raise
+        except Exception as error:  # of a value whose own methods fail
+            raise ValueRefusedError(_reason(error), value, row=len(exact)) from error
+        return pa.array(exact, self.kind)
+
+
+# --- many at once ---
+
+
+def _builder_of(kind: pa.DataType) -> _Builder:
+    if types.is_struct(kind):
+        return _builder_of_structs(kind)
+    if types.is_map(kind):
+        return _builder_of_maps(kind)
+    if is_list(kind):
+        return _builder_of_lists(kind)
+    if types.is_time64(kind):
+        return partial(_build_times, kind)
+    allowed = frozenset({_NONE, *_exact_types(kind)})
+    if types.is_floating(kind) and kind.bit_width < 64:
+        return partial(_build_narrow, kind, allowed)
+    make = pa.array
+
+    def build(values: Sequence[Any]) -> pa.Array | None:
+        # Two sets are compared sooner than one set with every type.
+        return make(values, kind) if set(map(type, values)) <= allowed else None
+
+    return build
+
+
+def _exact_types(kind: pa.DataType) -> set[type]:
+    """Return the types whose values pyarrow stores exactly in ``kind``, or refuses."""
+    if types.is_boolean(kind):
+        return {bool}
+    if types.is_integer(kind):
+        return {int}
+    if types.is_floating(kind):
+        return {float, int}
+    if types.is_decimal(kind):
+        return {decimal.Decimal, int}
+    if types.is_string(kind) or types.is_large_string(kind):
+        return {str, bytes}
+    if types.is_binary(kind) or types.is_large_binary(kind):
+        return {bytes, str, bytearray}
+    if types.is_fixed_size_binary(kind):
+        return {bytes}
+    if types.is_date(kind):
+        return {dt.date}
+    if types.is_timestamp(kind) and kind.unit in {"us", "ns"}:
+        return {dt.datetime}
+    if types.is_duration(kind) and kind.unit in {"us", "ns"}:
+        return {dt.timedelta}
+    return set()
+
+
+_TIMES = frozenset({_NONE, dt.time})
+_SEQUENCES = frozenset({_NONE, list, tuple})
+_MAPPINGS = frozenset({_NONE, dict})
+
+
+def _build_narrow(kind: pa.DataType, allowed: frozenset[type], values: Sequence[Any]) -> pa.Array | None:
+    """Of numbers with fewer bits than Python's."""
+    if not set(map(type, values)) <= allowed:
+        return None
+    array = pa.array(values, kind)
+    return array if array.cast(pa.float64()).equals(pa.array(values, pa.float64())) else None
+
+
+def _build_times(kind: pa.DataType, values: Sequence[Any]) -> pa.Array | None:
+    if not set(map(type, values)) <= _TIMES or any(value is not None and value.tzinfo for value in values):
+        return None
+    return pa.array(values, kind)
+
+
+def _builder_of_structs(kind: pa.DataType) -> _Builder:
+    fields = children_of(kind)
+    builders = [_builder_of(field.type) for field in fields]
+    names = frozenset(field.name for field in fields)
+    takes = [itemgetter(field.name) for field in fields]
+
+    def build(values: Sequence[Any]) -> pa.Array | None:
+        kinds = set(map(type, values))
+        if not kinds <= _MAPPINGS:
+            return None
+        given = _with_empty(values, kinds, {})
+        try:
+            inner = [list(map(take, given)) for take in takes]
+            known = set(map(len, given)) <= {len(names)}  # all have every field, and no other
+        except KeyError:
+            inner = [[value.get(field.name) for value in given] for field in fields]
+            known = False
+        if not known and not names.issuperset(chain.from_iterable(given)):
+            return None
+        children = []
+        for build_child, found in zip(builders, inner, strict=True):
+            child = build_child(found)
+            if child is None:
+                return None
+            children.append(child)
+        return pa.Array.from_buffers(kind, len(values), [_validity(values, given)], children=children)
+
+    return build
+
+
+def _builder_of_lists(kind: pa.DataType) -> _Builder:
+    build_items = _builder_of(kind.value_type)
+
+    def build(values: Sequence[Any]) -> pa.Array | None:
+        kinds = set(map(type, values))
+        if not kinds <= _SEQUENCES:
+            return None
+        given = _with_empty(values, kinds, ())
+        items = build_items(list(chain.from_iterable(given)))
+        if items is None:
+            return None
+        buffers = [_validity(values, given), _offsets(given, large=types.is_large_list(kind))]
+        return pa.Array.from_buffers(kind, len(values), buffers, children=[items])
+
+    return build
+
+
+def _builder_of_maps(kind: pa.DataType) -> _Builder:
+    build_keys, build_items = _builder_of(kind.key_type), _builder_of(kind.item_type)
+    entries = pa.struct([kind.key_field, kind.item_field])
+
+    def build(values: Sequence[Any]) -> pa.Array | None:
+        kinds = set(map(type, values))
+        given = _with_empty(values, kinds, {})
+        if kinds <= _MAPPINGS:
+            keys = list(chain.from_iterable(given))
+            items = list(chain.from_iterable(map(dict.values, given)))
+        elif kinds <= _MAPPINGS | _SEQUENCES:
+            pairs = [pair for value in given for pair in (value.items() if type(value) is dict else value)]
+            if not set(map(type, pairs)) <= {tuple}:
+                return None
+            keys = [key for key, _ in pairs]
+            items = [item for _, item in pairs]
+        else:
+            return None
+        key_array, item_array = build_keys(keys), build_items(items)
+        if key_array is None or item_array is None or key_array.null_count:
+            return None
+        inner = pa.Array.from_buffers(entries, len(keys), [None], children=[key_array, item_array])
+        buffers = [_validity(values, given), _offsets(given, large=False)]
+        return pa.Array.from_buffers(kind, len(values), buffers, children=[inner])
+
+    return build
+
+
+def _with_empty(values: Sequence[Any], kinds: set[type], empty: Any) -> Sequence[Any]:
+    """Return ``values``, which are of these types, with ``empty`` in place of None; themselves where none is None."""
+    return [empty if value is None else value for value in values] if _NONE in kinds else values
+
+
+def _validity(values: Sequence[Any], given: Sequence[Any]) -> pa.Buffer | None:
+    return None if given is values else pa.array([value is not None for value in values]).buffers()[1]
+
+
+def _offsets(given: Sequence[Any], *, large: bool) -> pa.Buffer:
+    count = len(given) + 1
+    return pa.py_buffer(struct.pack(f"<{count}{'q' if large else 'i'}", *accumulate(map(len, given), initial=0)))
+
+
+# --- one by one ---
+
+
+def is_missing(value: Any) -> bool:
+    """Tell whether ``value`` stands for no value: None, ``pandas.NA``, and ``NaT`` of pandas and numpy."""
+    if value is None:
+        return True
+    if isinstance(value, (np.datetime64, np.timedelta64)):
+        return bool(np.isnat(value))
+    kind = type(value)
+    return kind.__name__ in {"NAType", "NaTType"} and kind.__module__.startswith("pandas.")
+
+
+def _exact(value: Any, kind: pa.DataType) -> Any:
+    """Return ``value`` as pyarrow stores it exactly in ``kind``. Raises ValueRefusedError."""
+    if is_missing(value):
+        return None
+    if types.is_struct(kind):
+        return _exact_struct(value, kind)
+    if types.is_map(kind):
+        return _exact_map(value, kind)
+    if is_list(kind) or types.is_fixed_size_list(kind):
+        return _exact_list(value, kind)
+    if isinstance(value, np.ndarray) and value.ndim == 0:
+        value = value[()]
+    return _leaf_of(kind)(value, kind)
+
+
+def _leaf_of(kind: pa.DataType) -> Callable[[Any, pa.DataType], Any]:
+    if types.is_boolean(kind):
+        return _exact_boolean
+    if types.is_integer(kind):
+        return _exact_integer
+    if types.is_floating(kind):
+        return _exact_float
+    if types.is_decimal(kind):
+        return _exact_decimal
+    if types.is_string(kind) or types.is_large_string(kind):
+        return _exact_text
+    if types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind):
+        return _exact_bytes
+    if types.is_date(kind):
+        return _exact_date
+    if types.is_timestamp(kind):
+        return _exact_timestamp
+    if types.is_time(kind):
+        return _exact_time
+    if types.is_duration(kind):
+        return _exact_duration
+    raise AssertionError(f"{kind} is no type of a topic")
+
+
+def _no(value: Any, kind: pa.DataType, reason: str) -> ValueRefusedError:
+    return ValueRefusedError(f"it does not fit {kind}: {reason}", value)
+
+
+def _exact_boolean(value: Any, kind: pa.DataType) -> bool:
+    if isinstance(value, (bool, np.bool_)):
+        return bool(value)
+    raise _no(value, kind, "expected True or False")
+
+
+def _exact_integer(value: Any, kind: pa.DataType) -> int:
+    if _is_integer(value):
+        number = int(value)
+    elif isinstance(value, (float, np.floating)):
+        if not float(value).is_integer():
+            raise _no(value, kind, "expected a whole number")
+        number = int(value)
+    elif isinstance(value, decimal.Decimal):
+        if not value.is_finite() or value.adjusted() > _MOST_DIGITS or value != value.to_integral_value():
+            raise _no(value, kind, "expected a whole number")
+        number = int(value)
+    else:
+        raise _no(value, kind, "expected a whole number")
+    low = 0 if types.is_unsigned_integer(kind) else -(1 << (kind.bit_width - 1))
+    high = (1 << kind.bit_width) - 1 + low
+    if not low <= number <= high:
+        raise _no(value, kind, f"expected {low} to {high}")
+    return number
+
+
+def _exact_float(value: Any, kind: pa.DataType) -> float:
+    narrow: Any = {16: np.float16, 32: np.float32}.get(kind.bit_width, np.float64)
+    if isinstance(value, decimal.Decimal):
+        with np.errstate(over="ignore"):
+            nearest = narrow(float(value))
+        # The decimal number that it is written as, or the very same number.
+        exact = not value.is_finite() or (
+            bool(np.isfinite(nearest)) and value in {decimal.Decimal(str(nearest)), float(nearest)}
+        )
+    elif _is_integer(value) or isinstance(value, (float, np.floating)):
+        try:
+            with np.errstate(over="ignore"):
+                nearest = narrow(float(value))
+        except OverflowError:
+            raise _no(value, kind, "it is out of range") from None
+        # Python compares an int and a float exactly, numpy does not.
+        exact = bool(np.isnan(nearest)) or float(nearest) == (int(value) if _is_integer(value) else value)
+    else:
+        raise _no(value, kind, "expected a number")
+    if exact:
+        return float(nearest)
+    if np.isinf(nearest):
+        raise _no(value, kind, "it is out of range")
+    hint = f"; send numpy.{narrow.__name__}(x) to store that" if kind.bit_width < 64 else ""
+    raise _no(value, kind, f"the nearest value is {float(nearest)!r}{hint}")
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, (int, np.integer)) and not isinstance(value, (bool, np.timedelta64))
+
+
+def _exact_decimal(value: Any, kind: pa.DataType) -> decimal.Decimal:
+    if _is_integer(value):
+        number = decimal.Decimal(int(value))
+    elif isinstance(value, (float, np.floating)):
+        number = decimal.Decimal(repr(float(value)))
+    elif isinstance(value, decimal.Decimal):
+        number = value
+    else:
+        raise _no(value, kind, "expected a decimal number")
+    if not number.is_finite():
+        raise _no(value, kind, "expected a finite number")
+    sign, digits, exponent = number.as_tuple()
+    assert isinstance(exponent, int)
+    whole = "".join(map(str, digits)).rstrip("0") or "0"
+    exponent += len(digits) - len(whole) if any(digits) else 0
+    if not any(digits):
+        return decimal.Decimal(0)
+    if -exponent > kind.scale:
+        raise _no(value, kind, f"it has {-exponent} decimal places, at most {kind.scale} expected")
+    if len(whole) + exponent > kind.precision - kind.scale:
+        raise _no(value, kind, f"expected at most {kind.precision - kind.scale} digits before the point")
+    # Of the column's own scale, so that pyarrow need not infer one from the values around it.
+    return decimal.Decimal((sign, (*map(int, whole), *(0,) * (exponent + kind.scale)), -kind.scale))
+
+
+def _exact_text(value: Any, kind: pa.DataType) -> str:
+    if isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            raise _no(value, kind, f"no Unicode text, {error.reason} at {error.start}") from None
+        return value
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        try:
+            return bytes(value).decode()
+        except UnicodeDecodeError as error:
+            raise _no(value, kind, f"no UTF-8, {error.reason} at byte {error.start}") from None
+    raise _no(value, kind, "expected text")
+
+
+def _exact_bytes(value: Any, kind: pa.DataType) -> bytes:
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        found = bytes(value)
+    elif isinstance(value, str):
+        found = _exact_text(value, kind).encode()
+    else:
+        raise _no(value, kind, "expected bytes")
+    if types.is_fixed_size_binary(kind) and len(found) != kind.byte_width:
+        raise _no(value, kind, f"it has {len(found)} bytes, {kind.byte_width} expected")
+    return found
+
+
+def _exact_date(value: Any, kind: pa.DataType) -> Any:
+    if isinstance(value, np.datetime64) and np.datetime_data(value)[0] == "D":
+        days = int(value.astype(np.int64)) * np.datetime_data(value)[1]
+        return days if types.is_date32(kind) else days * 86_400_000
+    if isinstance(value, dt.date) and not isinstance(value, dt.datetime):
+        return value
+    raise _no(value, kind, "expected a date")
+
+
+def _exact_timestamp(value: Any, kind: pa.DataType) -> int:
+    if isinstance(value, dt.datetime):
+        try:
+            ns = datetime_ns(value)
+        except ValueError as error:
+            raise _no(value, kind, str(error)) from None
+    elif isinstance(value, dt.date):
+        ns = (dt.datetime(value.year, value.month, value.day, tzinfo=dt.timezone.utc) - _EPOCH) // _MICROSECOND * 1000
+    elif isinstance(value, np.datetime64):
+        if np.datetime_data(value)[0] in {"Y", "M"}:
+            value = value.astype("datetime64[D]")
+        ns = _numpy_ns(value, kind)
+    else:
+        raise _no(value, kind, "expected a datetime")
+    return _in_unit(value, kind, ns)
+
+
+def datetime_ns(value: dt.datetime) -> int:
+    """Return the nanoseconds from 1970 to ``value``, which is UTC when it has no time zone.
+
+    Raises:
+        ValueError: ``value`` is ``pandas.NaT``.
+    """
+    if is_missing(value):
+        raise ValueError(f"{value!r} found, expected a datetime")
+    # Of pandas' own type: its arithmetic ends in the year 2262.
+    nanosecond = int(getattr(value, "nanosecond", 0))
+    if hasattr(value, "to_pydatetime"):
+        value = value.to_pydatetime(warn=False)
+    if value.utcoffset() is None:
+        value = value.replace(tzinfo=dt.timezone.utc)
+    return (value - _EPOCH) // _MICROSECOND * 1000 + nanosecond
+
+
+def datetime_us(value: dt.datetime) -> int:
+    """Return the microseconds from 1970 to ``value``, which is UTC when it has no time zone.
+
+    Raises:
+        ValueError: ``value`` has nanoseconds, or is ``pandas.NaT``.
+    """
+    if type(value) is dt.datetime and value.tzinfo in _PLAIN_ZONES:
+        # What programs send; pandas' own type has nanoseconds besides.
+        since = value - (_EPOCH if value.tzinfo is not None else _NAIVE_EPOCH)
+        return (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds
+    us, rest = divmod(datetime_ns(value), 1000)
+    if rest:
+        raise ValueError(f"{value!r}: it is finer than microseconds")
+    return us
+
+
+def _exact_time(value: Any, kind: pa.DataType) -> Any:
+    if not isinstance(value, dt.time):
+        raise _no(value, kind, "expected a time")
+    if value.tzinfo is not None:
+        raise _no(value, kind, "expected a time without a time zone")
+    seconds = (value.hour * 60 + value.minute) * 60 + value.second
+    return _in_unit(value, kind, (seconds * 1_000_000 + value.microsecond) * 1000)
+
+
+def _exact_duration(value: Any, kind: pa.DataType) -> int:
+    if isinstance(value, dt.timedelta):
+        ns = ((value.days * 86_400 + value.seconds) * 1_000_000 + value.microseconds) * 1000
+        return _in_unit(value, kind, ns + int(getattr(value, "nanoseconds", 0)))
+    if isinstance(value, np.timedelta64):
+        return _in_unit(value, kind, _numpy_ns(value, kind))
+    raise _no(value, kind, "expected a timedelta")
+
+
+def _numpy_ns(value: Any, kind: pa.DataType) -> int:
+    unit, count = np.datetime_data(value)
+    if unit not in UNIT_NS:
+        raise _no(value, kind, f"the unit {unit!r} found, expected one of {', '.join(UNIT_NS)}")
+    return int(value.astype(np.int64)) * int(count) * UNIT_NS[unit]
+
+
+def _in_unit(value: Any, kind: pa.DataType, ns: int) -> int:
+    ticks, rest = divmod(ns, UNIT_NS[kind.unit])
+    if rest:
+        raise _no(value, kind, f"it is finer than {kind.unit}")
+    if not -(2 ** (kind.bit_width - 1)) <= ticks < 2 ** (kind.bit_width - 1):
+        raise _no(value, kind, "it is out of range")
+    return ticks
+
+
+def _exact_struct(value: Any, kind: pa.DataType) -> dict[str, Any]:
+    fields = children_of(kind)
+    if isinstance(value, tuple) and len(value) == len(fields) and not _is_pairs(value):
+        value = dict(zip([field.name for field in fields], value, strict=True))  # by position, as Spark's rows
+    elif not isinstance(value, Mapping):
+        if not isinstance(value, (list, tuple)) or not _is_pairs(value):
+            raise _no(value, kind, "expected a mapping of its fields")
+        if len(dict(value)) != len(value):
+            raise _no(value, kind, "a field is given twice")
+        value = dict(value)
+    if unknown := sorted(str(name) for name in value.keys() - {field.name for field in fields}):
+        raise _no(value, kind, f"unknown fields {unknown}")
+    return {field.name: _inside(value.get(field.name), field.type, f".{field.name}") for field in fields}
+
+
+def _is_pairs(value: Sequence[Any]) -> bool:
+    return all(isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], str) for pair in value)
+
+
+def _exact_list(value: Any, kind: pa.DataType) -> list[Any]:
+    if not _is_iterable(value):
+        raise _no(value, kind, "expected a list")
+    items = [_inside(item, kind.value_type, f"[{index}]") for index, item in enumerate(value)]
+    if types.is_fixed_size_list(kind) and len(items) != kind.list_size:
+        raise _no(value, kind, f"it has {len(items)} items, {kind.list_size} expected")
+    return items
+
+
+def _exact_map(value: Any, kind: pa.DataType) -> list[tuple[Any, Any]]:
+    if not isinstance(value, Mapping) and not _is_iterable(value):
+        raise _no(value, kind, "expected a mapping or pairs")
+    found = []
+    for pair in value.items() if isinstance(value, Mapping) else value:
+        if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+            raise _no(value, kind, "expected a mapping or pairs of a key and a value")
+        if is_missing(pair[0]):
+            raise _no(value, kind, "a key of a map may not be null")
+        key = _inside(pair[0], kind.key_type, f"[{pair[0]!r:.30}]")
+        found.append((key, _inside(pair[1], kind.item_type, f"[{pair[0]!r:.30}]")))
+    return found
+
+
+def _is_iterable(value: Any) -> bool:
+    if isinstance(value, (str, bytes, bytearray, memoryview, Mapping)) or not isinstance(value, Iterable):
+        return False
+    return hasattr(value, "__len__")
+
+
+def _inside(value: Any, kind: pa.DataType, part: str) -> Any:
+    try:
+        return _exact(value, kind)
+    except ValueRefusedError as error:
+        raise error.inside(part) from None
+
+
+def _reason(error: BaseException) -> str:
+    return str(error).partition("\n")[0][:200] or type(error).__name__

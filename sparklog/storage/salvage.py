@@ -1,0 +1,195 @@
+"""Rows of segment files that no broker uses any more: from ``set-aside/``, damaged, without an index or parts of it.
+
+Batches are found by their headers, as far as there are any; each is checked by both checksums. In the data that no
+header speaks of, Arrow messages are looked for: those have rows, and nothing else. What is damaged is left out, and
+said. Opens for reading only.
+
+Invariant: what comes out was in the files as a whole batch. It says nothing of transactions and duplicates, which take
+a whole log to tell: rows that were aborted are among it, and rows that are in the log as well.
+"""
+
+from __future__ import annotations
+
+import mmap
+from bisect import insort
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from sparklog.errors import BrokerError, ErrorCode, StorageError
+from sparklog.record.cleaned import offsets_of
+from sparklog.record.codec import decode_batch, read_record_batch, verify_body_crc
+from sparklog.record.footer import END_OF_STREAM, MAGIC, schema_of_prelude
+from sparklog.record.header import HEADER_BYTES, BatchHeader, Flag, unpack_header
+from sparklog.record.marker import MARKER_KEY
+from sparklog.record.message import (
+    read_batch_message,
+    read_custom_metadata,
+    read_message_length,
+    read_metadata_length,
+)
+from sparklog.record.schema import parse_schema
+from sparklog.storage.disk import RealDisk
+from sparklog.storage.partition_file import read_partition_file
+from sparklog.storage.segment import DATA_SUFFIX, INDEX_SUFFIX, file_stem
+
+_CONTINUATION = END_OF_STREAM[:4]
+_FRONT_BYTES = len(MAGIC) + 2
+_ALIGNMENT = 8
+
+
+class SalvagedBatch(NamedTuple):
+    records: pa.RecordBatch
+    #: of each record; None where no header tells
+    offsets: npt.NDArray[np.int64] | None
+    #: whether the rows belong to a transaction; None where no header tells
+    transactional: bool | None
+
+
+class SalvagedSegment:
+    """The files of one segment. ``batches`` once; then the counts and ``problems`` say what it has found."""
+
+    def __init__(self, data_path: Path, messages: Mapping[int, bytes]) -> None:
+        """``messages``: schemas by schema id, as far as they are known."""
+        self.data_path = data_path
+        self.problems: list[str] = []
+        self.batch_count = self.row_count = 0
+        #: of ``row_count``, those whose offsets are not known
+        self.rows_without_header = 0
+        self._messages = messages
+        with data_path.open("rb") as file:
+            size = file.seek(0, 2)
+            self._data: mmap.mmap | bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
+        self._view = memoryview(self._data)
+        self._front = self._read_front()
+
+    @property
+    def base_offset(self) -> int:
+        return int(self.data_path.stem)
+
+    def schema(self) -> pa.Schema | None:
+        """Return the schema of rows that no header describes: that of the file's front, else the newest known."""
+        if self._front is not None:
+            return parse_schema(self._front)
+        return parse_schema(self._messages[max(self._messages)]) if self._messages else None
+
+    def batches(self) -> Iterator[SalvagedBatch]:
+        """Yield all whole batches, in the order of the file."""
+        at = 0
+        for header in self._headers():
+            yield from self._messages_between(at, header.position)
+            yield from self._described(header)
+            at = max(at, header.position + header.stored_bytes)
+        yield from self._messages_between(at, len(self._view))
+
+    def _read_front(self) -> bytes | None:
+        try:
+            length = read_metadata_length(self._view[_FRONT_BYTES:])
+            return schema_of_prelude(bytes(self._view[: _FRONT_BYTES + length]))
+        except BrokerError:
+            return None
+
+    def _headers(self) -> list[BatchHeader]:
+        """Return the headers that are whole and speak of bytes inside the data, by position."""
+        try:
+            packed = self.data_path.with_suffix(INDEX_SUFFIX).read_bytes()
+        except FileNotFoundError:
+            self.problems.append("has no index")
+            return []
+        found: list[BatchHeader] = []
+        for number in range(len(packed) // HEADER_BYTES):
+            try:
+                header = unpack_header(packed[number * HEADER_BYTES : (number + 1) * HEADER_BYTES])
+            except BrokerError as error:
+                self.problems.append(f"header {number}: {error}")
+                continue
+            if header.position < 0 or header.position + header.stored_bytes > len(self._view):
+                self.problems.append(f"the batch at offset {header.base_offset} is not in the data as a whole")
+            else:
+                insort(found, header, key=lambda one: one.position)
+        return found
+
+    def _described(self, header: BatchHeader) -> Iterator[SalvagedBatch]:
+        stored = self._view[header.position : header.position + header.stored_bytes]
+        try:
+            if header.flags & Flag.CONTROL:
+                verify_body_crc(header, stored)
+                return
+            message = self._messages.get(header.schema_id, self._front)
+            if message is None:
+                raise BrokerError(ErrorCode.SCHEMA_OUTDATED, f"schema id {header.schema_id} is not known")
+            body = stored[: header.length + header.offset_array_length]
+            records = decode_batch(header, body, parse_schema(message))
+            offsets = offsets_of(header, stored)
+            _validate(records)
+        except BrokerError as error:
+            self.problems.append(f"the batch at offset {header.base_offset} is left out: {error}")
+            return
+        yield self._counted(SalvagedBatch(records, offsets, bool(header.flags & Flag.TRANSACTIONAL)))
+
+    def _messages_between(self, start: int, end: int) -> Iterator[SalvagedBatch]:
+        """Yield the batches in data that no header speaks of. What is no message is passed over: the schema in front,
+        arrays of offsets, the footer, and what is damaged, of which nobody can tell that it was a batch."""
+        at = self._data.find(_CONTINUATION, start, end)
+        while at >= 0:
+            length = 0
+            if at % _ALIGNMENT == 0:
+                try:
+                    length = read_message_length(self._view[at:end])
+                    records = self._undescribed(self._view[at : at + length])
+                except BrokerError:
+                    length = 0
+                else:
+                    if records is not None:
+                        yield self._counted(SalvagedBatch(records, None, None))
+            at = self._data.find(_CONTINUATION, at + max(length, 1), end)
+
+    def _undescribed(self, stored: memoryview) -> pa.RecordBatch | None:
+        """The rows of a message; None for a marker. Raises BrokerError when it is not whole."""
+        read_batch_message(stored)
+        if MARKER_KEY.encode() in read_custom_metadata(stored):
+            return None
+        schema = self.schema()
+        if schema is None:
+            raise BrokerError(ErrorCode.SCHEMA_OUTDATED, "no schema is known")
+        records = read_record_batch(pa.py_buffer(stored), schema)
+        _validate(records)
+        return records
+
+    def _counted(self, batch: SalvagedBatch) -> SalvagedBatch:
+        self.batch_count += 1
+        self.row_count += batch.records.num_rows
+        self.rows_without_header += batch.records.num_rows if batch.offsets is None else 0
+        return batch
+
+
+def segments_to_salvage(directory: Path) -> list[SalvagedSegment]:
+    """Return the segments of an entry of ``set-aside/``, or of any directory with segment files, by base offset.
+
+    Raises:
+        StorageError: there are none.
+    """
+    try:
+        messages = {one.schema_id: one.message for one in read_partition_file(RealDisk(), directory).schemas}
+    except (FileNotFoundError, StorageError):
+        messages = {}
+    stem_length = len(file_stem(0))
+    paths = sorted(
+        path for path in directory.glob(f"*{DATA_SUFFIX}") if path.stem.isdigit() and len(path.stem) == stem_length
+    )
+    if not paths:
+        raise StorageError(
+            f"{directory}: no segment files found, the directory of a log or of a set-aside one expected"
+        )
+    return [SalvagedSegment(path, messages) for path in paths]
+
+
+def _validate(records: pa.RecordBatch) -> None:
+    try:
+        records.validate(full=True)
+    except (pa.ArrowException, ValueError) as error:
+        raise BrokerError(ErrorCode.CORRUPT_MESSAGE, str(error).partition("\n")[0][:200]) from None

@@ -1,0 +1,196 @@
+"""Segment files that recovery takes out of a log because it cannot use them, though they may hold records.
+
+::
+
+    set-aside/<nanoseconds>-<topic>-<partition>/set-aside.json      whose they are, and why they are here
+                                                partition.json      a copy: the schemas that their batches need
+                                                <base>.arrow, .index
+
+Whole segments come here by renames, which need no room. Of a segment whose beginning stays in the log, what follows is
+copied: at the positions that it had, so that the headers that are left still say where each batch is. Nothing here is
+read by a broker again; ``storage.salvage`` reads it for people.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from pathlib import Path
+
+import msgspec
+
+from sparklog.errors import BrokerError, StorageError
+from sparklog.model import TopicPartition
+from sparklog.record.footer import END_OF_STREAM, MAGIC
+from sparklog.record.header import HEADER_BYTES, BatchHeader, unpack_header
+from sparklog.record.message import read_metadata_length
+from sparklog.record.schema import MAX_SCHEMA_BYTES
+from sparklog.storage.disk import Disk, read_file, replace_file, sync_file, write_all
+from sparklog.storage.formats import encode_state
+from sparklog.storage.partition_file import PARTITION_FILE, parse_directory_name, read_partition_file
+from sparklog.storage.segment import DATA_SUFFIX, INDEX_SUFFIX, Segment
+from sparklog.storage.set_aside import MARK_FILE, SET_ASIDE, SetAsideMark
+
+_PIECE_BYTES = 1 << 20
+#: What stands before the schema message of a data file.
+_MAGIC_BYTES = 8
+#: What a sealed data file ends with: the bytes of its footer as an i32, and the magic.
+_FOOTER_END_BYTES = 4 + len(MAGIC)
+
+logger = logging.getLogger(__name__)
+
+
+class SegmentsAside:
+    """What one recovery of the log in ``directory`` sets aside. The directory here is made with the first file.
+
+    Methods raise OSError as the disk does.
+    """
+
+    def __init__(self, disk: Disk, directory: Path) -> None:
+        self._disk = disk
+        self._directory = directory
+        self._target: Path | None = None
+
+    @property
+    def name(self) -> str:
+        """Where the files are, below the log directory; empty while nothing was set aside."""
+        return f"{SET_ASIDE}/{self._target.name}" if self._target is not None else ""
+
+    def move(self, segment: Segment) -> None:
+        """Take the files of ``segment`` out of the log."""
+        target = self._made()
+        for path in (segment.data_path, segment.index_path):
+            if self._disk.exists(path):
+                self._disk.rename(path, target / path.name)
+
+    def keep_tail(self, segment: Segment, data: int, index: int, *, batches: int, position: int) -> None:
+        """Copy what follows the first ``batches`` batches, which end at ``position`` of the data. Durable on return:
+        the files of the log are about to be cut."""
+        target = self._made()
+        copies = (
+            (data, target / segment.data_path.name, position, position),
+            (index, target / segment.index_path.name, batches * HEADER_BYTES, 0),
+        )
+        try:
+            for handle, path, start, at in copies:
+                self._copy(handle, path, start=start, at=at)
+            self._disk.sync_directory(target)
+            self._disk.sync_directory(target.parent)
+        except OSError:
+            for _, path, _, _ in copies:
+                if self._disk.exists(path):
+                    self._disk.remove(path)
+            raise
+
+    def finish(self, reason: str) -> None:
+        """Leave word of what was set aside, if anything was. The files are kept also where there is no room for it."""
+        if self._target is None:
+            return
+        try:
+            self._describe(self._target, reason)
+        except OSError as failure:
+            logger.warning("%s: set aside without %s: %s", self._target, MARK_FILE, failure)
+        self._disk.sync_directory(self._target)
+        self._disk.sync_directory(self._target.parent)
+        self._disk.sync_directory(self._directory)
+
+    def _made(self) -> Path:
+        if self._target is None:
+            # A name has at most 255 bytes. The mark says in full what is cut off here.
+            name = f"{time.time_ns()}-{self._directory.name}"[:255]
+            target = self._directory.parent / SET_ASIDE / name
+            self._disk.make_directory(target)
+            self._target = target
+        return self._target
+
+    def _copy(self, source: int, path: Path, *, start: int, at: int) -> None:
+        end = self._disk.size(source)
+        handle = self._disk.open(path, create=True)
+        try:
+            for position in range(start, end, _PIECE_BYTES):
+                piece = self._disk.read(source, min(_PIECE_BYTES, end - position), position)
+                write_all(self._disk, handle, [piece], position - start + at)
+        finally:
+            self._disk.close(handle)
+        sync_file(self._disk, path)
+
+    def _describe(self, target: Path, reason: str) -> None:
+        tp = parse_directory_name(self._directory.name) or TopicPartition(self._directory.name, -1)
+        topic_id = ""
+        try:
+            topic_id = read_partition_file(self._disk, self._directory).topic_id
+            replace_file(self._disk, target / PARTITION_FILE, read_file(self._disk, self._directory / PARTITION_FILE))
+        except (FileNotFoundError, StorageError) as failure:
+            logger.warning("%s: set aside without its schemas: %s", target, failure)
+        mark = SetAsideMark(*tp, topic_id, reason, since_ms=time.time_ns() // 1_000_000)
+        last = self._last_header(target)
+        if last is not None:  # then the leader can be asked whether it has all of it
+            mark = msgspec.structs.replace(mark, log_end_offset=last.next_offset, last_epoch=last.leader_epoch)
+        replace_file(self._disk, target / MARK_FILE, encode_state(mark))
+
+    def _last_header(self, target: Path) -> BatchHeader | None:
+        """The header of the last batch in ``target``; None where data of later batches may be there, or no header."""
+        stems = [name.removesuffix(DATA_SUFFIX).removesuffix(INDEX_SUFFIX) for name in self._disk.names(target)]
+        stem = max(filter(str.isdigit, stems))
+        index, data = target / (stem + INDEX_SUFFIX), target / (stem + DATA_SUFFIX)
+        if not self._disk.exists(index):
+            return None
+        packed = read_file(self._disk, index)
+        whole = len(packed) // HEADER_BYTES * HEADER_BYTES
+        try:
+            header = unpack_header(packed[whole - HEADER_BYTES : whole]) if whole else None
+        except BrokerError:
+            return None
+        if header is None or not self._disk.exists(data):
+            return header
+        end = header.position + header.stored_bytes
+        size = _size(self._disk, data)
+        return header if size <= end or size == end + _footer_bytes(self._disk, data, size) else None
+
+
+def may_hold_records(segment: Segment, *, claimed: int) -> bool:
+    """Whether a segment that recovery cannot use may hold records: headers, or data that are no leftover of an append
+    which did not finish. ``claimed``: the log was committed or fsynced up to there once.
+
+    An append writes data first, then headers, into files that it has made in this order.
+    """
+    disk = segment.disk
+    if disk.exists(segment.index_path):
+        if _size(disk, segment.index_path) >= HEADER_BYTES:
+            return True
+        indexed = True
+    else:
+        indexed = False
+    if not disk.exists(segment.data_path):
+        return False
+    handle = disk.open(segment.data_path)
+    try:
+        size = disk.size(handle)
+        front = disk.read(handle, min(size, _MAGIC_BYTES + MAX_SCHEMA_BYTES), 0)
+    finally:
+        disk.close(handle)
+    try:
+        front_bytes = _MAGIC_BYTES + read_metadata_length(memoryview(front)[_MAGIC_BYTES:])
+    except BrokerError:
+        front_bytes = 0
+    return size > front_bytes and (not indexed or claimed > segment.base_offset)
+
+
+def _footer_bytes(disk: Disk, path: Path, size: int) -> int:
+    """The bytes that a file of ``size`` bytes says that its footer takes, with what stands around it; 0 for none."""
+    handle = disk.open(path)
+    try:
+        ending = disk.read(handle, _FOOTER_END_BYTES, size - _FOOTER_END_BYTES) if size > _FOOTER_END_BYTES else b""
+    finally:
+        disk.close(handle)
+    if not ending.endswith(MAGIC):
+        return 0
+    return len(END_OF_STREAM) + int.from_bytes(ending[:4], "little") + _FOOTER_END_BYTES
+
+
+def _size(disk: Disk, path: Path) -> int:
+    handle = disk.open(path)
+    try:
+        return disk.size(handle)
+    finally:
+        disk.close(handle)

@@ -1,0 +1,86 @@
+"""Writes a whole cluster into a ZooKeeper that has none: after its data was lost, or was put back too old.
+
+Nothing may run meanwhile: neither brokers nor a controller. What is there already is never overwritten, so a rebuild
+that was cut short refuses to go on over its own topics; it begins again on an empty chroot.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+from sparklog.errors import ClusterError
+from sparklog.model import LeaderAndIsr, TopicPartition, TopicRecord
+from sparklog.zk import codecs, paths
+from sparklog.zk.cluster_store import ClusterStore, encode_record
+from sparklog.zk.errors import ZkNoNode
+from sparklog.zk.session import Create, Op, SetData, ZkSession
+
+#: Writes of one node in one multi, by which its version is raised.
+_AT_ONCE = 1000
+
+
+class RebuildStore:
+    """One session's rebuild. ``begin`` first."""
+
+    def __init__(self, session: ZkSession) -> None:
+        self._session = session
+
+    async def begin(self, cluster_id: str) -> None:
+        """Make the nodes that every cluster has, under this cluster id.
+
+        Raises:
+            ClusterError: a cluster is there already, or something runs in it.
+        """
+        where = self._session.connect_string
+        await ClusterStore(self._session).prepare()
+        topics = await self._session.children(paths.TOPICS)
+        if topics:
+            raise ClusterError(
+                f"ZooKeeper at {where} has {len(topics)} topics, {topics[0]!r} among them, and none was expected:"
+                " name an empty chroot, or move that ZooKeeper's data away"
+            )
+        brokers = await self._session.children(paths.BROKER_IDS)
+        if brokers or await self._session.exists(paths.CONTROLLER):
+            running = f"brokers {', '.join(brokers)}" if brokers else "a controller"
+            raise ClusterError(f"{running} of ZooKeeper at {where} run: stop the cluster first")
+        try:
+            node = await self._session.get(paths.CLUSTER_ID)
+        except ZkNoNode:
+            await self._session.create(paths.CLUSTER_ID, cluster_id.encode())
+        else:
+            await self._session.set(paths.CLUSTER_ID, cluster_id.encode(), node.version)
+
+    async def counters(self, *, controller_epoch: int, producer_ids: int, next_broker_id: int) -> None:
+        """Have all counters begin there."""
+        for path, value in ((paths.CONTROLLER_EPOCH, controller_epoch), (paths.PRODUCER_IDS, producer_ids)):
+            node = await self._session.get(path)
+            known = codecs.decode(path, node.data, codecs.CounterNode).value
+            await self._session.set(path, codecs.encode(codecs.CounterNode(max(value, known))), node.version)
+        await self._raise(paths.BROKER_ID_SEQUENCE, next_broker_id)
+
+    async def broker(self, broker_id: int, incarnation: int) -> None:
+        """Have the broker's next incarnation follow this one."""
+        await self._session.ensure(paths.incarnation(broker_id))
+        await self._raise(paths.incarnation(broker_id), incarnation)
+
+    async def _raise(self, path: str, version: int) -> None:
+        at = (await self._session.get(path)).version
+        while at < version:
+            end = min(version, at + _AT_ONCE)
+            await self._session.multi([SetData(path, b"", number) for number in range(at, end)])
+            at = end
+
+    async def topic(self, record: TopicRecord, states: dict[int, LeaderAndIsr]) -> None:
+        """Write one topic with the states of its partitions."""
+        with suppress(ZkNoNode):
+            await self._session.delete(paths.deleted_topic(record.topic_id))
+        ops: list[Op] = [
+            Create(paths.topic(record.name), encode_record(record)),
+            Create(paths.partitions(record.name), b""),
+            Create(paths.topic_id(record.topic_id), record.name.encode()),
+        ]
+        await self._session.multi(ops)
+        for number, state in states.items():
+            tp = TopicPartition(record.name, number)
+            value = codecs.encode_state(state, -1)
+            await self._session.multi([Create(paths.partition(tp), b""), Create(paths.state(tp), value)])

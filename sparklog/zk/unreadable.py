@@ -1,0 +1,46 @@
+"""Nodes that hold what this sparklog cannot read: each is skipped, counted and reported, and the reader goes on.
+
+ZooKeeper without ACLs takes what anybody writes, and a later release may write what this one does not know. One such
+node must not keep the controller from all others.
+"""
+
+from __future__ import annotations
+
+import logging
+
+log = logging.getLogger(__name__)
+
+#: Nodes whose last report is remembered, so that a node is reported once and not with each reading.
+_REMEMBERED = 1000
+#: Broker ids and partition numbers are below this.
+_END = 2**31
+
+
+class Unreadable:
+    """Owner: a store, with its session's loop. ``count`` is the number of readings that skipped a node."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._reported: dict[str, str] = {}
+
+    def skip(self, path: str, why: object) -> None:
+        """Count this node, and report it unless the last report said the same."""
+        self.count += 1
+        reason = str(why) if path in str(why) else f"ZooKeeper node {path}: {why}"
+        if self._reported.pop(path, None) != reason:
+            # Whoever chose the node's name must not forge lines.
+            shown = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in reason)
+            log.error("%s; the node is skipped until it is mended or removed", shown)
+        self._reported[path] = reason
+        if len(self._reported) > _REMEMBERED:
+            del self._reported[next(iter(self._reported))]
+
+    def numbers(self, parent: str, names: tuple[str, ...]) -> list[int]:
+        """Return the children of ``parent`` that are ids, sorted; skip the others."""
+        found = []
+        for name in names:
+            if name.isascii() and name.isdigit() and len(name) <= 10 and str(int(name)) == name and int(name) < _END:
+                found.append(int(name))
+            else:
+                self.skip(f"{parent}/{name}", "its name is no id")
+        return sorted(found)

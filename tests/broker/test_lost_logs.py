@@ -1,0 +1,236 @@
+"""Brokers that come back on the same boot without a log, with one that cannot be read, or with another in its place.
+
+No timer writes a checkpoint here: a broker has noted what it knows of its logs before it acknowledged the first record.
+"""
+
+from __future__ import annotations
+
+import shutil
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from sparklog.client.admin import Admin
+from sparklog.model import TopicPartition
+from sparklog.storage.checkpoints import CHECKPOINT_FILE, RUNNING_FILE, BootMark
+from sparklog.storage.partition_file import PARTITION_FILE
+from sparklog.testing.process_cluster import ProcessCluster, wait_until
+from sparklog.zk import codecs, paths
+from sparklog.zk.cluster_store import ClusterStore
+from tests.broker.support import encoded, read_all
+from tests.broker.topics import PATIENCE_S, Writer, create_topic, leader, wait_equal, wait_isr
+
+pytestmark = pytest.mark.integration
+ALL = {0, 1, 2}
+SETTINGS = {"log.checkpoint.interval.ms": "600000"}
+
+
+@pytest.fixture(scope="module")
+def started() -> Iterator[ProcessCluster]:
+    with ProcessCluster(3, settings=SETTINGS) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def cluster(started: ProcessCluster) -> ProcessCluster:
+    started.start_controller()
+    started.start_brokers()
+    return started
+
+
+def lose(log_dir: Path, topic: str) -> None:
+    shutil.rmtree(log_dir / f"{topic}-0")
+
+
+def tear(log_dir: Path, topic: str) -> None:
+    (log_dir / f"{topic}-0" / PARTITION_FILE).write_bytes(b"")
+
+
+def exchange(log_dir: Path, topic: str) -> None:
+    one, other, between = log_dir / f"{topic}-0", log_dir / f"{topic}-1", log_dir / "between"
+    one.rename(between)
+    other.rename(one)
+    between.rename(other)
+
+
+def lose_the_checkpoint_too(log_dir: Path, topic: str) -> None:
+    lose(log_dir, topic)
+    (log_dir / CHECKPOINT_FILE).unlink()
+
+
+def doubted(cluster: ProcessCluster) -> dict[str, tuple[tuple[str, int], ...]]:
+    """Return what the marks in ZooKeeper name, by broker."""
+
+    async def marked(store: ClusterStore) -> dict[str, tuple[tuple[str, int], ...]]:
+        found = {}
+        for name in await store.session.children(paths.UNTRUSTED):
+            node = await store.session.get(f"{paths.UNTRUSTED}/{name}")
+            found[name] = codecs.decode(name, node.data, codecs.UntrustedNode).partitions
+        return found
+
+    return cluster.ask_zookeeper(marked)
+
+
+def kill_all(cluster: ProcessCluster) -> None:
+    for number in (signal.SIGSTOP, signal.SIGKILL):  # all at once: no leader takes another broker out of an ISR
+        for broker_id in ALL:
+            cluster.kill(broker_id, number, retire=False)
+
+
+@pytest.mark.parametrize("damage", [lose, tear, exchange, lose_the_checkpoint_too])
+def test_a_broker_that_comes_back_without_a_log_does_not_lead_it(
+    cluster: ProcessCluster, damage: Callable[[Path, str], None]
+) -> None:
+    """It is first in the assignment and in the ISR. Led by it with an empty log the others would cut all they have."""
+    topic = f"lost-{damage.__name__}"
+    create_topic(cluster, topic, partitions=2, assignment=((0, 1, 2), (0, 1, 2)))
+    for number in (0, 1):
+        with Writer(cluster, topic, number) as writer:
+            for _ in range(5):
+                writer.write(encoded(1))
+        wait_equal(cluster, topic, 5, number)
+    kill_all(cluster)
+    damage(cluster.slots[0].log_dir, topic)
+    cluster.start_broker(0)  # it is live when a leader is elected
+    cluster.start_brokers()
+    assert leader(cluster, topic) in {1, 2}
+    for number in (0, 1):
+        wait_isr(cluster, topic, ALL, number)
+        with Writer(cluster, topic, number) as writer:
+            writer.write(encoded(1))
+        wait_equal(cluster, topic, 6, number)
+        with cluster.connect(leader(cluster, topic, number)) as connection:
+            assert len(read_all(connection, topic, partition=number)) == 6
+    wait_until(lambda: not doubted(cluster), PATIENCE_S, "the mark to be taken away")
+
+
+def test_only_the_lost_log_is_in_doubt(cluster: ProcessCluster) -> None:
+    """The broker leads its sound logs again, where it comes first in the assignment."""
+    topic = "lost-one-of-two"
+    create_topic(cluster, topic, partitions=2, assignment=((0, 1, 2), (0, 1, 2)))
+    for number in (0, 1):
+        with Writer(cluster, topic, number) as writer:
+            writer.write(encoded(1))
+        wait_equal(cluster, topic, 1, number)
+    cluster.stop_controller()
+    kill_all(cluster)
+    lose(cluster.slots[0].log_dir, topic)
+    cluster.start_broker(0)
+    wait_until(lambda: doubted(cluster) == {"0": ((topic, 0),)}, PATIENCE_S, "a mark that names the log")
+    cluster.start_controller()
+    cluster.start_brokers()
+    # Of the brokers whose log is sound, the first that registers leads.
+    assert leader(cluster, topic, 0) in {1, 2}
+    assert leader(cluster, topic, 1) == 0
+    for number in (0, 1):
+        wait_isr(cluster, topic, ALL, number)
+        wait_equal(cluster, topic, 1, number)
+    wait_until(lambda: not doubted(cluster), PATIENCE_S, "the mark to be taken away")
+
+
+def test_replicas_that_never_held_anything_are_not_in_doubt(cluster: ProcessCluster) -> None:
+    """They have no directory either. Were they in doubt, the partition would wait for the last of them."""
+    topic = "never-written"
+    create_topic(cluster, topic, assignment=((0, 1, 2),))
+    kill_all(cluster)
+    cluster.start_broker(0)
+    assert leader(cluster, topic) == 0
+    cluster.start_brokers()
+    wait_isr(cluster, topic, ALL)
+    with Writer(cluster, topic) as writer:
+        writer.write(encoded(1))
+    wait_equal(cluster, topic, 1)
+
+
+def test_an_earlier_release_leaves_a_mark_that_promises_no_names(cluster: ProcessCluster) -> None:
+    """What it wrote in its last seconds no checkpoint names: a log that is there without a name is whole, and one that
+    cannot be read is in doubt."""
+    topic = "of-an-earlier-release"
+    create_topic(cluster, topic, assignment=((0, 1, 2),))
+    with Writer(cluster, topic) as writer:
+        for _ in range(5):
+            writer.write(encoded(1))
+    wait_equal(cluster, topic, 5)
+    kill_all(cluster)
+    log_dir = cluster.slots[0].log_dir
+    mark = msgspec.json.decode((log_dir / RUNNING_FILE).read_bytes())
+    assert mark.pop("named") is True and mark.pop("logs") == []
+    (log_dir / RUNNING_FILE).write_bytes(msgspec.json.encode(mark))
+    assert msgspec.json.decode((log_dir / RUNNING_FILE).read_bytes(), type=BootMark).named is False
+    (log_dir / CHECKPOINT_FILE).unlink()
+    tear(log_dir, topic)
+    cluster.start_broker(0)  # it is live when a leader is elected
+    cluster.start_brokers()
+    assert leader(cluster, topic) in {1, 2}
+    wait_isr(cluster, topic, ALL)
+    wait_equal(cluster, topic, 5)
+
+
+def stop_with_an_older_copy_on_one(cluster: ProcessCluster, topic: str, **config: str) -> None:
+    """Have ten records committed and stop the cluster; then put the log of broker 0 back as it was with five of them,
+    and the checkpoint that goes with it."""
+    log_dir = cluster.slots[0].log_dir
+    copy = log_dir.with_name(f"copy-for-{topic}")
+    settings = {key.replace("_", "."): value for key, value in config.items()}
+    create_topic(cluster, topic, assignment=((0, 1, 2),), config=settings)
+    with Writer(cluster, topic) as writer:
+        for _ in range(5):
+            writer.write(encoded(1))
+        wait_equal(cluster, topic, 5)
+        cluster.stop_broker(0)
+        shutil.copytree(log_dir / f"{topic}-0", copy / f"{topic}-0")
+        shutil.copy(log_dir / CHECKPOINT_FILE, copy)
+        cluster.start_broker(0)
+        wait_isr(cluster, topic, ALL)
+        for _ in range(5):
+            writer.write(encoded(1))
+    wait_equal(cluster, topic, 10)
+    cluster.stop_brokers()
+    shutil.rmtree(log_dir / f"{topic}-0")
+    (copy / f"{topic}-0").rename(log_dir / f"{topic}-0")
+    (copy / CHECKPOINT_FILE).rename(log_dir / CHECKPOINT_FILE)
+    cluster.start_broker(0)  # it is live when a leader is elected, and it is the first in the assignment
+    cluster.start_controller()
+
+
+def test_a_leader_whose_log_is_an_older_copy_gives_way_to_a_replica_that_has_the_rest(cluster: ProcessCluster) -> None:
+    """An operator has put the log back after a clean stop: the broker finds nothing wrong."""
+    topic = "older-copy"
+    stop_with_an_older_copy_on_one(cluster, topic)
+    cluster.start_brokers()
+    with Writer(cluster, topic) as writer:
+        writer.write(encoded(1))
+    assert leader(cluster, topic) in {1, 2}
+    wait_isr(cluster, topic, ALL)
+    wait_equal(cluster, topic, 11)
+    with cluster.connect(leader(cluster, topic)) as connection:
+        assert len(read_all(connection, topic)) == 11
+
+
+def test_copies_that_contradict_each_other_wait_for_an_operator(
+    cluster: ProcessCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The broker with the older copy is alone for so long that it commits records of its own."""
+    topic, tp = "disputed", TopicPartition("disputed", 0)
+    stop_with_an_older_copy_on_one(cluster, topic, min_insync_replicas="1")
+
+    async def is_disputed(store: ClusterStore) -> bool:
+        stored = await store.read_state(tp)
+        return stored is not None and stored.state.disputed
+
+    with Writer(cluster, topic) as writer:
+        for _ in range(2):
+            assert writer.write(encoded(1)) >= 5
+        cluster.start_brokers()
+        wait_until(lambda: cluster.ask_zookeeper(is_disputed), PATIENCE_S, "the partition to be disputed")
+    assert "run 'sparklog topics elect-leaders disputed:0 --unclean'" in caplog.text
+    cluster.stop_broker(0)
+    with Admin(cluster.bootstrap) as admin:
+        assert admin.elect_leaders([tp], unclean=True) == {}
+    assert leader(cluster, topic) in {1, 2}
+    cluster.start_broker(0)
+    wait_isr(cluster, topic, ALL)
+    wait_equal(cluster, topic, 10)

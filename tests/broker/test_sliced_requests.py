@@ -1,0 +1,245 @@
+"""Requests of many entries take several turns of the broker's loop, and so do many fetches that wait for one append."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, cast
+
+import pytest
+
+from sparklog.broker import fetch, open_fetch, slices
+from sparklog.broker.dispatch import HANDLERS
+from sparklog.broker.fetch import Fetches
+from sparklog.errors import ErrorCode
+from sparklog.protocol.messages import (
+    CONSUMER,
+    CommitOffsets,
+    DeleteRecords,
+    DeleteRecordsPartition,
+    ElectLeaders,
+    Fetch,
+    FetchPartition,
+    FetchReply,
+    GroupOffset,
+    ListOffsets,
+    ListOffsetsPartition,
+    Reply,
+    Request,
+    TransactionMarker,
+    WriteMarkers,
+)
+from sparklog.replica.fetch_session import SessionCache
+from tests.broker.staged import Stage, until
+
+COUNT = 300
+NAMES = tuple(f"unknown-{number}" for number in range(COUNT))
+
+
+class Connection:
+    """What a handler needs of a connection; notes what is answered."""
+
+    def __init__(self) -> None:
+        self.replies: list[Any] = []
+        self.held = False
+        self.writable = True
+        self.identity = None
+        self.peer = self.client_id = "test"
+        self.within_host = False
+
+    def reply(self, message: Reply, body: Any = (), body_bytes: int = -1) -> None:
+        self.replies.append(message)
+
+    def hold(self) -> None:
+        self.held = True
+
+    def release(self) -> None:
+        self.held = False
+
+
+@pytest.fixture(autouse=True)
+def one_entry_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slices, "_TURN_S", 0.0)
+    monkeypatch.setattr(open_fetch, "_LOOKS_S", 0.0)
+    monkeypatch.setattr(open_fetch, "_LOOKS_AT_CLOCK", 1)
+    monkeypatch.setattr(fetch, "_LOOKS_S", 0.0)
+
+
+async def turns_until(true: Callable[[], object]) -> int:
+    """How often the loop turns before it is so."""
+    for turns in range(100_000):
+        if true():
+            return turns
+        await asyncio.sleep(0)
+    raise AssertionError("waited in vain")
+
+
+def staged() -> Stage:
+    stage = Stage()
+    stage.broker.fetches = Fetches(stage.broker, SessionCache(slots=10, first_id=1))
+    return stage
+
+
+def wanted(name: str) -> FetchPartition:
+    return FetchPartition(name, 0, "", -1, 0, 1 << 20)
+
+
+def consumer_fetch(cid: int, partitions: tuple[FetchPartition, ...], max_wait_ms: int = 0) -> Fetch:
+    return Fetch(cid, CONSUMER, -1, max_wait_ms, 1, 1 << 20, 0, 0, -1, partitions)
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        ListOffsets(7, 0, tuple(ListOffsetsPartition(name, 0, -1) for name in NAMES)),
+        DeleteRecords(7, tuple(DeleteRecordsPartition(name, 0, -1) for name in NAMES)),
+        ElectLeaders(7, "preferred", 1000, tuple((name, 0) for name in NAMES)),
+        WriteMarkers(7, tuple(TransactionMarker(name, 0, ((1, 1),), ()) for name in NAMES)),
+        consumer_fetch(7, tuple(wanted(name) for name in NAMES)),
+    ],
+    ids=lambda request: type(request).__name__,
+)
+def test_each_entry_of_a_request_may_be_a_turn_of_the_loop(request_: Request) -> None:
+    async def test() -> None:
+        stage, connection = staged(), Connection()
+        HANDLERS[type(request_)](stage.broker, cast(Any, connection), request_, memoryview(b""))
+        assert not connection.replies
+        assert await turns_until(lambda: connection.replies) > COUNT / 2
+        (reply,) = connection.replies
+        assert reply.cid == 7
+        results = reply.partitions if isinstance(reply, FetchReply) else reply.results
+        assert [result.code for result in results] == [ErrorCode.UNKNOWN_TOPIC_OR_PARTITION] * COUNT
+        await turns_until(lambda: not connection.held)
+        await stage.broker.end_tasks()
+
+    asyncio.run(test())
+
+
+def test_offsets_of_many_partitions_are_looked_at_in_turns() -> None:
+    async def test() -> None:
+        stage, connection = staged(), Connection()
+        committed: list[int] = []
+
+        class Host:
+            def ask(self, event: Any, outcome: Any) -> None:
+                committed.append(len(event(1).offsets))
+
+        class Groups:
+            def of(self, group: str) -> Host:
+                return Host()
+
+        stage.broker.coordinators = cast(Any, type("Coordinators", (), {"groups": Groups()})())
+        request = CommitOffsets(7, "g", tuple(GroupOffset(name, 0, 0) for name in NAMES))
+        HANDLERS[CommitOffsets](stage.broker, cast(Any, connection), request, memoryview(b""))
+        assert await turns_until(lambda: committed) > COUNT / 2
+        assert committed == [0]
+
+    asyncio.run(test())
+
+
+# --- long polls -------------------------------------------------------------------------------------------------------
+
+
+def test_fetches_that_an_append_wakes_look_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[int] = []
+
+    async def test() -> None:
+        stage = staged()
+        fetches = stage.broker.fetches
+
+        class Waiting:
+            of_follower = is_to_look = done = False
+
+            def __init__(self, number: int) -> None:
+                self.number = number
+
+            def look_again(self) -> None:
+                self.is_to_look = False
+                looked.append(self.number)
+
+        waiting = [Waiting(number) for number in range(COUNT)]
+        for one in waiting:
+            fetches.look_soon(cast(Any, one))
+        assert await turns_until(lambda: len(looked) == COUNT) >= COUNT
+        assert looked == list(range(COUNT))
+
+    asyncio.run(test())
+
+
+def test_followers_look_before_the_consumers_that_wait() -> None:
+    looked: list[str] = []
+
+    async def test() -> None:
+        fetches = staged().broker.fetches
+
+        class Waiting:
+            is_to_look = done = False
+
+            def __init__(self, name: str, of_follower: bool) -> None:
+                self.name = name
+                self.of_follower = of_follower
+
+            def look_again(self) -> None:
+                looked.append(self.name)
+
+        for name in ("first", "second", "third"):
+            fetches.look_soon(cast(Any, Waiting(name, False)))
+        await turns_until(lambda: looked)
+        fetches.look_soon(cast(Any, Waiting("follower", True)))
+        await turns_until(lambda: len(looked) == 4)
+        assert looked == ["first", "follower", "second", "third"]
+
+    asyncio.run(test())
+
+
+def _nothing_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever a consumer fetches has no records for it."""
+    from sparklog.broker.fetch_look import Look
+    from sparklog.protocol.messages import FetchedPartition
+
+    def look(partitions: Any, one: FetchPartition, **_: Any) -> Look:
+        return Look(FetchedPartition(one.topic, one.partition, 0, 0, 0, 0, 0), (), 0, urgent=False)
+
+    monkeypatch.setattr(open_fetch, "look_for_consumer", look)
+
+
+def test_a_connection_has_few_fetches_that_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of more, the oldest is answered with what there is."""
+    _nothing_yet(monkeypatch)
+
+    async def test() -> None:
+        stage, connection, other = staged(), Connection(), Connection()
+        for cid in range(20):
+            stage.broker.fetches.handle(cast(Any, connection), consumer_fetch(cid, (wanted("t"),), 60_000))
+        stage.broker.fetches.handle(cast(Any, other), consumer_fetch(1, (wanted("t"),), 60_000))
+        await asyncio.sleep(0)
+        assert [reply.cid for reply in connection.replies] == [0, 1, 2, 3]
+        assert not other.replies
+        for one in (connection, other):
+            stage.broker.fetches.connection_lost(cast(Any, one))
+
+    asyncio.run(test())
+
+
+def test_beyond_the_broker_s_bound_fetches_wait_for_time_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    _nothing_yet(monkeypatch)
+    monkeypatch.setattr(fetch, "_MOST_WAITING", 3)
+
+    async def test() -> None:
+        stage = staged()
+        fetches = stage.broker.fetches
+        connections = [Connection() for _ in range(5)]
+        for one in connections:
+            fetches.handle(cast(Any, one), consumer_fetch(1, (wanted("t"),), 60_000))
+        assert not any(one.replies for one in connections)
+        assert len(fetches._sessionless[("t", 0)]) == 3, "an append looks at no more"
+        await until(lambda: all(one.replies for one in connections[3:]))
+        assert not any(one.replies for one in connections[:3])
+        fetches.connection_lost(cast(Any, connections[0]))
+        fetches.handle(cast(Any, connections[4]), consumer_fetch(2, (wanted("t"),), 60_000))
+        assert len(fetches._sessionless[("t", 0)]) == 3, "there is room again"
+        for one in connections:
+            fetches.connection_lost(cast(Any, one))
+        assert not fetches._sessionless and not fetches._sessionless_count
+
+    asyncio.run(test())

@@ -1,0 +1,105 @@
+"""Clients that live while their topic changes: new columns, new partitions, deletion and creation under one name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pytest
+
+from sparklog import Admin, Consumer, Producer
+from sparklog.errors import BrokerError, ErrorCode
+from sparklog.testing.process_cluster import ProcessCluster, wait_until
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
+_TIMEOUT_S = 60
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[ProcessCluster]:
+    with ProcessCluster(1, settings={"default.replication.factor": "1", "min.insync.replicas": "1"}) as running:
+        yield running
+
+
+@pytest.fixture
+def admin(cluster: ProcessCluster) -> Iterator[Admin]:
+    with Admin(cluster.bootstrap) as client:
+        yield client
+
+
+@pytest.fixture
+def producer(cluster: ProcessCluster) -> Iterator[Producer]:
+    with Producer(cluster.bootstrap, metadata_max_age_ms=3_600_000) as client:
+        yield client
+
+
+def test_a_new_column_is_written_at_once(admin: Admin, producer: Producer) -> None:
+    for topic in ("sent", "written"):
+        admin.create_topic(topic, schema="a int", partitions=1)
+        producer.send(topic, {"a": 1}).result(_TIMEOUT_S)
+        admin.add_columns(topic, "b int")
+    assert producer.send("sent", {"a": 2, "b": 3}).result(_TIMEOUT_S).offset == 1
+    table = pa.table({"a": pa.array([2], pa.int32()), "b": pa.array([3], pa.int32())})
+    assert producer.write("written", table).result(_TIMEOUT_S).record_count == 1
+
+
+def test_a_new_partition_is_written_at_once(admin: Admin, producer: Producer) -> None:
+    for topic in ("more-sent", "more-written"):
+        admin.create_topic(topic, partitions=1)
+        producer.send(topic, b"1").result(_TIMEOUT_S)
+        admin.create_partitions(topic, 4)
+    assert producer.send("more-sent", b"2", partition=3).result(_TIMEOUT_S).partition == 3
+    result = producer.write("more-written", pa.table({"value": [b"2"]}), partition=3).result(_TIMEOUT_S)
+    assert [written.partition for written in result.ranges] == [3]
+
+
+def test_a_missing_column_or_partition_is_still_refused(admin: Admin, producer: Producer) -> None:
+    admin.create_topic("fixed", schema="a int", partitions=1)
+    with pytest.raises(BrokerError, match="'b'"):
+        producer.send("fixed", {"a": 2, "b": 3})
+    with pytest.raises(BrokerError, match="has 1 partitions"):
+        producer.send("fixed", {"a": 2}, partition=1)
+    with pytest.raises(BrokerError, match="'b'"):
+        producer.write("fixed", pa.table({"b": [1]}))
+
+
+def test_a_consumer_reads_new_partitions_within_the_age_of_its_metadata(
+    cluster: ProcessCluster, admin: Admin, producer: Producer
+) -> None:
+    admin.create_topic("grown", partitions=1)
+    with Consumer(cluster.bootstrap, "grown", metadata_max_age_ms=1000) as consumer:
+        consumer.poll(0)
+        admin.create_partitions("grown", 2)
+        producer.send("grown", b"new", partition=1).result(_TIMEOUT_S)
+        batches = consumer.poll(20)  # one long poll finds the new partition; by the default age it would take 45 s
+        assert [batch["value"].to_pylist() for batch in batches] == [[b"new"]]
+
+
+def test_metadata_that_came_for_another_reason_show_new_partitions_at_once(
+    cluster: ProcessCluster, admin: Admin, producer: Producer
+) -> None:
+    admin.create_topic("told", partitions=1)
+    with Consumer(cluster.bootstrap, "told", metadata_max_age_ms=3_600_000) as consumer:
+        consumer.poll(0)
+        admin.create_partitions("told", 2)
+        producer.send("told", b"new", partition=1).result(_TIMEOUT_S)
+        consumer._link.refresh(["told"])
+        wait_until(lambda: consumer.poll(0.1), _TIMEOUT_S, "the record of the new partition")
+
+
+def test_a_record_accepted_for_a_deleted_topic_is_not_written_to_the_next(
+    cluster: ProcessCluster, admin: Admin
+) -> None:
+    admin.create_topic("again", partitions=1)
+    with Producer(cluster.bootstrap, linger_ms=3_600_000) as producer:
+        accepted = producer.send("again", b"1")
+        admin.delete_topic("again")
+        wait_until(lambda: "again" not in admin.list_topics(), _TIMEOUT_S, "the deletion")
+        admin.create_topic("again", partitions=1)
+        producer.flush(_TIMEOUT_S)
+        with pytest.raises(BrokerError, match="after the producer last read its metadata") as caught:
+            accepted.result(_TIMEOUT_S)
+        assert caught.value.code == ErrorCode.INCONSISTENT_TOPIC_ID
+        following = producer.send("again", b"2")
+        producer.flush(_TIMEOUT_S)
+        assert following.result(_TIMEOUT_S).offset == 0

@@ -1,0 +1,151 @@
+"""A broker that has lost some of its logs: its claims to these are void, and only these."""
+
+from __future__ import annotations
+
+from sparklog.controller.effects import AskLogEnds, TrustBroker
+from sparklog.controller.events import UNCLEAN, BrokersRead, LogEndsRead, TopicGone
+from sparklog.model import BrokerRegistration, TopicPartition
+from tests.controller.support import SESSION_TIMEOUT_MS, World, topic
+
+LOST, SOUND, UNLED = (TopicPartition("t", number) for number in range(3))
+THREE = topic("t", (1, 2, 3), (1, 2, 3), (2, 3, 1))
+
+
+def register(world: World, broker_id: int, incarnation: int, *doubted: TopicPartition) -> None:
+    world.brokers[broker_id] = BrokerRegistration(
+        broker_id, f"h{broker_id}", 9092, "boot", "c", not doubted, None, incarnation, doubted=doubted
+    )
+    world.feed(BrokersRead(tuple(world.brokers.values()), frozenset(world.retired)))
+
+
+def trusted(world: World) -> list[TrustBroker]:
+    return [effect for effect in world.effects if isinstance(effect, TrustBroker)]
+
+
+def told_to_leave(world: World, leader: int, tp: TopicPartition) -> tuple[int, ...]:
+    """Return whom the leader of the partition is to take out of the ISR, as it heard last."""
+    last: tuple[int, ...] = ()
+    for broker_id, update in world.told:
+        for decision in update.partitions:
+            if broker_id == leader and (decision.topic, decision.partition) == tp:
+                last = decision.leaving
+    return last
+
+
+def test_a_lost_log_does_not_lead_and_a_sound_one_does() -> None:
+    world = World(THREE)
+    register(world, 1, 2, LOST)
+    assert world.trace() == ["2/1[1, 2, 3]", "1/1[1, 2, 3]", "2/0[2, 3, 1]"]
+    assert world.counters["controller.replicas.doubted"] == 1
+    assert world.sees(2) == [1, 2, 3], "it is not said to be away"
+    assert told_to_leave(world, 2, LOST) == (1,)
+    assert told_to_leave(world, 1, SOUND) == told_to_leave(world, 2, UNLED) == ()
+
+
+def test_a_leader_that_stands_is_told_to_take_the_lost_replica_out() -> None:
+    world = World(THREE)
+    register(world, 1, 2, UNLED)
+    assert world.trace()[2] == "2/0[2, 3, 1]", "no election"
+    assert told_to_leave(world, 2, UNLED) == (1,)
+    assert trusted(world) == []
+    world.leader_writes_isr(UNLED, 2, 3)
+    assert told_to_leave(world, 2, UNLED) == (), "it may come back once it has copied the log"
+    assert trusted(world) == [TrustBroker(1, 2)]
+    world.leader_writes_isr(UNLED, 2, 3, 1)
+    world.lose(2)
+    assert world.trace()[2] == "3/1[2, 3, 1]"
+
+
+def test_a_leader_whose_own_write_overtook_the_order_is_told_again() -> None:
+    world = World(THREE)
+    register(world, 1, 2, UNLED)
+    before = len(world.told)
+    world.leader_writes_isr(UNLED, 2, 1)  # of broker 3, which had died: the order was for the version before
+    later = [update for broker_id, update in world.told[before:] if broker_id == 2]
+    assert [decision.leaving for update in later for decision in update.partitions] == [(1,)]
+
+
+def test_a_broker_whose_lost_logs_are_of_topics_that_are_gone_is_trusted() -> None:
+    world = World(THREE)
+    register(world, 1, 2, TopicPartition("gone", 0))
+    assert trusted(world) == [TrustBroker(1, 2)]
+    assert world.trace() == ["1/1[1, 2, 3]", "1/1[1, 2, 3]", "2/0[2, 3, 1]"]
+
+
+def test_a_new_term_goes_on_where_the_last_one_was() -> None:
+    world = World(THREE)
+    register(world, 1, 2, LOST)
+    world.take_over(2)
+    assert told_to_leave(world, 2, LOST) == (1,)
+    world.leader_writes_isr(LOST, 2, 3)
+    assert trusted(world)[-1] == TrustBroker(1, 2)
+    assert told_to_leave(world, 2, LOST) == ()
+
+
+def test_a_lost_replica_that_goes_again_need_not_leave_any_more() -> None:
+    world = World(THREE)
+    register(world, 1, 2, LOST)
+    world.lose(1)
+    world.advance(2 * SESSION_TIMEOUT_MS)
+    assert told_to_leave(world, 2, LOST) == ()
+    register(world, 1, 3, LOST)
+    assert told_to_leave(world, 2, LOST) == (1,)
+
+
+def test_replicas_that_fell_behind_are_asked_as_well_where_all_members_have_lost_their_logs() -> None:
+    """The only member has nothing any more. A replica that fell behind has all but the last records."""
+    world = World(topic("t", (1, 2, 3)))
+    world.leader_writes_isr(LOST, 1)
+    register(world, 1, 2, LOST)
+    assert {question.broker.broker_id for question in world.asked} == {1, 2, 3}
+    assert all(isinstance(question, AskLogEnds) for question in world.asked)
+    world.feed(LogEndsRead(1, 2, {LOST: (-1, 0)}))
+    world.feed(LogEndsRead(2, 1, {LOST: (0, 90)}))
+    assert world.trace() == ["1/0[1]"], "one has not answered yet"
+    world.feed(LogEndsRead(3, 1, {LOST: (0, 80)}))
+    assert world.trace() == ["2/1[2]"]
+
+
+def test_no_broker_is_told_of_a_lost_log_whose_topic_is_gone() -> None:
+    world = World(THREE)
+    register(world, 1, 2, UNLED)
+    before = len(world.told)
+    world.delete("t")
+    world.lose(1)
+    world.advance(2 * SESSION_TIMEOUT_MS)
+    assert [update.partitions for _, update in world.told[before:] if update.partitions] == []
+
+
+def test_a_lost_log_does_not_lead_while_a_replica_that_is_away_may_have_more() -> None:
+    """Everything starts again, and the only member, which has lost the log, comes first."""
+    world = World(topic("t", (1, 2, 3)))
+    world.leader_writes_isr(LOST, 1)
+    world.lose(1, 2, 3)
+    register(world, 1, 2, LOST)
+    assert world.trace() == ["1/0[1]"], "no election"
+    assert world.counters["controller.partitions.waiting"] == 1
+    register(world, 2, 2)
+    assert world.trace() == ["1/0[1]"]
+    register(world, 3, 2)
+    world.feed(LogEndsRead(1, 2, {LOST: (-1, 0)}))
+    world.feed(LogEndsRead(2, 2, {LOST: (0, 90)}))
+    world.feed(LogEndsRead(3, 2, {LOST: (0, 80)}))
+    assert world.trace() == ["2/1[2]"]
+
+
+def test_an_operator_ends_the_wait_for_a_replica_that_is_away() -> None:
+    world = World(topic("t", (1, 2, 3)))
+    world.leader_writes_isr(LOST, 1)
+    world.lose(1, 2, 3)
+    register(world, 1, 2, LOST)
+    assert world.trace() == ["1/0[1]"], "it waits"
+    world.ask_election("now", UNCLEAN, LOST)
+    world.feed(LogEndsRead(1, 2, {LOST: (-1, 0)}))
+    assert world.trace() == ["1/1[1]"]
+
+
+def test_a_topic_that_was_made_again_outlives_the_news_that_the_old_one_is_gone() -> None:
+    world = World(topic("t", (1, 2, 3)))
+    world.feed(TopicGone("t", True, "an earlier id"))
+    world.lose(1)
+    assert world.trace() == ["2/1[1, 2, 3]"], "the controller still elects"

@@ -1,0 +1,80 @@
+"""Requests that take long share each turn of the server's loop: of however many that wait, a few are handled, and the
+loop turns."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from sparklog.net import server as server_module
+from sparklog.net import turn
+from sparklog.net.server import ServerConnection, serve
+from sparklog.protocol.connection import ClientEnd, hello
+from sparklog.protocol.messages import Ack, HelloReply, Metadata, Request
+
+CONNECTIONS, REQUESTS = 5, 20
+
+
+@pytest.fixture(autouse=True)
+def one_request_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turn, "_TURN_S", 0.0)
+    monkeypatch.setattr(server_module, "NOTED_S", 0.0)
+
+
+class Handler:
+    def __init__(self, connection: ServerConnection, noted: list[int], turns: Callable[[], int]) -> None:
+        self._connection = connection
+        self._noted = noted
+        self._turns = turns
+
+    def request_received(self, request: Request, body: memoryview) -> None:
+        self._noted.append(self._turns())
+        self._connection.reply(Ack(request.cid))
+
+    def connection_lost(self) -> None:
+        pass
+
+
+def test_one_turn_takes_as_many_requests_as_fit_whatever_connection_they_come_by() -> None:
+    handled: list[int] = []
+
+    async def test() -> None:
+        loop = asyncio.get_running_loop()
+        turns = 0
+        all_handled = asyncio.Event()
+
+        def count() -> None:
+            nonlocal turns
+            turns += 1
+            if len(handled) < CONNECTIONS * REQUESTS:
+                loop.call_soon(count)
+            else:
+                all_handled.set()
+
+        server = await serve(
+            lambda connection: Handler(connection, handled, lambda: turns),
+            host="127.0.0.1",
+            port=0,
+            describe=lambda cid, version: HelloReply(cid, version, 7, 3, "c", 1 << 20),
+            max_frame_bytes=1 << 20,
+            max_in_flight=1000,
+            queued_max_bytes=1 << 20,
+        )
+        count()
+        opened = []
+        for number in range(CONNECTIONS):
+            reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+            end = ClientEnd()
+            frames = [end.encode(hello(f"client {number}")), *(end.encode(Metadata(0, ())) for _ in range(REQUESTS))]
+            writer.write(b"".join(bytes(part) for _, parts in frames for part in parts))
+            opened.append((reader, writer))
+        await all_handled.wait()
+        for _, writer in opened:
+            writer.close()
+        await server.close()
+
+    asyncio.run(asyncio.wait_for(test(), 60))
+    busiest = max(handled.count(one) for one in set(handled))
+    assert busiest <= 2, "what is handled in a turn of its own, and what the turn before has left"

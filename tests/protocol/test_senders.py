@@ -1,0 +1,63 @@
+"""Every request has its line in the table of senders, and numbers that no ZooKeeper counts to are not decoded."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import msgspec
+import pytest
+
+from sparklog.broker.dispatch import HANDLERS
+from sparklog.protocol.messages import (
+    CONSUMER,
+    CommitOffsets,
+    Fetch,
+    Request,
+    TransactionMarker,
+    WriteMarkers,
+    decode_request,
+    encode_message,
+)
+from sparklog.protocol.senders import SENDERS, Sender, sender_of
+
+#: Requests of the wire that a connection answers by itself.
+HANDSHAKE = {"Hello", "Prove"}
+
+
+def test_every_request_is_classified() -> None:
+    assert SENDERS.keys() == set(get_args(Request))
+
+
+def test_every_classified_request_has_a_handler() -> None:
+    assert {kind for kind in SENDERS if kind.__name__ not in HANDSHAKE} == HANDLERS.keys()
+
+
+def test_only_these_requests_need_a_proved_sender() -> None:
+    by_type = {kind.__name__: sender for kind, sender in SENDERS.items() if sender is not Sender.CLIENT}
+    assert by_type == {
+        "VerifyTransaction": Sender.BROKER,
+        "ListParticipants": Sender.BROKER,
+        "WriteMarkers": Sender.BROKER,
+        "ControlUpdate": Sender.CONTROLLER,
+    }
+
+
+def test_the_content_tells_followers_from_consumers_and_coordinators_from_members() -> None:
+    def fetch(replica_id: int) -> Fetch:
+        return Fetch(0, replica_id, -1, 0, 1, 1, 0, 0, -1, ())
+
+    assert [sender_of(fetch(replica_id)) for replica_id in (CONSUMER, 0, -2)] == [
+        Sender.CLIENT,
+        Sender.BROKER,
+        Sender.BROKER,
+    ]
+    assert sender_of(CommitOffsets(0, "group", ())) is Sender.CLIENT
+    assert sender_of(CommitOffsets(0, "group", (), ("key", 1))) is Sender.BROKER
+
+
+@pytest.mark.parametrize("number", [2**31, 2**62, -2])
+def test_an_epoch_that_no_zookeeper_counts_to_is_not_decoded(number: int) -> None:
+    marker = TransactionMarker("t", 0, (), (), "", 0, number)
+    for request in (Fetch(0, 1, number, 0, 1, 1, 0, 0, -1, ()), WriteMarkers(0, (marker,))):
+        with pytest.raises(msgspec.ValidationError):
+            decode_request(encode_message(request))

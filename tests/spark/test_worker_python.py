@@ -1,0 +1,37 @@
+"""Which Python the workers of a session run; tests/integration/test_local_cluster.py has them run it."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from sparklog.spark.worker_python import choose_worker_python
+
+
+def chosen(master: str, settings: dict[str, str] | None = None) -> str:
+    context = SimpleNamespace(master=master, pythonExec="python3", getConf=lambda: settings or {})
+    choose_worker_python(cast(Any, context))
+    return str(context.pythonExec)
+
+
+def test_workers_on_this_machine_run_the_programs_python(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delenv("PYSPARK_PYTHON")
+    assert [chosen("local[2]"), chosen("local-cluster[1,1,1024]")] == [sys.executable] * 2
+    monkeypatch.setenv("PYSPARK_PYTHON", "/opt/python")
+    assert chosen("local[2]") == "python3", "pyspark has read the variable itself"
+    assert caplog.text == ""
+
+
+def test_a_warning_says_what_to_set_for_workers_elsewhere(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delenv("PYSPARK_PYTHON")
+    assert chosen("spark://host:7077", {"spark.pyspark.python": "/opt/python"}) == "python3"
+    assert caplog.text == ""
+    assert chosen("spark://host:7077") == "python3"
+    assert "run python3: if that has no sparklog, set PYSPARK_PYTHON, or spark.pyspark.python" in caplog.text

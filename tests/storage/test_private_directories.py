@@ -1,0 +1,133 @@
+"""A log directory is for the user that its broker runs as: no other user reads records or holds a lock."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sparklog.broker.logs import bounded_file
+from sparklog.storage.disk import RealDisk
+from sparklog.storage.meta import BROKER_LOCK, SUPERVISOR_LOCK, claim_directory
+from tests.storage.batches import SMALL, TP, commit_and_seal, create_log, fill, open_directory
+
+#: The user "nobody" where there is one; any other user than root serves.
+_OTHER_USER = 65534
+
+
+@pytest.fixture
+def log_dir() -> Iterator[Path]:
+    """A log directory whose parents let every user in; pytest's own directories do not."""
+    parent = Path(tempfile.mkdtemp())
+    parent.chmod(0o755)
+    yield parent / "log"
+    shutil.rmtree(parent)
+
+
+@pytest.fixture(autouse=True, params=[0o022, 0])
+def umask(request: pytest.FixtureRequest) -> Iterator[None]:
+    before = os.umask(request.param)
+    yield
+    os.umask(before)
+
+
+def write_everything(log_dir: Path) -> None:
+    """Leave a claimed log directory with sealed and active segments, a copied one, a checkpoint and a clean stop."""
+    claim = claim_directory([log_dir], cluster_id="cluster")
+    directory = open_directory(log_dir)
+    directory.load()
+    log = directory.get(TP) or create_log(directory, segment_bytes=SMALL)
+    fill(log, 10)
+    commit_and_seal(log)
+    directory.checkpoint()
+    directory.write_clean_marker()
+    directory.close()
+    assert claim is not None
+    claim.release()
+
+
+def open_to_others(log_dir: Path) -> list[str]:
+    """What other users have rights on, the directory itself included."""
+    return [
+        f"{stat.filemode(path.lstat().st_mode)} {path.relative_to(log_dir)}"
+        for path in (log_dir, *log_dir.rglob("*"))
+        if path.lstat().st_mode & 0o077
+    ]
+
+
+def other_user_opens(path: Path) -> bool:
+    """Whether another user opens the file for reading, which is enough to lock it."""
+    command = ["sh", "-c", 'exec 9<"$1"', "sh", str(path)]
+    done = subprocess.run(
+        command, check=False, user=_OTHER_USER, group=_OTHER_USER, extra_groups=[], stderr=subprocess.DEVNULL
+    )
+    return done.returncode == 0
+
+
+def test_all_that_is_written_is_for_its_owner_alone(log_dir: Path) -> None:
+    write_everything(log_dir)
+    assert open_to_others(log_dir) == []
+    assert any(path.suffix == ".arrow" for path in log_dir.rglob("*"))
+
+
+def test_a_directory_of_an_earlier_release_loses_other_users_rights_at_the_start(log_dir: Path) -> None:
+    write_everything(log_dir)
+    for path in (log_dir, *log_dir.rglob("*")):
+        path.chmod(0o755 if path.is_dir() else 0o644)
+    claim = claim_directory([log_dir], cluster_id="cluster")
+    assert stat.S_IMODE(log_dir.stat().st_mode) == 0o700, "a supervisor closes it before it starts the broker"
+    assert claim is not None
+    claim.release()
+    log_dir.chmod(0o755)
+    open_directory(log_dir).close()
+    assert open_to_others(log_dir) == []
+
+
+def test_a_link_in_the_directory_takes_no_rights_from_what_it_points_to(log_dir: Path) -> None:
+    write_everything(log_dir)
+    elsewhere = log_dir.parent / "elsewhere"
+    elsewhere.write_bytes(b"")
+    elsewhere.chmod(0o644)
+    (log_dir / "link").symlink_to(elsewhere)
+    (log_dir / BROKER_LOCK).chmod(0o644)
+    open_directory(log_dir).close()
+    assert stat.S_IMODE(elsewhere.stat().st_mode) == 0o644
+
+
+def test_a_copy_of_a_segment_is_for_its_owner_alone(log_dir: Path) -> None:
+    log_dir.mkdir()
+    (log_dir / "source").write_bytes(b"records")
+    RealDisk().copy(log_dir / "source", log_dir / "target", 3)
+    assert stat.S_IMODE((log_dir / "target").stat().st_mode) == 0o600
+    RealDisk().copy(log_dir / "source", log_dir / "target", 7, start=3)
+    assert (log_dir / "target").read_bytes() == b"records"
+
+
+def test_a_brokers_log_file_is_for_its_owner_alone(log_dir: Path) -> None:
+    log_dir.mkdir()
+    (log_dir / "older.log").write_bytes(b"")
+    for name in ("broker.log", "older.log"):
+        bounded_file(str(log_dir / name)).close()
+        assert stat.S_IMODE((log_dir / name).stat().st_mode) == 0o600
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
+def test_another_user_of_the_host_reads_no_record_and_holds_no_lock(log_dir: Path) -> None:
+    write_everything(log_dir)
+    readable = log_dir.parent / "readable"
+    readable.write_bytes(b"")
+    readable.chmod(0o644)
+    assert other_user_opens(readable), "the other user gets as far as the log directory"
+    names = [BROKER_LOCK, SUPERVISOR_LOCK, f"{TP}/00000000000000000000.arrow"]
+    assert [name for name in names if other_user_opens(log_dir / name)] == []
+    for path in (log_dir, *log_dir.rglob("*")):
+        path.chmod(0o755 if path.is_dir() else 0o644)
+    assert [name for name in names if other_user_opens(log_dir / name)] == names
+    open_directory(log_dir).close()
+    assert [name for name in names if other_user_opens(log_dir / name)] == []
