@@ -320,7 +320,7 @@ class Consumer:
         if isinstance(to, str) and to in {"earliest", "latest"}:
             to = list_offsets(self._link, {feed.tp: to}, isolation=self._isolation, known=self.positions())[feed.tp]
         else:
-            to = checked_offset(feed.tp, to)
+            to = checked_offset(feed.tp, to, expected="an offset, 'earliest' or 'latest'")
         self._ahead.drop({feed.tp})
         self._start_times.forget(feed.tp)
         feed.move(to)

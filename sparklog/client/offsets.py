@@ -26,17 +26,17 @@ OffsetQuery = Literal["earliest", "latest"] | dt.datetime | int
 _HIGHEST_OFFSET = (1 << 63) - 1
 
 
-def checked_offset(tp: TopicPartition, offset: object) -> int:
-    """Return ``offset``, of any integer type, as a position in ``tp``.
+def checked_offset(tp: TopicPartition, offset: object, *, expected: str = "an offset") -> int:
+    """Return ``offset``, of any integer type, as a position in ``tp``. ``expected`` names what the caller takes.
 
     Raises:
         TypeError: ``offset`` is neither an integer nor text.
         ValueError: ``offset`` is text, below 0, or has over 63 bits.
     """
     if isinstance(offset, str):
-        raise ValueError(f"{tp}: {offset!r} found, expected an offset, 'earliest' or 'latest'")
+        raise ValueError(f"{tp}: {offset!r} found, expected {expected}")
     if isinstance(offset, bool) or not hasattr(offset, "__index__"):
-        raise TypeError(f"{tp}: {offset!r} ({type(offset).__name__}) found, expected an offset")
+        raise TypeError(f"{tp}: {offset!r} ({type(offset).__name__}) found, expected {expected}")
     found = operator.index(cast(SupportsIndex, offset))
     if found < 0:
         raise ValueError(f"{tp}: offset {found}: expected 0 or more")

@@ -19,6 +19,7 @@ from sparklog.model import TopicPartition
 from sparklog.net.server import ServerConnection
 from sparklog.protocol.messages import (
     AlterReassignments,
+    CommitOffsets,
     CreatePartitions,
     CreateTopic,
     DeleteTopic,
@@ -200,6 +201,15 @@ def test_offsets(fake: FakeCluster) -> None:
             admin.list_offsets(tps, at="middle")  # type: ignore[arg-type]
         with pytest.raises(BrokerError, match="t-7: topic 't' has 2 partitions"):
             admin.list_offsets([TopicPartition("t", 7)])
+
+
+def test_wrong_offsets_of_a_group_are_refused_before_any_is_set(fake: FakeCluster) -> None:
+    fake.create("t", partitions=2)
+    with Admin(fake.bootstrap) as admin:
+        for offset in (1.5, True, "5", -1, 1 << 63):
+            with pytest.raises((TypeError, ValueError), match="t-1: "):
+                admin.commit_offsets("g", {TopicPartition("t", 0): 3, TopicPartition("t", 1): offset})  # type: ignore[dict-item]
+        assert not any(isinstance(request, CommitOffsets) for broker in fake.brokers for request in broker.requests)
 
 
 def test_offsets_are_asked_again_until_they_are_known(fake: FakeCluster) -> None:

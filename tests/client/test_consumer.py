@@ -6,6 +6,7 @@ import datetime as dt
 import threading
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -111,6 +112,57 @@ def test_seek(fake: FakeCluster) -> None:
             consumer.seek(("t", 5), 0)
         with pytest.raises(ValueError, match="-1"):
             consumer.seek(TP, -1)
+
+
+_NO_OFFSETS: list[tuple[Any, type[Exception], str]] = [
+    (1.5, TypeError, r"t-0: 1\.5 \(float\) found"),
+    (True, TypeError, r"t-0: True \(bool\) found"),
+    (None, TypeError, r"t-0: None \(NoneType\) found"),
+    ("5", ValueError, "t-0: '5' found"),
+    (-1, ValueError, "t-0: offset -1: expected 0 or more"),
+    (1 << 63, ValueError, f"t-0: offset {1 << 63}: expected at most"),
+]
+
+
+@pytest.mark.parametrize(("offset", "error", "message"), _NO_OFFSETS)
+def test_seek_refuses_a_wrong_offset_and_stays(
+    fake: FakeCluster, offset: Any, error: type[Exception], message: str
+) -> None:
+    fill(fake)
+    with Consumer(fake.bootstrap, "t") as consumer:
+        drained(consumer, 10)
+        position = consumer.position(TP)
+        with pytest.raises(error, match=message):
+            consumer.seek(TP, offset)
+        assert consumer.position(TP) == position
+
+
+@pytest.mark.parametrize(("offset", "error", "message"), _NO_OFFSETS)
+def test_a_consumer_refuses_to_start_at_a_wrong_offset(
+    fake: FakeCluster, offset: Any, error: type[Exception], message: str
+) -> None:
+    fill(fake)
+    with pytest.raises(error, match=message):
+        Consumer(fake.bootstrap, "t", start={TP: offset})
+
+
+def test_only_seek_names_the_words_that_it_takes(fake: FakeCluster) -> None:
+    fill(fake)
+    with (
+        Consumer(fake.bootstrap, "t") as consumer,
+        pytest.raises(ValueError, match="an offset, 'earliest' or 'latest'"),
+    ):
+        consumer.seek(TP, "first")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"'first' found, expected an offset$"):
+        Consumer(fake.bootstrap, "t", start={TP: "first"})  # type: ignore[dict-item]
+
+
+def test_an_offset_may_be_of_any_integer_type(fake: FakeCluster) -> None:
+    fill(fake)
+    with Consumer(fake.bootstrap, "t", start={TP: np.uint16(7)}) as consumer:
+        assert consumer.position(TP) == 7
+        consumer.seek(TP, np.int64(95))
+        assert numbers(drained(consumer, 5)) == [95, 96, 97, 98, 99]
 
 
 def test_a_table_up_to_the_ends(fake: FakeCluster) -> None:

@@ -181,10 +181,9 @@ def test_nobody_there(fake: FakeCluster) -> None:
             drained(consumer, 1)
 
 
-def test_added_partitions_are_read_from_their_start(fake: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sparklog.client.assignment._METADATA_MAX_AGE_S", 0.05)
+def test_added_partitions_are_read_from_their_start(fake: FakeCluster) -> None:
     fill(fake, records=10)
-    with Consumer(fake.bootstrap, "t", start="latest") as consumer:
+    with Consumer(fake.bootstrap, "t", start="latest", metadata_max_age_ms=50) as consumer:
         log_type = type(fake.topics["t"].logs[0])
         fake.do(lambda: fake.topics["t"].logs.append(log_type()))
         with Producer(fake.bootstrap) as producer:

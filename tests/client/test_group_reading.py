@@ -132,6 +132,22 @@ def test_a_beginning_that_moves_is_committed_as_positions_are() -> None:
         assert not session.holding
 
 
+@pytest.mark.parametrize("offset", [1.5, True, None, "5", -1, 1 << 63])
+def test_a_commit_of_a_wrong_offset_asks_for_nothing(offset: Any) -> None:
+    """The coordinator would refuse it together with the commits that go in the same request."""
+    session, log = Session(), Log(0)
+    group = reading(session, log)
+    session.assigned = frozenset({PLACE})
+    group.advance()
+    session.asked[0].set_result({PLACE: 0})
+    group.advance()
+    with pytest.raises((TypeError, ValueError), match="t-0: "):
+        group.commit({TP: offset})
+    assert session.commits == []
+    group.commit({TP: 5})
+    assert session.commits == [{PLACE: 5}]
+
+
 def test_who_closes_after_a_failure_commits_nothing() -> None:
     for processed, expected in ((True, [{PLACE: 7}]), (False, [])):
         session, log = Session(), Log(0)

@@ -255,13 +255,13 @@ def test_flush_tells_of_what_has_failed_just_now(fake: FakeCluster, monkeypatch:
         fake.fault(broker.broker_id, times(1, Produce, refuse(ErrorCode.INVALID_RECORD)))
     flushed = threading.Event()
     with Producer(fake.bootstrap) as producer:
-        note = producer._ended
+        note = producer._writes.ended
 
         def later(completion: Completion) -> None:
             flushed.wait(_TIMEOUT_S)
             note(completion)
 
-        monkeypatch.setattr(producer, "_ended", later)
+        monkeypatch.setattr(producer._writes, "ended", later)
         producer.send("t", b"v")
         try:
             with pytest.raises(BrokerError, match="INVALID_RECORD"):

@@ -293,17 +293,17 @@ def test_a_second_interrupt_while_the_first_ends_the_producer_leaves_nobody_wait
     fake.create("t", partitions=1)
     producer = Producer(fake.bootstrap)
     acting(producer)
-    forsake, main = producer._sender._forsake, threading.get_ident()
+    fail_all, main = producer._writes.fail_all, threading.get_ident()
     raised: list[bool] = []
 
     def interrupted(error: BaseException) -> None:
         if threading.get_ident() == main:
             raised.append(True)
             raise KeyboardInterrupt
-        forsake(error)
+        fail_all(error)
 
     with monkeypatch.context() as patch:
-        patch.setattr(producer._sender, "_forsake", interrupted)
+        patch.setattr(producer._writes, "fail_all", interrupted)
         patch.setattr(producer._sender._accumulator, "start", _interrupted)
         with pytest.raises(KeyboardInterrupt):
             _send_while_lent(producer)

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sparklog.client.frames import to_table
 from sparklog.client.partitioning import (
     EncodedPart,
     ProducerTopic,
@@ -23,7 +24,6 @@ from sparklog.client.partitioning import (
     fit_to_topic,
     pieces,
     take_destinations,
-    to_table,
 )
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import TopicSchema
@@ -224,12 +224,12 @@ def test_frames_of_all_kinds_become_the_same_table() -> None:
             pl.col("carrier").cast(pl.Categorical)
         ),
     ):
-        assert fit_to_topic(known, to_table(data), 0).equals(expected), type(data)
+        assert fit_to_topic(known, to_table(data, TYPED), 0).equals(expected), type(data)
 
 
 def test_what_is_no_table_is_named() -> None:
     with pytest.raises(TypeError, match="list found"):
-        to_table([1, 2])
+        to_table([1, 2], TYPED)
 
 
 def test_an_empty_table_makes_no_batch() -> None:

@@ -1,5 +1,7 @@
 """The producer against real sockets: what it promises its callers."""
 
+# ruff: noqa: DTZ001 - a datetime without a time zone is among what is tested
+
 from __future__ import annotations
 
 import asyncio
@@ -12,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import pandas as pd
 import pyarrow as pa
 import pytest
 
@@ -54,6 +57,37 @@ def test_a_record_comes_back_with_its_place(fake: FakeCluster) -> None:
         "timestamp": moment,
     }
     assert records[1]["value"] == b"text"
+
+
+@pytest.mark.parametrize(
+    ("moment", "expected"),
+    [
+        (dt.datetime(2026, 1, 1), 1_767_225_600_000_000),
+        (dt.datetime(2026, 1, 1, 5, tzinfo=dt.timezone(dt.timedelta(hours=5))), 1_767_225_600_000_000),
+        (dt.datetime(1, 1, 1, 0, 0, 0, 1, tzinfo=dt.timezone.utc), -62_135_596_799_999_999),
+        (dt.datetime(1684, 12, 31, 23, 59, 59, 999_999, tzinfo=dt.timezone.utc), -8_993_635_200_000_001),
+        (dt.datetime(2256, 1, 1, 0, 0, 0, 1, tzinfo=dt.timezone.utc), 9_025_257_600_000_001),
+        (dt.datetime(9999, 12, 31, 23, 59, 59, 999_999, tzinfo=dt.timezone.utc), 253_402_300_799_999_999),
+        (-5, -5),
+    ],
+)
+def test_a_timestamp_is_stored_exactly(fake: FakeCluster, moment: dt.datetime | int, expected: int) -> None:
+    fake.create("t", partitions=1)
+    with Producer(fake.bootstrap) as producer:
+        assert producer.send("t", b"v", timestamp=moment).result(30).timestamp_us == expected
+    stored = fake.records("t")[0].column("timestamp").cast("int64").to_pylist()
+    assert stored == [expected]
+
+
+@pytest.mark.parametrize(
+    ("moment", "error"), [("2026-01-01", TypeError), (1.5, TypeError), (1 << 63, ValueError), (pd.NaT, ValueError)]
+)
+def test_a_wrong_timestamp_is_refused(fake: FakeCluster, moment: Any, error: type[Exception]) -> None:
+    fake.create("t", partitions=1)
+    with Producer(fake.bootstrap) as producer:
+        with pytest.raises(error):
+            producer.send("t", b"v", timestamp=moment)
+        assert producer.send("t", b"v").result(30).offset == 0
 
 
 def test_many_records_each_once_and_in_order_of_their_partition(fake: FakeCluster) -> None:
