@@ -252,6 +252,17 @@ def test_a_topic_that_is_there_anew_does_not_get_what_was_meant_for_the_old_one(
     assert values(fake, "t") == [b"new"]
 
 
+def test_the_error_of_a_topic_that_was_created_again_says_so(fake: FakeCluster) -> None:
+    fake.create("t", partitions=1)
+    with Producer(fake.bootstrap, metadata_max_age_ms=3_600_000_000) as producer:
+        producer.send("t", b"v").result()
+        fake.create("t", partitions=1)
+        with pytest.raises(BrokerError, match="created again after the producer last read its metadata") as caught:
+            producer.send("t", b"old").result()
+        assert caught.value.code == ErrorCode.INCONSISTENT_TOPIC_ID
+        assert producer.send("t", b"new").result(_TIMEOUT_S).offset == 0
+
+
 @pytest.mark.parametrize("warm", [True, False])
 def test_who_has_a_topic_as_it_was_does_not_go_the_way_of_its_successor(fake: FakeCluster, warm: bool) -> None:
     """A caller may have looked it up before it was there anew."""
